@@ -112,7 +112,7 @@ class Unaware(Dataset[Any]):
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("dataset", [Unaware(), TensorDataset(torch.zeros(8, 2))])
 @pytest.mark.parametrize("options", [{"schedule": "8x1"}, {"image_size": 8}])
-def test_a_size_that_nothing_asks_for_is_an_error_at_the_first_batch(
+def test_unused_size_raises_at_first_batch(
     dataset: Any, options: dict[str, Any], workers: int
 ) -> None:
     said = r"(?s)nothing in .* asked for the size.*per_size"
@@ -174,7 +174,7 @@ def test_a_state_of_an_image_size_that_does_not_fit_changes_nothing() -> None:
     assert len(list(batches)) == 5
 
 
-def test_a_state_names_pixels_that_were_made_in_another_way(folder: ImageFolder) -> None:
+def test_state_records_how_pixels_were_made(folder: ImageFolder) -> None:
     state = DataLoader(folder, 4, seed=1).state_dict()
     other = ImageFolder(folder.root, transforms.Compose([transforms.RandomCrop(24), *STEPS[1:]]))
     loader = DataLoader(other, 4, seed=1)
@@ -191,7 +191,7 @@ def test_a_state_names_pixels_that_were_made_in_another_way(folder: ImageFolder)
 
 
 @pytest.mark.parametrize("dataset", [Rows(20), list(range(20))])
-def test_defaults_are_torchs_whatever_the_dataset(dataset: Any) -> None:
+def test_defaults_equal_torch_for_any_dataset(dataset: Any) -> None:
     size = {"image_size": 8} if isinstance(dataset, Rows) else {}
     loader = DataLoader(dataset, 4, **size)
     assert (loader.num_workers, loader.order, type(loader.batch_sampler)) == (0, None, BatchSampler)
@@ -199,7 +199,7 @@ def test_defaults_are_torchs_whatever_the_dataset(dataset: Any) -> None:
     assert torch.cat(batches).tolist() == list(range(20))
 
 
-def test_a_schedule_means_training(folder: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedule_implies_training(folder: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feedline.engine.defaults.usable_cores", lambda: 1)
     for dataset in (Rows(20), folder):
         with DataLoader(dataset, 4, schedule="8x1") as loader:
@@ -230,7 +230,7 @@ def test_engine_choice_is_logged_once_and_repeated_after_changes(
         assert next(iter(loader))[0].shape[-1] == 5
 
 
-def test_deciding_changes_nothing(folder: ImageFolder) -> None:
+def test_choosing_an_engine_changes_nothing(folder: ImageFolder) -> None:
     loader = DataLoader(folder, 4, shuffle=True)
     state = loader.state_dict()
     first = choose_engine(loader._runtime.stream.options)
@@ -288,7 +288,7 @@ def test_timings_are_kept_when_workers_restart() -> None:
             assert timing.totals().steps == 3 * epoch
 
 
-def test_asking_for_the_length_plans_nothing() -> None:
+def test_len_plans_nothing() -> None:
     data = list(range(8))
     loader = DataLoader(data, 4, seed=1)
     data += range(4)
@@ -329,7 +329,7 @@ class MultiEpochs(DataLoader[Any]):
 
 @pytest.mark.filterwarnings("ignore:Another DataLoader iterates")  # nobody sets an epoch
 @pytest.mark.parametrize("options", [{}, {"seed": 1}])
-def test_a_batch_sampler_that_is_put_in_its_place_is_drawn_from(options: dict[str, Any]) -> None:
+def test_replaced_batch_sampler_is_used(options: dict[str, Any]) -> None:
     loader = MultiEpochs(list(range(8)), 4, num_workers=1, shuffle=True, **options)
     for _ in range(3):
         assert sorted(torch.cat(list(loader)).tolist()) == list(range(8))
@@ -355,7 +355,7 @@ def test_the_death_of_a_worker_is_logged(caplog: pytest.LogCaptureFixture) -> No
     assert "SIGKILL" in caplog.text
 
 
-def test_a_schedule_without_sizes_sets_batch_sizes_alone() -> None:
+def test_schedule_without_sizes_only_sets_batch_sizes() -> None:
     with DataLoader(Scaled(), schedule="ownx1@2,ownx1@4", shuffle=False, num_workers=0) as loader:
         assert [[len(batch) for batch in loader] for _ in range(2)] == [[2, 2], [4]]
         assert loader.phase.image_size is None

@@ -73,7 +73,7 @@ def test_shutdown_ends_the_workers_and_the_next_iterator_has_new_ones(
         assert len(list(loader)) == (20 if build is of_iterable else 10)
 
 
-def test_workers_that_the_caller_terminates_first_are_not_reported_as_lost(
+def test_workers_terminated_by_caller_are_not_reported_as_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     before, opened = own_family(), []
@@ -225,7 +225,7 @@ def test_persistent_workers_keep_iterator_like_torch(build: Build) -> None:
         assert pickle.loads(pickle.dumps(loader))._iterator is None
 
 
-def test_the_next_batch_can_be_had_by_its_private_name() -> None:
+def test_private_next_data_returns_next_batch() -> None:
     with of_dataset() as loader:
         batches: Any = iter(loader)
         assert batches._next_data().tolist() == [0, 1, 2, 3]
@@ -244,7 +244,7 @@ def numbered(count: int) -> TensorDataset:
     ids=["own", "tensors", "stream"],
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_profiler_shows_the_time_of_next_as_torchs(data: Any, workers: int) -> None:
+def test_profiler_shows_time_of_next_like_torch(data: Any, workers: int) -> None:
     def entries(loader: Any) -> list[tuple[str, int]]:
         with profile(activities=[ProfilerActivity.CPU]) as recorded:
             for _ in loader:

@@ -51,9 +51,7 @@ def shared() -> Iterator[DataLoader]:
 
 @pytest.mark.parametrize("prefetch", [1, 2, 5])
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_batches_are_the_plans_whatever_the_workers_and_the_prefetch(
-    workers: int, prefetch: int
-) -> None:
+def test_batches_match_plan_for_any_workers_and_prefetch(workers: int, prefetch: int) -> None:
     with DataLoader(
         Rows(23), 4, schedule=SCHEDULE, num_workers=workers, prefetch=prefetch, seed=3
     ) as loader:
@@ -61,7 +59,7 @@ def test_batches_are_the_plans_whatever_the_workers_and_the_prefetch(
             assert read(loader) == planned_epoch(loader, epoch)
 
 
-def test_batches_are_the_plans_on_the_spawn_road() -> None:
+def test_batches_match_plan_with_spawn() -> None:
     with DataLoader(
         Rows(23), 4, schedule=SCHEDULE, num_workers=2, seed=3, start_method="spawn"
     ) as loader:
@@ -273,7 +271,7 @@ def test_writing_to_a_batch_changes_no_other(workers: int) -> None:
 # Epochs
 
 
-def test_an_iteration_left_early_is_over_and_the_next_is_the_next_epoch(shared: DataLoader) -> None:
+def test_iteration_left_early_is_over_and_next_is_next_epoch(shared: DataLoader) -> None:
     shared.set_epoch(10)
     for _ in zip(range(2), shared, strict=False):
         pass
@@ -319,7 +317,7 @@ def test_earlier_iteration_continues_when_another_starts(shared: DataLoader) -> 
     assert shared.epoch == 62
 
 
-def test_two_iterations_in_step_are_two_epochs(shared: DataLoader) -> None:
+def test_interleaved_iterations_are_two_epochs(shared: DataLoader) -> None:
     shared.set_epoch(63)
     pairs = [(seen(one), seen(other)) for one, other in zip(shared, shared, strict=True)]
     assert [one for one, _ in pairs] == planned_epoch(shared, 63)
@@ -406,7 +404,7 @@ def test_batch_spec_is_available_with_batch() -> None:
 # Workers
 
 
-def test_no_process_comes_or_goes_for_an_epoch_a_phase_or_a_size() -> None:
+def test_no_process_starts_or_stops_for_an_epoch_phase_or_size() -> None:
     with DataLoader(Rows(10), 4, schedule=SCHEDULE, num_workers=2, seed=1) as loader:
         pids = all_workers(loader, 2)
         for epoch in range(4):
@@ -420,7 +418,7 @@ def test_no_process_comes_or_goes_for_an_epoch_a_phase_or_a_size() -> None:
 # Life
 
 
-def test_closing_twice_does_nothing_the_second_time() -> None:
+def test_second_close_does_nothing() -> None:
     loader = DataLoader(Rows(10), 4, image_size=4, num_workers=1, shuffle=True, seed=0)
     loader.close()
     loader.close()

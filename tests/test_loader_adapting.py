@@ -149,7 +149,7 @@ EVEN: dict[str, list[Change]] = {
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("kind", EVEN)
-def test_batches_are_the_same_with_any_depth_and_pieces(kind: str) -> None:
+def test_batches_are_equal_for_any_depth_and_task_size(kind: str) -> None:
     data: Any = images(1024) if kind == "rows" else Numbers(1024)
     options: dict[str, Any] = {"shuffle": True, "seed": 3}
     options |= {"image_size": 16} if kind == "rows" else {}
@@ -209,7 +209,7 @@ def test_time_while_adapting_was_off_is_not_in_window() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_there_is_memory_for_the_batches_of_each_worker_more(
+def test_memory_suffices_for_additional_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(adaptation, "available_memory_bytes", lambda: 1 << 30)
@@ -224,7 +224,7 @@ def test_there_is_memory_for_the_batches_of_each_worker_more(
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("kind", EVEN)
-def test_a_switch_keeps_depth_and_pieces(kind: str) -> None:
+def test_switch_keeps_depth_and_task_size(kind: str) -> None:
     data: Any = images() if kind == "rows" else Numbers(256)
     size = {"image_size": 16} if kind == "rows" else {}
     with DataLoader(data, 8, num_workers=1, **size) as loader:
@@ -276,7 +276,7 @@ def test_state_resumes_with_another_number_of_workers() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_switch_keeps_the_crew() -> None:
+def test_switch_keeps_workers() -> None:
     with DataLoader(images(), 8, num_workers=1, image_size=16) as loader:
         scripted(loader, 3)
         loader.adapts = False
@@ -325,7 +325,7 @@ def test_auto_adapts_and_a_number_does_not() -> None:
 @pytest.mark.parametrize(
     ("data", "workers"), [(list(range(9)), 0), (Sevens(), 1)], ids=["none", "iterable"]
 )
-def test_a_crew_that_cannot_change_is_refused(data: Any, workers: int) -> None:
+def test_loader_with_fixed_workers_rejects_adaptation(data: Any, workers: int) -> None:
     with DataLoader(data, 4, num_workers=workers) as loader:
         with pytest.raises(UsageError, match="cannot change"):
             loader.adapts = True

@@ -56,7 +56,7 @@ def loader(source: Rows | None = None, **options: Any) -> DataLoader:
     return DataLoader(source or Rows(23), 4, **chosen)
 
 
-def test_batches_taken_ahead_are_the_plans() -> None:
+def test_prefetched_batches_match_plan() -> None:
     made = loader()
     for epoch in range(4):
         assert read(made) == planned_epoch(made, epoch)

@@ -152,7 +152,7 @@ def test_invalid_dataset_is_named_with_missing_methods(
         next(iter(DataLoader(dataset, **options)))
 
 
-def test_a_loader_may_be_built_of_anything_as_torchs_may() -> None:
+def test_loader_accepts_any_dataset_like_torch() -> None:
     for dataset in (Mock(), object(), Lengthless()):
         assert DataLoader(dataset).dataset is dataset  # type: ignore[arg-type]
 
@@ -255,7 +255,7 @@ def test_an_empty_source_is_refused() -> None:
         DataLoader(Rows(0), num_workers=0)
 
 
-def test_memory_that_the_machine_lacks_is_refused_before_anything_starts() -> None:
+def test_insufficient_memory_is_rejected_before_anything_starts() -> None:
     with pytest.raises(ResourceError, match=r"needs .* MiB of memory, .* available; use fewer"):
         DataLoader(Rows(10), batch_size=1 << 24, image_size=4096, num_workers=1)
 
@@ -276,7 +276,7 @@ def test_invalid_image_size_is_rejected(size: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [-1, "many", None, 2])
-def test_a_number_of_workers_that_cannot_be_had_is_refused(workers: Any) -> None:
+def test_unavailable_number_of_workers_is_rejected(workers: Any) -> None:
     loader = DataLoader(Rows(10), image_size=4, num_workers=0)
     with pytest.raises(UsageError, match="num_workers"):
         loader.num_workers = workers
@@ -299,7 +299,7 @@ def test_without_workers_a_source_need_not_pickle() -> None:
     assert len(list(DataLoader(Unpicklable(), image_size=4, num_workers=0))) == 4
 
 
-def test_an_unknown_argument_is_answered_with_a_close_one() -> None:
+def test_unknown_argument_suggests_a_close_one() -> None:
     options: dict[str, Any] = {"workers": 4}
     with pytest.raises(TypeError, match=r"argument 'workers'.*num_workers="):
         DataLoader(Rows(4), 2, **options)

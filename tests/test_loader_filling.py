@@ -131,7 +131,7 @@ def test_parts_of_a_torchvision_folder_fill_one_cache(
 
 
 @pytest.mark.slow
-def test_torch_own_samplers_switch_too(photos: Path, tmp_path: Path) -> None:
+def test_torch_samplers_switch_to_cache(photos: Path, tmp_path: Path) -> None:
     folder = TorchvisionFolder(str(photos), TRAIN)
     with DataLoader(folder, 8, num_workers=1, cache=tmp_path / "cache", shuffle=True) as loader:
         states = []

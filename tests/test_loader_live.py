@@ -81,7 +81,7 @@ def read_and_change(loader: DataLoader[Any], chance: random.Random) -> Iterator[
 
 @pytest.mark.parametrize("workers", [0, 1, 2, *slow(4)])
 @pytest.mark.parametrize("seed", range(2))
-def test_rows_are_the_same_whatever_is_set_at_whatever_moment(workers: int, seed: int) -> None:
+def test_rows_are_equal_for_any_setting_at_any_moment(workers: int, seed: int) -> None:
     chance = random.Random(seed)
     with rows(workers) as loader:
         for epoch in range(2):
@@ -97,7 +97,7 @@ def test_rows_are_the_same_whatever_is_set_at_whatever_moment(workers: int, seed
         *slow((4, 0, None), (4, 1, None), (1, 0, "spawn")),
     ],
 )
-def test_whole_batches_are_the_same_whatever_is_set_at_whatever_moment(
+def test_whole_batches_are_equal_for_any_setting_at_any_moment(
     workers: int, seed: int, start: str | None
 ) -> None:
     chance = random.Random(seed)
@@ -183,7 +183,7 @@ def test_memory_of_whole_batches_grows_only_if_more_are_requested() -> None:
         assert (tasks.max_in_flight(settings), slots.num_slots) == (max_in_flight, memory)
 
 
-def test_a_shorter_piece_makes_more_of_them() -> None:
+def test_shorter_task_time_makes_more_tasks() -> None:
     def tasks(loader: DataLoader[Any]) -> int:
         return sum(each.tasks for each in loader._runtime.stream.engine.stage_timings().values())
 
@@ -220,7 +220,7 @@ def test_settings_survive_other_workers() -> None:
         assert settings(loader) == LiveSettings(workers=1, prefetch_factor=5)
 
 
-def test_no_worker_ends_for_another_depth() -> None:
+def test_changed_depth_ends_no_worker() -> None:
     with whole(1) as loader:
         next(iter(loader))
         pids = loader.worker_pids
@@ -269,7 +269,7 @@ def test_invalid_task_size_is_rejected(task_ms: Any) -> None:
         (5, "prefetch 5 is larger than 4.*build it with prefetch=5"),
     ],
 )
-def test_a_depth_that_cannot_be_had_is_refused(prefetch: Any, said: str) -> None:
+def test_invalid_depth_is_rejected(prefetch: Any, said: str) -> None:
     with rows(0) as loader:
         with pytest.raises(UsageError, match=said):
             loader.prefetch = prefetch
@@ -277,7 +277,7 @@ def test_a_depth_that_cannot_be_had_is_refused(prefetch: Any, said: str) -> None
 
 
 @pytest.mark.parametrize("factor", [0, -1, 1025, True, 1.5, "2", math.nan])
-def test_a_prefetch_factor_that_cannot_be_had_is_refused(factor: Any) -> None:
+def test_invalid_prefetch_factor_is_rejected(factor: Any) -> None:
     with whole(1) as loader:
         with pytest.raises(UsageError, match="prefetch_factor must be None or a whole number"):
             loader.prefetch_factor = factor
@@ -319,7 +319,7 @@ def test_a_closed_loader_is_not_changed() -> None:
         loader.task_ms = 5
 
 
-def test_a_mistake_in_mid_epoch_changes_nothing() -> None:
+def test_invalid_setting_within_epoch_changes_nothing() -> None:
     found: list[Seen] = []
     with rows(2) as loader:
         for batch in loader:

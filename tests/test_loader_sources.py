@@ -68,7 +68,7 @@ def test_batches_of_each_pipeline_come_from_workers_too(
 
 
 @pytest.mark.parametrize("pipeline", ["colours", "policy", "views"])
-def test_sizes_are_followed(pipeline: str, jpeg_folder: Path, tmp_path: Path) -> None:
+def test_image_sizes_are_used(pipeline: str, jpeg_folder: Path, tmp_path: Path) -> None:
     transform = PIPELINES[pipeline]()
     ours, theirs = zipped(jpeg_folder, tmp_path, transform), Torchvisions(jpeg_folder, transform)
     made = [epochs(data, schedule="16x1,32x1", seed=2) for data in (ours, theirs)]

@@ -52,7 +52,7 @@ def epochs(order: dict[str, Any]) -> list[list[list[int]]]:
         return [rows(loader) for _ in range(3)]
 
 
-def test_the_rest_of_the_epoch_comes_and_then_the_next(
+def test_remaining_epoch_is_followed_by_next(
     order: dict[str, Any], epochs: list[list[list[int]]]
 ) -> None:
     with made(order) as loader:
@@ -165,7 +165,7 @@ def test_running_iteration_is_independent(
         assert first + rows(earlier) == epochs[0]
 
 
-def test_an_iteration_that_has_given_nothing_begins_there(
+def test_iteration_without_batches_starts_at_step(
     order: dict[str, Any], epochs: list[list[list[int]]]
 ) -> None:
     with made(order) as loader:
@@ -181,7 +181,7 @@ def test_invalid_step_is_rejected(step: Any) -> None:
         made({}).set_step(step)
 
 
-def test_an_iterable_dataset_cannot_leave_batches_out() -> None:
+def test_iterable_dataset_cannot_skip_batches() -> None:
     with pytest.raises(UsageError, match="skip its first samples in its __iter__"):
         DataLoader(Sevens(), 2).set_step(1)
 

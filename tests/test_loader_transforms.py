@@ -72,7 +72,7 @@ def test_draws_are_equal_for_any_number_of_workers_and_after_resume() -> None:
             assert torch.equal(got, want)
 
 
-def test_a_copy_has_them_too() -> None:
+def test_copy_has_transforms() -> None:
     with loader(num_workers=0, device="cpu", batch_transform=noisy) as one, copy.copy(one) as other:
         assert torch.equal(next(iter(one))[0], next(iter(other))[0])
 
@@ -111,7 +111,7 @@ def test_results_of_functions_are_checked(workers: int, options: dict[str, Any],
         next(iter(made))
 
 
-def test_an_error_of_theirs_is_raised_and_the_batch_comes_again() -> None:
+def test_exception_of_transform_is_raised_and_batch_repeats() -> None:
     calls = []
 
     def sometimes(images: Tensor, labels: Tensor, *, batch: BatchSpec) -> tuple[Tensor, Tensor]:

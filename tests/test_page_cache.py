@@ -23,7 +23,7 @@ def on_disk(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_disk_as_quick_as_the_look_is_still_a_disk(on_disk: Path) -> None:
+def test_fast_disk_is_still_a_disk(on_disk: Path) -> None:
     with open(on_disk, "rb", buffering=0) as file:
         if stays_in_memory(file.fileno()) is not False:
             pytest.skip("temporary files lie in memory here")

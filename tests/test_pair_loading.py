@@ -56,7 +56,7 @@ def test_torch_workers_match_pipeline(pairs: Pairs, method: str) -> None:
         assert (image - their_image).abs().max() < 1.01 / 255 / 0.224
 
 
-def test_feedlines_workers_make_the_same_on_any_number_of_them(pairs: Pairs) -> None:
+def test_feedline_workers_match_for_any_number(pairs: Pairs) -> None:
     found = []
     for workers in (0, 2):
         data = Scenes(pairs, feedline.pair(preset()))
@@ -118,7 +118,7 @@ def test_a_strength_weakens_crops_of_random_size(pairs: Pairs) -> None:
         assert len({image.numpy().tobytes() for image in images}) == differ
 
 
-def test_a_size_that_cannot_be_followed_is_an_error(pairs: Pairs) -> None:
+def test_unsupported_size_raises(pairs: Pairs) -> None:
     various = feedline.pair(v2.Compose([v2.RandomResize(20, 30), v2.ToImage()]))
     assert various(*pairs[0])[0].shape[1] in range(20, 30)
     twice = feedline.pair(
@@ -133,7 +133,7 @@ def test_a_size_that_cannot_be_followed_is_an_error(pairs: Pairs) -> None:
             list(loader)
 
 
-def test_wrong_pairs_are_skipped_and_counted(pairs: Pairs) -> None:
+def test_invalid_pairs_are_skipped_and_counted(pairs: Pairs) -> None:
     mixed = [pairs[0], (pairs[0][0], pairs[1][1]), pairs[1], pairs[2]]
     data = Scenes(mixed, feedline.pair(preset()))
     with feedline.DataLoader(data, 2, num_workers=0, on_error="skip") as loader:

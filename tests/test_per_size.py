@@ -166,7 +166,7 @@ def test_size_set_later_has_its_own_pipeline(root: Path) -> None:
         assert_same(got, next(batches))
 
 
-def test_a_size_that_cannot_be_made_is_refused_when_it_is_set(root: Path) -> None:
+def test_size_that_fails_is_rejected_when_set(root: Path) -> None:
     def make(size: int) -> Any:
         return train({16: 16, 24: 24}[size])
 
@@ -213,7 +213,7 @@ def test_batches_for_a_device_are_the_same(root: Path, make: Callable[[int], Any
             assert_same(list(ours), list(plain))
 
 
-def test_a_default_is_the_size_of_a_loader_that_asks_for_none(root: Path) -> None:
+def test_default_size_is_used_without_image_size(root: Path) -> None:
     with loader(folder(root, evaluate, default=16), schedule=None) as ours:
         assert compiled(ours)
         assert next(iter(ours))[0].shape[-1] == 16
@@ -243,7 +243,7 @@ def test_function_is_called_once_per_size_and_draws_nothing(
     assert random.random() == expected
 
 
-def test_workers_that_are_spawned_make_the_same(root: Path) -> None:
+def test_spawned_workers_match(root: Path) -> None:
     data = folder(root, stronger)
     with loader(data) as ours, loader(data, start_method="forkserver") as other:
         assert_same(list(ours), list(other))

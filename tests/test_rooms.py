@@ -87,7 +87,7 @@ def room_of(module: str) -> str:
     return "images.compile" if inner.startswith("images.compile") else inner.split(".")[0]
 
 
-def test_every_room_has_its_place() -> None:
+def test_every_package_has_its_layer() -> None:
     assert {room_of(name) for name in MODULES} == set(ROOMS)
 
 
@@ -107,7 +107,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert list(TopologicalSorter(graph).static_order())
 
 
-def test_worker_pools_know_no_images_and_no_torch() -> None:
+def test_worker_pools_import_neither_images_nor_torch() -> None:
     for name in MODULES:
         if room_of(name) in ("engine", "order", "trace", "system", "errors"):
             if name.removeprefix("feedline.engine.") in WITH_TORCH:

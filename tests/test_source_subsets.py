@@ -49,7 +49,7 @@ def test_batches_equal_those_of_torchvision_subset(
         assert "\nfused " in loader.explain()
 
 
-def test_they_come_from_workers_too(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_subset_batches_come_from_workers(jpeg_folder: Path, tmp_path: Path) -> None:
     transform = colours()
     ours = Subset(zipped(jpeg_folder, tmp_path, transform), CHOSEN)
     theirs = epochs(Subset(Torchvisions(jpeg_folder, transform), CHOSEN))

@@ -340,7 +340,7 @@ def test_keys_of_any_kind_find_their_rows_or_are_named(folder: Path, workers: in
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_batch_of_nothing_is_torchs_error_and_no_sample(workers: int) -> None:
+def test_empty_batch_raises_torch_error(workers: int) -> None:
     with loader(Sized(Fill(4)), batch_size=1, batch_sampler=[[0], None]) as made:
         epoch = iter(made)
         next(epoch)
@@ -402,7 +402,7 @@ def test_a_planned_dataset_may_grow_and_shrink_between_epochs(workers: int) -> N
             iter(made)
 
 
-def test_ranks_that_come_after_a_look_at_one_batch_are_noticed(
+def test_ranks_initialised_after_first_look_are_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = loader(Sized(Fill(2)), seed=0, num_workers=0)
@@ -513,7 +513,7 @@ def test_unsupported_combination_with_dataset_is_rejected(
 # Frameworks
 
 
-def test_a_stock_loader_in_its_place_is_noticed() -> None:
+def test_replaced_stock_loader_is_detected() -> None:
     made = loader(list(range(12)), seed=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)

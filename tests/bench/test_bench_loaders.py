@@ -88,7 +88,7 @@ def test_bare_processes_make_rows(folder: ImageFolder, image_pool: ProcessPool) 
     assert turn.cpu_s > 0
 
 
-def test_torchs_forms_give_the_sample_as_torchvision_does(folder: ImageFolder) -> None:
+def test_torch_variants_match_torchvision_samples(folder: ImageFolder) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("torchvision")
     from feedline.bench.loaders import FORMS

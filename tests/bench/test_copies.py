@@ -25,7 +25,7 @@ def looked(folder: ImageFolder, image_pool: ProcessPool) -> Survey:
     ("size_px", "side_px"),
     [(1, 128), (112, 128), (113, 256), (224, 256), (225, 512), (384, 512), (448, 512), (449, 1024)],
 )
-def test_copies_leave_the_crop_an_eighth(size_px: int, side_px: int) -> None:
+def test_copies_leave_an_eighth_for_the_crop(size_px: int, side_px: int) -> None:
     assert copies_side(size_px) == side_px
 
 
@@ -53,7 +53,7 @@ def test_copies_have_requested_size_and_are_never_enlarged(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError])
-def test_copies_are_gone_whatever_happens(
+def test_copies_are_removed_in_all_cases(
     folder: ImageFolder,
     looked: Survey,
     image_pool: ProcessPool,
@@ -72,9 +72,7 @@ def test_copies_are_gone_whatever_happens(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_image_that_went_is_passed_over(
-    photos: Path, tmp_path: Path, image_pool: ProcessPool
-) -> None:
+def test_missing_image_is_skipped(photos: Path, tmp_path: Path, image_pool: ProcessPool) -> None:
     root = tmp_path / "some"
     shutil.copytree(photos, root)
     folder = ImageFolder(root)
@@ -87,7 +85,7 @@ def test_an_image_that_went_is_passed_over(
         assert made.images == 19
 
 
-def test_too_little_room_is_found_before_anything_is_written(
+def test_lack_of_space_is_detected_before_writing(
     folder: ImageFolder, looked: Survey, image_pool: ProcessPool, tmp_path: Path
 ) -> None:
     assert space_problem(tmp_path, 1) == ""
@@ -129,7 +127,7 @@ def test_no_copies_if_folder_is_not_writable(
             assert "TMPDIR" in made
 
 
-def test_a_disk_that_fills_up_meanwhile_ends_copying_and_leaves_nothing(
+def test_disk_that_fills_up_ends_copying_and_leaves_nothing(
     folder: ImageFolder, looked: Survey, image_pool: ProcessPool, tmp_path: Path
 ) -> None:
     image_pool.each(limit_files, [(1000,)])

@@ -27,7 +27,7 @@ def gone(*pids: int) -> bool:
     return not alive
 
 
-def test_every_process_calls_and_remembers_and_answers_come_in_order() -> None:
+def test_every_process_keeps_state_and_results_are_in_order() -> None:
     said: list[int] = []
     with ProcessPool(2) as pool:
         assert pool.each(add, [(1,), (10,)], said.append) == [1, 10]
@@ -60,7 +60,7 @@ def test_dead_process_ends_pool_with_exit_reason() -> None:
         assert gone(*pids)
 
 
-def test_a_process_that_died_meanwhile_is_met_at_the_next_call() -> None:
+def test_dead_process_is_detected_at_next_call() -> None:
     with ProcessPool(1) as pool:
         (dead,) = pool.each(pid, [()])
         psutil.Process(dead).kill()
@@ -68,7 +68,7 @@ def test_a_process_that_died_meanwhile_is_met_at_the_next_call() -> None:
             pool.each(pid, [()])
 
 
-def test_breaking_off_ends_the_processes_and_their_children() -> None:
+def test_interruption_ends_processes_and_their_children() -> None:
     family: list[int] = []
 
     def meet(pids: tuple[int, int]) -> None:
@@ -81,7 +81,7 @@ def test_breaking_off_ends_the_processes_and_their_children() -> None:
     assert gone(*family)
 
 
-def test_processes_start_with_the_environment_given_and_this_one_keeps_its_own(
+def test_processes_start_with_given_environment_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", "here")

@@ -42,17 +42,17 @@ def test_prefetched_images_are_not_counted_and_counts_are_whole_units(
     assert turn.images_per_s == turn.images / turn.seconds
 
 
-def test_a_turn_too_short_for_a_batch_counts_one_unit() -> None:
+def test_turn_shorter_than_a_batch_counts_one_unit() -> None:
     turn = count(Batches(), ahead=0, unit=2, seconds=1e-9, cpu_s=lambda: 0.0)
     assert turn.images == 16
 
 
-def test_an_endless_loader_begins_again() -> None:
+def test_endless_loader_restarts() -> None:
     loader = [(["a", "b", "c"], [0, 1, 2]), (["d"], [3])]
     assert list(itertools.islice(endless(loader), 5)) == [3, 1, 3, 1, 3]
 
 
-def test_the_cpu_time_of_children_counts() -> None:
+def test_cpu_time_of_children_is_counted() -> None:
     script = "sum(range(8_000_000)); print(flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -72,7 +72,7 @@ def test_settling_ends_when_processes_are_idle() -> None:
 
 @pytest.mark.parametrize("contestants", [1, 2, 4, 6])
 @pytest.mark.parametrize("refill_s", [0.0, 0.1, 100.0])
-def test_turns_share_the_time_out(contestants: int, refill_s: float) -> None:
+def test_turns_divide_the_time(contestants: int, refill_s: float) -> None:
     turns = plan_turns(contestants, 30.0, refill_s)
     assert turns.rounds * contestants * turns.seconds == pytest.approx(30.0)
     assert turns.rounds >= 3

@@ -34,7 +34,7 @@ def test_seed_determines_sample(folder: ImageFolder) -> None:
     assert len(sample_folder(folder, 1, most=600)) == 20
 
 
-def test_a_sample_comes_over_and_over_with_other_crops(folder: ImageFolder) -> None:
+def test_sample_is_repeated_with_other_crops(folder: ImageFolder) -> None:
     sample = pickle.loads(pickle.dumps(ImageSample(sample_folder(folder, 0), [4, 2, 7])))
     assert len(sample) > 1_000_000
     assert [sample.name(k) for k in range(6)] == [sample.folder.name(k) for k in (4, 2, 7)] * 2

@@ -30,13 +30,13 @@ def test_every_stage_is_timed(folder: ImageFolder, image_pool: ProcessPool) -> N
     assert stages.read_cold_ms is None or stages.read_cold_ms > 0
 
 
-def test_it_ends_with_its_time_but_not_before_the_first_few(
+def test_stages_end_with_time_limit_after_the_first_few(
     folder: ImageFolder, image_pool: ProcessPool
 ) -> None:
     assert measured(image_pool, folder, 20, seconds=0.0).images == 8
 
 
-def test_one_image_has_no_cold_reading(folder: ImageFolder, image_pool: ProcessPool) -> None:
+def test_single_image_has_no_cold_read(folder: ImageFolder, image_pool: ProcessPool) -> None:
     stages = measured(image_pool, folder, 1)
     assert stages.read_cold_ms is None
     assert stages.cold_not_measured

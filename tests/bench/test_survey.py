@@ -42,9 +42,7 @@ def test_images_are_measured_and_broken_ones_named(
     assert found.count_smaller(90) == 0
 
 
-def test_nothing_but_broken_images_is_an_error_that_shows_one(
-    tmp_path: Path, image_pool: ProcessPool
-) -> None:
+def test_only_broken_images_raises_and_shows_one(tmp_path: Path, image_pool: ProcessPool) -> None:
     (tmp_path / "a").mkdir()
     for number in range(3):
         (tmp_path / "a" / f"{number}.jpg").write_bytes(b"no")
@@ -52,7 +50,7 @@ def test_nothing_but_broken_images_is_an_error_that_shows_one(
         survey_images(image_pool, ImageFolder(tmp_path), seconds=60, advance=lambda done: None)
 
 
-def test_it_ends_with_its_time_but_not_before_the_first_few(
+def test_survey_ends_with_time_limit_after_the_first_few(
     photos: Path, tmp_path: Path, image_pool: ProcessPool
 ) -> None:
     (tmp_path / "cats").mkdir()

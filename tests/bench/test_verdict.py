@@ -14,7 +14,7 @@ from feedline.bench.survey import Survey, SurveyedImage
 from feedline.bench.table import notes, table, verdict
 
 
-def test_the_largest_part_of_an_image_is_the_bound() -> None:
+def test_largest_stage_of_an_image_is_the_bottleneck() -> None:
     stages = result().stages
     (said,) = verdict(result())
     for fact in ("decoding, 80% of the 4.00 ms", "resizing 18%", "reading 2%", "4% (2%-4%)"):
@@ -67,7 +67,7 @@ def test_torch_is_compared_only_if_measured() -> None:
     assert "2.00x (2.00-2.00) torch, originals" in verdict(result(rows=rows))[-1]
 
 
-def test_odd_circumstances_are_noted() -> None:
+def test_unusual_circumstances_are_noted() -> None:
     assert notes(result()) == []
     small = Survey(
         images=[SurveyedImage(0, 900, 20, 30, ""), SurveyedImage(1, 900, 400, 400, "")], skipped=[]
@@ -81,7 +81,7 @@ def test_odd_circumstances_are_noted() -> None:
     assert "differ by up to 64% (torch, originals)" in notes(result(rows=noisy))[0]
 
 
-def test_the_table_has_a_line_for_each_contestant_and_fits_a_terminal() -> None:
+def test_table_has_one_line_per_contestant_and_fits_terminal() -> None:
     path = "photos/" + "very-long-names/" * 9 + "1.jpg"
     text = table(
         result(
@@ -106,7 +106,7 @@ def test_both_counts_of_large_folder_are_reported() -> None:
     assert table(result(images=1_300_000)).startswith("100 of 1300000 images")
 
 
-def test_a_result_is_json_with_units_in_its_names() -> None:
+def test_result_is_json_with_units_in_field_names() -> None:
     rows = (*result().rows, row("feedline", "copies", 1500, 1440, 1600))
     everything = result(
         rows=rows,

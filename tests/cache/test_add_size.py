@@ -49,9 +49,7 @@ def test_added_level_equals_build_of_all_levels(tmp_path, few, form) -> None:
 
 
 @pytest.mark.parametrize("form", ["webdataset", *slow("lmdb", "folder")])
-def test_the_other_levels_can_be_read_while_one_is_made_and_a_loader_lives_on(
-    tmp_path, source, form
-) -> None:
+def test_levels_are_readable_during_addition(tmp_path, source, form) -> None:
     made(source, tmp_path / "cache", form)
     dataset = feedline.ImageFolder(tmp_path / "cache")
     while_it_is_made = []

@@ -50,9 +50,7 @@ def added(few: Path) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_source_that_has_changed_is_refused_and_the_difference_named(
-    tmp_path, few, change, said
-) -> None:
+def test_changed_source_is_rejected_and_difference_is_named(tmp_path, few, change, said) -> None:
     made(few, tmp_path / "cache")
     before = contents(tmp_path / "cache")
     change(few)
@@ -62,7 +60,7 @@ def test_a_source_that_has_changed_is_refused_and_the_difference_named(
     assert contents(tmp_path / "cache") == before
 
 
-def test_a_source_that_changes_in_the_middle_is_refused(tmp_path, few) -> None:
+def test_source_that_changes_during_addition_is_rejected(tmp_path, few) -> None:
     root = tmp_path / "cache"
     made(few, root)
     manifest = read_manifest(root)
@@ -102,7 +100,7 @@ class Made:
 LABELS = [0.5, float("nan"), 2.5, 3.5]
 
 
-def test_a_dataset_is_passed_again_and_a_change_of_it_is_seen(tmp_path) -> None:
+def test_changes_of_a_passed_dataset_are_detected(tmp_path) -> None:
     root = tmp_path / "cache"
     made(Made(LABELS), root)
     manifest = read_manifest(root)

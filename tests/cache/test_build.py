@@ -76,7 +76,7 @@ def test_copies_are_ordinary_jpegs_with_restart_markers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_webdatasets_own_reader_reads_the_shards(odd_photos: Path, tmp_path: Path) -> None:
+def test_webdataset_reads_the_shards(odd_photos: Path, tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     for raw in (False, True):
         root = tmp_path / f"raw {raw}"
@@ -100,7 +100,7 @@ def test_webdatasets_own_reader_reads_the_shards(odd_photos: Path, tmp_path: Pat
     gc.collect()  # it leaves its files open
 
 
-def test_anyone_reads_an_lmdb_by_its_keys(odd_photos: Path, tmp_path: Path) -> None:
+def test_lmdb_is_readable_by_its_keys(odd_photos: Path, tmp_path: Path) -> None:
     build_cache(odd_photos, tmp_path / "cache", (16,), format="lmdb", workers=1)
     with lmdb.open(str(tmp_path / "cache" / "16"), readonly=True, lock=False) as opened:
         entries = {key.decode(): value for key, value in opened.begin().cursor()}
@@ -113,7 +113,7 @@ def test_anyone_reads_an_lmdb_by_its_keys(odd_photos: Path, tmp_path: Path) -> N
         assert json.loads(entries[f"{name}.json"])["path"] == store.name(sample)
 
 
-def test_plain_files_lie_in_folders_of_their_classes(odd_photos: Path, tmp_path: Path) -> None:
+def test_files_are_stored_in_class_folders(odd_photos: Path, tmp_path: Path) -> None:
     build_cache(odd_photos, tmp_path / "cache", (16,), format="folder", workers=1)
     assert {path.name for path in (tmp_path / "cache" / "16").iterdir()} == {
         "ants",
@@ -168,7 +168,7 @@ def test_broken_image_raises_or_is_skipped_and_listed(odd_photos: Path, tmp_path
 # What cannot be
 
 
-def test_two_builds_do_not_work_in_one_folder(
+def test_concurrent_builds_in_one_folder_are_rejected(
     odd_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feedline.sources.cache_lock._PATIENCE_S", 0.1)
@@ -201,7 +201,7 @@ def test_build_does_not_resume_with_other_settings(odd_photos: Path, tmp_path: P
         build_cache(odd_photos, tmp_path / "cache", (16, 24))
 
 
-def test_a_disk_that_is_too_small_is_refused_before_anything_is_made(
+def test_too_small_disk_is_rejected_before_building(
     odd_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = shutil.disk_usage(tmp_path)._replace(free=50_000)
@@ -213,7 +213,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_made(
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
-def test_an_lmdb_map_that_turns_out_too_small_grows(
+def test_too_small_lmdb_map_grows(
     odd_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feedline.sources.cache_formats._MIN_MAP_BYTES", 1 << 15)
@@ -256,7 +256,7 @@ def test_unsupported_source_raises_with_its_name(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_class_may_be_called_unfinished(odd_photos: Path, tmp_path: Path) -> None:
+def test_class_name_may_be_unfinished(odd_photos: Path, tmp_path: Path) -> None:
     (odd_photos / "ants").rename(odd_photos / "unfinished")
     assert ImageFolder(odd_photos).classes == [".hidden", "bees.v2", "unfinished"]
     build_cache(odd_photos, tmp_path / "cache", (16,), workers=1)
@@ -270,7 +270,7 @@ def test_a_class_may_be_called_unfinished(odd_photos: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_class_may_be_called_by_any_bytes(odd_photos: Path, tmp_path: Path, format: Any) -> None:
+def test_class_names_may_be_any_bytes(odd_photos: Path, tmp_path: Path, format: Any) -> None:
     names = [os.fsdecode(b"a\xff"), "a%FF", "\u00e9 \u732b"]
     try:
         for path, name in zip(sorted(odd_photos.iterdir()), names, strict=True):
@@ -297,7 +297,7 @@ def test_copy_too_large_for_jpeg_raises_or_is_skipped(
 
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs symbolic links")
-def test_a_link_does_not_lead_into_the_source(odd_photos: Path, tmp_path: Path) -> None:
+def test_symlink_does_not_write_into_source(odd_photos: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(odd_photos)
     for source, root in ((tmp_path / "link", odd_photos), (odd_photos, tmp_path / "link")):
         with pytest.raises(UsageError, match="would lie inside its source"):
@@ -311,7 +311,7 @@ def test_cache_is_rejected_as_source(odd_photos: Path, tmp_path: Path) -> None:
         build_cache(tmp_path / "cache", tmp_path / "other", (16,))
 
 
-def test_nothing_is_left_running(odd_photos: Path, tmp_path: Path) -> None:
+def test_build_leaves_no_process(odd_photos: Path, tmp_path: Path) -> None:
     before = own_family()
     build_cache(odd_photos, tmp_path / "cache", (16,), workers=2)
     assert eventually(lambda: not newcomers(before))

@@ -120,7 +120,7 @@ def test_cache_of_another_folder_raises_with_missing_files(
         ImageFolder(odd_photos).cached(open_cache(built()))
 
 
-def test_a_file_that_was_left_out_is_read_itself(tmp_path: Path) -> None:
+def test_skipped_file_is_read_from_original(tmp_path: Path) -> None:
     source, root = tmp_path / "photos", tmp_path / "cache"
     (source / "c").mkdir(parents=True)
     for number in range(4):
@@ -145,7 +145,7 @@ def test_a_file_that_was_left_out_is_read_itself(tmp_path: Path) -> None:
         made(ImageFolder(source, exif=True).cached(open_cache(turned)), 16, 1, 0)
 
 
-def test_views_are_made_of_the_copies(photos: Path, tmp_path: Path) -> None:
+def test_views_use_copies(photos: Path, tmp_path: Path) -> None:
     root = cache_of(photos, tmp_path / "cache")
     large = transforms.Compose([transforms.RandomResizedCrop(16), transforms.PILToTensor()])
     small = transforms.Compose([transforms.RandomResizedCrop(8), transforms.PILToTensor()])

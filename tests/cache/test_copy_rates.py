@@ -13,7 +13,7 @@ from feedline.cache.source import open_source
 from feedline.sources.manifest import Level
 
 
-def test_each_resolution_is_measured_at_the_sizes_that_it_serves_and_nothing_is_left(
+def test_each_resolution_is_measured_at_its_sizes_and_cleaned_up(
     jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

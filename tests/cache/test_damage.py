@@ -69,7 +69,7 @@ def test_flipped_byte_is_detected_and_named(
         assert [name for name, _ in loader.skipped] == [data.name(sample)]
 
 
-def test_a_shard_that_is_cut_short_is_an_error(damaged: Callable[..., Path]) -> None:
+def test_truncated_shard_raises(damaged: Callable[..., Path]) -> None:
     root = damaged()
     shard = root / "48" / "000000.tar"
     os.truncate(shard, shard.stat().st_size // 2)
@@ -93,7 +93,7 @@ def cut(shard: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("harm", [flip_first, cut, Path.unlink])
-def test_an_error_of_a_damaged_copy_names_the_command_that_repairs_it(
+def test_damaged_copy_raises_with_repair_command(
     damaged: Callable[..., Path], harm: Callable[[Path], None], workers: int
 ) -> None:
     root = damaged()
@@ -178,9 +178,7 @@ def test_copy_that_does_not_match_original_size_raises(
 
 
 @pytest.mark.parametrize("damage", ["header", "empty", "short"])
-def test_an_index_whose_files_are_damaged_is_refused(
-    damaged: Callable[..., Path], damage: str
-) -> None:
+def test_damaged_index_files_are_rejected(damaged: Callable[..., Path], damage: str) -> None:
     path = damaged() / "index" / "keys.npy"
     data = path.read_bytes()
     if damage == "header":
@@ -200,7 +198,7 @@ def test_an_index_whose_files_are_damaged_is_refused(
         ("lmdb", "48/data.mdb"),
     ],
 )
-def test_a_pipe_in_a_files_place_is_not_waited_for(
+def test_pipe_instead_of_file_does_not_block(
     damaged: Callable[..., Path], format: str, name: str
 ) -> None:
     root = damaged(format)
@@ -253,7 +251,7 @@ def test_invalid_manifest_is_rejected(
         assert "no manifest" not in str(raised.value)
 
 
-def test_a_damaged_index_of_a_level_is_an_error_before_the_first_batch(
+def test_damaged_level_index_raises_before_first_batch(
     damaged: Callable[..., Path],
 ) -> None:
     root = damaged()

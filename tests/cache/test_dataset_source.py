@@ -139,7 +139,7 @@ def test_unusable_sample_is_named_in_error(tmp_path: Path, bad: Any, said: str) 
     assert ImageFolder(tmp_path / "other").targets.tolist() == [3, 4]
 
 
-def test_a_picture_that_breaks_when_it_is_decoded_is_an_error() -> None:
+def test_image_that_fails_to_decode_raises() -> None:
     torn = Image.open(io.BytesIO(encoded(pictures()[0])[:400]))
     dataset = Samples([(torn, 0)])
     with pytest.raises(ImageError, match="Pillow raised OSError: "):
@@ -157,7 +157,7 @@ def test_a_picture_that_breaks_when_it_is_decoded_is_an_error() -> None:
         ([(pictures()[0], {"boxes": []})], "its label is not supported: labels must be numbers"),
     ],
 )
-def test_a_dataset_without_a_first_label_is_refused(samples: list[Any], said: str) -> None:
+def test_dataset_without_first_label_is_rejected(samples: list[Any], said: str) -> None:
     with pytest.raises(DatasetError, match=said):
         open_source(Samples(samples))
 

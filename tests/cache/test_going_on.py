@@ -52,7 +52,7 @@ def test_update_rebuilds_only_changed_images(odd_photos: Path, tmp_path: Path, f
     assert everything(tmp_path / "cache") == everything(tmp_path / "new")
 
 
-def test_copies_of_unchanged_images_are_taken_over(
+def test_copies_of_unchanged_images_are_reused(
     odd_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted(odd_photos, tmp_path / "cache")
@@ -131,9 +131,7 @@ def copied(said: build_shards.BuildState, to: Path) -> None:
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_build_keeps_the_qualities_that_are_there(
-    odd_photos: Path, tmp_path: Path, finished: bool
-) -> None:
+def test_build_keeps_existing_qualities(odd_photos: Path, tmp_path: Path, finished: bool) -> None:
     root = tmp_path / "cache"
     build_cache(odd_photos, root, (24,), quality=60, workers=1)
     add_size(root, 16, quality=80, workers=1)
@@ -196,9 +194,7 @@ def test_full_disk_is_reported_and_build_resumes_later(
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "header"])
-def test_a_record_that_is_damaged_counts_as_none(
-    odd_photos: Path, tmp_path: Path, damage: str
-) -> None:
+def test_damaged_record_is_ignored(odd_photos: Path, tmp_path: Path, damage: str) -> None:
     root = tmp_path / "cache"
 
     def stop(said: build_shards.BuildState) -> None:

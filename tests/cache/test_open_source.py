@@ -32,7 +32,7 @@ def test_invalid_source_is_rejected(tmp_path: Path) -> None:
         open_source(tensors)
 
 
-def test_a_folder_of_feedline_is_its_files(tmp_path: Path) -> None:
+def test_feedline_folder_is_opened_as_its_files(tmp_path: Path) -> None:
     root = write_images(tmp_path / "photos")
     chosen = ImageFolder(root, extensions=[".png"])
     source = open_source(chosen)
@@ -80,7 +80,7 @@ def split(root: Path) -> Path:
     return root
 
 
-def test_train_and_val_are_not_taken_for_classes(tmp_path: Path) -> None:
+def test_train_and_val_are_not_classes(tmp_path: Path) -> None:
     root = split(tmp_path / "data")
     for named in (root, root.as_uri()):
         with pytest.raises(UsageError, match=r"/data/train' or .*/data/val'"):
@@ -103,7 +103,7 @@ def test_shards_of_train_and_val_are_not_mixed(tmp_path: Path) -> None:
         open_source(tmp_path)
 
 
-def test_classes_that_are_called_as_splits_are_classes(tmp_path: Path) -> None:
+def test_classes_named_like_splits_are_classes(tmp_path: Path) -> None:
     root = write_images(tmp_path / "photos")
     for old, new in zip(
         sorted(each for each in root.iterdir() if each.is_dir()), ("train", "val"), strict=False

@@ -85,7 +85,7 @@ def test_columns_are_found_by_their_names(tmp_path: Path, column: str, label: st
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
-def test_images_may_be_plain_bytes_and_then_rows_are_names(tmp_path: Path, kind: Any) -> None:
+def test_images_may_be_plain_bytes_with_rows_as_names(tmp_path: Path, kind: Any) -> None:
     data = pa.array([encoded(picture) for picture in pictures()], kind)
     for name, rows in (("b", slice(3, 8)), ("a", slice(0, 3))):
         write(tmp_path / "set" / f"{name}.parquet", {"image": data[rows], "label": LABELS[rows]})
@@ -107,7 +107,7 @@ def test_invalid_class_list_is_ignored(tmp_path: Path, classes: Any) -> None:
     assert open_source(write(tmp_path / "a.parquet", columns, classes)).classes is None
 
 
-def test_a_row_group_is_read_once_for_rows_in_a_row(
+def test_row_group_is_read_once_for_consecutive_rows(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = open_source(files)
@@ -151,7 +151,7 @@ def test_row_without_bytes_raises(tmp_path: Path) -> None:
         ({"image": images(0, 0), "label": pa.array([], pa.int64())}, "have no rows"),
     ],
 )
-def test_a_file_without_images_or_labels_is_refused(
+def test_file_without_images_or_labels_is_rejected(
     tmp_path: Path, columns: dict[str, Any], said: str
 ) -> None:
     path = write(tmp_path / "a.parquet", columns)
@@ -160,7 +160,7 @@ def test_a_file_without_images_or_labels_is_refused(
     assert "a.parquet" in str(refused.value)
 
 
-def test_files_that_differ_in_their_classes_or_splits_are_refused(files: Path) -> None:
+def test_files_with_different_classes_or_splits_are_rejected(files: Path) -> None:
     columns = {"image": images(), "label": LABELS}
     other = write(files / "data" / "train-00003-of-00003.parquet", columns, CLASSES[::-1])
     with pytest.raises(DatasetError, match=r"00000.*' and '.*00003.*' of .* differ"):
@@ -183,9 +183,7 @@ def test_damaged_file_is_named_in_error(files: Path) -> None:
         open_source(files)
 
 
-def test_a_row_group_that_is_too_large_is_refused(
-    files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_row_group_is_rejected(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "_MAX_GROUP_BYTES", 1000)
     with pytest.raises(DatasetError, match=r"has a row group with .* GB of images"):
         open_source(files)

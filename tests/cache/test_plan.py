@@ -44,7 +44,7 @@ def planned(source: Any, schedule: str = SCHEDULE, **options: Any) -> CachePlan:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_plan_compares_three_choices_and_leaves_nothing(
+def test_plan_compares_three_choices_and_cleans_up(
     photos: Path, temporary: Path, workers: int
 ) -> None:
     before, running = contents(photos), own_family()
@@ -132,13 +132,13 @@ def test_no_cache_is_recommended_if_none_fits() -> None:
     assert "11.0 GB" in reason
 
 
-def test_a_build_that_one_run_does_not_pay_and_reads_from_the_disk_are_reported() -> None:
+def test_unprofitable_build_and_disk_reads_are_reported() -> None:
     reason = recommend(ORIGINALS, [choice(5, 20, build_s=90, needed=2e8)], LIMITS, 10)[1]
     assert "several runs" in reason
     assert "200.0 MB/s" in reason
 
 
-def test_images_that_memory_does_not_hold_are_read_as_fast_as_the_disk_allows(
+def test_images_larger_than_memory_are_read_at_disk_speed(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feedline.cache.plan.cacheable_memory_bytes", lambda: 1)
@@ -290,7 +290,7 @@ def test_invalid_arguments_are_errors(
     assert list(temporary.iterdir()) == []
 
 
-def test_a_cache_is_not_planned_of_a_cache(built: Callable[..., Path], tmp_path: Path) -> None:
+def test_cache_is_rejected_as_source_of_plan(built: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cache"):
         planned(built())
     with pytest.raises(DatasetError, match="no such folder"):

@@ -143,7 +143,9 @@ def test_transferred_unit_is_recorded_only_after_it_is_on_disk(
     assert contents(root) == contents(tmp_path / "here")
 
 
-def test_so_it_does_of_a_level_that_is_added(disk: Disk, source: Path, tmp_path: Path) -> None:
+def test_added_level_is_recorded_after_it_is_on_disk(
+    disk: Disk, source: Path, tmp_path: Path
+) -> None:
     root = tmp_path / "cache"
     made(source, root)
     watch(disk, root, ("20",))

@@ -57,7 +57,7 @@ def _ray() -> None:
     ray = pytest.importorskip("ray", reason="Ray has no wheel for each version of Python")
 
 
-def test_without_a_cluster_none_is_started(
+def test_no_cluster_is_started(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as closed:
@@ -103,7 +103,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_task_that_is_cancelled_while_it_imports_leaves_a_process_that_can() -> None:
+def test_task_cancelled_during_import_leaves_usable_process() -> None:
     task = ray.cloudpickle.dumps(ray_workers._task(feedline.__version__))
     said = subprocess.check_output([sys.executable, "-c", CANCELLED], input=task)
     assert said == b"3\n"
@@ -318,9 +318,7 @@ def test_tasks_of_dead_node_are_redone_by_another(
 
 
 @pytest.mark.slow
-def test_a_broken_image_ends_a_build_as_it_does_here(
-    cluster: Any, source: Path, tmp_path: Path
-) -> None:
+def test_broken_image_ends_build_like_locally(cluster: Any, source: Path, tmp_path: Path) -> None:
     torn = tmp_path / "photos"
     shutil.copytree(source, torn)
     (torn / "dogs" / "3.jpg").write_bytes(b"\xff\xd8\xff torn")
@@ -390,9 +388,7 @@ def test_interrupted_local_build_resumes_on_cluster(
 
 
 @pytest.mark.slow
-def test_a_finished_cache_is_brought_up_to_date_and_added_to(
-    cluster: Any, tmp_path: Path, away: Any
-) -> None:
+def test_finished_cache_is_updated_and_extended(cluster: Any, tmp_path: Path, away: Any) -> None:
     source = photos(tmp_path / "photos", PER_CLASS)
     made(source, tmp_path / "cache")
     (source / "cats" / "0.jpg").write_bytes((source / "dogs" / "1.jpg").read_bytes())
@@ -447,7 +443,7 @@ def test_a_dataset_that_cannot_be_pickled_is_refused(cluster: Any, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_node_with_another_feedline_is_refused(
+def test_node_with_another_feedline_version_is_rejected(
     cluster: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_workers, "__version__", "9.9")
@@ -485,7 +481,7 @@ def test_task_that_kills_every_worker_is_named(
 
 
 @pytest.mark.slow
-def test_without_a_connection_of_the_callers_one_is_made_and_closed(
+def test_connection_is_opened_and_closed_if_none_exists(
     cluster: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray.shutdown()

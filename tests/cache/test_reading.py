@@ -38,7 +38,7 @@ TRAIN = transforms.Compose(
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("transform", [TrainCrop((0.3, 1.0)), EvalCrop(0.9)])
-def test_the_same_seed_shows_the_same_part_of_every_level(
+def test_same_seed_shows_same_region_of_every_level(
     photos: Path, built: Callable[..., Path], format: str, raw: bool, transform: Any
 ) -> None:
     source = ImageFolder(photos, transform)
@@ -53,7 +53,7 @@ def test_the_same_seed_shows_the_same_part_of_every_level(
                 assert np.abs(other.astype(int) - wanted[0]).mean() > 5
 
 
-def test_each_phase_reads_the_smallest_level_that_serves(built: Callable[..., Path]) -> None:
+def test_each_phase_reads_smallest_sufficient_level(built: Callable[..., Path]) -> None:
     data = ImageFolder(built())
     with DataLoader(data, 8, schedule="16x1,24x1,32x1,48x1", num_workers=1) as loader:
         assert (
@@ -80,7 +80,7 @@ def test_too_small_level_is_used_only_on_request(
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", *slow("spawn")])
-def test_batches_do_not_depend_on_how_workers_start(
+def test_batches_do_not_depend_on_start_method(
     built: Callable[..., Path], format: str, start_method: str
 ) -> None:
     def batches(**options: Any) -> list[Any]:

@@ -121,9 +121,7 @@ def test_build_between_stores_equals_local_build(
 
 
 @pytest.mark.parametrize("protocol", ["file", "memory"])
-def test_any_protocol_of_fsspecs_will_do(
-    source: Path, here: Path, tmp_path: Path, protocol: str
-) -> None:
+def test_any_fsspec_protocol_works(source: Path, here: Path, tmp_path: Path, protocol: str) -> None:
     there = RemoteFolder(f"{protocol}://{tmp_path}/cache")
     train = f"file://{source}"
     # What is in memory is seen by this process alone.
@@ -196,7 +194,7 @@ def test_class_folders_that_a_web_server_lists_are_a_source(web: str, tmp_path: 
     assert_same(contents(tmp_path / "cache"), contents(tmp_path / "local"), stamps=True)
 
 
-def test_a_password_in_the_url_of_a_source_gets_into_no_file(web: str, tmp_path: Path) -> None:
+def test_password_in_source_url_is_not_stored(web: str, tmp_path: Path) -> None:
     photos(tmp_path / "photos", 3)
     url = f"{web}/photos".replace("//", "//me:secret@")
     assert far(url, tmp_path / "cache").source == ("folder", f"{web}/photos")
@@ -282,7 +280,7 @@ def test_build_without_output_leaves_no_files(bucket: Bucket, source: Path) -> N
     assert bucket.contents("cache") == {}
 
 
-def test_shards_that_were_uploaded_without_their_record_are_removed(
+def test_uploaded_shards_without_record_are_removed(
     bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put = RemoteFolder.put
@@ -298,7 +296,9 @@ def test_shards_that_were_uploaded_without_their_record_are_removed(
     assert bucket.contents("cache") == {}
 
 
-def test_two_builds_do_not_work_in_one_place(bucket: Bucket, source: Path, here: Path) -> None:
+def test_concurrent_builds_in_one_place_are_rejected(
+    bucket: Bucket, source: Path, here: Path
+) -> None:
     refused: list[str] = []
 
     def meanwhile(said: build_shards.BuildState) -> None:
@@ -312,7 +312,7 @@ def test_two_builds_do_not_work_in_one_place(bucket: Bucket, source: Path, here:
     assert_same(bucket.contents("cache"), contents(here), stamps=False)
 
 
-def test_a_lock_that_was_written_twice_by_one_build_is_its_own(
+def test_lock_rewritten_by_same_build_is_accepted(
     bucket: Bucket, source: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create = RemoteFolder.create
@@ -326,7 +326,7 @@ def test_a_lock_that_was_written_twice_by_one_build_is_its_own(
     assert_same(bucket.contents("cache"), contents(here), stamps=False)
 
 
-def test_a_lock_that_another_has_taken_over_is_left_to_it(bucket: Bucket, source: Path) -> None:
+def test_lock_taken_by_another_build_is_kept(bucket: Bucket, source: Path) -> None:
     def take_over(said: build_shards.BuildState) -> None:
         bucket.there.remove("cache/.lock")
         bucket.there.create("cache/.lock", b"me@there, process 1, since 2020\n")
@@ -339,7 +339,7 @@ def test_a_lock_that_another_has_taken_over_is_left_to_it(bucket: Bucket, source
 
 
 @pytest.mark.slow
-def test_a_finished_one_is_brought_up_to_date(bucket: Bucket, tmp_path: Path) -> None:
+def test_finished_cache_is_updated(bucket: Bucket, tmp_path: Path) -> None:
     source = photos(tmp_path / "photos", PER_CLASS)
     train, root = bucket.fill("train", source), f"{bucket.url}/cache"
     far(train, root)
@@ -378,7 +378,7 @@ def test_interrupted_update_resumes(bucket: Bucket, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_size_is_added(bucket: Bucket, train: str, source: Path, tmp_path: Path) -> None:
+def test_size_is_added(bucket: Bucket, train: str, source: Path, tmp_path: Path) -> None:
     root = f"{bucket.url}/cache"
     first = far(train, root)
     with pytest.raises(KeyboardInterrupt):
@@ -517,7 +517,7 @@ class CountingStore(SampleStore):
         """Return nothing better."""
 
 
-def test_images_are_fetched_ahead_and_a_bounded_number_of_them() -> None:
+def test_images_are_prefetched_up_to_a_limit() -> None:
     store = CountingStore()
     store.gate.set()
     ahead = CacheSource(store, "there", None).read_ahead(iter(range(100)))

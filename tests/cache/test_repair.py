@@ -133,7 +133,7 @@ def test_a_damaged_index_is_repaired(
 
 
 @pytest.mark.parametrize("form", ["webdataset", *slow("lmdb", "folder")])
-def test_a_repair_that_was_killed_can_be_repeated(
+def test_killed_repair_can_be_repeated(
     whole: Callable[[str], Path], copied: Copied, form: str
 ) -> None:
     root = copied(form)
@@ -151,7 +151,7 @@ def test_a_repair_that_was_killed_can_be_repeated(
     assert everything(root) == everything(whole(form))
 
 
-def test_originals_that_have_moved_are_used_and_changed_ones_are_refused(
+def test_moved_originals_are_used_and_changed_ones_are_rejected(
     whole: Callable[[str], Path], copied: Copied, source: Path, tmp_path: Path
 ) -> None:
     root, moved = copied("webdataset"), tmp_path / "moved"
@@ -175,7 +175,7 @@ def test_originals_that_have_moved_are_used_and_changed_ones_are_refused(
     assert read_manifest(str(root)).source == ("folder", str(moved))
 
 
-def test_an_image_that_was_left_out_stays_left_out(tmp_path: Path) -> None:
+def test_skipped_image_stays_skipped(tmp_path: Path) -> None:
     source, root = photos(tmp_path / "photos"), tmp_path / "cache"
     (source / "cats" / "3.jpg").write_bytes(b"no image")
     made(source, root, on_error="skip")

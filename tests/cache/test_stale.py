@@ -14,7 +14,7 @@ from caches import made
 pytest.importorskip("lmdb")
 
 
-def test_entries_are_removed_from_an_lmdb_that_is_full(tmp_path: Path) -> None:
+def test_entries_are_removed_from_full_lmdb(tmp_path: Path) -> None:
     source = tmp_path / "photos"
     (source / "cats").mkdir(parents=True)
     for number in range(96):

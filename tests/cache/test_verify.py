@@ -65,7 +65,7 @@ def told(found: Verification) -> list[tuple[int, int, str]]:
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("decode", [False, True])
-def test_a_whole_cache_is_sound(whole: Path, form: str, decode: bool) -> None:
+def test_intact_cache_passes(whole: Path, form: str, decode: bool) -> None:
     seen: list[tuple[int, int]] = []
     found = verify(whole / form, decode=decode, workers=2, progress=lambda *at: seen.append(at))
     assert found.is_sound
@@ -75,7 +75,7 @@ def test_a_whole_cache_is_sound(whole: Path, form: str, decode: bool) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_one_bit_of_an_image_is_found_and_nothing_else(copied, form: str) -> None:
+def test_flipped_bit_of_an_image_is_the_only_finding(copied, form: str) -> None:
     root = copied(form)
     data = image(root, 7, 24)
     file = {
@@ -108,7 +108,7 @@ def test_truncated_shard_is_reported_with_its_images(copied) -> None:
 @pytest.mark.parametrize("ending", ["jpg", "cls", "json"])
 @pytest.mark.parametrize(("sample", "name"), [(0, "cats/0.jpg"), (7, "dogs/1.jpg")])
 @pytest.mark.parametrize("at", [8, 130, 150, 257])  # name, length, checksum, magic
-def test_a_damaged_tar_header_is_found_and_nothing_else(
+def test_damaged_tar_header_is_the_only_finding(
     copied, ending: str, sample: int, name: str, at: int
 ) -> None:
     root = copied("webdataset")
@@ -194,7 +194,7 @@ def test_missing_or_foreign_index_is_reported(copied, name: str) -> None:
     assert found.images == 24
 
 
-def test_an_index_that_points_nowhere_hides_nothing_else(copied) -> None:
+def test_index_entry_out_of_range_hides_no_other_damage(copied) -> None:
     root = copied("webdataset")
     entries = np.load(root / "index" / "level-16.npy")
     entries[3, 0] = 2**64 - 1  # the shard
@@ -203,7 +203,7 @@ def test_an_index_that_points_nowhere_hides_nothing_else(copied) -> None:
     assert [sample for _, sample, _ in told(verify(root, workers=1))] == [3, 5]
 
 
-def test_an_image_that_does_not_decode_is_found_by_decoding_alone(whole: Path, copied) -> None:
+def test_undecodable_image_is_found_only_by_decoding(whole: Path, copied) -> None:
     from feedline.sources.manifest import checksum
 
     root = copied("folder")

@@ -102,7 +102,7 @@ def test_samples_equal_those_of_webdataset(shards: Path) -> None:
         assert source.store.label(sample) == int(their["cls"])
 
 
-def test_a_picture_is_chosen_by_its_ending_and_a_label_may_be_in_json(tmp_path: Path) -> None:
+def test_image_is_chosen_by_extension_and_label_may_be_json(tmp_path: Path) -> None:
     files = {
         "1.png": b"png",
         "1.jpg": b"jpg",
@@ -139,7 +139,7 @@ def test_a_picture_is_chosen_by_its_ending_and_a_label_may_be_in_json(tmp_path: 
         ({"README": b""}, "contains no samples"),
     ],
 )
-def test_a_shard_that_is_untidy_is_refused_with_its_key(
+def test_malformed_shard_is_rejected_with_its_key(
     tmp_path: Path, files: dict[str, bytes], said: str
 ) -> None:
     path = write_shard(tmp_path / "a.tar", files)
@@ -155,7 +155,7 @@ def test_texts_are_class_names(tmp_path: Path) -> None:
     assert [source.store.label(sample) for sample in range(2)] == [1, 0]
 
 
-def test_a_shard_that_is_cut_off_anywhere_is_refused(shards: Path) -> None:
+def test_shard_truncated_anywhere_is_rejected(shards: Path) -> None:
     whole = (shards / "b.tar").read_bytes()
     with tarfile.open(shards / "b.tar") as tar:
         last = tar.getmembers()[-1]
@@ -180,7 +180,7 @@ def test_image_beyond_end_of_shard_is_named_in_error(shards: Path) -> None:
         open_source(shards)
 
 
-def test_a_damaged_header_is_not_taken_for_the_end(shards: Path) -> None:
+def test_damaged_header_is_not_end_of_archive(shards: Path) -> None:
     with tarfile.open(shards / "b.tar") as tar:
         member = tar.getmember("deep/006.png")
     whole = bytearray((shards / "b.tar").read_bytes())
@@ -190,7 +190,7 @@ def test_a_damaged_header_is_not_taken_for_the_end(shards: Path) -> None:
         open_source(shards)
 
 
-def test_any_bytes_are_shards_or_an_error_that_names_them(shards: Path) -> None:
+def test_any_bytes_are_shards_or_raise_with_their_name(shards: Path) -> None:
     whole = (shards / "b.tar").read_bytes()
     generator = np.random.default_rng(0)
     for _ in range(300):
@@ -206,7 +206,7 @@ def test_any_bytes_are_shards_or_an_error_that_names_them(shards: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.TGZ", "a.tar.zst"])
-def test_compressed_shards_are_to_be_unpacked(tmp_path: Path, name: str) -> None:
+def test_compressed_shards_raise_with_hint(tmp_path: Path, name: str) -> None:
     with tarfile.open(tmp_path / name, "w:gz"):
         pass
     for path in (tmp_path, tmp_path / name):
@@ -217,7 +217,7 @@ def test_compressed_shards_are_to_be_unpacked(tmp_path: Path, name: str) -> None
         open_source(tmp_path)
 
 
-def test_a_shard_that_ends_early_since_it_was_listed_is_an_error(shards: Path) -> None:
+def test_shard_truncated_after_listing_raises(shards: Path) -> None:
     source = open_source(shards)
     os.truncate(shards / "b.tar", 600)
     with pytest.raises(ImageError, match="its shard has changed since it was scanned"):

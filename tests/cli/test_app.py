@@ -95,7 +95,7 @@ def test_commands_are_grouped(feedline: Command, monkeypatch: pytest.MonkeyPatch
         ("--mix-up", "--mixup"),
     ],
 )
-def test_an_option_of_another_tool_is_answered_with_the_one_here(
+def test_option_of_another_tool_prints_its_equivalent(
     feedline: Command, unknown: str, option: str
 ) -> None:
     ended = feedline("train", ".", unknown, 1)
@@ -139,7 +139,7 @@ def test_unsupported_timm_option_prints_alternative(
         (("demo-data", "d", "--num-classes", "40"), "--num-classes must be from 2 to 12, got 40"),
     ],
 )
-def test_an_error_of_a_value_has_the_option_the_value_and_the_limits(
+def test_value_error_has_option_value_and_limits(
     feedline: Command, arguments: tuple[str, ...], error: str
 ) -> None:
     ended = feedline(*arguments)
@@ -148,7 +148,7 @@ def test_an_error_of_a_value_has_the_option_the_value_and_the_limits(
 
 
 @pytest.mark.parametrize("command", list(commands(typer.main.get_command(app))), ids=" ".join)
-def test_no_name_of_an_option_is_cut_in_80_columns(
+def test_option_names_fit_80_columns(
     feedline: Command, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -171,7 +171,7 @@ def test_no_name_of_an_option_is_cut_in_80_columns(
         (("doctor", ".", "--verify", "--workers", 100_000), "--workers"),
     ],
 )
-def test_an_error_names_the_option_that_the_user_wrote(
+def test_error_names_option_as_typed(
     feedline: Command, tiny_set: Path, arguments: tuple[object, ...], option: str
 ) -> None:
     ended = feedline(*(tiny_set if each == "." else each for each in arguments))
@@ -207,7 +207,7 @@ def test_help_imports_neither_torch_nor_numpy() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("fly",), ("train", "x", "--wings"), ("demo-data",), ()])
-def test_a_command_line_that_does_not_parse_is_wrong_use(
+def test_unparsable_command_line_is_usage_error(
     feedline: Command, arguments: tuple[str, ...]
 ) -> None:
     ended = feedline(*arguments)
@@ -258,9 +258,7 @@ def test_debug_shows_the_traceback(
     assert feedline("demo-data", tmp_path, "--num-classes", 1).status == 2
 
 
-def test_a_json_file_that_cannot_be_written_is_refused_before_the_work(
-    feedline: Command, tmp_path: Path
-) -> None:
+def test_unwritable_json_file_is_rejected_before_work(feedline: Command, tmp_path: Path) -> None:
     forbidden = [Path("/proc/out.json")] if sys.platform == "linux" else []
     for target in (tmp_path, tmp_path / "nowhere" / "out.json", *forbidden):
         ended = feedline("demo-data", tmp_path / "demo", "--json", target)
@@ -269,7 +267,7 @@ def test_a_json_file_that_cannot_be_written_is_refused_before_the_work(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_json_is_replaced_whole_or_left_as_it_was(tmp_path: Path) -> None:
+def test_json_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     write_json(path, {"a": 1})
     with pytest.raises(ValueError, match="JSON compliant"):
@@ -312,7 +310,7 @@ def test_ctrl_c_during_import_prints_one_line() -> None:
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_command_and_leaves_nothing_behind(
+def test_signal_ends_command_and_leaves_nothing_behind(
     tmp_path: Path, signum: int, status: int
 ) -> None:
     script = (

@@ -103,7 +103,7 @@ def test_a_run_prints_a_table_and_writes_its_results(
 
 
 @pytest.mark.slow
-def test_torch_is_measured_on_request_and_copies_of_small_images_are_not(
+def test_torch_is_measured_on_request_and_small_images_are_not_copied(
     feedline: Command, tiny_set: Path, temporary: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("torchvision")
@@ -180,9 +180,7 @@ def test_nothing_but_broken_images_is_refused(feedline: Command, tmp_path: Path)
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 @pytest.mark.slow
-def test_a_signal_in_the_middle_leaves_no_process_and_no_copies(
-    photos: Path, tmp_path: Path
-) -> None:
+def test_signal_leaves_no_process_and_no_copies(photos: Path, tmp_path: Path) -> None:
     statuses = {signal.SIGINT: 130, signal.SIGTERM: 143}
     runs: dict[signal.Signals, tuple[subprocess.Popen[str], Path]] = {}
     for signum in statuses:  # both at once: most of their time is imports

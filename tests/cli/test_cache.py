@@ -67,7 +67,7 @@ def test_build_prints_its_estimate_and_its_result(
     assert json.loads(target.read_text())["made"] == 0
 
 
-def test_a_cache_of_a_dataset_with_train_and_val_is_of_its_training_images(
+def test_cache_of_dataset_with_splits_uses_training_images(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "cache"
@@ -82,7 +82,7 @@ def test_a_cache_of_a_dataset_with_train_and_val_is_of_its_training_images(
     assert again.status == 0, again
 
 
-def test_the_options_of_build_arrive(feedline: Command, photos: Path, tmp_path: Path) -> None:
+def test_build_options_are_passed_on(feedline: Command, photos: Path, tmp_path: Path) -> None:
     root = tmp_path / "cache"
     (tmp_path / "photos").mkdir()
     for name in ("dark", "light"):
@@ -144,7 +144,7 @@ def test_add_size_info_and_verify_of_a_whole_cache(
     assert all(level["bytes_on_disk"] == level["bytes"] for level in levels)
 
 
-def test_info_measures(
+def test_info_measures_read_rates(
     feedline: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feedline.cache.info._SECONDS", 0.02)
@@ -220,7 +220,7 @@ def test_a_truncated_shard_is_one_problem_and_its_copies_are_counted(
     assert feedline("cache", "verify", root).status == 0
 
 
-def test_copies_with_the_same_problem_are_one_line(
+def test_copies_with_same_problem_are_one_line(
     feedline: Command, photos: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "cache"

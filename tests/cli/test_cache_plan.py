@@ -76,7 +76,7 @@ def test_a_plan_is_a_table_with_a_reason_and_a_command(
     assert (plan["command"] or "") in text
 
 
-def test_the_options_of_plan_arrive(
+def test_plan_options_are_passed_on(
     feedline: Command, photos: Path, temporary: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "plan.json"
@@ -132,7 +132,7 @@ def test_invalid_source_is_rejected(feedline: Command, photos: Path, tmp_path: P
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), *slow((signal.SIGTERM, 143))])
-def test_a_signal_in_the_middle_leaves_no_process_and_no_copies(
+def test_signal_leaves_no_process_and_no_copies(
     photos: Path, tmp_path: Path, signum: int, status: int
 ) -> None:
     folder = tmp_path / "temporary"

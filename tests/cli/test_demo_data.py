@@ -10,7 +10,7 @@ from command_line import Command
 SMALL = ("--num-classes", 2, "--train-per-class", 2, "--val-per-class", 1)
 
 
-def test_a_set_is_written_once_and_then_found(feedline: Command, tmp_path: Path) -> None:
+def test_demo_set_is_written_once_and_reused(feedline: Command, tmp_path: Path) -> None:
     first = feedline("demo-data", tmp_path / "demo", *SMALL, "--json", tmp_path / "a.json")
     assert first.status == 0
     begun, done = first.out.splitlines()
@@ -26,7 +26,7 @@ def test_a_set_is_written_once_and_then_found(feedline: Command, tmp_path: Path)
     assert first.err == second.err == ""
 
 
-def test_a_folder_of_somebody_elses_is_refused(feedline: Command, tmp_path: Path) -> None:
+def test_foreign_folder_is_rejected(feedline: Command, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     ended = feedline("demo-data", tmp_path)
     assert ended.status == 2

@@ -22,7 +22,7 @@ def fingerprint(folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_picture_depends_on_class_number_split_and_seed_alone() -> None:
+def test_image_depends_only_on_class_number_split_and_seed() -> None:
     assert demo_jpeg("dots", number=3) == demo_jpeg("dots", number=3)
     others = [
         demo_jpeg("rings", number=3),
@@ -72,7 +72,7 @@ def test_existing_demo_set_is_kept_and_regeneration_is_identical(tmp_path: Path)
     assert fingerprint(tmp_path / "again") == fingerprint(tmp_path / "demo")
 
 
-def test_another_set_or_a_damaged_one_is_refused_and_untouched(tmp_path: Path) -> None:
+def test_other_or_damaged_set_is_rejected_and_untouched(tmp_path: Path) -> None:
     demo = tmp_path / "demo"
     write_demo_set(demo, SMALL)
     with pytest.raises(DatasetError, match="not empty"):
@@ -85,9 +85,7 @@ def test_another_set_or_a_damaged_one_is_refused_and_untouched(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("where", ["holiday.jpg", "train/dots/mine.jpg"])
-def test_a_folder_with_somebody_elses_files_is_refused_and_untouched(
-    tmp_path: Path, where: str
-) -> None:
+def test_folder_with_foreign_files_is_rejected_and_untouched(tmp_path: Path, where: str) -> None:
     demo = tmp_path / "demo"
     if where.startswith("train"):
         write_demo_set(demo, SMALL)
@@ -100,7 +98,7 @@ def test_a_folder_with_somebody_elses_files_is_refused_and_untouched(
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
 
-def test_an_empty_folder_may_be_filled_and_a_file_is_refused(tmp_path: Path) -> None:
+def test_empty_folder_is_filled_and_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert write_demo_set(tmp_path / "empty", SMALL)
     (tmp_path / "file").touch()

@@ -44,7 +44,7 @@ def statuses(out: str) -> dict[str, str]:
     return {found[3]: found[2] for found in map(LINE.fullmatch, out.splitlines()) if found}
 
 
-def test_each_check_is_a_line_with_a_sign_and_a_word(tiny_set: Path, tmp_path: Path) -> None:
+def test_each_check_is_one_line_with_symbol_and_word(tiny_set: Path, tmp_path: Path) -> None:
     target = tmp_path / "doctor.json"
     ended = run(tiny_set, "--json", target, PYTHONIOENCODING="utf-8")
     (note,) = ended.err.splitlines()
@@ -139,7 +139,7 @@ def on_a_terminal(**changes: str | None) -> str:
     return b"".join(parts).decode().replace("\r\n", "\n")
 
 
-def test_colour_is_for_terminals_and_adds_nothing(tiny_set: Path) -> None:
+def test_colour_is_only_used_on_terminals(tiny_set: Path) -> None:
     coloured = on_a_terminal()
     assert "\x1b[32m\u2713 ok" in coloured
     plain = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
@@ -152,7 +152,7 @@ def test_no_color_is_respected() -> None:
     assert "\x1b" not in run().out
 
 
-def test_a_screen_of_ascii_gets_plain_signs(tmp_path: Path) -> None:
+def test_ascii_terminal_gets_ascii_symbols(tmp_path: Path) -> None:
     odd = tmp_path / "\u00fcber \u732b"
     odd.mkdir()
     (odd / "\u732b.jpg").write_bytes(b"x")
@@ -183,7 +183,7 @@ def test_closed_output_pipe_is_not_an_error() -> None:
     assert command.returncode in (0, 1)
 
 
-def test_nothing_is_written_not_even_at_home(tiny_set: Path, tmp_path: Path) -> None:
+def test_nothing_is_written_even_to_home(tiny_set: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o500)
     before = sorted(tiny_set.rglob("*"))
@@ -248,7 +248,7 @@ def test_verify_of_a_sound_set_is_status_0(feedline: Command, tiny_set: Path) ->
     assert ended.out.count("\n") == 1
 
 
-def test_verify_of_nothing_and_of_a_cache_is_wrong_use(
+def test_verify_of_empty_folder_or_cache_is_usage_error(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"

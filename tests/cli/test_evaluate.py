@@ -187,7 +187,7 @@ def test_timm_predicts_from_an_export_as_the_run_does(
         assert highest == pytest.approx(each["classes"][0][1], abs=1e-3)
 
 
-def test_an_export_overwrites_no_other_kind_of_file(
+def test_export_does_not_overwrite_other_files(
     feedline: Command, trained: Path, tmp_path: Path
 ) -> None:
     before = (trained / "best.pt").read_bytes()

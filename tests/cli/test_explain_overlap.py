@@ -58,7 +58,7 @@ def test_both_loops_are_measured_and_drawn(
     assert len(list(root.iter("{http://www.w3.org/2000/svg}rect"))) > 20
 
 
-def test_without_a_loading_that_is_hidden_the_loop_loads_in_the_steps_way(
+def test_without_workers_loading_is_not_hidden(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "o.json"

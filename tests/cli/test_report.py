@@ -96,7 +96,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
         ("inconclusive", "inconclusive", 3),
     ],
 )
-def test_the_exit_status_is_the_verdict(
+def test_exit_status_follows_verdict(
     feedline: Command, judged: Judge, run: Path, bound: str, rule: str, status: int
 ) -> None:
     judged(bound, 30.0, rule)
@@ -268,7 +268,7 @@ def test_runs_that_cannot_be_compared_are_wrong_use(
     assert "GPU none and 'H200'" in ended.err
 
 
-def test_a_pipe_gets_plain_text_and_an_ascii_terminal_ascii(run: Path) -> None:
+def test_pipe_gets_plain_text_and_ascii_terminal_ascii(run: Path) -> None:
     def printed(**environ: str) -> bytes:
         return subprocess.run(
             [sys.executable, "-m", "feedline.cli.app", "report", str(run)],
@@ -287,7 +287,7 @@ def test_a_pipe_gets_plain_text_and_an_ascii_terminal_ascii(run: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")
 @pytest.mark.parametrize("no_color", [False, True])
-def test_a_terminal_gets_colours_unless_it_wants_none(run: Path, no_color: bool) -> None:
+def test_terminal_gets_colours_unless_disabled(run: Path, no_color: bool) -> None:
     ours, theirs = os.openpty()
     environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
     environ.pop("NO_COLOR", None)

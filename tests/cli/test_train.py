@@ -257,7 +257,7 @@ def test_broken_image_raises_or_is_skipped_by_option(
     assert "dark/3.jpg" in ended.out
 
 
-def test_a_damaged_copy_of_a_cache_is_answered_with_the_command_that_repairs_it(
+def test_damaged_cached_copy_prints_repair_command(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "a cache"
@@ -277,7 +277,7 @@ def test_a_damaged_copy_of_a_cache_is_answered_with_the_command_that_repairs_it(
     assert feedline(*arguments).status == 0
 
 
-def test_a_class_that_validation_lacks_keeps_its_label(
+def test_class_missing_in_validation_keeps_its_label(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
     lacking = tmp_path / "set"

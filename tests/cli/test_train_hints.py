@@ -92,7 +92,7 @@ def test_precision_may_change_on_resume_and_other_settings_may_not(
 
 
 @pytest.mark.parametrize("more", [(), ("--amp",)])
-def test_another_devices_precision_is_refused_on_resume_unless_it_is_requested(
+def test_precision_of_another_device_is_rejected_on_resume_by_default(
     feedline: Command, tiny_set: Path, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     out = tmp_path / "run"

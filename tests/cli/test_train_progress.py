@@ -119,7 +119,7 @@ def test_the_bar_shows_the_time_left_over_all_phases() -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_is_confirmed_by_the_name_of_its_signal(
+def test_stop_is_confirmed_with_signal_name(
     signum: signal.Signals, capfd: pytest.CaptureFixture[str]
 ) -> None:
     TrainProgress(Shown()).stopping(signum)

@@ -96,7 +96,7 @@ def test_command_line_overrides_settings_of_run_and_is_saved(feedline: Command, 
     assert "mixup was 0.0, is 0.3" in said(refused)
 
 
-def test_relative_places_are_known_from_elsewhere(
+def test_relative_paths_are_resolved_from_run(
     feedline: Command, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trained)

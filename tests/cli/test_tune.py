@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_each_size_is_tuned_against_a_paced_step(
+def test_each_size_is_tuned_with_a_paced_step(
     feedline: Command, folder: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "tuned.json"
@@ -154,9 +154,7 @@ def test_result_is_printed_and_written_if_one_file_fails(
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_settings_that_were_not_found_are_not_written(
-    feedline: Command, folder: Path, tmp_path: Path
-) -> None:
+def test_failed_search_writes_no_settings(feedline: Command, folder: Path, tmp_path: Path) -> None:
     saved = tmp_path / "settings.json"
     arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8"]
     arguments += ["--step-ms", "500", "--budget", "0.5", "--save", str(saved)]
@@ -185,14 +183,14 @@ def test_ctrl_c_during_alternative_prints_partial_result(
     assert found.num_workers is not None
 
 
-def test_the_images_of_the_smallest_batches_are_all_read_before(folder: Path) -> None:
+def test_images_of_smallest_batches_are_read_before(folder: Path) -> None:
     asked = tuning_folder.FolderTuning(root=folder / "train", schedule="16x1@4,32x1", batch_size=16)
     images, _, batches = tuning_folder._images(asked)
     assert 4 * batches >= len(images)
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_a_models_steps_are_done(feedline: Command, folder: Path) -> None:
+def test_steps_of_a_model_are_run(feedline: Command, folder: Path) -> None:
     arguments = ["tune", str(folder), "--schedule", "32x1", "--batch-size", "4"]
     arguments += ["--model", "resnet18", "--device", "cpu", "--budget", "2"]
     done = feedline(*arguments)

@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_sizes_are_estimated_for_a_gpu_that_is_not_here(
+def test_sizes_are_estimated_for_an_absent_gpu(
     feedline: Command, folder: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "tuned.json"
@@ -41,7 +41,7 @@ def test_sizes_are_estimated_for_a_gpu_that_is_not_here(
 
 
 @pytest.mark.slow
-def test_workers_are_then_tuned_for_the_sizes_that_were_found(
+def test_workers_are_tuned_for_estimated_sizes(
     feedline: Command, folder: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "tuned.json"
@@ -77,9 +77,7 @@ def test_unsupported_search_is_usage_error(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_without_a_gpu_its_memory_has_to_be_named(
-    feedline: Command, folder: Path, device: str
-) -> None:
+def test_without_gpu_memory_must_be_given(feedline: Command, folder: Path, device: str) -> None:
     done = feedline("tune", str(folder), *AUTO, *MODEL, "--device", device)
     assert done.status == 2, done.output
     assert "--gpu-memory 8" in done.output

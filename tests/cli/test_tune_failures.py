@@ -58,7 +58,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_a_step_that_raises_leaves_the_trials_before(
+def test_failing_step_keeps_earlier_trials(
     feedline: Command, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = StepBenchmark.trial
@@ -94,7 +94,7 @@ def test_a_step_that_raises_leaves_the_trials_before(
 
 @pytest.mark.usefixtures("quick_trials")
 @pytest.mark.parametrize("source", ["broken", "theirs"])
-def test_a_dataset_that_raises_is_shown_once_and_a_line_closes(
+def test_failing_dataset_is_reported_once_after_closing_the_progress_line(
     feedline: Command, code: str, source: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "tuned.json"
@@ -128,7 +128,7 @@ def test_usage_error_in_worker_prints_one_line(feedline: Command, code: str) -> 
         (["--step-ms", "3", "--what-if", "disk=1"], "disk=1"),
     ],
 )
-def test_arguments_are_refused_before_anything_large_is_imported(
+def test_arguments_are_rejected_before_large_imports(
     arguments: list[str], said: str, tmp_path: Path
 ) -> None:
     script = (

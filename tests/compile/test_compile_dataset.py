@@ -229,7 +229,7 @@ def test_a_sample_has_the_pixels_of_the_row_and_the_type_of_torchvisions(root, c
     assert all(np.array_equal(ours.numpy(), row) for ours, row in kept)
 
 
-def test_an_image_size_is_that_of_the_longer_side(root):
+def test_image_size_is_length_of_longer_side(root):
     steps = [v1.Resize((40, 24)), v1.CenterCrop((32, 20)), *V1_FLOATS]
     _, recognition = recognised(root, *steps)
     _, smaller = recognised(root, v1.Resize((20, 12)), v1.CenterCrop((16, 10)), *V1_FLOATS)
@@ -288,7 +288,7 @@ def test_random_pipeline_matches_torchvision_for_same_draws(root, case, monkeypa
     assert {box.flip for box in boxes} == {False, True}
 
 
-def test_the_shares_ratios_and_chances_are_the_pipelines(root):
+def test_scales_ratios_and_probabilities_are_those_of_pipeline(root):
     crop = v1.RandomResizedCrop(48, scale=[0.3, 0.9], ratio=(0.5, 2))
     _, recognition = recognised(root, crop, v1.RandomHorizontalFlip(0.25), v1.ToTensor())
     assert recognition.pipeline.fused.crop == TrainCrop((0.3, 0.9), (0.5, 2), 0.25)
@@ -303,7 +303,7 @@ def test_the_shares_ratios_and_chances_are_the_pipelines(root):
     assert recognition.pipeline.fused.crop == WindowCrop(40, (32, 32), False, 0.1, False)
 
 
-def test_many_rows_are_distributed_as_torchvisions(root):
+def test_distribution_of_many_rows_matches_torchvision(root):
     steps = [v1.RandomResizedCrop(8), v1.RandomHorizontalFlip(0.3), v1.ToTensor()]
     dataset, recognition = recognised(root, *steps)
     torch.manual_seed(0)
@@ -315,7 +315,7 @@ def test_many_rows_are_distributed_as_torchvisions(root):
     assert np.abs(ours.std(0) - theirs.std(0)).max() < 0.04
 
 
-def test_a_flip_of_a_fixed_pipeline_is_exact_and_as_frequent_as_it_says(root):
+def test_flip_of_deterministic_pipeline_is_exact_with_its_probability(root):
     steps = [v1.Resize(40), v1.CenterCrop(32), v1.RandomHorizontalFlip(0.3), v1.ToTensor()]
     _, recognition = recognised(root, *steps)
     rows = [item_row(recognition.pipeline, 1, seed=s * 0x9E3779B97F4A7C15)[0] for s in range(600)]
@@ -339,7 +339,7 @@ def test_an_item_may_ask_for_another_size(root, size):
     assert item_row(recognition.pipeline, 0, size)[0].shape == (3, size, size)
 
 
-def test_the_fields_describe_the_pipelines_own_output(root):
+def test_fields_describe_pipeline_output(root):
     _, recognition = recognised(root, v1.RandomResizedCrop(48), v1.ToTensor())
     assert recognition.pipeline.fields(48) == (
         Field("values", "float32", (3, 48, 48)),

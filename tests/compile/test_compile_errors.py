@@ -282,7 +282,7 @@ def test_a_dataset_is_refused_with_its_reason(root, case):
     assert re.search(reason, given), given
 
 
-def test_steps_that_look_at_the_place_of_a_pixel_have_no_table():
+def test_steps_that_depend_on_pixel_position_have_no_table():
     greys = TableBuilder()
     greys.add(FLOATS)
     greys.add(lambda image: image + torch.linspace(0, 1, image.shape[-1]))

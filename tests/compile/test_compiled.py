@@ -117,7 +117,7 @@ def test_random_crops_match_torchvision_for_same_draws(pictures, monkeypatch):
     assert flips == {False, True}
 
 
-def test_many_are_distributed_as_the_pipelines(pictures):
+def test_distribution_of_many_samples_matches_pipeline(pictures):
     steps = [v1.RandomResizedCrop(8), v1.RandomHorizontalFlip(0.3), v1.ToTensor()]
     pipeline = v1.Compose(steps)
     compiled, picture = feedline.compile(pipeline), opened(pictures["wide.jpg"])
@@ -280,7 +280,7 @@ def test_images_of_other_modes_go_to_the_pipeline_itself(mode):
     assert torch.equal(*made), "the draws are its own, too"
 
 
-def test_a_closed_image_is_pillows_error(pictures):
+def test_closed_image_raises_pillow_error(pictures):
     compiled = feedline.compile(usual_pipeline())
     with Image.open(pictures["plain.jpg"]) as closed:
         pass
@@ -332,7 +332,7 @@ def test_unreadable_file_is_named_in_error(pictures, tmp_path):
         compiled(tmp_path / "pipe")
 
 
-def test_pillows_settings_count_at_the_time_of_the_call(pictures, monkeypatch):
+def test_pillow_settings_apply_at_call_time(pictures, monkeypatch):
     compiled = feedline.compile(usual_pipeline())
     data = pictures["plain.jpg"].read_bytes()
     cut = data[: len(data) * 3 // 4]
@@ -424,7 +424,7 @@ def fails(picture):
     raise KeyError("a step of the user's")
 
 
-def test_an_exception_of_a_step_is_the_users_own_with_a_note_of_the_path(pictures):
+def test_exception_of_step_is_unchanged_with_a_note_of_the_path(pictures):
     for pipeline in (v1.Compose([v1.RandomResizedCrop(8), fails]), fails):
         compiled = feedline.compile(pipeline)
         with pytest.raises(KeyError, match="a step of the user's") as raised:
@@ -441,7 +441,7 @@ def test_non_callable_is_rejected(wrong):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_a_copy_does_the_same(pictures, copied):
+def test_copy_behaves_equally(pictures, copied):
     compiled = feedline.compile(random_pipeline(32, own_step))
     compiled(pictures["plain.jpg"])
     other = copied(compiled)
@@ -454,7 +454,7 @@ def test_a_copy_does_the_same(pictures, copied):
     assert other.explain() == compiled.explain()
 
 
-def test_a_compiled_transform_is_taken_out_of_another(pictures):
+def test_nested_compiled_transform_is_unwrapped(pictures):
     pipeline = random_pipeline()
     assert feedline.compile(feedline.compile(pipeline)).transform is pipeline
     views = feedline.views(pipeline)
@@ -511,7 +511,7 @@ def test_timms_pipelines_are_compiled(pictures):
     assert results[0].shape == (3, 32, 32)
 
 
-def test_an_image_from_memory_or_without_a_name_is_read(pictures):
+def test_image_from_memory_or_without_name_is_read(pictures):
     compiled = feedline.compile(usual_pipeline())
     data = encoded(image(0, 120, 90), quality=92)
     lazy = Image.open(io.BytesIO(data))

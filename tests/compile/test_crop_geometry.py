@@ -51,7 +51,7 @@ def test_a_square_whole_is_one_box():
     assert larger.place(90, 70, Item(0, 48, 1, 1.0)) == Window(64, 64, 8, 8, False)
 
 
-def test_other_sizes_show_the_same_part():
+def test_other_sizes_show_same_region():
     crop = WindowCrop(256, (224, 224))
     assert crop.place(300, 400, Item(0, 112, 1, 1.0)) == Window(128, 170, 8, 29)
     assert crop.place(300, 400, Item(0, 160, 1, 1.0))[:2] == (183, 244)
@@ -76,7 +76,7 @@ def test_non_square_crop_matches_torchvision_position(height, width, resize, fli
 
 
 @pytest.mark.parametrize("resize", [64, (70, 64)])
-def test_other_sizes_keep_the_proportion_and_lie_inside(resize):
+def test_other_sizes_keep_proportion_and_lie_inside(resize):
     crop = WindowCrop(resize, (64, 40), random=True)
     assert crop.place(300, 400, Item(0, 32, 1, 1.0))[:2] == ((32, 42) if resize == 64 else (35, 32))
     for size in range(1, 200):

@@ -119,7 +119,7 @@ class Counting:
         return self.calls
 
 
-def test_it_is_called_once_for_each_sample_in_their_order(root: str) -> None:
+def test_target_transform_is_called_once_per_sample_in_order(root: str) -> None:
     dataset = ImageFolder(root, FIXED, target_transform=Counting())
     with DataLoader(dataset, 3) as loader:
         assert torch.cat([labels for _, labels in loader]).tolist() == [1, 2, 3, 4, 5, 6, 7]
@@ -132,7 +132,7 @@ def fails_on_dogs(label: int) -> int:
     return label
 
 
-def test_its_exceptions_are_the_users_own_and_can_be_skipped(root: str) -> None:
+def test_exceptions_of_target_transform_are_unchanged_and_can_be_skipped(root: str) -> None:
     dataset = ImageFolder(root, FIXED, target_transform=fails_on_dogs)
     with DataLoader(dataset, 7) as loader, pytest.raises(KeyError, match="no dogs"):
         next(iter(loader))
@@ -178,7 +178,7 @@ class Naturalists(ImageFolder):
         self.samples = [(os.path.join(root, name), len(name) % 3) for name in names]
 
 
-def test_a_class_that_only_lists_its_samples_in_another_way_is_recognised(root: str) -> None:
+def test_class_with_another_listing_is_recognised(root: str) -> None:
     dataset = Plain(root)
     assert_same(dataset)
     assert {label for _, label in samples_of(dataset)} == {0, 1}
@@ -253,7 +253,7 @@ def test_class_without_required_attributes_is_rejected(root: str) -> None:
     assert refusal(dataset) == "This Plain has no target_transform."
 
 
-def test_a_replaced_method_of_torchvisions_counts_below_a_class_too(
+def test_replaced_torchvision_method_is_detected_below_a_subclass(
     root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = Plain(root)
@@ -272,7 +272,7 @@ def test_several_folders_are_one_dataset(root: str, tmp_path: Path) -> None:
     assert_same(Subset(ConcatDataset(parts), [-1, 0, 12, 4, 4]))
 
 
-def test_equal_transforms_need_not_be_the_same_object(root: str) -> None:
+def test_equal_transforms_need_not_be_identical(root: str) -> None:
     again = v1.Compose([v1.Compose(FIXED.transforms[:2]), v1.ToTensor()])
     assert_same(ConcatDataset([ImageFolder(root, FIXED), ImageFolder(root, again)]))
     step = v1.RandomErasing(1.0)
@@ -292,7 +292,7 @@ def test_equal_transforms_need_not_be_the_same_object(root: str) -> None:
         ({"transform": FIXED, "loader": open}, "The loader open is not torchvision's own"),
     ],
 )
-def test_parts_that_differ_are_refused(root: str, other: dict[str, Any], reason: str) -> None:
+def test_different_parts_are_rejected(root: str, other: dict[str, Any], reason: str) -> None:
     dataset = ConcatDataset([ImageFolder(root, FIXED), ImageFolder(root, **other)])
     assert re.search(reason, refusal(dataset))
 

@@ -138,7 +138,7 @@ def made(transform: Callable[[Image.Image], Any]) -> list[Any]:
         (Image, "merge", lambda mode, bands: Image.new(mode, bands[0].size)),
     ],
 )
-def test_a_compiled_pipeline_has_the_pixels_of_the_replaced_function(
+def test_compiled_pipeline_matches_replaced_function(
     owner: Any, name: str, by: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jitter = v1.ColorJitter(0.5, 0.5, 0.5, 0.3)
@@ -263,7 +263,7 @@ def test_steps_of_a_torchvision_version_that_was_not_checked_run_unchanged(
     assert f"torchvision {version}" in feedline.compile(v1.Compose(STEPS)).explain()
 
 
-def test_an_unchecked_version_of_timm_concerns_timms_steps_alone(
+def test_unchecked_timm_version_only_affects_timm_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pipelines = timm.data.create_transform(32), v1.Compose(STEPS)
@@ -273,7 +273,7 @@ def test_an_unchecked_version_of_timm_concerns_timms_steps_alone(
     assert "unchanged" not in reasons[1]
 
 
-def test_an_unchecked_version_of_pillow_concerns_all_pipelines(
+def test_unchecked_pillow_version_affects_all_pipelines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for version in ("9.5.0.post1", "999.0"):

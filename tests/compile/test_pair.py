@@ -149,7 +149,7 @@ def test_masks_of_every_kind_keep_their_values(kind, pairs, tmp_path):
         assert type(ours) is tv_tensors.Mask
 
 
-def test_a_fill_that_a_mask_cannot_hold_is_left_to_torchvision(pairs):
+def test_fill_value_unsupported_by_mask_is_left_to_torchvision(pairs):
     half, large = (
         v2.Compose([v2.Resize(20), needed(40, {tv_tensors.Mask: value, "others": 0})])
         for value in (2.5, 300)
@@ -178,7 +178,7 @@ def test_images_of_one_row_or_column_are_mirrored(size):
         assert all(map(torch.equal, made, pipeline(picture, mask)))
 
 
-def test_colours_are_changed_of_the_image_alone(pairs):
+def test_colour_steps_only_change_the_image(pairs):
     colours = (
         *(v2.ColorJitter(0.4, 0.4, 0.4), v2.RandomApply([v2.GaussianBlur(5)])),
         v2.RandomChoice([v2.RandomSolarize(128), v2.Compose([v2.RandomInvert()])]),
@@ -196,7 +196,7 @@ def test_colours_are_changed_of_the_image_alone(pairs):
         assert ((ours - theirs).abs() * deviation * 255).max() < 4
 
 
-def test_no_more_is_decoded_than_the_crop_needs(pairs, monkeypatch):
+def test_only_pixels_of_crop_are_decoded(pairs, monkeypatch):
     parts = []
 
     def read(self, by=1, part=None):

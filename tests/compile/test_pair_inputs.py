@@ -90,7 +90,7 @@ def assert_equal(ours, theirs):
 
 
 @pytest.mark.parametrize("first", [[], [v2.ToImage()]])
-def test_boxes_points_and_masks_are_moved_as_torchvision_moves_them(first, pairs):
+def test_boxes_points_and_masks_move_like_in_torchvision(first, pairs):
     moves = [
         *(v2.RandomResize(40, 90), v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()),
         v2.RandomCrop(64, pad_if_needed=True),
@@ -115,7 +115,7 @@ class Caption(tv_tensors.TVTensor):
     """A user-defined target without an image size."""
 
 
-def test_a_tensor_of_a_class_of_a_users_passes_as_in_torchvision(pairs):
+def test_tensor_subclass_of_user_passes_like_in_torchvision(pairs):
     caption = torch.arange(6).reshape(2, 3).as_subclass(Caption)
     pipeline = v2.Compose([v2.RandomHorizontalFlip(1.0), v2.CenterCrop(20), v2.ToImage()])
     for given in (caption, {"caption": caption}):
@@ -123,7 +123,7 @@ def test_a_tensor_of_a_class_of_a_users_passes_as_in_torchvision(pairs):
         assert_equal(ours, pipeline(Image.open(pairs[0][0]).convert("RGB"), given)[1])
 
 
-def test_a_text_is_a_mask_only_as_the_second_argument(pairs):
+def test_string_is_a_mask_only_as_second_argument(pairs):
     joint = feedline.pair(v2.Compose([v2.Resize((20, 20))]))
     path, mask = pairs[0]
     assert joint(path, {"mask": str(mask)})[1] == {"mask": str(mask)}
@@ -140,7 +140,7 @@ def test_second_image_runs_original_pipeline(pairs):
     assert_equal(seeded(2, joint, path, depth), seeded(2, pipeline, picture, depth))
 
 
-def test_an_image_of_another_mode_goes_to_the_pipeline_itself(pairs):
+def test_image_of_another_mode_runs_original_pipeline(pairs):
     pipeline = v2.Compose([v2.RandomResizedCrop(20), v2.ToImage()])
     joint = feedline.pair(pipeline)
     grey, mask = image(1, 97, 131, "L"), pairs[1][1]
@@ -152,7 +152,7 @@ def test_an_image_of_another_mode_goes_to_the_pipeline_itself(pairs):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_mask_of_another_size_is_an_error_that_names_both(fused, pairs, tmp_path):
+def test_mask_of_another_size_raises_with_both_sizes(fused, pairs, tmp_path):
     joint = feedline.pair(preset() if fused else v2.Compose([lambda *sample: sample]))
     path, other = pairs[0][0], pairs[1][1]
     with pytest.raises(ImageError) as raised:

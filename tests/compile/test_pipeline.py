@@ -53,7 +53,7 @@ def assert_same(source, dataset):
     assert source.targets.tolist() == [label for _, label in dataset]
 
 
-def test_samples_that_were_filtered_and_reordered_are_the_truth(root):
+def test_filtered_and_reordered_samples_are_used(root):
     dataset = ImageFolder(str(root), FIXED)
     kept = [sample for sample in dataset.samples if sample[0].endswith("png")][::-1]
     dataset.samples = [(path, label + 40) for path, label in kept]
@@ -62,7 +62,7 @@ def test_samples_that_were_filtered_and_reordered_are_the_truth(root):
     assert [source.name(sample) for sample in range(len(source))] == [path for path, _ in kept]
 
 
-def test_samples_changed_in_place_are_the_truth(root):
+def test_samples_changed_in_place_are_used(root):
     dataset = ImageFolder(str(root), FIXED)
     del dataset.samples[1:4]
     dataset.samples.append(dataset.samples[0])
@@ -103,7 +103,7 @@ def test_subset_has_its_own_numbering(root, indices):
     assert_same(source_of(dataset), dataset)
 
 
-def test_small_numbers_choose_among_many_samples(root):
+def test_indices_of_small_integer_types_select_samples(root):
     dataset = ImageFolder(str(root), FIXED)
     dataset.samples = dataset.samples * 50
     assert_same(source_of(Subset(dataset, np.array([255, 3], np.uint8))), Subset(dataset, [255, 3]))
@@ -205,7 +205,7 @@ def test_fingerprint_depends_on_samples_order_and_labels_only(root, tmp_path):
     assert source_of(Subset(ImageFolder(str(root), FIXED), range(7))).fingerprint() == plain
 
 
-def test_a_folder_has_its_fingerprint_whatever_its_transform(root, tmp_path):
+def test_fingerprint_of_folder_is_independent_of_transform(root, tmp_path):
     class Own(ImageFolder):
         def __getitem__(self, index):
             return index
@@ -371,7 +371,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_file_is_an_error_that_names_it_and_the_next_row_is_fine(root, case):
+def test_broken_file_is_named_and_next_row_follows(root, case):
     dataset = ImageFolder(str(root), RANDOM)
     source = source_of(dataset)
     good = item_row(source, 1)[0]
@@ -396,7 +396,7 @@ def test_files_rejected_by_native_decoder_are_read_like_torchvision(root):
     assert_same(source_of(dataset), dataset)
 
 
-def test_other_endings_are_read_as_torchvision_reads_them(root):
+def test_other_extensions_are_read_like_in_torchvision(root):
     image(5, 60, 50).save(root / "cats" / "0.gif")
     image(6, 60, 50).save(root / "cats" / "1.jp2")
     image(7, 60, 50).save(root / "dogs" / "2.tga")

@@ -263,7 +263,7 @@ def test_samples_that_waited_for_a_core_are_not_slow() -> None:
     assert "slow-samples" not in rules_of(run)
 
 
-def test_samples_that_are_all_alike_are_not_slow() -> None:
+def test_uniform_samples_are_not_slow() -> None:
     run = a_run(SLOW, work=320.0, sample_sizes={20: (200, 200.0), 21: (184, 370.0)})
     assert "slow-samples" not in rules_of(run)
 
@@ -288,7 +288,7 @@ def test_mixing_and_augmenting_on_the_cpu(stages: dict[str, float], collate: str
     assert first_of(run) == "cpu-mix"
 
 
-def test_idle_workers_and_a_wait_in_each_step_is_the_handing_over() -> None:
+def test_idle_workers_with_wait_in_each_step_indicate_hand_over() -> None:
     passed = one_pass(wait=30.0, wait_cpu_ms=25.0 * 100, bytes=40 << 20)
     run = a_run(passed, work=20.0)
     assert first_of(run) == "hand-over"
@@ -303,7 +303,7 @@ def uneven(steps: int = 100) -> Pass:
     return passed
 
 
-def test_a_few_long_waits_of_workers_that_are_fast_enough_want_more_prefetching() -> None:
+def test_occasional_long_waits_with_fast_workers_recommend_more_prefetch() -> None:
     events = [
         Event(
             lane="step",
@@ -337,7 +337,7 @@ def test_recommended_prefetch_fits_memory() -> None:
     assert "prefetch_factor=4" in finding_of(other, "shallow-prefetch").fix
 
 
-def test_steps_that_all_wait_for_idle_workers_want_no_more_prefetching() -> None:
+def test_waits_in_every_step_with_idle_workers_do_not_recommend_prefetch() -> None:
     assert rules_of(a_run(SLOW, work=40.0)) == ["inconclusive"]
 
 
@@ -539,14 +539,14 @@ def test_other_programs_on_cores_of_step_are_named() -> None:
         (0.3, 0.6, {"gpu": "a device"}),  # which may compute meanwhile
     ],
 )
-def test_a_trainer_that_loses_no_core_to_others_is_not_on_a_busy_machine(
+def test_trainer_without_lost_cores_is_not_on_a_busy_machine(
     cpu: float, queued: float | None, machine: dict[str, Any]
 ) -> None:
     run = a_run(one_pass(compute_cpu_ms=15.0 * 100), machine=machine)
     assert "busy-machine" not in rules_of(with_trainer(run, cpu, queued))
 
 
-def test_a_loop_that_waits_for_nothing_is_compute_bound() -> None:
+def test_loop_without_waits_is_compute_bound() -> None:
     assert rules_of(a_run(one_pass())) == ["compute-bound"]
     assert rules_of(a_run(one_pass(wait=1.0), work=150.0)) == ["compute-bound"]
     without_workers = a_run(one_pass(wait=0.5), work=0.4, loader={"workers": 0})
@@ -562,7 +562,7 @@ def test_a_loop_that_waits_for_nothing_is_compute_bound() -> None:
         ([one_pass(steps=5, ended="left")], "ended early"),
     ],
 )
-def test_too_little_to_say_anything(passes: list[Pass], word: str) -> None:
+def test_too_few_steps_are_inconclusive(passes: list[Pass], word: str) -> None:
     verdict = diagnose(a_run(*passes))
     assert verdict.bound == "inconclusive"
     (only,) = verdict.findings
@@ -571,7 +571,7 @@ def test_too_little_to_say_anything(passes: list[Pass], word: str) -> None:
     assert only.fix
 
 
-def test_a_loader_that_cannot_be_looked_into_waits_for_a_cause_that_is_not_known() -> None:
+def test_opaque_loader_has_unknown_cause() -> None:
     run = a_run(
         SLOW, loader={"kind": "other", "workers": None}, tasks=0, tasks_ms=0.0, timed=0, stages={}
     )
@@ -608,7 +608,7 @@ def test_ceiling_is_rate_of_steps_without_waiting() -> None:
     assert started.now_images_per_s == pytest.approx(6 * 20 * 32 / 9.0)
 
 
-def test_workers_prepare_no_more_than_their_cores_do() -> None:
+def test_workers_prepare_no_more_than_cores_allow() -> None:
     def rate(cores: int) -> float | None:
         run = a_run(SLOW, work=320.0, machine={"cores": cores, "usable_cores": cores})
         ceiling = diagnose(run).ceiling
@@ -626,7 +626,7 @@ def test_workers_prepare_no_more_than_their_cores_do() -> None:
         (20.0, "highly input-bound"),
     ],
 )
-def test_how_far_a_run_is_bound_by_its_input(wait: float, bound: str) -> None:
+def test_input_bound_share_is_reported(wait: float, bound: str) -> None:
     run = a_run(one_pass(wait=wait), work=300.0)
     assert diagnose(run).bound == bound
     assert diagnose(run, Thresholds(moderate_pct=90, high_pct=95)).bound == "not input-bound"
@@ -674,9 +674,7 @@ def test_uncompiled_transform_is_reported_first_with_reason() -> None:
         ({"kind": "feedline", "made_by": "dataset", "accepts": ()}, False, False),
     ],
 )
-def test_no_advice_is_given_that_the_loader_would_refuse(
-    loader: dict[str, Any], cache: bool, device: bool
-) -> None:
+def test_advice_is_accepted_by_loader(loader: dict[str, Any], cache: bool, device: bool) -> None:
     """If the loader would reject an argument, the advice says so or names the prerequisite."""
     floats = one_pass(wait=30.0, bytes=101 * 40_000_000, float_bytes=101 * 40_000_000)
     run = a_run(floats, work=320.0, loader=loader, **LARGE)
@@ -689,7 +687,7 @@ def test_no_advice_is_given_that_the_loader_would_refuse(
         assert conditional != accepted, fix
 
 
-def test_batches_ahead_are_advised_by_the_argument_that_has_an_effect() -> None:
+def test_prefetch_is_recommended_by_effective_argument() -> None:
     late = times(0.0, 80)
     late += times(50.0, 20)
     shallow = one_pass(wait=10.0)

@@ -8,13 +8,13 @@ from feedline.doctor.check import CheckResult, Status, found_fault
 
 
 @pytest.mark.parametrize("name", ["", "Cores", "usable_cores", "-cores", "cores-", "cores 2"])
-def test_a_check_is_called_by_words_with_hyphens(name: str) -> None:
+def test_check_names_are_words_with_hyphens(name: str) -> None:
     with pytest.raises(ValueError, match="kebab-case"):
         CheckResult(id=name, status="ok", summary="fine")
 
 
 @pytest.mark.parametrize("status", ["warn", "fail"])
-def test_a_fault_has_a_remedy(status: Status) -> None:
+def test_failure_has_a_remedy(status: Status) -> None:
     with pytest.raises(ValueError, match="fix"):
         CheckResult(id="cores", status=status, summary="few")
     assert found_fault([CheckResult(id="cores", status=status, summary="few", fix="get more")])

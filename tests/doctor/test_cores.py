@@ -49,7 +49,7 @@ def test_line_names_limit_of_cores(changes: dict[str, object], line: str) -> Non
         ({"allotted": 4, "quota": 3.5}, "note", "warn"),
     ],
 )
-def test_few_cores_and_shares_that_do_not_add_up_are_faults(
+def test_few_cores_and_inconsistent_shares_are_failures(
     changes: dict[str, object], usable: str, share: str
 ) -> None:
     checks = list(check_cores(limits(**changes)))
@@ -59,7 +59,7 @@ def test_few_cores_and_shares_that_do_not_add_up_are_faults(
     ]
 
 
-def test_programs_get_numbers_and_none_for_no_limit() -> None:
+def test_json_has_numbers_and_null_for_no_limit() -> None:
     details = next(iter(check_cores(limits(affinity=4)))).details
     assert json.loads(json.dumps(details)) == details
     assert (details["affinity_cores"], details["quota_cores"]) == (4, None)
@@ -76,7 +76,7 @@ print(json.dumps([dict(check.details, status=check.status) for check in checks])
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
-def test_a_real_affinity_of_one_core_is_seen_and_warned_of() -> None:
+def test_real_affinity_of_one_core_is_detected() -> None:
     environ = {"SLURM_CPUS_PER_TASK": "2", "PATH": os.environ["PATH"]}
     environ |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     done = subprocess.run(

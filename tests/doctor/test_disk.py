@@ -54,7 +54,7 @@ def test_an_lmdb_without_the_package_that_reads_it_fails(
     assert (check.status, check.fix) == ("fail", "pip install lmdb")
 
 
-def test_a_cache_that_is_not_whole_is_a_fault(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_incomplete_cache_is_a_failure(jpeg_folder: Path, tmp_path: Path) -> None:
     root = tmp_path / "cache"
     build_cache(jpeg_folder, root, sizes=[16], workers=0)
     for path in (root / "16").iterdir():

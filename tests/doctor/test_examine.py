@@ -33,26 +33,26 @@ def test_each_check_runs_once_and_is_reported_immediately(jpeg_folder: Path) -> 
     assert tuple(told) == found.checks
 
 
-def test_without_a_folder_no_disk_is_looked_at() -> None:
+def test_without_folder_no_disk_is_checked() -> None:
     found = examine()
     assert [check.id for check in found.checks] == [x for x in CHECK_IDS if x not in OF_DATA]
     assert {check.id: check.status for check in found.checks}["data-folder"] == "unknown"
 
 
-def test_all_is_plain_and_goes_into_json(jpeg_folder: Path) -> None:
+def test_results_are_json_serialisable(jpeg_folder: Path) -> None:
     found = examine(str(jpeg_folder))
     plain = [asdict(each) for each in (*found.checks, *found.settings)]
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
 
 
-def test_the_settings_are_the_loaders_own_defaults() -> None:
+def test_settings_are_defaults_of_loader() -> None:
     settings = {setting.name: setting for setting in examine().settings}
     assert settings["num_workers"].value == auto_workers()
     assert settings["prefetch"].value == DEFAULT_PREFETCH
     assert all(setting.reason for setting in settings.values())
 
 
-def test_every_check_in_the_code_is_in_the_list() -> None:
+def test_every_check_in_code_is_listed() -> None:
     named = set()
     for path in Path(feedline.doctor.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -63,7 +63,7 @@ def test_every_check_in_the_code_is_in_the_list() -> None:
 
 
 @pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="tests run apart from the repository")
-def test_every_check_is_in_the_page_of_checks() -> None:
+def test_every_check_is_documented() -> None:
     page = (ROOT / "docs" / "reference" / "doctor.md").read_text()
     rows = re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)
     assert rows == list(CHECK_IDS)
@@ -76,13 +76,13 @@ def test_invalid_folder_is_rejected_before_any_output(tmp_path: Path) -> None:
     assert not told
 
 
-def test_a_machine_without_proc_and_sys_is_looked_at(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_machine_without_proc_and_sys_is_examined(jpeg_folder: Path, tmp_path: Path) -> None:
     found = {check.id: check for check in examine(str(jpeg_folder), root=tmp_path).checks}
     assert list(found) == list(CHECK_IDS)
     assert (found["disk"].status, found["gpu"].status) == ("unknown", "note")
 
 
-def test_a_machine_whose_limits_are_broken_is_looked_at(tmp_path: Path) -> None:
+def test_machine_with_invalid_limits_is_examined(tmp_path: Path) -> None:
     root = write_files(
         tmp_path,
         {
@@ -100,7 +100,7 @@ def test_a_machine_whose_limits_are_broken_is_looked_at(tmp_path: Path) -> None:
     assert found["gpu"].status == "note"
 
 
-def test_a_quota_and_a_limit_are_seen_and_the_threads_warned_of(tmp_path: Path) -> None:
+def test_quota_and_limit_are_detected_and_threads_warned_of(tmp_path: Path) -> None:
     root = write_files(
         tmp_path,
         {
@@ -118,7 +118,7 @@ def test_a_quota_and_a_limit_are_seen_and_the_threads_warned_of(tmp_path: Path) 
     assert {setting.name: setting.value for setting in examined.settings}["num_workers"] == 1
 
 
-def test_one_look_that_breaks_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_check_does_not_hide_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*_: object) -> None:
         raise RuntimeError("a strange machine")
 

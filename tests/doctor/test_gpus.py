@@ -106,7 +106,7 @@ def statuses(found: Gpus, build: TorchBuild | None, root: Path, **environ: str) 
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_without_any_gpu_nothing_is_claimed(tmp_path: Path) -> None:
+def test_without_gpu_nothing_is_reported(tmp_path: Path) -> None:
     found = find_gpus(tmp_path)
     assert found == Gpus()
     assert statuses(found, CUDA_12, tmp_path) == ["note", "unknown", "unknown"]
@@ -122,7 +122,7 @@ def test_a_card_without_a_driver_is_warned_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_the_kernels_files_give_name_driver_and_link(tmp_path: Path) -> None:
+def test_sysfs_gives_name_driver_and_link(tmp_path: Path) -> None:
     found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER, **LINK}))
     card = Gpu(name="NVIDIA A100-SXM4-40GB", address=ADDRESS)
     assert found == Gpus(nvidia=(card,), driver="570.86.15", nvidia_cards=1)
@@ -158,7 +158,7 @@ def test_nvml_reports_memory_and_cuda_version(
     assert checks[0].summary == "NVIDIA A100-SXM4-40GB, 39.0 GB of 40.0 GB free"
 
 
-def test_a_gpu_that_shares_the_hosts_memory_has_none_of_its_own(
+def test_gpu_with_shared_memory_has_no_memory_of_its_own(
     tmp_path: Path, nvml: Callable[..., None]
 ) -> None:
     nvml(memory=False)
@@ -324,7 +324,7 @@ def host_as_gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     return torch.device("cpu")
 
 
-def test_copies_are_timed_and_looked_at(host_as_gpu: torch.device) -> None:
+def test_copies_are_timed_and_verified(host_as_gpu: torch.device) -> None:
     found = measured_on(host_as_gpu)
     assert (found.device, found.address, found.problem) == ("host", ADDRESS, "")
     assert found.pinned_bytes_per_s is not None
@@ -348,9 +348,7 @@ def test_unpinnable_memory_is_reported(
     assert "pin 64 MiB" in found.problem
 
 
-def test_a_copy_that_is_another_than_its_original_is_an_error(
-    host_as_gpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_corrupted_copy_raises(host_as_gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *_, **__: self.fill_(1))
     with pytest.raises(RuntimeError, match="did not receive"):
         measured_on(host_as_gpu)

@@ -32,7 +32,7 @@ def test_failing_check_keeps_partial_result_and_names_reason(bounded: bool) -> N
     assert (two.status, two.summary) == ("unknown", "OSError: [Errno 5] Input/output error")
 
 
-def test_a_look_without_an_end_fails_and_keeps_no_one_waiting(
+def test_endless_check_fails_without_blocking(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checking, "DEADLINE_S", 0.05)

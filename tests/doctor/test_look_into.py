@@ -35,18 +35,18 @@ def test_a_small_folder_is_counted_to_the_end(tmp_path: Path) -> None:
     assert found.mean_bytes == pytest.approx(9.4)
 
 
-def test_of_other_files_the_sample_is_of_those(tmp_path: Path) -> None:
+def test_sample_of_other_files_contains_only_them(tmp_path: Path) -> None:
     fill(tmp_path, {"shards": 4}, ending=".tar", size=100)
     found = scan_folder(str(tmp_path), LONG_S)
     assert (found.images, found.estimated_files, found.mean_bytes) == (0, 4, 100)
 
 
-def test_an_empty_folder_has_nothing(tmp_path: Path) -> None:
+def test_empty_folder_has_no_files(tmp_path: Path) -> None:
     found = scan_folder(str(tmp_path), LONG_S)
     assert (found.files, found.sample, found.mean_bytes, found.complete) == (0, (), None, True)
 
 
-def test_a_tree_that_is_not_listed_to_the_end_is_estimated(
+def test_incompletely_listed_tree_is_estimated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = {f"{split}/class{n}": 4 + n % 3 for split in ("train", "val") for n in range(150)}
@@ -58,9 +58,7 @@ def test_a_tree_that_is_not_listed_to_the_end_is_estimated(
     assert found.estimated_files == pytest.approx(1500, rel=0.05)
 
 
-def test_a_flat_folder_of_too_many_has_no_estimate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_flat_folder_has_no_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, {".": 2000})
     monkeypatch.setattr(folder, "_MAX_ENTRIES", 500)
     found = scan_folder(str(tmp_path), LONG_S)
@@ -77,7 +75,7 @@ def test_zero_time_still_gives_an_answer(tmp_path: Path) -> None:
     assert found.estimated_files is None
 
 
-def test_links_in_circles_end(tmp_path: Path) -> None:
+def test_symlink_loops_end(tmp_path: Path) -> None:
     fill(tmp_path, {"a/b": 2})
     (tmp_path / "a" / "b" / "up").symlink_to(tmp_path)
     (tmp_path / "a" / "b" / "here").symlink_to(tmp_path / "a" / "b")
@@ -89,7 +87,7 @@ def test_links_in_circles_end(tmp_path: Path) -> None:
     assert found.images == 4  # linked folders count, as they do for ImageFolder
 
 
-def test_a_tree_of_any_depth_ends(tmp_path: Path) -> None:
+def test_deep_tree_ends(tmp_path: Path) -> None:
     deep = tmp_path.joinpath(*["d"] * 40)
     deep.mkdir(parents=True)
     (deep / "x.jpg").write_bytes(b"x")

@@ -27,7 +27,7 @@ from feedline.system import MemoryLimits
 GIB = 1 << 30
 
 
-def test_memory_without_a_limit_is_fine() -> None:
+def test_memory_without_limit_passes() -> None:
     check = check_memory(MemoryLimits(machine=64 * GIB, limit=None, available=60 * GIB), 8)
     assert check.status == "ok"
     assert check.details["cgroup_limit_bytes"] is None
@@ -58,7 +58,7 @@ def test_batch_memory_equals_allocation_of_loader() -> None:
         loader.close()
 
 
-def test_shared_memory_of_this_machine_is_looked_at() -> None:
+def test_shared_memory_of_machine_is_checked() -> None:
     check = check_shared_memory(1)
     if not os.path.isdir("/dev/shm"):
         pytest.skip("no /dev/shm here")
@@ -67,14 +67,14 @@ def test_shared_memory_of_this_machine_is_looked_at() -> None:
     assert check.details["feedline_needs_it"] is False
 
 
-def test_more_workers_than_shared_memory_has_room_for_are_warned_of() -> None:
+def test_more_workers_than_shared_memory_allows_is_a_warning() -> None:
     check = check_shared_memory(1_000_000)
     assert check.status == "warn"
     assert "--shm-size=" in check.fix
     assert "feedline's workers need none" in check.summary
 
 
-def test_no_shared_memory_at_all_is_warned_of(tmp_path: Path) -> None:
+def test_missing_shared_memory_is_a_warning(tmp_path: Path) -> None:
     check = check_shared_memory(1, tmp_path / "shm")
     assert (check.status, check.details["size_bytes"]) == ("warn", None)
 
@@ -88,7 +88,7 @@ print(check.status, check.details["size_bytes"])
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="no mounts of one's own here")
-def test_the_64_mb_of_a_container_are_warned_of() -> None:
+def test_shared_memory_of_64_mb_is_a_warning() -> None:
     mount = "mount -t tmpfs -o size=64m none /dev/shm && exec "
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", mount + f"{sys.executable} -c '{SMALL}'"],

@@ -53,7 +53,7 @@ def link(root: Path, number: str, to: str) -> None:
         ("strange0", "0", "", "unknown"),
     ],
 )
-def test_a_partition_is_of_its_disks_kind(
+def test_partition_has_kind_of_its_disk(
     name: str, turns: str, model: str, kind: str, tmp_path: Path
 ) -> None:
     files = disk_files(name, "8:2", turns=turns, model=model, part=f"{name}2")
@@ -78,12 +78,12 @@ def test_a_partition_is_of_its_disks_kind(
         ("9:9 / /data rw - fuseblk /dev/sdz9 rw", "unknown"),
     ],
 )
-def test_the_kind_follows_from_the_file_system(line: str, kind: str, tmp_path: Path) -> None:
+def test_kind_follows_from_file_system(line: str, kind: str, tmp_path: Path) -> None:
     found = lies_on(tmp_path, f"{ROOT}30 22 {line}\n", "/data/train", {})
     assert (found.kind, found.mount_point) == (kind, "/data")
 
 
-def test_the_innermost_mount_counts_and_of_two_the_later(tmp_path: Path) -> None:
+def test_innermost_and_latest_mount_is_used(tmp_path: Path) -> None:
     table = (
         f"{ROOT}30 22 0:50 / /data rw - tmpfs a rw\n31 30 0:51 / /data/far rw - nfs b:/ rw\n"
         "32 22 0:52 / /data rw - overlay c rw\n33 22 0:53 / /datafar rw - 9p d rw\n"
@@ -100,7 +100,7 @@ def test_a_mount_point_with_blanks_is_found(tmp_path: Path) -> None:
     assert (found.mount_point, found.source) == ("/my data\\x", "server:/a b")
 
 
-def test_several_disks_together_are_as_the_slowest(tmp_path: Path) -> None:
+def test_several_disks_count_as_the_slowest(tmp_path: Path) -> None:
     files = {
         **disk_files("nvme0n1", "", turns="0"),
         **disk_files("sda", "", turns="1", part="sda1"),
@@ -119,7 +119,7 @@ def test_several_disks_together_are_as_the_slowest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "table", ["", "\n", "1 2 3\n", "a b c d e f\n", " - \n", "22 1 8:2 / / rw - \n", "\udcff\n"]
 )
-def test_a_table_that_is_broken_is_of_no_known_disk(table: str, tmp_path: Path) -> None:
+def test_broken_mount_table_has_unknown_disk(table: str, tmp_path: Path) -> None:
     assert lies_on(tmp_path, table, "/data", {}) == Disk(kind="unknown")
 
 
@@ -128,7 +128,7 @@ def test_without_proc_no_disk_is_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts of Linux")
-def test_this_machines_own_mounts_are_read(tmp_path: Path) -> None:
+def test_mounts_of_this_machine_are_read(tmp_path: Path) -> None:
     assert find_disk("/proc").file_system == "proc"
     found = find_disk(tmp_path)
     assert os.path.realpath(tmp_path).startswith(found.mount_point)

@@ -35,13 +35,13 @@ def looked(*arguments: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("soft", "status"), [(1024, "ok"), (1023, "warn"), (31, "fail")])
-def test_a_low_limit_is_a_fault(soft: int, status: str) -> None:
+def test_low_limit_is_a_failure(soft: int, status: str) -> None:
     found = looked(soft)
     assert (found["status"], found["soft_limit"]) == (status, soft)
     assert (status == "ok") or str(found["fix"]).startswith("ulimit -n ")
 
 
-def test_a_limit_that_cannot_be_raised_has_another_remedy() -> None:
+def test_fixed_limit_has_another_remedy() -> None:
     found = looked(512, "hard")
     assert found["hard_limit"] == 512
     assert "limits.conf" in str(found["fix"])

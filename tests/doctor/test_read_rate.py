@@ -31,7 +31,7 @@ def written(folder: Path, sizes: list[int]) -> list[FoundFile]:
     return files
 
 
-def test_all_but_the_probes_are_read_once(tmp_path: Path) -> None:
+def test_probed_files_are_read_once(tmp_path: Path) -> None:
     files = written(tmp_path, [5000] * 20)
     found = measure_read_rate(files, readers=3, seconds=LONG_S)
     assert found is not None
@@ -40,13 +40,13 @@ def test_all_but_the_probes_are_read_once(tmp_path: Path) -> None:
     assert found.files_per_s == found.files / found.seconds
 
 
-def test_of_long_files_a_part_is_read(tmp_path: Path) -> None:
+def test_long_files_are_read_in_part(tmp_path: Path) -> None:
     found = measure_read_rate(written(tmp_path, [(16 << 20) + 5000] * 4), readers=1, seconds=LONG_S)
     assert found is not None
     assert (found.files, found.bytes, found.files_per_s) == (2, 32 << 20, None)
 
 
-def test_the_time_ends_it(tmp_path: Path) -> None:
+def test_time_limit_ends_reading(tmp_path: Path) -> None:
     assert measure_read_rate(written(tmp_path, [5000] * 8), readers=2, seconds=-1.0) is None
 
 
@@ -57,7 +57,7 @@ def test_empty_input_has_no_read_rate(tmp_path: Path) -> None:
     assert measure_read_rate(gone, readers=2, seconds=LONG_S) is None
 
 
-def test_one_file_is_read_and_not_known_from_where(tmp_path: Path) -> None:
+def test_single_file_has_unknown_source(tmp_path: Path) -> None:
     found = measure_read_rate(written(tmp_path, [100]), readers=8, seconds=LONG_S)
     assert found is not None
     assert (found.files, found.readers, found.read_from) == (1, 1, "unknown")

@@ -33,9 +33,7 @@ def test_parts_in_use_match_pipeline() -> None:
 
 
 @pytest.mark.parametrize("name", ["_jpeg", "_resample", "_lut"])
-def test_a_part_that_was_not_compiled_is_warned_of(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uncompiled_part_is_a_warning(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, f"feedline.images.{name}", None)
     decoder, parts = check_decoder()
     assert (parts.status, parts.details[name.removeprefix("_")]) == ("warn", False)
@@ -125,7 +123,7 @@ def test_build_without_description_raises(text: str, tmp_path: Path) -> None:
         read_torch_build(tmp_path)
 
 
-def test_reading_a_build_runs_nothing_of_it(tmp_path: Path) -> None:
+def test_inspecting_a_build_runs_no_code(tmp_path: Path) -> None:
     left = tmp_path / "left"
     (tmp_path / "version.py").write_text(
         f"open({str(left)!r}, 'w')\n__version__ = '2.5.0'\ncuda = open({str(left)!r}, 'w')\n"
@@ -160,7 +158,7 @@ def test_incompatible_build_fails(
     assert check_torch(build, gpus).status == status
 
 
-def test_no_torch_at_all_fails() -> None:
+def test_missing_torch_fails() -> None:
     assert check_torch(None, Gpus()).status == "fail"
 
 

@@ -70,7 +70,7 @@ def opencv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("cv2", None)
 
 
-def test_without_opencv_nothing_is_to_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_opencv_no_threads_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
     check = check_opencv(ALL_8, {}, measure=True)
     assert (check.status, check.details["threads"]) == ("ok", None)
@@ -82,7 +82,7 @@ def test_without_opencv_nothing_is_to_be_set(monkeypatch: pytest.MonkeyPatch) ->
     ("given", "status", "threads"),
     [("", "note", None), ("0", "note", None), ("1", "ok", 1), ("4", "note", 4), ("5", "warn", 5)],
 )
-def test_opencv_is_judged_by_its_setting_and_not_imported(
+def test_opencv_is_checked_by_environment_without_import(
     given: str, status: str, threads: int | None
 ) -> None:
     check = check_opencv(FOUR_OF_8, {"OPENCV_FOR_THREADS_NUM": given}, measure=False)
@@ -98,7 +98,7 @@ def test_invalid_opencv_setting_warns(given: str) -> None:
 
 
 @pytest.mark.usefixtures("opencv")
-def test_to_measure_asks_opencv_itself() -> None:
+def test_measuring_queries_opencv() -> None:
     check = check_opencv(FOUR_OF_8, {}, measure=True)
     assert (check.status, check.details["threads"]) == ("warn", 16)
 

@@ -247,7 +247,7 @@ def test_the_host_runs_four_steps_ahead_of_the_device_and_waits_then() -> None:
     assert len(trainer.device.default.queue) > 4
 
 
-def test_a_send_that_broke_off_leaves_no_copy_under_way_after_a_drop() -> None:
+def test_interrupted_transfer_leaves_no_copy_after_discard() -> None:
     trainer = Trainer()
 
     class Interrupt(BaseException):

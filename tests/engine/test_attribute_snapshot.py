@@ -21,7 +21,7 @@ class Listed(Dataset[Any]):
         self.samples = samples
 
 
-def test_a_list_that_has_grown_in_place_differs_however_long_it_is() -> None:
+def test_list_extended_in_place_differs_for_any_length() -> None:
     for length in (0, 3, 1000, 1001, 50_000):
         data = Listed([0.5] * length)
         for seen in (data, Subset(data, [0])):
@@ -44,7 +44,7 @@ def test_another_part_of_a_short_list_or_dict_differs() -> None:
         assert AttributeSnapshot(data) == before
 
 
-def test_another_key_of_a_dict_differs_though_its_value_is_the_same() -> None:
+def test_another_key_with_same_value_differs() -> None:
     data = Listed({"cat": 0})
     before = AttributeSnapshot(data)
     data.samples["ant"] = data.samples.pop("cat")
@@ -149,7 +149,7 @@ def test_attribute_set_on_nested_object_is_detected_and_named() -> None:
 
 
 @pytest.mark.parametrize("hold", [lambda x: x, lambda x: [x], lambda x: {"a": x}])
-def test_a_tensor_that_is_changed_in_place_differs_unless_workers_share_it(hold: Any) -> None:
+def test_tensor_changed_in_place_differs_unless_shared_with_workers(hold: Any) -> None:
     weights, shared = torch.zeros(3), torch.zeros(3).share_memory_()
     data, sharing = Listed(hold(weights)), Listed(hold(shared))
     before, before_shared = AttributeSnapshot(data), AttributeSnapshot(sharing)

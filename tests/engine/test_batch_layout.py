@@ -82,7 +82,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.sampled_from([0, 100, 1 << 20]))
-def test_any_value_comes_back_as_it_was(value: Any, memory_bytes: int) -> None:
+def test_any_value_round_trips(value: Any, memory_bytes: int) -> None:
     assert _loose(through(value, memory_bytes)) == _loose(value)
 
 
@@ -99,9 +99,7 @@ def _loose(value: Any) -> Any:
 
 
 @given(tensors(), st.integers(0, 300))
-def test_a_tensor_can_be_written_to_and_keeps_its_memory(
-    tensor: torch.Tensor, memory_bytes: int
-) -> None:
+def test_tensor_is_writable_and_keeps_its_memory(tensor: torch.Tensor, memory_bytes: int) -> None:
     first, second = through((tensor, tensor.clone()), memory_bytes)
     if first.numel() and 0 not in first.stride():
         first.fill_(1)
@@ -110,7 +108,7 @@ def test_a_tensor_can_be_written_to_and_keeps_its_memory(
 
 @pytest.mark.filterwarnings("ignore:.*support is experimental:UserWarning")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_comes_back(dtype: torch.dtype) -> None:
+def test_every_dtype_round_trips(dtype: torch.dtype) -> None:
     value = torch.arange(96, dtype=torch.uint8).remainder(2).view(dtype)
     assert plain(through(value)) == plain(value)
 
@@ -175,7 +173,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_strange_things_come_back(name: str) -> None:
+def test_unusual_values_round_trip(name: str) -> None:
     assert plain(through(STRANGE[name])) == plain(STRANGE[name])
 
 
@@ -201,7 +199,7 @@ LAYOUTS = {
 
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_sparse_tensors_come_back_and_torch_keeps_none_of_them(name: str) -> None:
+def test_sparse_tensors_round_trip_without_leak(name: str) -> None:
     sparse = LAYOUTS[name](torch.diag(torch.arange(1.0, 5)))
     back = through(sparse)
     assert (back.layout, back.shape, back.dtype) == (sparse.layout, sparse.shape, sparse.dtype)

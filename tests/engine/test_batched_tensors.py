@@ -78,7 +78,7 @@ TAKEN = {
 
 @pytest.mark.parametrize("kind", TAKEN)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_torchs_and_need_no_worker(kind: str, workers: int) -> None:
+def test_batches_match_torch_without_workers(kind: str, workers: int) -> None:
     data = TAKEN[kind]()
     theirs, ours = both(partial(copy, data), num_workers=workers)
     assert ours == theirs
@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_anything_else_is_left_to_the_dataset(kind: str) -> None:
+def test_other_datasets_use_sample_engine(kind: str) -> None:
     make, why = REFUSED[kind]
     assert why in refused(make())
     theirs, ours = both(make)
@@ -158,12 +158,12 @@ def test_anything_else_is_left_to_the_dataset(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-def test_tensors_of_other_layouts_are_left_to_it() -> None:
+def test_tensors_of_other_layouts_use_sample_engine() -> None:
     for tensor in (TABLE.to_sparse(), TABLE.to_sparse_csr(), TABLE.to_mkldnn()):
         assert "not consist of plain numbers" in refused(TensorDataset(tensor))
 
 
-def test_a_batch_of_the_largest_size_is_taken_and_one_of_no_known_size_not() -> None:
+def test_largest_supported_batch_is_accepted_and_unknown_size_is_not() -> None:
     data = TensorDataset(torch.zeros(4, MAX_BATCH_BYTES // 4, dtype=torch.uint8))
     assert refused(data, rows=4) == ""
     assert "too large" in refused(data, rows=5)
@@ -208,7 +208,7 @@ def test_memory_mapped_tensors_are_read_by_workers(tmp_path: Path) -> None:
         assert loader.worker_pids
 
 
-def test_a_tensor_that_comes_to_lie_in_a_file_is_noticed(tmp_path: Path) -> None:
+def test_tensor_moved_into_a_file_is_detected(tmp_path: Path) -> None:
     data = TensorDataset(TABLE.clone().double())
     assert refused(data) == ""
     data.tensors[0].set_(mapped(tmp_path)["numpy"])
@@ -252,14 +252,14 @@ def test_keys_other_than_plain_integers_are_passed_to_dataset() -> None:
         assert ours == theirs
 
 
-def test_keys_that_can_be_gone_through_once_are_there_for_the_samples() -> None:
+def test_one_shot_keys_are_available_to_samples() -> None:
     for data in (pair(), Subset(pair(), range(ROWS)), Subset(pair(), np.arange(ROWS, dtype="i4"))):  # type: ignore[arg-type]
         loader = feedline.DataLoader(data, batch_sampler=[iter([1, 2]), map(int, "34")])  # type: ignore[list-item]
         assert [batch[1].tolist() for batch in loader] == [[7, 14], [21, 28]]
 
 
 @pytest.mark.parametrize("data", [Subset(pair(), range(9)), TensorDataset(torch.arange(9))])
-def test_a_way_to_ask_for_many_that_is_one_datasets_own_is_taken(data: Any) -> None:
+def test_custom_getitems_is_used(data: Any) -> None:
     made = next(iter(feedline.DataLoader(many(data), batch_size=3)))
     assert made.tolist() == [0, -1, -2]
 
@@ -301,7 +301,7 @@ def test_current_tensors_are_used(workers: int) -> None:
         assert next(batches)[1].tolist() == [6, 7]
 
 
-def test_another_method_of_torchs_class_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overridden_method_of_torch_class_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = iter(feedline.DataLoader(TensorDataset(torch.arange(ROWS)), batch_size=2))
     assert next(batches)[0].tolist() == [0, 1]
     # Wrapped as decorators do it: with the names of what is wrapped.
@@ -311,7 +311,7 @@ def test_another_method_of_torchs_class_is_followed(monkeypatch: pytest.MonkeyPa
     assert "A method of TensorDataset was replaced" in refused(pair())
 
 
-def test_memory_that_was_freed_is_not_read() -> None:
+def test_freed_memory_is_not_read() -> None:
     for tensor in (torch.ones(ROWS, 100), torch.ones(ROWS, 100)[:, 1:]):
         tensor.untyped_storage().resize_(0)
         assert "memory was freed" in refused(TensorDataset(tensor))
@@ -340,7 +340,7 @@ def test_a_worker_init_fn_gets_its_workers() -> None:
         assert loader.worker_pids
 
 
-def test_batches_are_the_users_own() -> None:
+def test_batches_belong_to_the_user() -> None:
     data = pair()
     for batch in feedline.DataLoader(data, batch_size=4):
         batch[0].zero_()

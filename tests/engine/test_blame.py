@@ -65,7 +65,7 @@ def test_a_loader_names_the_sample_that_raised(workers: int) -> None:
         assert next(batches) == [1, 2]
 
 
-def test_samples_that_are_left_out_are_named_in_order() -> None:
+def test_skipped_samples_are_listed_in_order() -> None:
     bad = Raising(30)
     with DataLoader(
         Made(60, bad), batch_sampler=[KEYS], num_workers=1, collate_fn=list, on_error="skip"

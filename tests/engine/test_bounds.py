@@ -80,7 +80,7 @@ def test_dev_shm_of_16_mb_is_sufficient(tmp_path: Path) -> None:
     assert outcome(script) == "fine"
 
 
-def test_no_dev_shm_is_used_at_all() -> None:
+def test_no_dev_shm_is_used() -> None:
     others = mapped("/dev/shm")  # of other libraries
     with DataLoader(Steady(64), 32, num_workers=2, image_size=200, shuffle=True, seed=0) as loader:
         next(iter(loader))
@@ -140,7 +140,7 @@ def test_descriptors_and_memory_of_a_worker_do_not_grow() -> None:
         assert sum(sizes[-1] - sizes[4] for sizes in uss) < 1 << 20
 
 
-def test_more_memory_than_there_is_is_refused_before_anything_starts() -> None:
+def test_insufficient_memory_raises_before_anything_starts() -> None:
     before = own_family()
     with pytest.raises(ResourceError, match=r"(?s)512 workers.*MiB are available.*num_workers"):
         DataLoader(Steady(10**6), 100_000, num_workers=512, image_size=500, shuffle=True, seed=0)

@@ -63,7 +63,7 @@ def change(data: Own) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_with_a_seed_alone_an_epoch_sees_all_changes_as_torchs_does(workers: int) -> None:
+def test_seeded_epoch_sees_changes_like_torch(workers: int) -> None:
     found = []
     for kind, options in ((TorchDataLoader, {}), (DataLoader, {}), (DataLoader, {"seed": 0})):
         data = Own()
@@ -75,7 +75,7 @@ def test_with_a_seed_alone_an_epoch_sees_all_changes_as_torchs_does(workers: int
     assert found[0][1][:4] == [1, 1, 1, 1]
 
 
-def test_with_a_seed_alone_workers_end_with_the_epoch_and_make_none_of_the_next() -> None:
+def test_seeded_workers_end_with_epoch_and_prefetch_none_of_the_next() -> None:
     made = torch.zeros(30).share_memory_()
     data = Made(30, lambda index: made[index].add_(1).clone())
     with DataLoader(data, 1, num_workers=1, seed=0) as loader:
@@ -170,7 +170,7 @@ FORMS: dict[str, Any] = {
         ),
     ],
 )
-def test_labels_that_are_changed_in_a_folders_list_reach_the_next_epoch(
+def test_changed_labels_of_folder_are_used_in_next_epoch(
     root: Path, form: str, options: dict[str, Any]
 ) -> None:
     data = folder(root)
@@ -185,7 +185,7 @@ def test_labels_that_are_changed_in_a_folders_list_reach_the_next_epoch(
             assert labels == {0, label}
 
 
-def test_indices_that_are_changed_in_a_subsets_list_reach_the_next_epoch(root: Path) -> None:
+def test_changed_indices_of_subset_are_used_in_next_epoch(root: Path) -> None:
     data = folder(root)
     data.samples[0] = (data.samples[0][0], 5)
     indices = [*range(1, MANY)] * 2

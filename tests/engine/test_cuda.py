@@ -64,9 +64,7 @@ def test_batches_held_on_device_equal_those_of_cpu(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("prefetch", [1, 3])
 @pytest.mark.parametrize("own_stream", [False, True])
-def test_batches_are_right_while_the_device_lags_far_behind(
-    prefetch: int, own_stream: bool
-) -> None:
+def test_batches_are_correct_with_a_slow_device(prefetch: int, own_stream: bool) -> None:
     """With as few slots as there can be, and on the default stream or a user's own."""
     stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
     sums = []
@@ -94,7 +92,7 @@ def test_registered_memory_is_pinned_until_released() -> None:
     block.close()
 
 
-def test_a_change_of_size_and_a_restored_state_leave_nothing_stale() -> None:
+def test_size_change_and_restored_state_leave_nothing_stale() -> None:
     with loader(max_image_size=24) as made:
         state = made.state_dict()
         first = [images for images, _ in made]
@@ -157,7 +155,7 @@ def test_two_loaders_share_a_device() -> None:
     assert_same(found[1], batches("cpu", seed=4))
 
 
-def test_rows_that_cannot_be_made_are_left_out_or_raised_as_on_the_cpu() -> None:
+def test_failed_rows_are_skipped_or_raised_like_on_cpu() -> None:
     source, options = Breaking(60, {7, 20, 21}), {**OPTIONS, "on_error": "skip"}
     with DataLoader(source, 16, device="cuda", **options) as made:
         found = epochs(made)
@@ -195,7 +193,7 @@ class Squares(Dataset[Any]):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_ordinary_dataset_is_pinned_as_torch_does_it(workers: int) -> None:
+def test_user_defined_dataset_is_pinned_like_in_torch(workers: int) -> None:
     made = DataLoader(Squares(), 8, num_workers=workers, pin_memory=True)
     for step, batch in enumerate(made):
         assert batch["number"].is_pinned()
@@ -206,7 +204,7 @@ def test_an_ordinary_dataset_is_pinned_as_torch_does_it(workers: int) -> None:
         assert numbers.is_pinned()
 
 
-def test_a_pinned_batch_may_be_let_go_before_its_copy_has_run() -> None:
+def test_pinned_batch_can_be_released_before_its_copy_has_run() -> None:
     """Like in torch, its memory is not reused while the device still has to read it."""
     options = {**OPTIONS, "pin_memory": True, "prefetch": 1}
     moved = []
@@ -223,9 +221,7 @@ def test_a_pinned_batch_may_be_let_go_before_its_copy_has_run() -> None:
 
 
 @pytest.mark.parametrize("behind", [[], [RandomErasing(1.0)]], ids=["pixels", "values"])
-def test_a_recognised_pipeline_arrives_as_on_the_cpu_to_the_bit(
-    tmp_path: Path, behind: list[Any]
-) -> None:
+def test_fused_pipeline_equals_cpu_exactly(tmp_path: Path, behind: list[Any]) -> None:
     steps = [RandomResizedCrop(24), ToTensor(), Normalize([0.5] * 3, [0.2] * 3), *behind]
     data = ImageFolder(str(write_images(tmp_path)), Compose(steps))
     with DataLoader(data, 3, num_workers=2, seed=1) as here:

@@ -69,7 +69,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     made.transfer.close()
 
 
-def test_a_full_ring_comes_free_as_copies_are_done(bench: Bench) -> None:
+def test_full_ring_is_freed_as_copies_finish(bench: Bench) -> None:
     for _ in range(5):
         bench.hold_up_copies()
         bench.send()
@@ -83,7 +83,7 @@ def test_a_full_ring_comes_free_as_copies_are_done(bench: Bench) -> None:
             assert_same(*bench.receive())
 
 
-def test_a_drop_in_the_middle_of_copies_frees_their_slots(bench: Bench) -> None:
+def test_discard_during_copies_frees_their_slots(bench: Bench) -> None:
     for _ in range(5):
         bench.hold_up_copies()
         bench.send()
@@ -95,7 +95,7 @@ def test_a_drop_in_the_middle_of_copies_frees_their_slots(bench: Bench) -> None:
         assert_same(*bench.receive())
 
 
-def test_closing_in_the_middle_of_copies_unpins_the_ring_after_them(bench: Bench) -> None:
+def test_close_during_copies_unpins_ring_afterwards(bench: Bench) -> None:
     kept = []
     bench.send()
     kept.append(bench.receive())
@@ -111,7 +111,7 @@ def test_closing_in_the_middle_of_copies_unpins_the_ring_after_them(bench: Bench
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_calls_in_any_order_bring_every_batch_whole(bench: Bench, seed: int) -> None:
+def test_calls_in_any_order_deliver_every_batch(bench: Bench, seed: int) -> None:
     drawn = random.Random(seed)
     users = [torch.cuda.current_stream(), torch.cuda.Stream()]
     found: list[tuple[tuple[torch.Tensor, ...], Made]] = []

@@ -123,7 +123,7 @@ def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte() -> None:
 
 
 @pytest.mark.parametrize("way", ["segfault", "exit", *slow("kill", "hang")])
-def test_a_sample_that_ends_its_worker_once_is_simply_made_again(way: str, tmp_path: Path) -> None:
+def test_sample_that_kills_worker_once_is_redone(way: str, tmp_path: Path) -> None:
     # Of two workers that hang at the same time neither is known to be at fault.
     ways = {7: way} if way == "hang" else {7: way, 50: way}
     source = Deadly(ways, first_time_only=tmp_path)
@@ -190,7 +190,7 @@ def test_samples_that_fail_in_every_way_are_skipped_and_all_others_arrive(method
         assert len(loader.skipped) == 2 * len(ways)
 
 
-def test_an_error_in_a_worker_brings_its_traceback_and_comes_again() -> None:
+def test_worker_error_has_traceback_and_can_be_raised_again() -> None:
     loader = DataLoader(
         Deadly({5: "raise"}), 16, num_workers=2, image_size=8, shuffle=False, seed=0
     )
@@ -201,7 +201,7 @@ def test_an_error_in_a_worker_brings_its_traceback_and_comes_again() -> None:
                 next(batches)
 
 
-def test_a_source_that_no_worker_can_open_is_an_error_with_the_workers_traceback() -> None:
+def test_source_that_no_worker_can_open_raises_with_worker_traceback() -> None:
     with (
         DataLoader(Stillborn(), 16, num_workers=2, image_size=8, shuffle=True, seed=0) as loader,
         pytest.raises(WorkerError, match=r"(?s)no licence.*faulty\.py"),
@@ -209,7 +209,7 @@ def test_a_source_that_no_worker_can_open_is_an_error_with_the_workers_traceback
         next(iter(loader))
 
 
-def test_a_source_that_ends_every_worker_is_an_error_and_no_endless_loop() -> None:
+def test_source_that_kills_every_worker_raises() -> None:
     with (
         DataLoader(Unborn(), 16, num_workers=2, image_size=8, shuffle=True, seed=0) as loader,
         pytest.raises(WorkerError, match="exited with status 7"),
@@ -218,7 +218,7 @@ def test_a_source_that_ends_every_worker_is_an_error_and_no_endless_loop() -> No
 
 
 @pytest.mark.own_fork_server
-def test_closing_leaves_no_process() -> None:
+def test_close_leaves_no_process() -> None:
     before = {child.pid for child in descendants(os.getpid())}
     loader = DataLoader(
         Steady(200, row_s=0.01), 16, num_workers=3, image_size=8, shuffle=True, seed=0
@@ -241,7 +241,7 @@ def test_closing_while_the_fork_server_is_still_starting_leaves_no_process() -> 
 
 
 @pytest.mark.own_fork_server
-def test_a_loader_that_is_garbage_leaves_no_process() -> None:
+def test_garbage_collected_loader_leaves_no_process() -> None:
     before = {child.pid for child in descendants(os.getpid())}
     loader = DataLoader(Steady(), 16, num_workers=2, image_size=8, shuffle=True, seed=0)
     next(iter(loader))
@@ -289,7 +289,7 @@ def test_stopped_fork_server_does_not_delay_close() -> None:
     keeper.close()
 
 
-def test_workers_that_all_stand_still_are_an_error_and_not_an_endless_wait(
+def test_workers_that_all_hang_raise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("feedline.engine.hang_detection.OPEN_S", 1.0)
@@ -409,7 +409,7 @@ def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
 
 
 @pytest.mark.own_fork_server
-def test_a_fork_server_that_has_hung_up_is_dead_though_its_process_has_not_ended() -> None:
+def test_disconnected_fork_server_counts_as_dead() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     dying = pool_linux.ForkServer(ours, psutil.Popen(["sleep", "60"]))
     assert dying.alive()
@@ -433,7 +433,7 @@ def test_deaths_are_detected_with_blocked_signals() -> None:
 
 
 @pytest.mark.slow
-def test_fewer_workers_are_soon_fewer_however_much_is_queued(
+def test_reducing_workers_takes_effect_with_a_full_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool_linux, "_SEND_BUFFER_BYTES", 4 << 10)

@@ -79,7 +79,7 @@ def test_a_trainer_killed_while_its_child_lives_on_leaves_no_worker(tmp_path: Pa
         script.communicate()
 
 
-def test_ctrl_c_ends_the_program_once_and_quietly(tmp_path: Path) -> None:
+def test_ctrl_c_ends_program_once_and_silently(tmp_path: Path) -> None:
     script = start_script(TRAIN.format(method="forkserver", body="pass"), tmp_path)
     processes = running(script, least=4)
     os.killpg(script.pid, signal.SIGINT)  # as a terminal does: to the whole group
@@ -119,7 +119,7 @@ def test_a_loader_that_is_never_closed_ends_with_the_program(tmp_path: Path) -> 
         *slow(("simplejpeg.py", "raise OSError('no libGL')")),
     ],
 )
-def test_modules_in_the_way_do_not_keep_workers_from_starting(
+def test_shadowing_modules_do_not_prevent_workers_from_starting(
     name: str, text: str, tmp_path: Path
 ) -> None:
     # The first is found in the working directory only, the second on the path itself.
@@ -145,7 +145,7 @@ if __name__ == "__main__":
     assert (out.strip(), script.returncode) == ("64", 0), err
 
 
-def test_a_fork_server_never_hears_ctrl_c_not_even_while_it_starts() -> None:
+def test_fork_server_ignores_ctrl_c_even_while_starting() -> None:
     started = pool_linux.ForkServer.start()
     try:
         status = Path(f"/proc/{started.process.pid}/status").read_text()
@@ -218,7 +218,7 @@ def test_a_program_ends_quietly_while_a_daemon_thread_waits_for_a_batch(
 
 
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
-def test_a_thread_that_waits_for_a_batch_learns_that_its_loader_was_closed(
+def test_thread_waiting_for_a_batch_is_notified_of_close(
     method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     loader = DataLoader(Deadly({4: "hang"}), 2, num_workers=1, image_size=4, start_method=method)

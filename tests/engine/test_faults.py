@@ -119,7 +119,7 @@ def test_sample_exception_is_raised_and_next_batch_follows(name: str) -> None:
         assert not loader.worker_deaths
 
 
-def test_an_exception_without_words_arrives_by_its_class() -> None:
+def test_exception_without_message_arrives_by_its_class() -> None:
     def sample(index: int) -> int:
         raise Mute
 
@@ -152,9 +152,7 @@ def test_failing_sample_with_non_integer_key_is_named(batch_size: int | None) ->
 
 @pytest.mark.parametrize("way", ["exit", "SIGKILL"])
 @pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
-def test_a_sample_that_ends_its_worker_once_is_made_again(
-    way: str, method: str, tmp_path: Path
-) -> None:
+def test_sample_that_kills_worker_once_is_redone(way: str, method: str, tmp_path: Path) -> None:
     data = Harmful(way, 5, tmp_path)
     options: dict[str, Any] = {"start_method": method, "collate_fn": as_it_is}
     with DataLoader(data, 4, num_workers=1, **options) as loader:
@@ -162,7 +160,7 @@ def test_a_sample_that_ends_its_worker_once_is_made_again(
         assert len(loader.worker_deaths) == 1
 
 
-def test_workers_killed_at_any_moment_cost_and_double_no_batch(
+def test_workers_killed_at_any_moment_lose_and_repeat_no_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Chance may kill two workers on one sample, which is not the sample's fault here, and on a
@@ -320,7 +318,7 @@ class Promising(Drawing):
         return list(range(self.length))[index]
 
 
-def test_samples_that_do_not_go_together_are_named() -> None:
+def test_samples_that_cannot_be_collated_are_named() -> None:
     data = Made(8, lambda index: torch.ones(6 if index == 6 else 3))
     loader = DataLoader(data, 4, num_workers=1)
     with loader, pytest.raises(RuntimeError, match=r"(?s)Sample 6 is.*\[6\].*\[3\].*equal size"):
@@ -414,7 +412,7 @@ def test_unpicklable_argument_is_named_by_parameter(name: str, method: str) -> N
         iter(loader)
 
 
-def test_an_init_function_that_raises_is_heard_each_time() -> None:
+def test_failing_init_function_raises_each_time() -> None:
     def init(worker: int) -> None:
         raise ValueError(f"no {worker}")
 

@@ -41,7 +41,7 @@ def filled(samples: list[int], task_rows: int, *, by_place: bool) -> list[NDArra
 
 
 @given(st.lists(st.integers(0, 999), min_size=1, max_size=20), st.integers(1, 20), st.booleans())
-def test_a_batch_is_the_same_however_it_is_divided(
+def test_batch_is_independent_of_division_into_tasks(
     samples: list[int], task_rows: int, by_place: bool
 ) -> None:
     whole = filled(samples, len(samples), by_place=by_place)

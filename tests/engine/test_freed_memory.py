@@ -37,7 +37,7 @@ class Large(Dataset[Any]):
 
 
 @pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
-def test_large_blocks_are_had_from_the_kernel_once(method: str) -> None:
+def test_large_blocks_are_requested_from_kernel_once(method: str) -> None:
     with DataLoader(Large(), 1, num_workers=1, multiprocessing_context=method) as loader:
         faults = [int(batch) for batch in loader]
     pages = 4 * SIDE // resource.getpagesize()

@@ -158,7 +158,7 @@ def test_batches_are_the_same_on_any_number_of_workers(kind: str) -> None:
         assert batches(DATASETS[kind], num_workers=workers) == expected
 
 
-def test_they_are_the_same_in_workers_that_get_the_dataset_by_a_pickle() -> None:
+def test_batches_are_equal_in_workers_with_pickled_dataset() -> None:
     make = functools.partial(Photos, Steps(Jitter(), Layer()))
     assert batches(make, num_workers=2, start_method="forkserver") == batches(make)
 
@@ -178,7 +178,7 @@ def test_no_two_samples_have_the_same_draw(workers: int, seed: dict[str, int]) -
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("seed", [{"seed": 3}, {}])
-def test_the_remainder_of_an_epoch_is_the_same(workers: int, seed: dict[str, int]) -> None:
+def test_remainder_of_epoch_is_equal(workers: int, seed: dict[str, int]) -> None:
     options: dict[str, Any] = {"shuffle": True, **seed}
     torch.manual_seed(0)
     with DataLoader(DATASETS["all"](), BATCH, num_workers=2, **options) as loader:
@@ -221,7 +221,7 @@ def test_generators_that_a_worker_init_fn_makes_are_found() -> None:
     assert seen(num_workers=2, worker_init_fn=another) == seen()
 
 
-def test_a_collate_fn_may_have_one_too() -> None:
+def test_collate_fn_may_have_a_generator() -> None:
     def seen(workers: int) -> list[Any]:
         rng = np.random.default_rng(0)
 
@@ -256,7 +256,7 @@ def test_explain_lists_generators() -> None:
     assert "dataset." not in DataLoader([1, 2]).explain()
 
 
-def test_one_generator_counts_once_and_a_global_one_not_at_all() -> None:
+def test_shared_generator_counts_once_and_global_one_not_at_all() -> None:
     rng = np.random.default_rng(0)
     same = np.random.Generator(rng.bit_generator)
     assert len(find_generators([rng, rng, same, rng.random, {"again": (rng,)}])) == 1
@@ -278,7 +278,7 @@ def test_each_generator_has_its_own_stream() -> None:
             assert not set(ours.tolist()) & set(own.tolist())
 
 
-def test_looking_runs_no_code_and_ends() -> None:
+def test_search_for_generators_runs_no_user_code() -> None:
     class OfMeta(type):
         def __getattribute__(cls, name: str) -> Any:
             raise AssertionError(name)
@@ -331,7 +331,7 @@ def test_looking_runs_no_code_and_ends() -> None:
     )
 
 
-def test_all_that_is_drawn_from_follows_from_the_seed_alone() -> None:
+def test_all_draws_are_determined_by_seed() -> None:
     state = np.random.RandomState(0)
     generators: list[Any] = [
         state,

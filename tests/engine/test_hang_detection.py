@@ -63,7 +63,7 @@ def check(patience: HangDetector, seconds: int = 6) -> None:
         patience.record_wait(1.0)
 
 
-def test_a_worker_that_alone_is_stuck_is_replaced_when_the_others_have_nothing_left_to_do() -> None:
+def test_single_stuck_worker_is_replaced_when_others_are_idle() -> None:
     workers = Workers()
     patience = patience_on(workers)
     workers.rows, workers.ready = {0: CurrentRow(7, 0, since_ns=10)}, {1}
@@ -87,7 +87,7 @@ def test_older_tasks_of_other_workers_are_not_progress(begun_ns: int | None) -> 
     assert workers.killed == []
 
 
-def test_workers_that_are_all_stuck_are_waited_for_with_one_warning(
+def test_workers_that_are_all_stuck_cause_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     workers = Workers()
@@ -119,7 +119,7 @@ def test_a_worker_that_reads_from_storage_is_never_replaced() -> None:
     assert workers.killed == []
 
 
-def test_ready_workers_that_begin_nothing_are_an_error() -> None:
+def test_ready_workers_that_start_nothing_raise() -> None:
     workers = Workers()
     workers.ready = {0, 1}
     with pytest.raises(WorkerError):
@@ -176,7 +176,7 @@ class Warned(logging.Handler):
 
 
 @pytest.mark.parametrize("workers", [2, *slow(1)])
-def test_storage_that_stalls_is_waited_for(workers: int, row_limit: None, tmp_path: Path) -> None:
+def test_stalled_storage_is_waited_for(workers: int, row_limit: None, tmp_path: Path) -> None:
     source = Stalled(tmp_path)
     loader = DataLoader(source, 16, num_workers=workers, image_size=8, shuffle=False, seed=0)
     with loader, Warned(source.here.touch) as warned:
@@ -203,7 +203,7 @@ def test_only_hanging_sample_is_named(on_error: str, row_limit: None, tmp_path: 
         assert len(loader.worker_deaths) == 2
 
 
-def test_a_file_that_cannot_be_opened_for_long_is_waited_for(
+def test_slow_file_open_is_waited_for(
     row_limit: None, jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flag, open_now = tmp_path / "here", os.open
@@ -241,7 +241,7 @@ class Stream(IterableDataset[int]):
 
 
 @pytest.mark.parametrize("dataset", [rows, samples, Stream])
-def test_a_timeout_is_torchs_error_with_its_facts_and_the_batch_comes_later(
+def test_timeout_is_torch_error_with_facts_and_batch_arrives_later(
     dataset: Any, tmp_path: Path
 ) -> None:
     options = {"image_size": 8, "seed": 0} if dataset is rows else {}

@@ -265,7 +265,7 @@ def test_state_requested_during_a_draw_changes_nothing(workers: int) -> None:
         assert [batch.tolist() for batch in loader] == expected
 
 
-def test_a_step_that_is_set_on_a_broken_pass_is_come_to() -> None:
+def test_step_set_on_interrupted_epoch_is_reached() -> None:
     found = []
     for place in -1, 0:
         data = Numbers(40)

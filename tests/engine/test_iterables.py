@@ -153,9 +153,7 @@ def test_an_earlier_iteration_that_ends_leaves_persistent_workers_at_work() -> N
 
 @pytest.mark.parametrize("done", [0, 1])
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
-def test_after_an_epoch_that_was_left_comes_the_next(
-    workers: int, persistent: bool, done: int
-) -> None:
+def test_epoch_left_early_is_followed_by_next(workers: int, persistent: bool, done: int) -> None:
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": persistent}
     before = own_family()
     with DataLoader(WithFaults(), 2, **options) as loader:
@@ -199,7 +197,7 @@ class Waiting(IterableDataset[int]):
         return iter(range(4))
 
 
-def test_after_a_timeout_the_same_batch_is_still_to_come(tmp_path: Path) -> None:
+def test_batch_is_delivered_after_timeout(tmp_path: Path) -> None:
     with DataLoader(Waiting(tmp_path / "now"), 2, num_workers=1, timeout=1) as loader:
         batches = iter(loader)
         with pytest.raises(RuntimeError, match="timed out"):

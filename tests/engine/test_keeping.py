@@ -52,7 +52,7 @@ def is_whole(batch: list[dict[str, Any]], first: int) -> bool:
 
 
 @pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
-def test_all_batches_of_two_epochs_are_whole_at_the_end(method: str) -> None:
+def test_all_batches_of_two_epochs_are_intact_at_the_end(method: str) -> None:
     with loader(start_method=method) as batches:
         kept = [*batches, *batches]
         assert len(kept) == 2 * LENGTH // 3
@@ -62,7 +62,7 @@ def test_all_batches_of_two_epochs_are_whole_at_the_end(method: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["tensor", "array", "parts"])
-def test_one_thing_out_of_an_old_batch_is_enough_to_keep_it(what: str) -> None:
+def test_one_tensor_of_a_batch_keeps_its_memory(what: str) -> None:
     with loader() as batches:
         kept = []
         for _ in range(3):
@@ -75,7 +75,7 @@ def test_one_thing_out_of_an_old_batch_is_enough_to_keep_it(what: str) -> None:
         assert all(bool((part == index).all()) for index, part in kept)
 
 
-def test_batches_that_go_in_any_order_leave_the_others_whole() -> None:
+def test_batches_released_in_any_order_leave_others_intact() -> None:
     chance = random.Random(1)
     held: dict[int, Any] = {}
     with loader() as batches:
@@ -87,7 +87,7 @@ def test_batches_that_go_in_any_order_leave_the_others_whole() -> None:
                 assert all(is_whole(each, 3 * place) for place, each in held.items())
 
 
-def test_batches_that_go_in_other_threads_leave_the_others_whole() -> None:
+def test_batches_released_in_other_threads_leave_others_intact() -> None:
     broken: list[int] = []
 
     def reader(batch: Any, first: int, chance: random.Random) -> None:

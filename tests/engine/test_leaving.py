@@ -55,7 +55,7 @@ def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
         script.communicate()
 
 
-def test_ctrl_c_ends_the_program_once_and_quietly(tmp_path: Path) -> None:
+def test_ctrl_c_ends_program_once_and_silently(tmp_path: Path) -> None:
     script = start_script(TRAIN.format(method="fork", body="pass"), tmp_path)
     processes = running(script)
     os.killpg(script.pid, signal.SIGINT)  # as a terminal does: to the whole group
@@ -65,7 +65,7 @@ def test_ctrl_c_ends_the_program_once_and_quietly(tmp_path: Path) -> None:
     assert eventually(lambda: gone(processes))
 
 
-def test_ctrl_c_that_is_caught_costs_no_batch(tmp_path: Path) -> None:
+def test_caught_ctrl_c_loses_no_batch(tmp_path: Path) -> None:
     text = """
 from sets import Slow
 from feedline.loader import DataLoader

@@ -128,7 +128,7 @@ def test_there_are_never_more_batches_under_way_than_slots() -> None:
     assert LiveSettings(workers=1).max_in_flight(4) == 4
 
 
-def test_workers_come_and_go_with_the_settings() -> None:
+def test_workers_start_and_stop_with_settings() -> None:
     with working(SOURCE, 5, workers=1) as feed:
         feed.start(PlannedPosition(order_of(SOURCE, 5), endless=True).upcoming())
         for workers in (3, 1, 2):
@@ -139,7 +139,7 @@ def test_workers_come_and_go_with_the_settings() -> None:
                 assert take(feed, SOURCE, 1)
 
 
-def test_workers_that_a_pool_cannot_have_change_nothing() -> None:
+def test_unavailable_workers_change_nothing() -> None:
     order = order_of(SOURCE, 5)
     with working(SOURCE, 5, workers=1) as feed:
         feed.start(planned(order))

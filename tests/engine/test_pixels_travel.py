@@ -103,7 +103,9 @@ TABLES = {
 
 
 @pytest.mark.parametrize("steps", TABLES.values(), ids=TABLES)
-def test_pixels_travel_and_the_same_values_arrive(root: Path, sent: Sent, steps: list[Any]) -> None:
+def test_pixels_are_transferred_and_values_are_equal(
+    root: Path, sent: Sent, steps: list[Any]
+) -> None:
     wanted = batches(root, steps)
     assert not sent
     assert_same(batches(root, steps, device="cuda"), wanted)
@@ -154,7 +156,7 @@ def test_slots_shrink_and_pixels_stay_equal(root: Path, sent: Sent) -> None:
         assert_same(list(here), batches(root, USUAL)[1:])
 
 
-def test_a_broken_file_is_left_out_on_the_way_too(tmp_path: Path, sent: Sent) -> None:
+def test_broken_file_is_skipped_on_device_path(tmp_path: Path, sent: Sent) -> None:
     root = write_images(tmp_path)
     (root / "cats/b.png").write_bytes(b"no image")
     options: dict[str, Any] = {"on_error": "skip", "shuffle": False}
@@ -182,7 +184,7 @@ def test_step_without_pixels_raises_with_hint(root: Path, sent: Sent) -> None:
         ({"worker_init_fn": print}, "Your worker_init_fn may change the dataset"),
     ],
 )
-def test_batches_that_feedline_does_not_make_as_rows_are_refused_at_once(
+def test_batches_of_other_engines_are_rejected_immediately(
     root: Path, sent: Sent, options: dict[str, Any], said: str, device: str
 ) -> None:
     with pytest.raises(UsageError, match=rf"is only for .*{said}.*pin_memory=True"):
@@ -190,7 +192,7 @@ def test_batches_that_feedline_does_not_make_as_rows_are_refused_at_once(
 
 
 @pytest.mark.usefixtures("sent")
-def test_other_datasets_are_refused_at_once(root: Path) -> None:
+def test_other_datasets_are_rejected_immediately(root: Path) -> None:
     own = [per_size(lambda size: v1.Compose([v1.Resize((size, size)), v1.ToTensor()]))]
     with pytest.raises(UsageError, match=r'device "cuda:0" .*This ImageFolder uses'):
         loader(root, own, device="cuda")

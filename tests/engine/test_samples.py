@@ -54,7 +54,7 @@ class Weakened(Sized):
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("options", [{"image_size": 8}, {"schedule": "8x2"}])
-def test_a_size_that_nothing_asks_for_is_an_error(workers: int, options: dict[str, Any]) -> None:
+def test_unused_size_raises(workers: int, options: dict[str, Any]) -> None:
     with DataLoader(Drawing(), 4, seed=1, num_workers=workers, **options) as loader:
         for _ in range(2):
             batches = iter(loader)
@@ -68,7 +68,7 @@ def test_a_size_that_nothing_asks_for_is_an_error(workers: int, options: dict[st
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_it_is_one_for_tensors_too(workers: int) -> None:
+def test_unused_size_raises_for_tensors(workers: int) -> None:
     data = torch.utils.data.TensorDataset(torch.arange(8))
     with (
         DataLoader(data, 4, image_size=8, num_workers=workers) as loader,
@@ -86,7 +86,7 @@ def test_size_can_be_requested_by_sample_or_collate_fn() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_strength_that_nothing_asks_for_is_an_error(workers: int) -> None:
+def test_unused_strength_raises(workers: int) -> None:
     with DataLoader(Sized(), 4, seed=1, schedule=WEAK, num_workers=workers) as loader:
         batches = iter(loader)
         with pytest.raises(UsageError, match=r"strength 0\.5, but nothing in Sized asked"):
@@ -173,7 +173,7 @@ def test_samples_have_the_pixels_of_rows(
                 assert torch.equal(made[1], labels)
 
 
-def test_they_have_the_strength_and_go_to_the_users_own_collate(folder: ImageFolder) -> None:
+def test_samples_get_strength_and_user_collate(folder: ImageFolder) -> None:
     pipeline = compile_dataset(folder).pipeline
     assert pipeline is not None
     samples = Noting(pipeline)

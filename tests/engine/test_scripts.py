@@ -108,7 +108,7 @@ def test_batches_held_at_interpreter_exit_are_released_silently(tmp_path: Path) 
     assert outcome(KEPT_TO_THE_END, tmp_path) == ("fine", "")
 
 
-def test_memory_is_let_go_of_when_the_modules_it_uses_are_gone(
+def test_memory_is_released_after_its_modules_are_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     block = shared_memory.NamedMemory(None, 4096)

@@ -51,7 +51,7 @@ def test_batches_and_draws_are_the_same_everywhere(
     assert epochs(3, num_workers=workers, start_method=method) == expected
 
 
-def test_they_differ_by_epoch_and_by_seed(expected: list[Any]) -> None:
+def test_draws_differ_by_epoch_and_seed(expected: list[Any]) -> None:
     assert len({repr(epoch) for epoch in expected}) == 3
     assert epochs(1, seed=4)[0] != expected[0]
     same_order = epochs(2, shuffle=False)
@@ -105,7 +105,7 @@ def test_the_schedule_reaches_the_dataset_exact_to_the_batch(workers: int) -> No
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_size_that_is_set_in_mid_epoch_counts_from_the_next_batch(workers: int) -> None:
+def test_size_set_within_epoch_applies_to_next_batch(workers: int) -> None:
     with DataLoader(
         Sized(), 4, seed=1, schedule=SCHEDULE, shuffle=True, num_workers=workers
     ) as loader:

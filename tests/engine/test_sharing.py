@@ -163,7 +163,7 @@ class Used(Dataset[Any]):
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", *slow("spawn")])
-def test_a_queue_and_a_manager_that_were_used_before_work_in_workers(method: str) -> None:
+def test_queue_and_manager_used_before_work_in_workers(method: str) -> None:
     with multiprocessing.get_context(method).Manager() as manager:
         data = Used(method, manager.list(range(0, 640, 10)))
         data.queue.put((0, data.listed[0]))  # its thread starts, and a connection to the manager

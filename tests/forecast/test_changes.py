@@ -78,7 +78,7 @@ def test_unparsable_change_is_usage_error_with_expected_form(text: str) -> None:
 
 
 @given(st.text(max_size=40))
-def test_no_text_does_anything_else_than_to_read_or_to_be_refused(text: str) -> None:
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
     try:
         found = Changes.parse(text)
     except UsageError:

@@ -64,7 +64,7 @@ def test_intermediate_size_is_interpolated_by_pixels_and_reported() -> None:
     assert middle.basis in " ".join(str(forecast([SMALL, LARGE], "112x1,160x1,224x1")).split())
 
 
-def test_a_size_beyond_is_never_passed_for_measured() -> None:
+def test_extrapolated_size_is_marked_as_not_measured() -> None:
     beyond = rates_at([SMALL], 224)
     assert beyond.now.load.compute_ms == pytest.approx(40)
     assert beyond.now.load.work_ms == pytest.approx(60)

@@ -48,7 +48,7 @@ def near(value: float) -> Any:
     return pytest.approx(value, rel=1e-6)
 
 
-def test_workers_that_compute_make_as_many_times_as_many_up_to_the_cores() -> None:
+def test_computing_workers_scale_up_to_cores() -> None:
     phase = rates()
     assert then(phase, "workers=2").now == near(1600)
     assert (then(phase, "workers=1").then, then(phase, "workers=1").limit) == (near(800), "workers")
@@ -96,7 +96,7 @@ def test_a_level_that_was_not_measured_is_wrong_use() -> None:
         what_if([], "workers=2")
 
 
-def test_workers_that_wait_have_a_lower_and_an_upper_figure() -> None:
+def test_waiting_workers_have_a_lower_and_an_upper_estimate() -> None:
     phase = rates(224, point(work_cpu_ms=4.0, work_blocked_ms=36.0))
     found = then(phase, "workers=4")
     assert (found.low, found.then, found.high) == (near(1600), near(3200), near(3200))
@@ -118,7 +118,7 @@ def test_waits_of_several_worker_counts_predict_gain_of_more() -> None:
     assert then(serial, "workers=4").notes == ()
 
 
-def test_a_crew_that_was_tried_is_as_it_was_measured() -> None:
+def test_measured_number_of_workers_keeps_its_rate() -> None:
     one = PoolRate(load=load(workers=1), step_ms=47.0)
     phase = rates(224, point(), one)
     assert then(phase, "workers=1").then == near(32_000 / 47)
@@ -182,7 +182,7 @@ def test_measurement_error_widens_prediction() -> None:
     assert then(phase, "gpu=1").low == then(phase, "gpu=1").high
 
 
-def test_the_table_and_the_json_say_the_same() -> None:
+def test_table_and_json_agree() -> None:
     found = what_if([rates(112), rates()], "workers=4,cache=256", LEVELS)
     text = str(found)
     assert "what if workers=4, cache=256 (images/s)" in text
@@ -210,7 +210,7 @@ def test_more_cores_are_never_slower(phase: Rates, cores: int) -> None:
 
 
 @given(PHASES)
-def test_a_change_of_nothing_changes_nothing(phase: Rates) -> None:
+def test_change_to_same_value_changes_nothing(phase: Rates) -> None:
     now = phase.now.load
     level = dict.fromkeys(LEVELS, 500.0)
     for changes in (
@@ -226,7 +226,7 @@ def test_a_change_of_nothing_changes_nothing(phase: Rates) -> None:
 
 
 @given(PHASES, st.floats(0.01, 1000.0), st.integers(1, 512), st.integers(1, 4096))
-def test_whatever_is_changed_the_figure_lies_in_its_interval(
+def test_estimate_lies_in_its_interval_for_any_change(
     phase: Rates, gpu: float, workers: int, cores: int
 ) -> None:
     changes = Changes(gpu=gpu, workers=workers, cores=cores, cache=256)

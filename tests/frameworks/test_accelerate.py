@@ -57,7 +57,7 @@ def accelerator() -> Iterator[Any]:
     made.free_memory()
 
 
-def test_it_stays_the_same_object_and_its_end_is_seen(accelerator: Any) -> None:
+def test_prepared_loader_is_same_object_and_end_is_detected(accelerator: Any) -> None:
     loader = made()
     assert prepare(accelerator, loader) is loader
     assert accelerator.prepare(loader) is loader
@@ -71,7 +71,7 @@ def test_it_stays_the_same_object_and_its_end_is_seen(accelerator: Any) -> None:
         assert not accelerator.gradient_state.in_dataloader
 
 
-def test_a_loop_that_is_left_early_is_over_for_accelerate(accelerator: Any) -> None:
+def test_loop_left_early_ends_for_accelerate(accelerator: Any) -> None:
     loader = prepare(accelerator, made())
     batches = iter(loader)
     next(batches)
@@ -80,7 +80,7 @@ def test_a_loop_that_is_left_early_is_over_for_accelerate(accelerator: Any) -> N
     assert not accelerator.gradient_state.in_dataloader
 
 
-def test_save_state_and_load_state_keep_its_place(accelerator: Any, tmp_path: Path) -> None:
+def test_save_state_and_load_state_keep_position(accelerator: Any, tmp_path: Path) -> None:
     loader = prepare(accelerator, made())
     next(iter(loader))
     accelerator.save_state(str(tmp_path))
@@ -123,7 +123,7 @@ def test_skip_first_batches_uses_torch_workers(accelerator: Any) -> None:
         list(accelerate.skip_first_batches(prepare(accelerator, made()), 1))
 
 
-def test_an_accelerator_can_be_pickled_and_skips_others_loaders_as_ever(accelerator: Any) -> None:
+def test_accelerator_pickles_and_skips_other_loaders_as_usual(accelerator: Any) -> None:
     prepare(accelerator, made())
     again = pickle.loads(pickle.dumps(accelerator))
     stock = again.prepare(TorchDataLoader(list(range(6)), 2))  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ def test_an_accelerator_can_be_pickled_and_skips_others_loaders_as_ever(accelera
         (prepare, {"split_batches": True}),
     ],
 )
-def test_a_prepared_loader_and_its_accelerator_are_gone_with_their_last_names(
+def test_prepared_loader_and_accelerator_are_garbage_collected(
     put: Any, config: dict[str, Any]
 ) -> None:
     accelerator = accelerator_of(**config)
@@ -245,7 +245,7 @@ def test_iterable_datasets_and_set_epoch_use_accelerate_loader() -> None:
     assert data.epoch == 0  # of each loader's first epoch
 
 
-def test_a_stock_loader_in_its_place_is_warned_of_once_with_the_function_to_call() -> None:
+def test_replaced_stock_loader_warns_once_with_function_to_call() -> None:
     loader, accelerator = DataLoader(list(range(8)), 4), accelerator_of(split_batches=True)
     with pytest.warns(RuntimeWarning, match=r"integrations\.accelerate\.prepare"):
         assert accelerator.prepare(loader) is not loader

@@ -165,9 +165,7 @@ def test_dataset_with_set_epoch_is_rejected_with_feedline_order() -> None:
 
 @pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize("sampler", ["distributed", "turning", "shuffle"])
-def test_the_rest_of_an_epoch_of_a_wrapper_is_of_the_epoch_that_comes(
-    sampler: str, before: int
-) -> None:
+def test_remaining_epoch_of_wrapper_belongs_to_next_epoch(sampler: str, before: int) -> None:
     def found(kind: Any, put: Any) -> list[Any]:
         options: dict[str, Any] = {
             "distributed": {"sampler": DistributedSampler(NUMBERS, 1, 0)},

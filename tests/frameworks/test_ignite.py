@@ -65,7 +65,7 @@ def test_an_epoch_of_any_length(kind: str, epoch_length: int | None, workers: in
 
 
 @pytest.mark.parametrize("epoch_length", [None, 7])
-def test_a_stream(epoch_length: int | None) -> None:
+def test_iterable_stream(epoch_length: int | None) -> None:
     found = []
     for loader in KINDS:
         trainer, seen = engine()

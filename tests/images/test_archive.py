@@ -78,9 +78,7 @@ def row(source: Any, sample: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", PACKED)
-def test_an_archive_is_the_folder_that_it_was_packed_of(
-    pets: Path, tmp_path: Path, kind: str
-) -> None:
+def test_archive_equals_its_folder(pets: Path, tmp_path: Path, kind: str) -> None:
     path = PACKED[kind](pets, tmp_path / kind)
     before = sorted(path.parent.rglob("*"))
     ours, folder = ImageFolder(path, EvalCrop()), ImageFolder(pets, EvalCrop())
@@ -130,7 +128,7 @@ def test_archived_folder_has_same_names(pets: Path, tmp_path: Path, kind: str) -
         ImageFolder(path / "none")
 
 
-def test_other_endings_are_other_samples(pets: Path, tmp_path: Path) -> None:
+def test_other_extensions_are_other_samples(pets: Path, tmp_path: Path) -> None:
     path = stored(pets, tmp_path / "a.zip")
     assert len(ImageFolder(path)) == 6
     with pytest.raises(DatasetError, match=r"without images, 1 of 2: 'dogs'.*ending in \.txt"):
@@ -146,9 +144,7 @@ def test_macos_metadata_is_ignored(pets: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a.zip", "a.tar"])
-def test_of_a_name_that_comes_twice_the_later_file_counts(
-    pets: Path, tmp_path: Path, kind: str
-) -> None:
+def test_later_of_duplicate_names_is_used(pets: Path, tmp_path: Path, kind: str) -> None:
     path = (stored if kind == "a.zip" else tarred)(pets, tmp_path / kind)
     if kind == "a.zip":
         with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
@@ -164,7 +160,7 @@ def test_of_a_name_that_comes_twice_the_later_file_counts(
 # ------------------------------------------------------------------- what is kept of it
 
 
-def test_an_archive_is_looked_through_once(
+def test_archive_is_scanned_once(
     pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = stored(pets, tmp_path / "a.zip")
@@ -202,7 +198,7 @@ def test_user_cache_is_used_if_folder_is_not_writable(
     assert ImageFolder(path).fingerprint() == first
 
 
-def test_a_place_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_unwritable_location_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     columns = {"blob": np.arange(3)}
     assert archives._write_index(str(tmp_path / "there"), {}, columns)
@@ -282,7 +278,7 @@ def test_headers_that_tarfile_stumbles_over_are_damage(
 
 @pytest.mark.parametrize("name", ["/cats/1.jpg", "../cats/1.jpg", "cats/../1.jpg", "c:/a/1.jpg"])
 @pytest.mark.parametrize("kind", ["a.zip", "a.tar"])
-def test_names_that_lead_out_of_an_archive_are_refused(
+def test_names_outside_of_archive_are_rejected(
     pets: Path, tmp_path: Path, kind: str, name: str
 ) -> None:
     path = tmp_path / kind
@@ -303,7 +299,7 @@ def test_links_and_sparse_files_are_refused(pets: Path, tmp_path: Path) -> None:
         ImageFolder(tarred(pets, tmp_path / "a.tar"))
 
 
-def test_encrypted_and_strangely_packed_files_are_refused(pets: Path, tmp_path: Path) -> None:
+def test_encrypted_and_unsupported_compression_is_rejected(pets: Path, tmp_path: Path) -> None:
     path = stored(pets, tmp_path / "a.zip")
     whole = path.read_bytes()
     at = whole.index(b"PK\1\2")

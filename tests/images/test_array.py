@@ -148,7 +148,7 @@ def test_state_resumes_within_epoch(images, labels):
     ],
     ids=["dtype", "channels first", "grey", "list", "too few axes"],
 )
-def test_images_that_cannot_be_used_are_refused_with_the_cure(images, labels, bad, message):
+def test_unusable_images_are_rejected_with_hint(images, labels, bad, message):
     with pytest.raises(UsageError, match=message) as caught:
         ImageArray(bad(images), labels)
     assert caught.value.argument == "images"
@@ -173,7 +173,7 @@ def test_images_that_cannot_be_used_are_refused_with_the_cure(images, labels, ba
         (np.zeros((20, 2), [("x", "f4")]), "dtype that torch supports, got"),
     ],
 )
-def test_labels_that_do_not_fit_are_refused_with_the_cure(images, bad, message):
+def test_mismatched_labels_are_rejected_with_hint(images, bad, message):
     with pytest.raises(UsageError, match=message):
         ImageArray(images, bad)
 

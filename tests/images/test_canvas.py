@@ -71,7 +71,7 @@ class Read:
 
 @pytest.mark.parametrize("filter", FILTERS)
 @pytest.mark.parametrize("mode", ["pillow", "bytes"])
-def test_a_window_is_that_of_the_resized_whole_to_the_bit(filter, mode):
+def test_window_equals_resized_whole_exactly(filter, mode):
     rng, read_less = np.random.default_rng(1), 0
     for canvas, source, whole, corner in canvases(rng, filter):
         image = rng.integers(0, 256, (*source, 3), np.uint8)

@@ -38,7 +38,7 @@ def test_same_seed_gives_same_crop(height, width, seed):
 
 
 @given(SIDES, SIDES, SEEDS, st.integers(1, 600), st.integers(1, 600))
-def test_a_crop_found_again_on_a_copy_lies_inside_it(height, width, seed, low, narrow):
+def test_crop_on_a_copy_lies_inside(height, width, seed, low, narrow):
     box = (
         TrainCrop()
         .box(height, width, RandomStream(seed))
@@ -113,7 +113,7 @@ def test_strength_raises_the_smallest_area(strength):
     assert min(areas) < lowest + 0.1
 
 
-def test_strength_never_turns_the_scale_around():
+def test_strength_never_reverses_scale():
     crop = TrainCrop(scale=(0.1, 0.4))
     box = crop.box(1000, 1000, RandomStream(1), 0.0)
     assert 0.39 < box.height * box.width / 1e6 < 0.41
@@ -168,7 +168,7 @@ def test_window_matches_torchvision_resize_and_crop(height, width, size, fractio
 
 
 @given(SIDES, SIDES, st.integers(1, 500), SEEDS)
-def test_no_crop_is_decoded_smaller_than_its_row(height, width, size, seed):
+def test_no_crop_is_decoded_below_row_size(height, width, size, seed):
     box = TrainCrop().box(height, width, RandomStream(seed))
     by = box.shrink(height, width, size)
     assert by in (1, 2, 4, 8)

@@ -308,7 +308,7 @@ def test_tiff_is_turned_upright_once_as_pillow_does():
         b"II*\0\x08\0\0\0\x01\0\x12\x01\x02\0\x01\0\0\0\x06\0\0\0",
     ],
 )
-def test_an_orientation_that_makes_no_sense_is_upright(exif):
+def test_invalid_orientation_is_upright(exif):
     assert exif_orientation(exif) == 1
 
 
@@ -383,7 +383,7 @@ def test_a_part_outside_the_image_is_refused_whatever_the_kind():
             decoder.read(part=(40, 0, 10, 10))
 
 
-def test_an_image_is_read_once_and_none_before_it_is_ever_given_again():
+def test_images_are_read_once_and_previous_ones_never_returned():
     decoder = Decoder()
     with pytest.raises(ValueError, match="no image is open"):
         decoder.read()

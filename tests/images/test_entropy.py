@@ -74,7 +74,7 @@ def joined(head, parts, number=lambda k: k % 8):
 
 
 @pytest.mark.parametrize("library", libraries())
-def test_the_codes_are_read_here(library):
+def test_entropy_codes_are_read_natively(library):
     assert decoder_by(library).reads_codes
 
 
@@ -157,7 +157,7 @@ def test_other_segments_are_not_read():
         assert read(compiled_decoder(), without, part) is None
 
 
-def test_restart_markers_that_are_out_of_order_are_left_to_others():
+def test_restart_markers_out_of_order_fall_back():
     head, parts = segments(restarted())
     last = (HEIGHT - 20, 0, 20, WIDTH)
     good = joined(head, parts)
@@ -177,7 +177,7 @@ def test_restart_markers_that_are_out_of_order_are_left_to_others():
     assert np.array_equal(read(compiled_decoder(), filled, last), cut_out(whole(good), last))
 
 
-def test_a_segment_with_too_few_or_too_many_bytes_is_left_to_others():
+def test_segment_of_wrong_length_falls_back():
     head, parts = segments(restarted())
     part = (0, 0, 10, 60)  # of segments 0 and 1
     assert read(compiled_decoder(), joined(head, parts), part) is not None
@@ -202,7 +202,7 @@ def test_an_image_does_not_depend_on_the_codes_of_the_one_before():
         assert np.array_equal(read(decoder, data, (9, 9, 50, 60)), whole(data)[9:59, 9:69])
 
 
-def test_a_restart_interval_that_is_not_that_of_the_markers_is_left_to_others():
+def test_wrong_restart_interval_falls_back():
     data = restarted()
     at = data.index(b"\xff\xdd") + 4
     assert data[at : at + 2] == b"\0\2"
@@ -214,7 +214,7 @@ def test_a_restart_interval_that_is_not_that_of_the_markers_is_left_to_others():
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 5])
-def test_whatever_the_bytes_are_libjpegs_pixels_come_out_or_none(blocks):
+def test_any_bytes_give_pixels_of_libjpeg_or_none(blocks):
     options = {"restart_marker_blocks": blocks} if blocks else {}
     data = by_pillow(pixels=picture(70, 90), quality=85, **options)
     dice, decoder, compared, refused = np.random.default_rng(blocks), compiled_decoder(), 0, 0
@@ -243,7 +243,7 @@ def test_whatever_the_bytes_are_libjpegs_pixels_come_out_or_none(blocks):
     assert refused > 100
 
 
-def test_garbage_in_the_place_of_codes_ends_in_an_error_or_in_libjpegs_pixels():
+def test_garbage_codes_raise_or_give_pixels_of_libjpeg():
     dice, decoder = np.random.default_rng(4), compiled_decoder()
     for data in (by_pillow(), restarted(), by_pillow(optimize=True, quality=30)):
         first = scan_at(data)[0]
@@ -284,7 +284,7 @@ def test_decoder_returns_region_with_damaged_surroundings():
     assert np.array_equal(found, whole(restarted(1))[3:43, 2:102])
 
 
-def test_any_tables_samplings_and_intervals_give_libjpegs_pixels_and_damage_to_them_or_none():
+def test_random_jpegs_give_pixels_of_libjpeg_and_damaged_ones_or_none():
     dice, decoder, given = np.random.default_rng(8), compiled_decoder(), 0
     for seed in range(200):
         data = random_jpeg(dice)

@@ -179,7 +179,7 @@ def broken(kind, path, tmp_path):
 )
 @pytest.mark.parametrize("decode", ["exact", "scaled"])
 @pytest.mark.timeout(20)
-def test_whatever_is_wrong_with_a_file_is_an_image_error_that_names_it(
+def test_any_defect_of_a_file_raises_image_error_with_its_name(
     root, tmp_path, kind, message, decode
 ):
     data = ImageFolder(root, decode=decode)
@@ -310,7 +310,7 @@ def test_the_fingerprint_is_of_the_names_alone(root, tmp_path):
     assert ImageFolder(tmp_path / "moved").fingerprint() != before
 
 
-def test_threads_that_load_at_once_do_not_meet(tmp_path):
+def test_concurrent_threads_do_not_interfere(tmp_path):
     (tmp_path / "a").mkdir()
     for number in range(4):
         photograph(number, 400, 300).save(tmp_path / "a" / f"{number}.jpg")

@@ -329,7 +329,7 @@ def test_both_decoders_give_same_region(kind):
 
 
 @pytest.mark.usefixtures("way")
-def test_a_file_without_an_end_is_an_error_whatever_is_wanted_of_it():
+def test_file_without_end_raises_for_any_region():
     data = encoded()
     for length in (len(data) // 3, len(data) * 9 // 10, len(data) - 1):
         with pytest.raises(ImageError, match="ends before its last pixel"):
@@ -413,7 +413,7 @@ def lossless(height, width):
 
 
 @pytest.mark.usefixtures("way")
-def test_a_lossless_jpeg_comes_out_smaller_all_the_same():
+def test_lossless_jpeg_is_scaled():
     columns = np.repeat(np.arange(128, 168, dtype=np.uint8), 3).reshape(1, 40, 3)
     expected = np.broadcast_to(columns, (30, 40, 3))
     data = lossless(30, 40)

@@ -130,7 +130,7 @@ def test_a_state_of_other_keys_does_not_fit(keyed: Path, numbered: Path) -> None
         loader.load_state_dict(state)
 
 
-def test_a_cache_is_made_of_it(numbered: Path, tmp_path: Path) -> None:
+def test_cache_is_built_from_lmdb(numbered: Path, tmp_path: Path) -> None:
     data = ImageList.from_lmdb(numbered, "image-%09d", "label-%09d")
     build_cache(data, tmp_path / "cache", (24,), workers=1)
     cache = ImageFolder(tmp_path / "cache")

@@ -224,7 +224,7 @@ def test_a_window_that_lies_outside_is_refused(numbers):
 
 
 @pytest.mark.parametrize("shape", [(0, 90), (90, 0)])
-def test_an_image_without_pixels_is_refused(shape):
+def test_image_without_pixels_is_rejected(shape):
     row = np.full((16, 16, 3), 7, np.uint8)
     with pytest.raises(ValueError, match="must hold pixels"):
         resample(noise(*shape), row, 90, 90, 0, 0, False)
@@ -253,7 +253,7 @@ def test_arrays_of_other_shapes_and_types_are_refused():
 
 
 @pytest.mark.parametrize("flip", [0, 1, np.bool_(True), np.int64(0), None])
-def test_anything_true_mirrors(flip):
+def test_any_truthy_value_mirrors(flip):
     image, row = noise(40, 30), np.zeros((16, 16, 3), np.uint8)
     assert resample(image, row, 16, 16, 0, 0, flip)
     assert np.array_equal(row, torchs(image, (0, 0, 40, 30), (16, 16), (0, 0), 16, bool(flip)))
@@ -363,7 +363,7 @@ def test_a_box_of_one_ulp_at_the_end_reads_no_row_after_the_last(filter, down_fi
 
 
 @pytest.mark.parametrize("extent", [1e-7, 1e-300, 5e-324])
-def test_a_box_far_smaller_than_a_pixel_is_that_pixel(extent):
+def test_box_smaller_than_a_pixel_is_that_pixel(extent):
     image, row = noise(9, 12), np.zeros((70, 70, 3), np.uint8)
     assert resample(image, row, 70, 70, 0, 0, False, False, 0, (4.5, 5.5, extent, extent))
     assert (row == image[4, 5]).all()

@@ -42,7 +42,7 @@ def far(ours, reference):
 @pytest.mark.parametrize("way", ["pillow", "bytes", "floats"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("flip", [False, True])
-def test_a_box_is_theirs(way, shape, flip):
+def test_box_matches_torchvision(way, shape, flip):
     image = noise(*shape)
     row = np.zeros((64, 64, 3), np.uint8)
     fill_as(way, row, image, Box(0, 0, *shape, flip))
@@ -57,7 +57,7 @@ def test_a_box_is_theirs(way, shape, flip):
 @pytest.mark.parametrize("way", ["pillow", "bytes", "floats"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("flip", [False, True])
-def test_a_window_is_theirs(way, shape, flip):
+def test_window_matches_torchvision(way, shape, flip):
     image = noise(*shape)
     row = np.zeros((32, 32, 3), np.uint8)
     fill_as(way, row, image, Window(40, 55, 3, 7, flip))

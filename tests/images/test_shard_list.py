@@ -196,7 +196,7 @@ def test_broken_image_raises_or_is_skipped(tmp_path: Path, images: list[bytes]) 
         next(iter(loader))
 
 
-def test_a_cache_is_made_of_it(shards: Path, tmp_path: Path) -> None:
+def test_cache_is_built_from_shards(shards: Path, tmp_path: Path) -> None:
     data = ImageList.from_webdataset(shards, label="txt")
     build_cache(data, tmp_path / "cache", (24,), workers=1)
     cache = ImageFolder(tmp_path / "cache", EvalCrop())
@@ -216,7 +216,7 @@ def test_a_cache_is_made_of_it(shards: Path, tmp_path: Path) -> None:
 # ------------------------------------------------------------------- what is kept of it
 
 
-def test_a_shard_is_looked_through_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shard_is_scanned_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[str] = []
     scan = webdataset._scan_shard
 
@@ -369,7 +369,7 @@ def test_keys_that_come_twice_are_errors(tmp_path: Path, images: list[bytes]) ->
         ({"transform": 5}, "transform"),
     ],
 )
-def test_arguments_that_cannot_be_used(shards: Path, options: dict[str, Any], said: str) -> None:
+def test_invalid_arguments(shards: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         ImageList.from_webdataset(shards, **options)
 

@@ -190,7 +190,7 @@ def test_dropping_every_batch_of_any_phase_is_refused_with_the_numbers() -> None
 
 
 @pytest.mark.parametrize("seed", [-1, 0, 2**64, 2**200])
-def test_any_whole_number_will_do_as_a_seed(seed: int) -> None:
+def test_any_integer_is_a_seed(seed: int) -> None:
     order = Order(length=10, schedule=Schedule.parse("8x1"), batch_size=10, seed=seed)
     assert sorted(order.batch(0, 0).samples.tolist()) == list(range(10))
 

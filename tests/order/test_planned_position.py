@@ -127,17 +127,17 @@ def places(batches: Iterator[BatchSpec]) -> list[tuple[int, int]]:
     return [(batch.epoch, batch.step) for batch in batches]
 
 
-def test_ahead_lies_the_whole_schedule_across_epochs_and_phases() -> None:
+def test_lookahead_covers_whole_schedule() -> None:
     expected = [(epoch, step) for epoch in range(3) for step in range(STEPS[epoch])]
     assert places(PlannedPosition(ORDER, endless=False).upcoming()) == expected
 
 
-def test_without_a_schedule_the_way_ahead_has_no_end() -> None:
+def test_lookahead_is_infinite_without_schedule() -> None:
     ahead = places(islice(PlannedPosition(ORDER, endless=True).upcoming(), 14))
     assert ahead[-4:] == [(3, 0), (3, 1), (3, 2), (3, 3)]
 
 
-def test_beyond_the_schedule_the_way_ahead_is_one_epoch() -> None:
+def test_lookahead_after_schedule_is_one_epoch() -> None:
     position = PlannedPosition(ORDER, endless=False)
     position.restore(Position(epoch=7, step=1))
     assert places(position.upcoming()) == [(7, 1), (7, 2), (7, 3)]
@@ -156,7 +156,7 @@ def test_start_beyond_prefetched_batches_raises() -> None:
             position.finish()
 
 
-def test_a_change_of_size_covers_all_that_lies_ahead() -> None:
+def test_size_change_covers_whole_lookahead() -> None:
     position = PlannedPosition(ORDER, endless=False)
     assert position.set_image_size(5)
     assert {batch.image_size for batch in position.upcoming()} == {5}

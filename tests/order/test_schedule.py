@@ -27,7 +27,7 @@ def test_blanks_and_capitals_do_not_matter(text: str) -> None:
     )
 
 
-def test_phases_without_a_size_are_written_as_own_and_all_of_them_are() -> None:
+def test_phases_without_size_are_written_as_own_and_cannot_be_mixed() -> None:
     schedule = Schedule.parse("ownx2@512, ownx1")
     assert schedule.phases == (Phase(epochs=2, batch_size=512), Phase(epochs=1))
     assert (str(schedule), schedule.image_sizes) == ("ownx2@512,ownx1", ())
@@ -67,7 +67,7 @@ def test_number_out_of_range_is_named_with_its_part(part: str, name: str) -> Non
     assert repr(part) in str(caught.value)
 
 
-def test_a_number_of_more_digits_than_python_reads_is_refused_as_a_schedule() -> None:
+def test_number_with_too_many_digits_is_a_schedule_error() -> None:
     with pytest.raises(ScheduleError, match="at '9999"):
         Schedule.parse("9" * 10_000 + "x1")
 
@@ -113,7 +113,7 @@ def test_phase_out_of_range_raises_with_value(name: str, value: object) -> None:
         Phase(**{**good, name: value})  # type: ignore[arg-type]
 
 
-def test_a_schedule_is_taken_in_every_form_a_user_writes() -> None:
+def test_schedule_is_accepted_in_every_form() -> None:
     phase = Phase(image_size=8, epochs=2)
     schedule = Schedule((phase,))
     for form in (schedule, "8x2", phase, [phase], (phase,), iter([phase])):

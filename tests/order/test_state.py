@@ -123,9 +123,7 @@ def test_a_state_resumes_on_other_ranks_at_the_same_global_batch(
         ({"world_size": 2}, "'global_batch_size': 4.*'global_batch_size': 8"),
     ],
 )
-def test_a_state_of_another_run_is_refused_with_the_difference(
-    other: dict[str, Any], said: str
-) -> None:
+def test_state_of_another_run_is_rejected_with_difference(other: dict[str, Any], said: str) -> None:
     with pytest.raises(StateError, match=said):
         resume(state_at(), replace(ORDER, **other))
 
@@ -229,7 +227,7 @@ junk = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(state_at())), junk))
-def test_a_damaged_state_is_refused_or_is_a_position_that_exists(damage: dict[str, Any]) -> None:
+def test_damaged_state_is_rejected_or_a_valid_position(damage: dict[str, Any]) -> None:
     try:
         found = resume({**state_at(), **damage}, ORDER)
     except StateError:

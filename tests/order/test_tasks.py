@@ -23,7 +23,7 @@ def test_no_task_is_empty_or_above_the_limit(rows: int, task_rows: int) -> None:
 
 
 @given(rows, task_rows)
-def test_tasks_are_as_few_and_as_equal_as_can_be(rows: int, task_rows: int) -> None:
+def test_tasks_are_few_and_equal(rows: int, task_rows: int) -> None:
     counts = [count for _, count in divide_rows(rows, task_rows)]
     assert len(counts) == -(-rows // task_rows)
     assert max(counts, default=0) - min(counts, default=0) <= 1

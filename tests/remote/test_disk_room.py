@@ -80,7 +80,7 @@ def test_the_limit_holds_for_many_writers_together(tmp_path) -> None:
     assert limit * 0.9 < used(tmp_path) <= limit + 8 * 8192
 
 
-def test_a_disk_is_not_filled_up(tmp_path, monkeypatch) -> None:
+def test_disk_is_not_filled_completely(tmp_path, monkeypatch) -> None:
     disk = shutil.disk_usage(tmp_path)
     usage = disk._replace(total=10**9, free=10**9 // 20 + 4096)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)

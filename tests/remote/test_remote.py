@@ -131,9 +131,7 @@ def test_missing_parts_of_task_are_requested_concurrently(
     assert same(ours, batches(ImageFolder(caches / "jpeg")))
 
 
-def test_no_more_requests_are_sent_at_a_time_than_was_said(
-    server: RangeServer, tmp_path: Path, apart: None
-) -> None:
+def test_concurrent_requests_are_limited(server: RangeServer, tmp_path: Path, apart: None) -> None:
     few = {"batch_size": 3}
     data = ImageFolder(f"{server.url}/jpeg", local_dir=tmp_path, storage_options=few)
     batches(data)
@@ -141,7 +139,7 @@ def test_no_more_requests_are_sent_at_a_time_than_was_said(
     assert images_asked(server) == COUNT
 
 
-def test_images_that_lie_side_by_side_travel_in_one_request(
+def test_adjacent_images_share_one_request(
     remote: ImageFolder, server: RangeServer, caches: Path
 ) -> None:
     ours = batches(remote, shuffle=False)

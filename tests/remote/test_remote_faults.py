@@ -165,7 +165,7 @@ def test_request_is_retried_after_two_failures_and_batches_are_equal(
     assert max(asked.values()) == 3
 
 
-def test_a_server_that_comes_back_is_waited_for(
+def test_server_is_retried_until_available(
     remote: ImageFolder, server: RangeServer, wanted: list[torch.Tensor], clock: Clock
 ) -> None:
     def come_back() -> None:
@@ -267,7 +267,7 @@ def endless(status: int, length: bool) -> Callable[[Answer], bool]:
 
 @pytest.mark.parametrize("status", [200, 206, 404, 503])
 @pytest.mark.parametrize("length", [False, True])
-def test_a_body_without_end_is_not_read(
+def test_endless_body_is_not_read(
     server: RangeServer, tmp_path: Path, status: int, length: bool, clock: Clock
 ) -> None:
     server.fault = endless(status, length)
@@ -368,7 +368,7 @@ def test_silent_server_times_out(
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_nothing(server: RangeServer, cache: Path, tmp_path: Path) -> None:
+def test_full_disk_does_not_fail(server: RangeServer, cache: Path, tmp_path: Path) -> None:
     script = (
         "import resource, torch, logging\n"
         "from feedline import DataLoader, ImageFolder\n"

@@ -151,7 +151,7 @@ def test_missing_parts_of_task_are_requested_concurrently(
     assert server.most_in_flight == 16
 
 
-def test_no_more_requests_are_sent_at_a_time_than_was_said(
+def test_concurrent_requests_are_limited(
     server: RangeServer, listed: Listed, tmp_path: Path
 ) -> None:
     second = threading.Event()
@@ -501,7 +501,7 @@ def test_a_server_that_is_slow_costs_the_images_that_did_not_come_in_time_alone(
     assert sum(asked.values()) == COUNT + 1
 
 
-def test_a_server_without_parts_of_files_will_do(
+def test_server_without_range_requests_is_supported(
     remote: ImageList, server: RangeServer, wanted: list[Any]
 ) -> None:
     def whole(answer: Answer) -> bool:
@@ -515,7 +515,7 @@ def test_a_server_without_parts_of_files_will_do(
 @pytest.mark.parametrize(
     ("length", "said"), [(10**12, "above the limit"), (None, "does not declare the length")]
 )
-def test_a_body_without_end_is_not_read(
+def test_endless_body_is_not_read(
     remote: ImageList, server: RangeServer, length: int | None, said: str
 ) -> None:
     def endless(answer: Answer) -> bool:
@@ -584,9 +584,7 @@ def test_single_wrong_response_is_harmless(
     assert server.asked(".jpg") == 2 * COUNT
 
 
-def test_redirects_that_lead_nowhere_are_not_followed_again(
-    remote: ImageList, server: RangeServer
-) -> None:
+def test_broken_redirects_are_not_followed_again(remote: ImageList, server: RangeServer) -> None:
     server.fault = lambda answer: answer.redirect(answer.path) is None
     with pytest.raises(ImageError, match=r"cannot be read: TooManyRedirects"):
         made(remote, 24, 0, 0)
@@ -625,7 +623,7 @@ def test_local_disk_smaller_than_epoch_is_used_as_far_as_possible(
     assert 0 < server.asked(".jpg") - before < COUNT
 
 
-def test_an_image_that_is_too_large_for_its_place_is_fetched_each_time(
+def test_image_larger_than_limit_is_fetched_each_time(
     remote: ImageList, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_copies, "_MAX_IMAGE_BYTES", 100)

@@ -154,7 +154,7 @@ def test_thousands_of_epochs_are_drawn_in_some_hundred(tmp_path: Path) -> None:
     assert len(chart.epochs) <= 9
 
 
-def test_a_start_that_went_on_is_marked(tmp_path: Path) -> None:
+def test_resumed_start_is_marked(tmp_path: Path) -> None:
     found = learned(tmp_path, line(1), line(2), line(3), line(4))
     run = recorded()
     assert build_report(run, verdict(), found).went_on_at is None

@@ -68,7 +68,7 @@ def assert_harmless(text: str) -> Elements:
     return made
 
 
-def test_a_page_is_one_file_that_asks_for_nothing(facts: ReportData) -> None:
+def test_page_is_self_contained(facts: ReportData) -> None:
     text = page(facts, "runs/1")
     made = assert_harmless(text)
     policy = [a["content"] for tag, a in made.found if a.get("http-equiv")]
@@ -112,7 +112,7 @@ def test_every_figure_has_a_text_alternative(facts: ReportData) -> None:
     assert all(figures)
 
 
-def test_whatever_things_are_called_it_is_text() -> None:
+def test_names_are_escaped() -> None:
     said = verdict(
         findings=[
             Finding(
@@ -131,7 +131,7 @@ def test_whatever_things_are_called_it_is_text() -> None:
     assert notebook.text.count("<script>alert(1)</script>") == 4
 
 
-def test_odd_characters_of_names_are_spelt() -> None:
+def test_unusual_characters_of_names_are_escaped() -> None:
     name = "a\x00b\x1b[31mc\u202ed\udce9"
     text = page(build_report(named(name), UNKNOWN), name)
     assert "a\\x00b\\x1b[31mc\\u202ed\\udce9" in text

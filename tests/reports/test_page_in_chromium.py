@@ -88,7 +88,7 @@ def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Opened]:
 
 
 @pytest.mark.parametrize("name", ["usual", "nasty", "long"])
-def test_a_page_asks_for_nothing_and_complains_of_nothing(opened: Opened, name: str) -> None:
+def test_page_makes_no_requests_and_logs_no_errors(opened: Opened, name: str) -> None:
     tab = opened(name)
     assert [url.rpartition("/")[2] for url in tab.asked] == [f"{name}.html"]
     assert tab.said == []
@@ -98,7 +98,7 @@ def test_a_page_asks_for_nothing_and_complains_of_nothing(opened: Opened, name: 
 
 @pytest.mark.parametrize("name", ["usual", "nasty", "long", "notebook"])
 @pytest.mark.parametrize("width", [320, 1600, *slow(360, 768)])
-def test_nothing_sticks_out_of_the_page(opened: Opened, name: str, width: int) -> None:
+def test_nothing_overflows_the_page(opened: Opened, name: str, width: int) -> None:
     tab = opened(name, width=width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     wide = tab.evaluate(
@@ -125,7 +125,7 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_in_light_and_dark(opened: Opened, scheme: str) -> None:
+def test_text_has_contrast_in_light_and_dark_mode(opened: Opened, scheme: str) -> None:
     tab = opened("usual", scheme=scheme)
     back = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert back == {"light": "rgb(255, 255, 255)", "dark": "rgb(13, 17, 23)"}[scheme]
@@ -135,7 +135,7 @@ def test_text_stands_out_in_light_and_dark(opened: Opened, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_kinds_of_idleness_differ_without_colour(opened: Opened, scheme: str) -> None:
+def test_kinds_of_idleness_are_distinguishable_without_colour(opened: Opened, scheme: str) -> None:
     tab = opened("usual", scheme=scheme)
     tab.evaluate(
         """() => {

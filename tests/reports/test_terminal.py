@@ -68,7 +68,7 @@ def test_report_has_verdict_ceiling_split_findings_figures_and_tables(
         assert words in text, words
 
 
-def test_an_inconclusive_report_is_the_reason_alone() -> None:
+def test_inconclusive_report_only_shows_reason() -> None:
     lines = printed(report_view(build_report(recorded(), UNKNOWN), "x", BLOCKS, 100)).splitlines()
     text = " ".join(lines)
     for words in (

@@ -56,7 +56,7 @@ def test_ipython_in_a_terminal_gets_text(
     assert "Highly input-bound" in capsys.readouterr().out
 
 
-def test_loaders_say_it_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+def test_loaders_have_a_why_method(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = TensorDataset(torch.arange(12))
     with feedline.DataLoader(numbers, batch_size=2) as loader:
         assert len(list(loader)) == 6

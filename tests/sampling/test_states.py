@@ -140,7 +140,7 @@ def test_state_resumes_with_another_start_method(method: str) -> None:
         assert one_epoch(other) == rest
 
 
-def test_asking_for_states_changes_no_order() -> None:
+def test_requesting_states_changes_no_order() -> None:
     for order in ("stateful", "stateful by generator", "distributed", "sequential"):
         with loader(order, 1) as asked, loader(order, 1) as never_asked:
             for _ in range(3):
@@ -298,7 +298,7 @@ DAMAGES = [None, "x", -1, 3.5, [], {}, True, 10**30, [1], b"x"]
     "order",
     ["shuffle", "stateful by generator", "seed", *slow("generator", "distributed", "stateful")],
 )
-def test_damaged_states_are_refused_and_nothing_else_goes_wrong(order: str) -> None:
+def test_damaged_states_are_rejected_without_side_effects(order: str) -> None:
     whole = loader(order, 1)
     epoch = iter(whole)
     next(epoch)
@@ -353,7 +353,7 @@ def test_lazy_sampler_resumes_with_same_draws() -> None:
         assert one_epoch(other) == rest[0]
 
 
-def test_a_state_between_epochs_draws_nothing_and_settles_nothing() -> None:
+def test_state_between_epochs_draws_nothing() -> None:
     data = Made(9, int)
     torch.manual_seed(5)
     loader = DataLoader(data, 2, shuffle=True)
@@ -709,7 +709,7 @@ def test_keys_of_a_state_count_by_value(form: str) -> None:
         loader(1).load_state_dict(state)
 
 
-def test_whole_numbers_have_the_digest_that_they_always_had() -> None:
+def test_integer_keys_keep_their_digest() -> None:
     loader = DataLoader(DATA, 4, sampler=[5, 3, 0, 9, 1, 2, 8])  # type: ignore[arg-type]
     next(iter(loader))
     assert loader.state_dict()["drawn"] == 2944524804

@@ -36,7 +36,7 @@ def test_images_equal_those_of_another_format(
         np.testing.assert_array_equal(found, expected)
 
 
-def test_its_damage_is_found_and_repaired(cache: Path, jpeg_folder: Path) -> None:
+def test_damage_is_found_and_repaired(cache: Path, jpeg_folder: Path) -> None:
     (path,) = (cache / "24").iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[:100] + b"\0" * 10 + whole[110:])

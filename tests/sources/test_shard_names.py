@@ -49,7 +49,7 @@ def test_braces_expand_like_in_webdataset() -> None:
         ("0}.tar", "unmatched brace"),
     ],
 )
-def test_braces_that_cannot_be_meant_are_refused(text: str, said: str) -> None:
+def test_invalid_braces_are_rejected(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         _expand_braces(text)
 

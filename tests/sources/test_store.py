@@ -148,7 +148,7 @@ def test_table_rows_equal_those_of_folder(folder):
     assert relabelled.fingerprint() != store.fingerprint()
 
 
-def test_the_words_of_a_transform_tell_all_that_decides_the_pixels(folder):
+def test_repr_of_transform_covers_everything_that_affects_pixels(folder):
     class Own:
         def place(self, height, width, item):
             return TrainCrop().place(height, width, item)

@@ -122,7 +122,7 @@ def test_workers_beyond_display_limit_are_followed(proc: Proc) -> None:
     assert {process.cpu_s for process in watch.summarise()[1:]} == {0.3}
 
 
-def test_files_that_the_kernel_does_not_show_are_unknown_not_zero(proc: Proc) -> None:
+def test_hidden_kernel_files_are_unknown_not_zero(proc: Proc) -> None:
     (proc.folder / str(os.getpid()) / "io").unlink()
     (proc.folder / str(os.getpid()) / "task" / str(os.getpid()) / "schedstat").unlink()
     watch = ProcessWatch(proc.folder)
@@ -139,7 +139,7 @@ def test_without_a_proc_the_time_on_a_core_is_still_known(tmp_path: Path) -> Non
     assert trainer.major_faults is None
 
 
-def test_a_real_process_is_seen_to_work() -> None:
+def test_real_process_is_measured() -> None:
     watch = ProcessWatch()
     work = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
     with subprocess.Popen(

@@ -290,7 +290,7 @@ def test_returned_run_does_not_change() -> None:
     assert msgspec.json.encode(run) == before
 
 
-def test_threads_may_tell_of_passes_of_their_own() -> None:
+def test_threads_may_record_their_own_epochs() -> None:
     recorder = Recorder()
     errors: list[BaseException] = []
 
@@ -408,7 +408,7 @@ def test_reconfigured_loader_keeps_cpu_time_of_its_workers() -> None:
     assert (run.loaders, run.tasks, run.use.worker_deaths) == ([LOADER, other], 7, 1)
 
 
-def test_a_pass_that_cannot_be_ended_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epoch_that_cannot_be_ended_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     told = Told(recorder)
     told.batch(1)

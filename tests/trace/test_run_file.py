@@ -99,7 +99,7 @@ def test_field_of_wrong_type_is_named(run: Run, tmp_path: Path) -> None:
         lambda run: run["machine"].update(usable_cores=10**9),
     ],
 )
-def test_figures_that_nothing_can_have_measured_are_damage(
+def test_impossible_figures_are_damage(
     run: Run, spoil: Callable[[Any], object], tmp_path: Path
 ) -> None:
     broken = json.loads(msgspec.json.encode(run))
@@ -173,7 +173,7 @@ DEEP = b"[" * 200_000 + b"]" * 200_000
         (b'"sample_sizes":{"3"', b'"sample_sizes":{"999999999"'),
     ],
 )
-def test_a_hostile_file_is_damaged(old: bytes, new: bytes, run: Run, tmp_path: Path) -> None:
+def test_malicious_file_is_damaged(old: bytes, new: bytes, run: Run, tmp_path: Path) -> None:
     file = write_run(run, tmp_path)
     data = file.read_bytes()
     assert old in data

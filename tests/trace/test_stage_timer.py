@@ -55,7 +55,7 @@ def noted() -> Iterator[Noted]:
     assert not stage_timer.timed
 
 
-def test_laps_divide_a_timed_task_among_its_stages(noted: Noted, clock: Clock) -> None:
+def test_laps_divide_timed_task_into_stages(noted: Noted, clock: Clock) -> None:
     noted.skip(FIRST_TIMED)
     stage_timer.begin_task(noted.page)
     assert stage_timer.timed
@@ -131,7 +131,7 @@ def test_a_task_within_a_task_is_a_part_of_it(noted: Noted) -> None:
     assert noted.read().tasks == 1
 
 
-def test_a_task_that_was_broken_off_is_dropped_by_its_page_alone(noted: Noted) -> None:
+def test_interrupted_task_is_discarded_by_its_page(noted: Noted) -> None:
     assert stage_timer.begin_task(noted.page)
     stage_timer.drop_task(None)
     stage_timer.drop_task(StagePage(np.zeros(PAGE_WORDS, np.int64)))
@@ -143,7 +143,7 @@ def test_a_task_that_was_broken_off_is_dropped_by_its_page_alone(noted: Noted) -
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_is_at_no_task(noted: Noted) -> None:
+def test_forked_process_has_no_task(noted: Noted) -> None:
     assert stage_timer.begin_task(noted.page)
     if (child := os.fork()) == 0:
         os._exit(0 if stage_timer.begin_task(noted.page) else 1)

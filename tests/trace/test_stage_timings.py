@@ -128,7 +128,7 @@ def test_samples_are_counted_by_octaves() -> None:
     )
 
 
-def test_pages_are_read_by_seat_and_joined() -> None:
+def test_pages_are_read_by_worker_id_and_merged() -> None:
     pages = np.zeros((3, PAGE_WORDS), np.int64)
     StagePage(pages[2]).task(1, 2 * MS + 1)
     assert worker_pids(pages) == [os.getpid()]
@@ -144,7 +144,7 @@ def test_pages_are_read_by_seat_and_joined() -> None:
     assert found[2].tasks == 1, "what was joined is as it was"
 
 
-def test_the_page_is_read_without_harm_whatever_it_holds() -> None:
+def test_any_page_content_is_read_safely() -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
         read_page(rng.integers(-(1 << 62), 1 << 62, PAGE_WORDS))

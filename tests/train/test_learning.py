@@ -188,7 +188,7 @@ def test_a_phase_sets_dropout_and_stochastic_depth() -> None:
     assert found[2] == pytest.approx((0.4, 0.1, 0.2))
 
 
-def test_a_step_never_asks_for_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_never_synchronises_for_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = small_state(opt="sgd")  # AdamW counts its steps in tensors on the CPU
 
     def ask(_: torch.Tensor) -> float:
@@ -201,7 +201,7 @@ def test_a_step_never_asks_for_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not loss.requires_grad
 
 
-def test_a_restored_learner_steps_on_as_the_saved_one() -> None:
+def test_restored_state_steps_like_saved_one() -> None:
     one, two = small_state(), small_state(seed=1)
     for seed in range(3):
         train_step(one, *batch(8, seed=seed))

@@ -60,7 +60,7 @@ def test_signal_to_one_rank_stops_all(tiny_set: Path, tmp_path: Path, forked: Fo
     assert [said_in(tmp_path, rank)["stopped_by"] for rank in range(2)] == [None] * 2
 
 
-def test_ranks_that_seldom_look_stop_at_the_same_step(
+def test_ranks_with_rare_checks_stop_at_same_step(
     tiny_set: Path, tmp_path: Path, forked: Forks
 ) -> None:
     recipe = {"model": "test_resnet", "schedule": "24x3", "batch_size": 4}

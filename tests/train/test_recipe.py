@@ -130,7 +130,7 @@ def test_phases_with_settings_of_their_own_read_back() -> None:
         ("64x1", "a phase is a table"),
     ],
 )
-def test_a_phase_that_cannot_be_is_refused(phase: object, said: str) -> None:
+def test_invalid_phase_is_rejected(phase: object, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         Recipe(schedule=[phase])  # type: ignore[list-item]
 

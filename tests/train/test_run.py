@@ -56,7 +56,7 @@ def uninterrupted(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return out
 
 
-def test_a_run_learns_and_keeps_its_accounts(tiny_set: Path, tmp_path: Path) -> None:
+def test_run_learns_and_records_history(tiny_set: Path, tmp_path: Path) -> None:
     report = Recorder()
     result = run(tiny_set, tmp_path / "out", report, lr=0.01)
     assert result.stopped_by is None
@@ -289,7 +289,7 @@ print(len(result.records), *report.notes, sep="\\n")
 
 
 @pytest.mark.slow
-def test_a_disk_that_gets_full_does_not_end_a_training(tiny_set: Path, tmp_path: Path) -> None:
+def test_full_disk_does_not_end_training(tiny_set: Path, tmp_path: Path) -> None:
     """From the second epoch on no file may be larger than a page."""
     script = tmp_path / "full.py"
     script.write_text(FULL)

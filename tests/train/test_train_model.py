@@ -14,7 +14,7 @@ from feedline.train.checkpoint import load_checkpoint
 MODEL = "test_resnet.r160_in1k"
 
 
-def test_a_model_is_trained_gone_on_with_and_trained_again_from_its_file(
+def test_model_is_trained_resumed_and_trained_again_from_its_file(
     tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -34,7 +34,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_run_is_judged_as_it_was_validated(data: Path, trained: Path) -> None:
+def test_run_is_evaluated_as_in_validation(data: Path, trained: Path) -> None:
     weights = load_trained(trained, CPU)
     found = evaluate_folder(weights, data / "val", precision=FLOAT, workers=0, batch_size=5)
     assert found.top1 == weights.top1
@@ -45,9 +45,7 @@ def test_a_run_is_judged_as_it_was_validated(data: Path, trained: Path) -> None:
     json.dumps(found.as_dict(), allow_nan=False)
 
 
-def test_some_classes_in_another_order_are_judged_by_their_names(
-    data: Path, trained: Path, tmp_path: Path
-) -> None:
+def test_reordered_classes_are_evaluated_by_name(data: Path, trained: Path, tmp_path: Path) -> None:
     shutil.copytree(data / "val" / "class2", tmp_path / "some" / "class2")
     weights = load_trained(trained, CPU)
     found = evaluate_folder(weights, tmp_path / "some", precision=FLOAT, workers=0)

@@ -37,7 +37,7 @@ def make_state() -> TrainState:
     return TrainState(Seen(), recipe, device=CPU, precision=torch.float32)
 
 
-def test_each_shape_is_met_largest_first_and_nothing_is_left() -> None:
+def test_each_shape_is_warmed_up_largest_first_without_leftovers() -> None:
     made, other = make_state(), make_state()
     for each in (made, other):
         torch.manual_seed(1)

@@ -88,7 +88,7 @@ def test_insignificant_alternative_is_not_recommended(other: AlternativeTrial) -
     assert "scaled" not in found.phases[0].reason + found.snippet
 
 
-def test_the_fastest_way_is_recommended() -> None:
+def test_fastest_alternative_is_recommended() -> None:
     slower = AlternativeTrial(name="the originals", trial=trial(640.0))
     assert phase(slower, scaled(700.0)).recommended == scaled(700.0)
 
@@ -113,7 +113,7 @@ def photographs(root: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
-def test_ways_are_compared_on_the_same_crops(tmp_path: Path, monkeypatch: Any) -> None:
+def test_alternatives_are_compared_on_same_crops(tmp_path: Path, monkeypatch: Any) -> None:
     root, cache = photographs(tmp_path / "photographs"), tmp_path / "cache"
     build_cache(root, cache, [48, 96])
     from feedline.tuning import folder

@@ -57,7 +57,7 @@ def test_the_largest_is_found_in_few_trials(start: int, per_image: int) -> None:
     most=st.integers(1, 5000),
     breaks=st.floats(1, 3),
 )
-def test_whatever_kernels_choose_the_largest_is_found(
+def test_largest_size_is_found_for_any_kernel_choice(
     fixed: int,
     per_image: float,
     steps: list[tuple[int, int]],

@@ -35,7 +35,7 @@ def test_the_same_batches_are_estimated(name: str, size: int) -> None:
         assert advised == pytest.approx(rows, rel=0.05, abs=8)
 
 
-def test_no_batch_is_advised_that_did_not_run_on_a_real_gpu() -> None:
+def test_no_recommended_batch_failed_on_a_real_gpu() -> None:
     published = json.loads(RESULTS.read_text())["published"]
     bounded = [one for one in published if one["failed"] is not None]
     assert len(bounded) > 20

@@ -83,7 +83,7 @@ def test_outliers_are_not_drawn() -> None:
 
 
 @pytest.mark.parametrize("found", [tuned(), tuned(phase(112, {}, None))])
-def test_nothing_is_drawn_of_nothing(found: TuningResult) -> None:
+def test_empty_result_is_not_drawn(found: TuningResult) -> None:
     assert "nothing was measured" in " ".join(drawn(found).itertext())
 
 

@@ -66,7 +66,7 @@ def test_lower_precision_has_room_for_more() -> None:
     assert lower.largest > 1.3 * plain.largest
 
 
-def test_a_batch_that_the_schedule_names_stays_or_does_not_fit() -> None:
+def test_batch_size_of_schedule_is_kept_or_does_not_fit() -> None:
     found = feedline.find_batch_size(small_model(), "64x1@100,128x1", gpu_memory=2)
     assert [phase.bound for phase in found.phases] == ["asked", "memory"]
     assert found.phases[0].rows == 100

@@ -270,7 +270,7 @@ def test_out_of_memory_errors_of_libraries_are_recognised(said: str) -> None:
     assert not is_out_of_memory(ValueError(said))
 
 
-def test_memory_that_is_out_on_the_way_is_searched_around() -> None:
+def test_failing_sizes_are_searched_around() -> None:
     model = small_model()
     what = training(model, loss=lambda outputs, labels: class_loss(outputs, labels))
     plain = tried(what, "32x1", BoundedMemory(3 * MB))

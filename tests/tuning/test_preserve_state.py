@@ -63,7 +63,7 @@ def tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 @pytest.mark.parametrize("make", OPTIMIZERS)
 @pytest.mark.parametrize("trained", [False, True], ids=["new", "in training"])
 @pytest.mark.parametrize("fails", [False, True], ids=["runs", "raises"])
-def test_everything_is_as_it_was(
+def test_everything_is_restored(
     make: Callable[[Any], torch.optim.Optimizer], trained: bool, fails: bool
 ) -> None:
     net = model()

@@ -111,7 +111,7 @@ def test_waiting_work_needs_no_core() -> None:
     assert not slow  # of seven that are needed, and nowhere near
 
 
-def test_no_crew_is_tried_that_would_have_to_be_faster_than_it_is_large() -> None:
+def test_no_trial_requires_more_than_linear_speedup() -> None:
     """Three workers instead of four needed; two trials have shown the best possible rate."""
     training = Simulated(own_ms=25.0, cpu_ms=0.0, blocked_ms=100.0, cores=2, workers=1, noise=0.003)
     training_of_few = Search(WorkerLimits(cores=2), LoaderSetting(workers=2, prefetch=2), 40.0)
@@ -121,7 +121,7 @@ def test_no_crew_is_tried_that_would_have_to_be_faster_than_it_is_large() -> Non
     assert training_of_few.best.workers == 4
 
 
-def test_more_ahead_that_was_in_vain_is_not_tried_with_more_workers() -> None:
+def test_useless_depth_is_not_tried_with_more_workers() -> None:
     """Batches are uneven, but steps wait for something else."""
 
     class InVain(Uneven):

@@ -115,7 +115,7 @@ def test_other_memory_is_reported(file: Path, times: float, differs: bool) -> No
     ] * differs
 
 
-def test_a_file_that_does_not_say_its_memory_is_taken(file: Path) -> None:
+def test_file_without_memory_is_accepted(file: Path) -> None:
     assert warnings_of(file, memory_bytes=None) == []
 
 
@@ -171,12 +171,12 @@ def test_invalid_file_is_reported(tmp_path: Path, text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("given", [7, b"tuned", ["tuned.json"]])
-def test_settings_are_a_path(given: Any) -> None:
+def test_settings_may_be_a_path(given: Any) -> None:
     with pytest.raises(UsageError, match="path of a file"):
         DataLoader(images(), 8, image_size=16, settings=given)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_file(tmp_path: Path) -> None:
     for path in (tmp_path / "none.json", tmp_path, tmp_path / "no\0name"):
         with pytest.raises(UsageError, match="cannot be read"):
             DataLoader(images(), 8, image_size=16, settings=path)

@@ -43,7 +43,7 @@ def searched(training: Simulated, start: int, ceiling: bool = True) -> Search:
 @pytest.mark.parametrize("start", [1, 4, 100])
 @pytest.mark.parametrize("ceiling", [True, False])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_fewest_workers_that_are_as_fast_as_any_are_found(
+def test_smallest_fastest_number_of_workers_is_found(
     work: dict[str, Any], start: int, ceiling: bool, seed: int
 ) -> None:
     training = Simulated(workers=1, seed=seed, noise=0.003, **work)
@@ -56,14 +56,14 @@ def test_the_fewest_workers_that_are_as_fast_as_any_are_found(
     assert len(search.trials) <= 5
 
 
-def test_the_step_that_bounds_is_seen() -> None:
+def test_compute_bound_step_is_detected() -> None:
     assert searched(Simulated(own_ms=100.0, cpu_ms=30.0, cores=8, workers=1), 8).is_compute_bound
     assert not searched(
         Simulated(own_ms=10.0, cpu_ms=200.0, cores=8, workers=1), 8
     ).is_compute_bound
 
 
-def test_without_figures_of_the_work_the_search_halves() -> None:
+def test_search_bisects_without_work_figures() -> None:
     """Like with torch's loader, whose workers are not observed."""
     training = Simulated(own_ms=20.0, cpu_ms=110.0, cores=16, workers=1)
 
@@ -79,7 +79,7 @@ def test_without_figures_of_the_work_the_search_halves() -> None:
     assert training.step_ms(search.best.workers) <= 1.03 * training.best_ms()
 
 
-def test_a_crew_keeps_to_its_limits() -> None:
+def test_number_of_workers_respects_limits() -> None:
     training = Simulated(own_ms=1.0, cpu_ms=100.0, cores=16, workers=1)
     search = Search(WorkerLimits(cores=16, more=0), LoaderSetting(workers=3, prefetch=2), None)
     first = search.next()
@@ -106,7 +106,7 @@ def test_memory_for_two_more_is_memory_for_two_more_in_all() -> None:
 @pytest.mark.parametrize("times", [3.0, 10.0])
 @pytest.mark.parametrize("own_ms", [5.0, 20.0, 60.0])
 @pytest.mark.parametrize("start", [1, 4, 16])
-def test_batches_that_come_unevenly_are_made_further_ahead(
+def test_uneven_batches_are_prefetched_deeper(
     every: int, times: float, own_ms: float, start: int
 ) -> None:
     training = Uneven(batch_ms=100.0, every=every, times=times, own_ms=own_ms)

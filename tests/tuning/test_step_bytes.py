@@ -196,7 +196,7 @@ def test_model_that_rejects_size_raises() -> None:
     rows=st.integers(1, 4096),
     room=st.integers(0, 500_000),
 )
-def test_between_counts_it_is_never_too_little(
+def test_estimate_between_measured_sizes_is_never_too_low(
     lines: list[tuple[int, int]], rows: int, room: int
 ) -> None:
     def true(n: int) -> int:

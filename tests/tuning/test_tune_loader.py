@@ -46,7 +46,7 @@ def first_numbers(loader: DataLoader[Any]) -> list[int]:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_a_crew_that_keeps_up_is_found_and_the_loader_is_as_it_was() -> None:
+def test_sufficient_workers_are_found_and_loader_is_restored() -> None:
     with DataLoader(Far(0.005), 8, shuffle=True, seed=0, num_workers=1) as plain:
         expected = first_numbers(plain)
     with DataLoader(Far(0.005), 8, shuffle=True, seed=0, num_workers=1) as loader:
@@ -184,7 +184,7 @@ class Sevens(IterableDataset[int]):
         return iter([7] * 9)
 
 
-def test_loaders_whose_crew_cannot_change_are_refused() -> None:
+def test_loaders_with_fixed_workers_are_rejected() -> None:
     anything: Any = [1, 2, 3]
     with pytest.raises(UsageError, match=r"feedline\.DataLoader.*list"):
         tune(anything, step_ms=1)

@@ -52,7 +52,7 @@ class Named(DataLoader[Any]):
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals cannot wait here")
-def test_workers_do_not_hear_of_ctrl_c_and_this_process_does() -> None:
+def test_workers_ignore_ctrl_c_and_this_process_does_not() -> None:
     before = own_family()
     tried = TunableTorchLoader(DataLoader(Far(0.0), 8, num_workers=2))
     tried.change(LoaderSetting(workers=2, prefetch=2))
@@ -67,7 +67,7 @@ def test_workers_do_not_hear_of_ctrl_c_and_this_process_does() -> None:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_workers_that_keep_up_are_found_and_the_loader_is_as_it_was() -> None:
+def test_sufficient_workers_are_found_and_loader_is_restored() -> None:
     generator = torch.Generator().manual_seed(3)
     loader = DataLoader(Far(0.005), 8, shuffle=True, num_workers=1, generator=generator)
     states = torch.get_rng_state(), generator.get_state()

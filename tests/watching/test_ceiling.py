@@ -47,7 +47,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def test_data_for_free_leaves_the_step(clock: Clock) -> None:
+def test_free_data_leaves_step_time(clock: Clock) -> None:
     def step(batch: torch.Tensor) -> None:
         assert batch.shape == (4, 3, 8, 8)
         clock.now_s += 1.0
@@ -120,7 +120,7 @@ def test_files_are_dropped_from_memory(jpeg_folder: Path, monkeypatch: pytest.Mo
         assert sorted(dropped) == files
 
 
-def test_files_that_are_gone_are_named(tmp_path: Path, jpeg_folder: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path, jpeg_folder: Path) -> None:
     folder = datasets.ImageFolder(str(jpeg_folder))
     folder.samples = [(str(tmp_path / "gone.jpg"), 0)] * len(folder)
     assert "gone.jpg" in module._drop_from_page_cache(DataLoader(folder))

@@ -547,7 +547,7 @@ else:
 
 
 @pytest.mark.parametrize("arguments", [["keep"], *slow([])])
-def test_all_passes_are_written_wherever_the_loop_is(arguments: list[str], tmp_path: Path) -> None:
+def test_all_epochs_are_written_for_any_loop(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(IN_A_FUNCTION)
     done = subprocess.run(
         [sys.executable, "main.py", *arguments],

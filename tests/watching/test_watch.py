@@ -178,7 +178,7 @@ def test_stages_of_a_transform_are_named_and_the_slow_sample_by_its_path(jpeg_fo
     assert run.use.worker_threads is not None
 
 
-def test_a_loop_that_breaks_off_is_left(recwarn: pytest.WarningsRecorder) -> None:
+def test_loop_that_breaks_off_is_recorded_as_left(recwarn: pytest.WarningsRecorder) -> None:
     watched = watch(DataLoader(Drawing(), 4, num_workers=2))
     for _ in watched:
         break
@@ -243,7 +243,7 @@ def test_a_generator_is_watched_once() -> None:
     assert (second.batches, second.ended) == (0, "exhausted")
 
 
-def test_a_list_of_batches_is_watched_as_often_as_one_likes() -> None:
+def test_list_of_batches_can_be_watched_repeatedly() -> None:
     watched = watch([torch.zeros(4)] * 3)
     assert len(watched) == 3
     assert len(list(watched)) + len(list(watched)) == 6
@@ -264,7 +264,7 @@ def worker_of(index: int) -> str:
 
 
 @pytest.mark.parametrize("method", ["fork", *slow("spawn")])
-def test_a_users_worker_init_fn_runs_and_is_the_loaders_again(method: str) -> None:
+def test_worker_init_fn_of_user_runs_and_is_restored(method: str) -> None:
     loader = DataLoader(
         Made(2, worker_of),
         1,
@@ -286,7 +286,7 @@ def test_a_users_worker_init_fn_that_raises_raises() -> None:
     assert only(watched).ended == "raised"
 
 
-def test_a_loader_that_cannot_begin_raises_and_is_as_it_was() -> None:
+def test_loader_that_cannot_start_raises_and_is_unchanged() -> None:
     class Broken(DataLoader[Any]):
         def __iter__(self) -> Any:
             raise OSError("no such bucket")
@@ -422,7 +422,7 @@ def run_script(text: str, folder: Path, **environment: str) -> subprocess.Comple
     )
 
 
-def test_a_process_that_is_forked_has_a_run_of_its_own(tmp_path: Path) -> None:
+def test_forked_process_has_its_own_run(tmp_path: Path) -> None:
     done = run_script(FORKED, tmp_path)
     assert (done.stdout, done.returncode) == ("well\n", 0), done.stderr
 

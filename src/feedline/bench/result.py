@@ -120,7 +120,7 @@ class BenchmarkResult:
 
     @property
     def loader_to_bare(self) -> dict[str, Spread]:
-        """Ratio of feedline's rate to that of bare processes, by the files both read."""
+        """Ratio of the feedline rate to the rate of bare processes, by the files both read."""
         rows = {
             files: (self.row("feedline", files), self.row("bare", files))
             for files in ("originals", "copies")

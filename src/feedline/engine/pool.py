@@ -160,7 +160,7 @@ class WorkerPool(ABC):
         return {k for k in self._workers if table[k, READY] and not table[k, TASK]}
 
     def starting(self) -> set[int]:
-        """Ids of the workers that have not opened the source yet."""
+        """Ids of the workers that are still opening the source."""
         return {k for k in self._workers if not self._heartbeats[k, READY]}
 
     def waits_for_storage(self, worker_id: int) -> bool:

@@ -3,7 +3,7 @@
 A sample of a TensorDataset is a row of each of its tensors. If a batch is small, copying its rows
 takes less time than a message to a worker.
 
-Guarantees: the result of torch's default collate for the tensors' current values; never raises
+Guarantees: the same result as torch's default collate for current tensor values; never raises
 during inspection. Not used, with the reason, if the dataset, its Subsets or the collate function
 are not torch's own and unmodified, if a batch is too large to be copied within `next()`, or if a
 tensor is mapped from a file, because reading it may wait for a disk.

@@ -1,6 +1,6 @@
 """Image formats that Pillow decodes.
 
-Guarantees: the pixels of `Image.open(file).convert(mode)`, for RGB those of torchvision's loader;
+Guarantees: the pixels of `Image.open(file).convert(mode)`, for RGB like torchvision's loader;
 of an animation, its first frame. The header's pixel count is checked before memory of that size is
 allocated. All errors of Pillow become ImageErrors; no warning is issued; Pillow's settings are not
 changed (if a user set `ImageFile.LOAD_TRUNCATED_IMAGES` in this process, Pillow completes truncated

@@ -7,7 +7,7 @@ pixels of the same distribution. Arguments that cannot be followed raise an erro
 
 On the CPU workers normalise, with the same values: there is no transfer that would overlap it.
 
-Relies on: the attributes of torch's DataLoader and of timm's PrefetchLoader.
+Relies on: attributes of `torch.utils.data.DataLoader` and `timm.data.loader.PrefetchLoader`.
 """
 
 from __future__ import annotations

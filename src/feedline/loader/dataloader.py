@@ -225,7 +225,7 @@ class DataLoader(TorchDataLoader[_T]):
         """The decorator passes these arguments to `_init_from_arguments`."""
 
     def _init_from_arguments(self, arguments: Arguments) -> None:
-        """Build the loader; the attributes of torch's class and the arguments are set first."""
+        """Build the loader; attributes of the torch class and the arguments are set first."""
         completed = add_saved_settings(arguments)
         added_before = set(vars(self))  # by a subclass
         with name_file_in_errors(arguments.settings):

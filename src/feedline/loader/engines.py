@@ -42,7 +42,7 @@ __all__ = ["NO_ENGINE", "Engine", "EngineRecord", "InProcessEngine", "Skipped", 
 
 
 class WorkerHandle:
-    """Worker process with the methods of torch's worker objects that public code calls.
+    """Worker process with the methods of a torch worker that public code calls.
 
     It never refers to a later process with the same id. `pid` is None before the start.
     """

@@ -1,7 +1,7 @@
 """Engine and position for an IterableDataset: torch's iterator, with its workers and sharding.
 
-Guarantees: the batches of torch's DataLoader, from a position on. If Ctrl-C interrupts `next`, the
-next call returns the same batch.
+Guarantees: the same batches as torch's DataLoader, from any position. If Ctrl-C interrupts `next`,
+the next call returns the same batch.
 """
 
 from __future__ import annotations

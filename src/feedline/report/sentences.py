@@ -47,15 +47,15 @@ class StepPart:
     share: float | None
 
 
-def headline(judged: AnyDiagnosis) -> str:
+def headline(diagnosis: AnyDiagnosis) -> str:
     """Describe the diagnosis in a sentence."""
-    if judged.bound == "inconclusive":
+    if diagnosis.bound == "inconclusive":
         return "Inconclusive: too little was measured to find the bottleneck of this run."
-    compute_bound = any(finding.rule == "compute-bound" for finding in judged.findings)
-    bound = "Compute-bound" if compute_bound else judged.bound.capitalize()
-    if finite(judged.wait_pct) is None:
+    compute_bound = any(finding.rule == "compute-bound" for finding in diagnosis.findings)
+    bound = "Compute-bound" if compute_bound else diagnosis.bound.capitalize()
+    if finite(diagnosis.wait_pct) is None:
         return f"{bound}; the data wait was not measured."
-    return f"{bound}: data wait is {as_percent(judged.wait_pct)} of the time."
+    return f"{bound}: data wait is {as_percent(diagnosis.wait_pct)} of the time."
 
 
 def parts(split_ms: dict[str, float | None]) -> list[StepPart]:

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 NPY_HEADER_BYTES = 128
-"""Length of numpy's header before the pixels of a raw image, the same for any uint8 image."""
+"""Length of the .npy header before the pixels of a raw image, the same for any uint8 image."""
 
 CopyBytes: TypeAlias = "bytes | memoryview | Pixels"
 """Bytes that stay valid as long as they are referenced."""

@@ -56,7 +56,7 @@ def hand_over(facts: RunFacts) -> Finding | None:
     lanes, hand = facts.lanes, facts.hand_cpu_ms
     if lanes is None or not facts.workers or not facts.waits or hand is None or _tiny(facts):
         return None
-    beside = max(0.0, (lanes.all_cpu_ms or 0.0) - lanes.cpu_ms)
+    outside = max(0.0, (lanes.all_cpu_ms or 0.0) - lanes.cpu_ms)
     if not _hand_over_limits(facts, lanes):
         return None
 
@@ -73,7 +73,7 @@ def hand_over(facts: RunFacts) -> Finding | None:
         rule="hand-over",
         cause="Batches are ready, but handing them from process to process takes long.",
         evidence=f"a step waits {ms(facts.wait_ms)}, of which the training thread itself works "
-        f"{ms(hand)} to take over {size(facts.bytes)}; workers spend {ms(beside)} outside their "
+        f"{ms(hand)} to take over {size(facts.bytes)}; workers spend {ms(outside)} outside their "
         f"tasks, and make batches {percent(lanes.busy)} of the time",
         fix="Return batches as few large tensors, not as many small ones or as Python objects; "
         "feedline.DataLoader hands over shared memory. A custom sampler also runs in this thread: "

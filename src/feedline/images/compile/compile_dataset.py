@@ -85,9 +85,9 @@ class CompiledDataset:
 
 
 def compile_dataset(dataset: object, sizes: Sequence[int] = ()) -> CompiledDataset:
-    """Compile an image folder of torchvision or timm, or Subsets and ConcatDatasets of folders.
+    """Compile a torchvision or timm image folder, or Subsets and ConcatDatasets of such folders.
 
-    Or a feedline source with a transform of another library, or a Subset of one.
+    Also accepts feedline sources with transforms of other libraries, and Subsets of such sources.
 
     Args:
         sizes: image sizes of the loader, in pixels: a `feedline.per_size` in the transform is

@@ -119,7 +119,7 @@ class ReadOptions(DecodeOptions):
         return cls(settings.max_pixels, pillow=settings, max_tries=max_tries)
 
     def __str__(self) -> str:
-        """Options that affect pixels, after a comma; "" for those of torchvision's loader."""
+        """Options that affect pixels, after a comma; "" if equal to torchvision's loader."""
         return ", decode='scaled'" * self.scaled + ", exif=True" * self.exif
 
 

@@ -358,7 +358,7 @@ _CALLED = (
     *("__call__", "__getattr__", "_call_impl", "_wrapped_call_impl", "forward"),
     *("__getitem__", "__getitems__", "__iter__", "__len__"),
 )
-"""Methods of torch's modules and datasets that matter: other packages add methods to them."""
+"""Relevant methods of torch modules and datasets: other packages add methods to them."""
 
 
 def unchecked_version(library: str) -> str:

@@ -73,7 +73,7 @@ def pair(transforms: Callable[..., Any]) -> Pair:
     Neither image nor mask is rotated by its Exif orientation.
 
     Steps with known equivalents are fused, from the first step on: the crops, resizes, pads, flips,
-    colours and conversions of torchvision's v2, in a v2 Compose. The remaining steps run unchanged
+    colours and conversions of torchvision v2, in a v2 Compose. The remaining steps run unchanged
     after them, on the whole sample; `explain()` tells which and why. The pipeline, torchvision and
     Pillow are inspected at this call: call it again after a change.
 

@@ -448,7 +448,7 @@ class PipelinePerSize(SamplePipeline):
 
 
 def _join(described: Iterable[tuple[str, Description]], *, repeats: bool = True) -> Description:
-    """Join the descriptions of named pipelines. `repeats`: list fused steps for each of them."""
+    """Join the descriptions of named pipelines. `repeats`: list fused steps per pipeline."""
     fused, unchanged, notes = list[str](), dict[str, None](), dict[str, None]()
     for name, (steps, more_unchanged, more_notes) in described:
         new = [step for step in steps if repeats or step not in fused]

@@ -13,7 +13,7 @@ Relies on: `images._photometric`: without it no step is replaced. On PIL images 
 input: tensors have another arithmetic. On a policy accessing an image only through the methods and
 functions that are replaced here, and on its magnitudes depending only on its arguments; operations
 without a replacement run themselves, on an `ArrayImage`. On torchvision's and timm's functions
-changing no image in place; on the attributes of Pillow's images.
+changing no image in place; on attributes of `PIL.Image.Image`.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ def compile(transform: Callable[..., Any]) -> Compiled | Views:
     docs/explanation/how-it-works.md. Other steps run unchanged, in their places; any other pipeline
     runs unchanged, on the opened file or the image. `explain()` tells which and why. Changes
     to these libraries by a user (a replaced function or method, a hook, a subclass) are detected at
-    this call: call it again after a change of the pipeline, of Pillow or of torch's default dtype.
+    this call: call it again after a change of the pipeline, Pillow or torch's default dtype.
 
     A class of your own runs unchanged, also one that only calls transforms with the image, like
     MoCo's and DINO's: use `feedline.views` for several views of an image.
