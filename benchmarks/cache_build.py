@@ -36,10 +36,10 @@ from report import machine, save, spread, table, versions
 
 from feedline import build_cache
 from feedline.bench.pool import ProcessPool, ProcessState, Send
-from feedline.cache.build_shards import BuildState
+from feedline.cache.job import BuildState
 from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.spec import make_levels
-from feedline.images.codec_registry import DEFAULT_MAX_PIXELS
+from feedline.images.codec_registry import DecodeOptions
 from feedline.system import usable_cores
 
 PACKAGES = ("feedline", "torch", "numpy", "simplejpeg", "pillow", "xxhash")
@@ -57,7 +57,7 @@ def encode(
 ) -> float:
     """In a bare process: make copies for `seconds`; return images per second."""
     levels = make_levels(sizes, quality=quality, raw=False)
-    encoder = LevelEncoder(levels, exif=False, max_pixels=DEFAULT_MAX_PIXELS)
+    encoder = LevelEncoder(levels, DecodeOptions())
     images = state["images"]
     encoder.make_copies(images[0])
     start = now = time.perf_counter()

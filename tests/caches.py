@@ -82,7 +82,7 @@ def stopping(call: str) -> list[str]:
     """
     script = (
         "import os\n"
-        "from feedline.cache.add_size import add_size\n"
+        "from feedline.cache.build import add_size\n"
         "def progress(said):\n"
         "    if said.new_images:\n"
         f"        os._exit({STOPPED})\n"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from caches import contents, images, made, photo, photos
-from feedline.cache.add_size import add_size
+from feedline.cache.build import add_size
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.manifest import read_manifest
 

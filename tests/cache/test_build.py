@@ -20,6 +20,7 @@ from feedline import ImageFolder
 from feedline.cache.build import build_cache
 from feedline.cache.level_encoder import LevelEncoder
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
+from feedline.images.codec_registry import DecodeOptions
 from feedline.sources.manifest import Level
 from feedline.sources.remote_cache import open_cache
 from processes import eventually, newcomers, own_family
@@ -63,7 +64,7 @@ def test_small_image_is_copied_unchanged(odd_photos: Path, tmp_path: Path) -> No
 
 def test_copies_are_ordinary_jpegs_with_restart_markers() -> None:
     shades = np.linspace(0, 255, 300 * 400 * 3).reshape(300, 400, 3).astype(np.uint8)
-    encoder = LevelEncoder([Level(side=96, quality=95)], exif=False, max_pixels=1 << 20)
+    encoder = LevelEncoder([Level(side=96, quality=95)], DecodeOptions())
     (copy,) = encoder.make_copies(shades).images
     interval = copy.index(b"\xff\xdd\x00\x04")  # ITU T.81, B.2.4.4
     assert int.from_bytes(copy[interval + 4 : interval + 6], "big") == 4
@@ -197,7 +198,7 @@ def test_build_does_not_resume_with_other_settings(odd_photos: Path, tmp_path: P
         build_cache(odd_photos, tmp_path / "cache", (16,), quality=90)
     broken.write_bytes(whole)
     build_cache(odd_photos, tmp_path / "cache", (16,), workers=1)
-    with pytest.raises(UsageError, match=r"already is a webdataset cache of 16 px JPEG q95"):
+    with pytest.raises(UsageError, match=r"holds a cache with levels .*'16 px JPEG q95'.*, not"):
         build_cache(odd_photos, tmp_path / "cache", (16, 24))
 
 

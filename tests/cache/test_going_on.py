@@ -17,9 +17,8 @@ from PIL import Image
 
 from cache_contents import everything, shown
 from feedline import ImageFolder
-from feedline.cache import build_shards
-from feedline.cache.add_size import add_size
-from feedline.cache.build import build_cache
+from feedline.cache.build import add_size, build_cache
+from feedline.cache.job import BuildState
 from feedline.cache.level_encoder import LevelEncoder
 from feedline.errors import DatasetError, UsageError
 from slow import slow
@@ -29,7 +28,7 @@ lmdb = pytest.importorskip("lmdb")
 
 def counted(odd_photos: Path, root: Path, **options: Any) -> tuple[Any, int]:
     """Build a cache; return it with the number of images that this build made."""
-    seen: list[build_shards.BuildState] = []
+    seen: list[BuildState] = []
     made = build_cache(odd_photos, root, (16, 24), workers=2, progress=seen.append, **options)
     return made, seen[-1].new_images if seen else 0
 
@@ -125,7 +124,7 @@ def test_leftovers_of_finished_build_do_not_block_the_next(
     assert not (root / "unfinished").exists()
 
 
-def copied(said: build_shards.BuildState, to: Path) -> None:
+def copied(said: BuildState, to: Path) -> None:
     if said.new_images == 70:
         shutil.copytree(to.parent / "other" / "unfinished", to)
 
@@ -138,7 +137,7 @@ def test_build_keeps_existing_qualities(odd_photos: Path, tmp_path: Path, finish
     Image.new("RGB", (50, 40), (9, 99, 200)).save(ImageFolder(odd_photos).path(5))
     if not finished:
 
-        def stop(said: build_shards.BuildState) -> None:
+        def stop(said: BuildState) -> None:
             raise RuntimeError("stopped")
 
         with pytest.raises(RuntimeError, match="stopped"):
@@ -197,7 +196,7 @@ def test_full_disk_is_reported_and_build_resumes_later(
 def test_damaged_record_is_ignored(odd_photos: Path, tmp_path: Path, damage: str) -> None:
     root = tmp_path / "cache"
 
-    def stop(said: build_shards.BuildState) -> None:
+    def stop(said: BuildState) -> None:
         if said.new_images == 70:
             raise RuntimeError("stopped")
 

@@ -16,7 +16,7 @@ import pytest
 
 from caches import FORMATS, contents, made, photo, photos
 from feedline.cache import destination
-from feedline.cache.add_size import add_size
+from feedline.cache.build import add_size
 from feedline.cache.shard import ShardTransfer
 from feedline.sources.cache_formats import _LmdbMerger
 from feedline.sources.lmdb_store import LMDB_FILE

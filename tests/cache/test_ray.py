@@ -24,9 +24,8 @@ from pictures import pictures
 import feedline
 from caches import contents, made, photos
 from feedline.cache import ray_workers
-from feedline.cache.add_size import add_size
-from feedline.cache.build import build_cache
-from feedline.cache.build_shards import BuildState
+from feedline.cache.build import add_size, build_cache
+from feedline.cache.job import BuildState
 from feedline.cli.app import main
 from feedline.errors import DatasetError, ImageError, UsageError, WorkerError
 from feedline.sources.manifest import MANIFEST

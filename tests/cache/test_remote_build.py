@@ -22,9 +22,8 @@ import pytest
 from pictures import CLASSES, LABELS, encoded, pictures
 
 from caches import contents, made, photo, photos
-from feedline.cache import build_shards
-from feedline.cache.add_size import add_size
-from feedline.cache.build import build_cache
+from feedline.cache.build import add_size, build_cache
+from feedline.cache.job import BuildState
 from feedline.cache.plan import plan_cache
 from feedline.cache.source import CacheSource, open_source
 from feedline.cli.app import main
@@ -103,7 +102,7 @@ def test_build_between_stores_equals_local_build(
     bucket: Bucket, train: str, source: Path, here: Path, tmp_path: Path
 ) -> None:
     root = f"{bucket.url}/cache"
-    seen: list[build_shards.BuildState] = []
+    seen: list[BuildState] = []
     manifest = far(train, root, workers=2, progress=seen.append)
     assert [said.images for said in seen[:1] + seen[-1:]] == [0, 80]
     assert manifest.source == ("folder", train)
@@ -214,7 +213,7 @@ def test_server_without_range_requests_differs_from_broken_images(
 # Broken off
 
 
-def stop_after_one(said: build_shards.BuildState) -> None:
+def stop_after_one(said: BuildState) -> None:
     if said.new_images:
         raise KeyboardInterrupt
 
@@ -235,7 +234,7 @@ def test_interrupted_build_resumes_on_any_machine(
         build_cache(source, root, (16,))
     with pytest.raises(DatasetError, match=rf"'{root}' is not a finished cache"):
         add_size(root, 20)
-    seen: list[build_shards.BuildState] = []
+    seen: list[BuildState] = []
     far(source, root, progress=seen.append)
     assert (seen[0].images, seen[-1].new_images) == (32, 48)
     assert_same(bucket.contents("cache"), contents(here), stamps=False)
@@ -261,7 +260,7 @@ def test_killed_build_leaves_lock_with_resume_hint(
         far(source, root)
     assert ".lock" in bucket.contents("cache")
     bucket.there.remove("cache/.lock")
-    seen: list[build_shards.BuildState] = []
+    seen: list[BuildState] = []
     far(source, root, progress=seen.append)
     assert (seen[0].images, seen[-1].new_images) == (32, 48)
     assert_same(bucket.contents("cache"), contents(here), stamps=False)
@@ -270,7 +269,7 @@ def test_killed_build_leaves_lock_with_resume_hint(
 def test_build_without_output_leaves_no_files(bucket: Bucket, source: Path) -> None:
     done = threading.Event()
 
-    def stop(said: build_shards.BuildState) -> None:
+    def stop(said: BuildState) -> None:
         done.set()
         raise KeyboardInterrupt
 
@@ -301,7 +300,7 @@ def test_concurrent_builds_in_one_place_are_rejected(
 ) -> None:
     refused: list[str] = []
 
-    def meanwhile(said: build_shards.BuildState) -> None:
+    def meanwhile(said: BuildState) -> None:
         if not refused:
             with pytest.raises(UsageError) as other:
                 far(source, f"{bucket.url}/cache")
@@ -327,7 +326,7 @@ def test_lock_rewritten_by_same_build_is_accepted(
 
 
 def test_lock_taken_by_another_build_is_kept(bucket: Bucket, source: Path) -> None:
-    def take_over(said: build_shards.BuildState) -> None:
+    def take_over(said: BuildState) -> None:
         bucket.there.remove("cache/.lock")
         bucket.there.create("cache/.lock", b"me@there, process 1, since 2020\n")
 
@@ -347,7 +346,7 @@ def test_finished_cache_is_updated(bucket: Bucket, tmp_path: Path) -> None:
     (source / "dogs" / "8.jpg").unlink()
     bucket.fill("train", source)
     bucket.there.remove("train/dogs/8.jpg")
-    seen: list[build_shards.BuildState] = []
+    seen: list[BuildState] = []
     far(train, root, progress=seen.append)
     assert (seen[0].images, seen[-1].new_images) == (64, 15)
     made(source, tmp_path / "local")
@@ -370,7 +369,7 @@ def test_interrupted_update_resumes(bucket: Bucket, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         far(source, root, workers=0, progress=stop_after_one)
     assert MANIFEST not in bucket.contents("cache")
-    seen: list[build_shards.BuildState] = []
+    seen: list[BuildState] = []
     far(source, root, progress=seen.append)
     assert seen[0].images == 64
     made(source, tmp_path / "local")
@@ -425,7 +424,7 @@ def test_missing_object_is_broken_image_but_unreachable_store_is_not(
         with pytest.raises(ImageError, match=r"cats/0\.jpg.*FileNotFoundError"):
             images.read(number)
 
-        def stop(said: build_shards.BuildState) -> None:
+        def stop(said: BuildState) -> None:
             server.stop()
 
         with pytest.raises(DatasetError, match=rf"'{train}/cats/.*' cannot be read.*endpoint"):

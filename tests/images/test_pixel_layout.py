@@ -25,7 +25,7 @@ from feedline import (
     TrainCrop,
     build_cache,
 )
-from feedline.cache.add_size import add_size
+from feedline.cache.build import add_size
 from feedline.errors import ImageError, UsageError
 from feedline.images.crops import Box, Window
 from feedline.images.resize import FILTERS, fill

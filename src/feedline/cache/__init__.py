@@ -1,14 +1,13 @@
 """Caches: resized copies of all images, built once.
 
-build.py            `feedline.build_cache`
+build.py            `feedline.build_cache`; adds a resolution
   source.py           original images of a sample store or a Dataset
   spec.py             specification: resolutions and shards; estimate from a sample
-  build_shards.py     builds the missing shards in worker processes, or on Ray (ray_workers.py)
+  job.py              steps of all jobs: worker processes, missing shards, index and manifest
+  ray_workers.py      tasks of a Ray cluster in place of worker processes
   shard.py            one shard of each resolution, and its record
   level_encoder.py    resizes and encodes an image
   destination.py      where the cache is stored: a folder or a URL
-  finish.py           index and manifest
-add_size.py         adds a resolution
 verify.py           checks all copies
 repair.py           `feedline.repair_cache`: rebuilds damaged copies
 fill.py             the process that builds a cache during a training

@@ -1,54 +1,70 @@
-"""Build of a cache: estimate, check disk space, build shards, finish.
+"""Build of a cache, and addition of a resolution to a finished one.
 
-Guarantees: continues an earlier build of the same settings, however it was interrupted. Rebuilds
-only shards whose images have changed, and all if the index is damaged. The cache does not depend on
-the processes or machines that build it.
-
-Relies on: `destination` for storage, `build_shards` for the work, `shard` for the records of
-finished shards, `finish` for the index.
+Guarantees: continues an earlier build or addition of the same settings, however it was interrupted.
+A build rebuilds only shards whose images have changed, and all if the index is damaged. The cache
+does not depend on the processes or machines that build it. During an addition the other resolutions
+stay readable, and the new one becomes readable when it is complete; originals that have changed
+since the build are refused. All copies are made from the originals.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from feedline.cache.build_shards import (
-    BuildCallback,
-    BuildWorkers,
-    build_shards,
-    check_disk_space,
-    open_workers,
-    unfinished_work,
-)
-from feedline.cache.destination import Destination, open_destination
-from feedline.cache.finish import current_fingerprint, finish
+import numpy as np
+
+from feedline.cache.destination import open_destination
+from feedline.cache.job import BuildCallback, CacheJob, current_fingerprint, open_workers
 from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY
-from feedline.cache.shard import ExistingCopies, record_name, shard_matches, write_records
-from feedline.cache.source import CacheSource, open_source
+from feedline.cache.shard import (
+    Columns,
+    ExistingCopies,
+    encode_name,
+    record_name,
+    shard_matches,
+    source_column,
+    write_records,
+)
+from feedline.cache.source import CacheSource, open_cache_source, open_source
 from feedline.cache.spec import (
     SETTINGS,
     Spec,
     continue_settings,
     estimate,
-    is_same_source,
-    keep_qualities,
+    existing_levels,
     make_levels,
     samples_per_shard,
     split_into_shards,
 )
-from feedline.errors import UsageError
+from feedline.errors import DatasetError, UsageError
 from feedline.images.codec_registry import mode_layout
 from feedline.sources.cache_format_base import CACHE_FORMATS
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.files import sync_names
-from feedline.sources.manifest import MANIFEST, Manifest, index_damage, read_manifest
+from feedline.sources.manifest import (
+    MANIFEST,
+    CacheIndex,
+    Level,
+    Manifest,
+    index_damage,
+    is_finished,
+    read_manifest,
+)
 
-__all__ = ["build", "build_cache"]
+__all__ = ["add_size", "build", "build_cache", "refuse_changes"]
+
+_COMPARED = {
+    "labels": "label",
+    "sizes": "size in pixels",
+    "stamps": "size or modification time",
+}
+"""Columns of a cache that must not change if a resolution is added or it is repaired."""
 
 
 def build_cache(
@@ -125,35 +141,38 @@ def build_cache(
         images = open_source(source)
         destination.check_available(images, format)
         with destination.lock():
-            if quality is None and not raw:
-                levels = keep_qualities(destination.root, levels)
+            present = existing_levels(destination.root)
+            if quality is None and [(each.side, each.quality is None) for each in present] == [
+                (each.side, raw) for each in levels
+            ]:
+                levels = present
             spec = Spec(destination.root, format, levels, exif, on_error == "skip", mode=mode)
-            return build(images, spec, pool, destination, progress)
+            return build(CacheJob(images, spec, pool, destination), progress)
 
 
-def build(
-    source: CacheSource,
-    spec: Spec,
-    pool: BuildWorkers,
-    destination: Destination,
-    progress: BuildCallback,
-) -> Manifest:
-    """Build a cache at a locked destination, or continue a build; see `build_cache`. `progress` is
-    first called after all checks and before any shard is built.
+def build(job: CacheJob, progress: BuildCallback) -> Manifest:
+    """Build a cache, or continue a build; see `build_cache`. `progress` is first called after all
+    checks and before any shard is built.
     """
-    with unfinished_work(spec):
+    source, spec, destination = job.source, job.spec, job.destination
+    with job.unfinished_work():
         expected = estimate(source, spec)
-        finished = _find_finished(source, spec, destination)
-        if finished is not None:  # may be left by a build that stopped after writing the manifest
-            (spec.unfinished / SETTINGS).unlink(missing_ok=True)
+        finished = read_manifest(spec.root) if is_finished(spec.root) else None
         each = finished.per_shard if finished else samples_per_shard(expected)
-        settings = continue_settings(source, spec, each)
-        if not is_same_source((settings.source, settings.where), source):
+        settings = continue_settings(source, spec, each, finished)
+        before = settings.where
+        if os.path.realpath(before) != os.path.realpath(source.where):
+            if finished and current_fingerprint(source, finished) != finished.fingerprint:
+                raise UsageError(
+                    f"{spec.root!r} is a cache of {before!r}, but {source.where!r} has other "
+                    "images",
+                    hint=f"use another folder for its cache, or remove {spec.root!r} first",
+                )
             _warn(
-                destination,
-                f"{spec.root!r} holds an unfinished build of {settings.where!r}, which is "
-                f"continued with {source.where!r}: copies of images with the same name, label, "
-                "size and modification time are not rebuilt",
+                job,
+                f"{spec.root!r} has copies of the images in {before!r}, and is completed from "
+                f"{source.where!r}: those with the same name, label, size and modification time "
+                "are not rebuilt",
             )
         shards = split_into_shards(len(source), settings.per_shard)
         # Nothing of a damaged index is reused, as its new digest would hide the damage.
@@ -172,30 +191,29 @@ def build(
         if sound is not None and not todo and sound.samples_in_source == len(source):
             shutil.rmtree(spec.unfinished, ignore_errors=True)
             return sound
-        check_disk_space(spec, expected, todo, pool, destination)
+        job.check_disk_space(expected, todo)
         # From here on the folder is not a cache until it is finished.
-        sync_names(spec.root, [spec.unfinished / "settings.json"])
+        sync_names(spec.root, [spec.unfinished / SETTINGS])
         if damaged and sound is not None:
-            _note_damage(destination, spec, sound, damaged)
+            _note_damage(job, sound, damaged)
         Path(spec.root, MANIFEST).unlink(missing_ok=True)
         existing = None
-        if sound is not None and destination.is_local and not pool.is_remote:
+        if sound is not None and destination.is_local and not job.pool.is_remote:
             # Without them, shards are rebuilt to equal bytes.
             existing = ExistingCopies(spec.root, sound)
-        build_shards(source, spec, expected, todo, pool, destination, progress, existing)
-        return finish(source, spec, shards, settings.per_shard)
+        job.build_shards(expected, todo, progress, existing)
+        return job.finish(shards, settings.per_shard)
 
 
-def _warn(destination: Destination, text: str) -> None:
-    warnings.warn(text.replace(destination.root, destination.name), stacklevel=2)
+def _warn(job: CacheJob, text: str) -> None:
+    warnings.warn(text.replace(job.spec.root, job.destination.name), stacklevel=2)
 
 
-def _note_damage(
-    destination: Destination, spec: Spec, finished: Manifest, damaged: Collection[int]
-) -> None:
+def _note_damage(job: CacheJob, finished: Manifest, damaged: Collection[int]) -> None:
     """Warn of damaged files that are rebuilt, and remove the damaged databases."""
+    spec = job.spec
     _warn(
-        destination,
+        job,
         f"the cache {spec.root!r} is damaged: files of {len(damaged)} of its "
         f"{len(finished.levels[0].shards)} shards are missing or have another size, and are "
         f"rebuilt. `feedline cache verify {spec.root}` checks all copies",
@@ -208,41 +226,130 @@ def _note_damage(
                 Path(spec.root, level.name, name).unlink(missing_ok=True)
 
 
-def _check_source(
-    source: CacheSource, spec: Spec, finished: Manifest, destination: Destination
+def add_size(
+    root: str | os.PathLike[str],
+    size: int,
+    *,
+    source: Any = None,
+    quality: int | None = None,
+    workers: int | str = "auto",
+    ray: str | None = None,
+    progress: BuildCallback = lambda progress: None,
+) -> Manifest:
+    """Add copies of one more size to a cache; existing copies are unchanged. `source` is that of
+    the cache if it has moved, and must hold the same samples. `quality` is by default that of the
+    largest copies; the other arguments and the errors are those of `build_cache`.
+    """
+    destination = open_destination(root)
+    with open_workers(workers, ray) as pool, destination.lock_cache() as manifest:
+        where = destination.root
+        level = _level(where, manifest, size, quality)
+        spec = Spec.of(manifest, where, level)
+        if any(level.side == size for level in manifest.levels):
+            if not spec.unfinished.exists():
+                raise UsageError(
+                    f"the cache {where!r} already has copies of {size} px; it has "
+                    + ", ".join(map(str, manifest.levels))
+                )
+            shutil.rmtree(spec.unfinished)  # interrupted after the resolution was complete
+            return manifest
+        images = open_cache_source(where, manifest, source)
+        index = CacheIndex(where, manifest)
+        refuse_changes(where, manifest, images, index)
+        job = CacheJob(images, spec, pool, destination)
+        with job.unfinished_work():
+            expected = estimate(images, spec)
+            continue_settings(images, spec, manifest.per_shard)
+            shards = split_into_shards(len(images), manifest.per_shard)
+            todo = [shard for shard in shards if not shard_matches(images, spec, shard)]
+            job.check_disk_space(expected, todo)
+            job.build_shards(expected, todo, progress)
+            # The originals may have changed while they were read.
+            built = job.read_records(shards, *_COMPARED)[1]
+            refuse_changes(where, manifest, images, index, built)
+            return job.finish_level(shards, manifest)
+
+
+def _level(where: str, manifest: Manifest, size: int, quality: int | None) -> Level:
+    has = manifest.levels[-1].quality
+    if quality is None:
+        quality = has
+    elif has is None:
+        raise UsageError(
+            f"quality {quality} does not apply: the cache {where!r} holds raw pixels; remove it"
+        )
+    quality = DEFAULT_JPEG_QUALITY if quality is None else quality
+    return make_levels((size,), quality=quality, raw=has is None)[0]
+
+
+def refuse_changes(
+    where: str,
+    manifest: Manifest,
+    source: CacheSource,
+    index: CacheIndex,
+    built: Columns | None = None,
 ) -> None:
-    """Check that a cache is not replaced by one of another source; warn if the source has moved."""
-    kind, where = finished.source
-    if is_same_source(finished.source, source):
-        return
-    if kind != source.kind or current_fingerprint(source, finished) != finished.fingerprint:
-        raise UsageError(
-            f"{spec.root!r} is a cache of {where!r} ({kind}), but {source.where!r} ({source.kind}) "
-            "has other images",
-            hint=f"use another folder for its cache, or remove {spec.root!r} first",
+    """Raise a DatasetError if a source, or what was `built` from it, differs from the source of a
+    cache.
+    """
+    if built is not None:
+        difference = _rows_difference({name: built[name] for name in _COMPARED}, index)
+    else:
+        difference = _source_difference(source, manifest, index)
+    if difference:
+        sizes = ",".join(level.name for level in manifest.levels)
+        raise DatasetError(
+            f"{source.where!r} has changed since the cache {where!r} was built: {difference}",
+            hint="update the cache first, with the other options of its build: `feedline cache "
+            f"build {shlex.quote(source.where)} {shlex.quote(where)} --sizes {sizes}`",
         )
-    _warn(
-        destination,
-        f"{spec.root!r} was built from {where!r}, and {source.where!r} has images of the same "
-        "names and labels: the cache is updated from these",
-    )
 
 
-def _find_finished(source: CacheSource, spec: Spec, destination: Destination) -> Manifest | None:
-    """Return the manifest of an existing finished cache with the same settings, or None."""
-    if not os.path.exists(os.path.join(spec.root, MANIFEST)):
-        return None
-    manifest = read_manifest(spec.root)
-    before, now = (
-        f"{each.format} cache of {', '.join(map(str, each.levels))}, {each.mode}"
-        + " with exif" * each.exif
-        for each in (manifest, spec)
-    )
-    if before != now:
-        raise UsageError(
-            f"{spec.root!r} already is a {before}, but a {now} was requested",
-            hint="add a size with `feedline cache add-size`, omit the quality to keep the existing "
-            "ones, or use another folder",
-        )
-    _check_source(source, spec, manifest, destination)
-    return manifest
+def _source_difference(source: CacheSource, manifest: Manifest, index: CacheIndex) -> str:
+    """Describe the first difference between a source and the source of a cache; "" if equal.
+
+    No image is read: a Dataset may decode an image to return its label, so its labels are compared
+    after the build.
+    """
+    form = source.store.label_field.dtype, source.store.label_field.shape
+    if form != manifest.label:
+        return f"its labels are {form}, before {manifest.label}"
+    if len(source) != manifest.samples_in_source:
+        return f"it has {len(source)} samples, before {manifest.samples_in_source}"
+    classes = None if source.classes is None else tuple(source.classes)
+    if classes != manifest.classes:
+        return f"its classes are {classes}, before {manifest.classes}"
+    for key, name, _ in manifest.skipped:
+        if source.store.key(key) != name:
+            return f"sample {key} is {source.store.key(key)!r}, before {name!r}"
+    keys = index.keys.tolist()
+    for row, key in enumerate(keys):
+        name = encode_name(source.store.key(key)).decode()
+        if name != index.name(row):
+            return f"sample {key} is {name!r}, before {index.name(row)!r}"
+    names = ("stamps",) if source.kind == "dataset" else ("stamps", "labels")
+    return _rows_difference({name: source_column(source, name, keys) for name in names}, index)
+
+
+def _rows_difference(columns: Columns, index: CacheIndex) -> str:
+    """Describe the first difference between columns and those of a cache; "" if equal."""
+    for name, column in columns.items():
+        if not len(column):
+            continue
+        before = np.array(getattr(index, name))
+        # Compared as bytes: NaN equals itself.
+        differs = (_bytes(column) != _bytes(before)).any(axis=1)
+        if name == "stamps":  # 0: unknown
+            differs &= (column != 0) & (before != 0)
+        if differs.any():
+            row = int(differs.argmax())
+            return (
+                f"sample {index.keys[row]}, {index.name(row)!r}, has another {_COMPARED[name]} "
+                "than before"
+            )
+    return ""
+
+
+def _bytes(column: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the bytes of each row."""
+    return np.ascontiguousarray(column).view(np.uint8).reshape(len(column), -1)

@@ -75,8 +75,8 @@ def _fill(token: str, eager: bool, end: threading.Event, **values: Any) -> None:
     """
     # These load torch.
     from feedline.cache.build import build
-    from feedline.cache.build_shards import BuildState, open_workers
     from feedline.cache.destination import open_destination
+    from feedline.cache.job import BuildState, CacheJob, open_workers
     from feedline.cache.source import CacheSource
     from feedline.cache.spec import Spec
     from feedline.loader.cache_filling import CacheContents
@@ -102,16 +102,16 @@ def _fill(token: str, eager: bool, end: threading.Event, **values: Any) -> None:
                 _yield_to_others()
 
     with open_workers("auto", None) as pool, destination.lock():
-        build(source, spec, pool, destination, progress)
+        build(CacheJob(source, spec, pool, destination), progress)
 
 
 def _levels(root: str, sides: Sequence[int]) -> tuple[Level, ...]:
     """Return the resolutions of an unfinished build, or those for `sides`."""
     from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY
-    from feedline.cache.spec import unfinished_levels
+    from feedline.cache.spec import existing_levels
 
     levels = tuple(Level(side=side, quality=DEFAULT_JPEG_QUALITY) for side in sides)
-    unfinished = unfinished_levels(root)
+    unfinished = existing_levels(root)
     if not unfinished:
         return levels
     if unfinished[-1].side < sides[-1]:

@@ -54,17 +54,13 @@ class ResizedCopies:
 
 
 class LevelEncoder:
-    """Makes copies of one image after another, in one thread. Images whose header announces more
-    than `max_pixels` raise an ImageError.
-    """
+    """Makes copies of one image after another, in one thread."""
 
-    def __init__(
-        self, levels: Sequence[Level], *, exif: bool, max_pixels: int, mode: str = "RGB"
-    ) -> None:
+    def __init__(self, levels: Sequence[Level], options: DecodeOptions) -> None:
         self._levels = levels
-        self._exif = exif
-        self._layout = MODES[mode]
-        self._decoder = Decoder(DecodeOptions(max_pixels, exif, mode))
+        self._exif = options.exif
+        self._layout = MODES[options.mode]
+        self._decoder = Decoder(options)
 
     def make_copies(self, image: bytes | Pixels) -> ResizedCopies:
         """Make the copies of an image, encoded or as pixels (height, width, channels); raises an

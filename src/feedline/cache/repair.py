@@ -18,19 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from feedline.cache.add_size import refuse_changes
-from feedline.cache.build_shards import (
-    BuildState,
-    BuildWorkers,
-    build_shards,
-    check_disk_space,
-    open_workers,
-    unfinished_work,
-)
-from feedline.cache.destination import Destination, open_destination
-from feedline.cache.finish import current_fingerprint, finish
+from feedline.cache.build import refuse_changes
+from feedline.cache.destination import open_destination
+from feedline.cache.job import CacheJob, current_fingerprint, open_workers
 from feedline.cache.shard import ExistingCopies, record_name, write_records
-from feedline.cache.source import CacheSource, open_cache_source
+from feedline.cache.source import open_cache_source
 from feedline.cache.spec import Estimate, Spec, count_samples, split_into_shards
 from feedline.cache.verify import Verification, verify
 from feedline.errors import DatasetError
@@ -89,26 +81,24 @@ def repair_cache(
         if found.is_sound and not index_damage(destination.root, manifest):
             return Repair(found, 0)
         images = open_cache_source(destination.root, manifest, source)
-        return Repair(found, _rebuild(destination, pool, manifest, images, found, progress))
+        spec = Spec.of(manifest, destination.root)
+        job = CacheJob(images, spec, pool, destination)
+        return Repair(found, _rebuild(job, manifest, found, progress))
 
 
 def _rebuild(
-    destination: Destination,
-    pool: BuildWorkers,
-    manifest: Manifest,
-    images: CacheSource,
-    found: Verification,
-    progress: RepairCallback,
+    job: CacheJob, manifest: Manifest, found: Verification, progress: RepairCallback
 ) -> int:
     """Build damaged shards again, or all if the index is damaged. Return the number of copies."""
-    where, format = destination.root, cache_format(manifest.format)
+    images, spec, where = job.source, job.spec, job.spec.root
+    format = cache_format(manifest.format)
     shards = todo = split_into_shards(manifest.samples_in_source, manifest.per_shard)
     existing = None
     if not index_damage(where, manifest):
         index = CacheIndex(where, manifest)
         refuse_changes(where, manifest, images, index)
         rows = {each.sample for each in found.damaged}
-        if destination.is_local:
+        if job.destination.is_local:
             existing = ExistingCopies(where, manifest, rows)
         if not format.merged_file:
             damaged = {int(index.keys[row]) // manifest.per_shard for row in rows}
@@ -121,45 +111,34 @@ def _rebuild(
             f"{where!r} was built, and its damaged index does not tell what is missing",
             hint="restore the images, or remove the cache and build it again",
         )
-    levels = tuple(replace(level, shards=()) for level in manifest.levels)
-    spec = Spec(
-        where,
-        manifest.format,
-        levels,
-        manifest.exif,
-        repairs=True,
-        skipped_before={key: why for key, _, why in manifest.skipped},
-        mode=manifest.mode,
-    )
     total, count = count_samples(todo), max(1, manifest.samples_in_source)
     sizes = tuple(each.bytes / count for each in manifest.levels)
-    expected = Estimate(levels, count, copy_bytes=sizes, seconds=0.0)
-
-    def report(state: BuildState) -> None:
-        progress("repairing", state.new_images, total)
-
+    expected = Estimate(spec.levels, count, copy_bytes=sizes, seconds=0.0)
     shutil.rmtree(spec.unfinished, ignore_errors=True)  # of a repair that was killed
-    with unfinished_work(spec):
+    with job.unfinished_work():
         try:
             if todo is not shards:
                 write_records(spec, manifest)
             # Other processes may read the existing LMDB.
             apart = replace(spec, root=str(spec.unfinished)) if format.merged_file else spec
             apart.unfinished.mkdir(exist_ok=True)
-            check_disk_space(apart, expected, todo, pool, destination)
-            build_shards(images, apart, expected, todo, pool, destination, report, existing)
+            parts = replace(job, spec=apart)
+            parts.check_disk_space(expected, todo)
+            parts.build_shards(
+                expected, todo, lambda done: progress("repairing", done.new_images, total), existing
+            )
             if apart is not spec:
                 for shard in shards:
                     name = record_name(spec, shard.number)
                     os.replace(Path(apart.root, name), Path(where, name))
-                for level in levels:
+                for level in spec.levels:
                     _replace_database(apart.root, where, level.name, format.merged_file)
-            finish(images, spec, shards, manifest.per_shard)
+            job.finish(shards, manifest.per_shard)
         finally:
             if existing is not None:  # the replaced LMDB is not read again
                 existing.close()
             shutil.rmtree(spec.unfinished, ignore_errors=True)
-    return total * len(levels)
+    return total * len(spec.levels)
 
 
 def _replace_database(built: str, root: str, level: str, name: str) -> None:

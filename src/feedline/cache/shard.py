@@ -47,12 +47,16 @@ __all__ = [
     "read_record",
     "record_name",
     "shard_matches",
+    "source_column",
     "write_records",
 ]
 
 Columns: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 ShardFiles: TypeAlias = "list[tuple[str, bytes | np.ndarray[Any, Any]]]"
 """File names relative to the cache's folder and their contents; the record is last."""
+
+_OF_SOURCE = ("names", "name_ends", "stamps", "labels")
+"""Columns of a record that show a change of the source; the labels of a Dataset are read last."""
 
 
 class BuiltShard(NamedTuple):
@@ -243,9 +247,7 @@ class ShardTransfer:
     def build_and_store(
         self, spec: Spec, shard: int, build: Callable[[Spec], Columns]
     ) -> ShardFiles:
-        """Build a shard in the folder of a spec. Return the files that the builder must still
-        store.
-        """
+        """Build a shard. Return the files that the builder must still store."""
         name = record_name(spec, shard)
         if self.store is None and not self.token:
             write_atomic(Path(spec.root, name), _encode_record(build(spec)))
@@ -297,6 +299,20 @@ def read_record(spec: Spec, shard: int) -> dict[str, np.ndarray[Any, Any]]:
         raise ValueError(f"the record {str(path)!r} is damaged: {error}") from error
 
 
+def source_column(source: CacheSource, name: str, keys: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Return a column of a record for some samples: "names", "name_ends", "stamps" or "labels"."""
+    store, field = source.store, source.store.label_field
+    if name == "labels":
+        labels = np.array([store.label(key) for key in keys], field.dtype)
+        return labels.reshape(-1, *field.shape)
+    if name == "stamps":
+        return np.array([store.stamp(key) for key in keys], COLUMNS[name][0])
+    names = [encode_name(store.key(key)) for key in keys]
+    if name == "names":
+        return np.frombuffer(b"".join(names), np.uint8)
+    return np.cumsum([len(each) for each in names], dtype=COLUMNS[name][0])
+
+
 def encode_name(name: str) -> bytes:
     """Encode a sample's name for records and the index; invalid text is escaped."""
     return name.encode("utf-8", "backslashreplace")
@@ -340,18 +356,13 @@ def shard_matches(source: CacheSource, spec: Spec, shard: ShardRange) -> bool:
         numbers = range(shard.start, shard.stop)
         if not spec.skip_broken and set(broken) != set(spec.skipped_before).intersection(numbers):
             return False
-        ends = record["name_ends"].tolist()
-        starts, names = [0, *ends[:-1]], bytes(record["names"])
-        encoded = [names[start:end] for start, end in zip(starts, ends, strict=True)]
-        recorded = {key: encode_name(name) for key, name in broken.items()}
-        recorded |= dict(zip(record["keys"].tolist(), encoded, strict=True))
-        if recorded != {number: encode_name(store.key(number)) for number in numbers}:
+        keys = record["keys"].tolist()
+        if sorted([*keys, *broken]) != list(numbers):
+            return False
+        if any(encode_name(store.key(key)) != encode_name(name) for key, name in broken.items()):
             return False
         return all(
-            stamp == store.stamp(key) and np.array_equal(label, store.label(key))
-            for key, stamp, label in zip(
-                record["keys"].tolist(), record["stamps"].tolist(), record["labels"], strict=True
-            )
+            np.array_equal(record[name], source_column(source, name, keys)) for name in _OF_SOURCE
         )
     except (OSError, ValueError, KeyError, TypeError, ImageError):
         return False

@@ -7,7 +7,6 @@ another machine, has the same. Only a build with the same settings is continued.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +17,9 @@ from typing import NamedTuple
 from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.images.codec_registry import DEFAULT_MAX_PIXELS
+from feedline.images.codec_registry import DecodeOptions
 from feedline.sources.files import write_atomic
-from feedline.sources.manifest import UNFINISHED, Level, read_manifest
-from feedline.sources.remote_filesystem import is_url
+from feedline.sources.manifest import UNFINISHED, Level, Manifest, read_manifest
 
 __all__ = [
     "SETTINGS",
@@ -32,12 +30,10 @@ __all__ = [
     "continue_settings",
     "count_samples",
     "estimate",
-    "is_same_source",
-    "keep_qualities",
+    "existing_levels",
     "make_levels",
     "samples_per_shard",
     "split_into_shards",
-    "unfinished_levels",
 ]
 
 SETTINGS = "settings.json"
@@ -72,11 +68,24 @@ class Spec:
     skipped_before: Mapping[int, str] = field(default_factory=dict)
     mode: str = "RGB"
 
+    @classmethod
+    def of(cls, manifest: Manifest, root: str, new: Level | None = None) -> Spec:
+        """Specification of a `new` resolution of a finished cache, or of its repair."""
+        levels = tuple(replace(level, shards=()) for level in manifest.levels)
+        return cls(
+            root,
+            manifest.format,
+            levels if new is None else (new,),
+            manifest.exif,
+            adds_level=new is not None,
+            repairs=new is None,
+            skipped_before={key: why for key, _, why in manifest.skipped},
+            mode=manifest.mode,
+        )
+
     def encoder(self) -> LevelEncoder:
         """Create an encoder of its copies, for one thread."""
-        return LevelEncoder(
-            self.levels, exif=self.exif, mode=self.mode, max_pixels=DEFAULT_MAX_PIXELS
-        )
+        return LevelEncoder(self.levels, DecodeOptions(exif=self.exif, mode=self.mode))
 
     @property
     def unfinished(self) -> Path:
@@ -167,7 +176,7 @@ def count_samples(shards: Sequence[ShardRange]) -> int:
 
 
 class BuildSettings(NamedTuple):
-    """Settings of an unfinished build, as in its file."""
+    """Settings of a cache, or of an unfinished build as in its file."""
 
     format: str
     levels: list[str]
@@ -177,21 +186,46 @@ class BuildSettings(NamedTuple):
     per_shard: int
     mode: str = "RGB"
 
+    @classmethod
+    def of(cls, form: Spec | Manifest, source: tuple[str, str], per_shard: int) -> BuildSettings:
+        """Return the settings of a cache of a source, its kind and path."""
+        levels = [str(level) for level in form.levels]
+        return cls(form.format, levels, form.exif, *source, per_shard, form.mode)
 
-def continue_settings(source: CacheSource, spec: Spec, per_shard: int) -> BuildSettings:
-    """Return the settings of an existing unfinished build, or write those of a new one.
+    @classmethod
+    def read(cls, folder: str | Path) -> BuildSettings | None:
+        """Read those in a folder of unfinished work; None if they are missing or damaged."""
+        try:
+            settings = cls(**json.loads(Path(folder, SETTINGS).read_bytes()))
+            settings.resolutions()
+            return settings
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def resolutions(self) -> tuple[Level, ...]:
+        """Return the resolutions; a ValueError if the text of one is invalid."""
+        return tuple(map(Level.of, self.levels))
+
+
+def continue_settings(
+    source: CacheSource, spec: Spec, per_shard: int, finished: Manifest | None = None
+) -> BuildSettings:
+    """Return the settings of the `finished` cache or the unfinished build that is continued, or
+    write those of a new one.
 
     They may differ in the samples of a shard, which are estimated, and in the path of the source,
     which may differ between machines. Other differences raise a UsageError.
     """
-    path, levels = spec.unfinished / SETTINGS, [str(level) for level in spec.levels]
-    form = spec.format, levels, spec.exif
-    new = BuildSettings(*form, source.kind, source.where, per_shard, spec.mode)
-    try:
-        old = BuildSettings(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        write_atomic(path, json.dumps(new._asdict()).encode())
-        return new
+    new = BuildSettings.of(spec, (source.kind, source.where), per_shard)
+    if finished is not None:
+        work, old = "a cache", BuildSettings.of(finished, finished.source, finished.per_shard)
+        hint = (
+            "add a size with `feedline cache add-size`, omit the quality to keep the existing "
+            "ones, or use another folder"
+        )
+    else:
+        work, old = "an unfinished build", BuildSettings.read(spec.unfinished) or new
+        hint = "use those settings to continue it, or remove the folder"
     differences = [
         f"{name} {before}, not {now}"
         for name, before, now in zip(BuildSettings._fields, old, new, strict=True)
@@ -199,40 +233,16 @@ def continue_settings(source: CacheSource, spec: Spec, per_shard: int) -> BuildS
     ]
     if differences:
         folder = str(spec.unfinished) if spec.adds_level else spec.root
-        raise UsageError(
-            f"{folder!r} holds an unfinished build with {'; '.join(differences)}",
-            hint="use those settings to continue it, or remove the folder",
-        )
+        raise UsageError(f"{folder!r} holds {work} with {'; '.join(differences)}", hint=hint)
+    if finished is not None or old is new:  # a finished build may have left others
+        write_atomic(spec.unfinished / SETTINGS, json.dumps(new._asdict()).encode())
     return old
 
 
-def is_same_source(before: tuple[str, str], source: CacheSource) -> bool:
-    """Return True if a source has the kind and path of a former one."""
-    kind, where = before
-    if kind != source.kind or where == source.where:
-        return kind == source.kind
-    paths = kind != "dataset" and not is_url(where) and not is_url(source.where)
-    return paths and os.path.realpath(where) == os.path.realpath(source.where)
-
-
-def unfinished_levels(root: str) -> tuple[Level, ...]:
-    """Return the resolutions of the unfinished build in a folder; empty if unknown."""
+def existing_levels(root: str) -> tuple[Level, ...]:
+    """Return the resolutions of the cache or unfinished build in a folder; empty if unknown."""
     try:
-        settings = json.loads(Path(root, UNFINISHED, SETTINGS).read_bytes())
-        return tuple(map(Level.of, settings["levels"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return ()
-
-
-def keep_qualities(root: str, levels: tuple[Level, ...]) -> tuple[Level, ...]:
-    """Return JPEG resolutions with the qualities of the cache in a folder, finished or not;
-    unchanged if it has other sizes or raw pixels, or is no cache.
-    """
-    try:
-        before = read_manifest(root).levels
+        return tuple(replace(level, shards=()) for level in read_manifest(root).levels)
     except DatasetError:
-        before = unfinished_levels(root)
-    sides = [level.side for level in levels]
-    if [level.side for level in before] != sides or any(level.quality is None for level in before):
-        return levels
-    return tuple(replace(level, shards=()) for level in before)
+        settings = BuildSettings.read(Path(root, UNFINISHED))
+        return () if settings is None else settings.resolutions()

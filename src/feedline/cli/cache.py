@@ -110,7 +110,7 @@ def add_size(
 
     Example: feedline cache add-size demo-cache 160
     """
-    from feedline.cache.add_size import add_size as add  # loads torch
+    from feedline.cache.build import add_size as add  # loads torch
 
     originals = None if source is None else _train_folder(source)
     make = functools.partial(add, cache, size, source=originals, quality=quality)

@@ -28,7 +28,7 @@ from rich.progress import (
 from feedline.forecast.text import duration
 
 if TYPE_CHECKING:
-    from feedline.cache.build_shards import BuildState
+    from feedline.cache.job import BuildState
     from feedline.trace.split import Totals
     from feedline.train.history import EpochRecord, TrainPosition, TrainReport
     from feedline.train.recipe import Recipe
