@@ -132,11 +132,11 @@ def tables(results: Results) -> str:
     ]
     about = (
         f"{settings['folder']}: {train['images']} images of {train['classes']} classes to train "
-        f"on, {val['images']} to judge on; {settings['model']['name']}, "
+        f"on, {val['images']} for evaluation; {settings['model']['name']}, "
         f"{settings['recipe']['schedule']}"
     )
     judged_headers = [
-        "judged on",
+        "evaluated on",
         "trained on originals, top-1 %",
         "difference (95%)",
         "trained on the same copies, top-1 %",

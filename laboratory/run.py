@@ -1,7 +1,7 @@
 """Plant bottlenecks, check that the diagnosis names them, apply the fix and compare the gain.
 
     python laboratory/run.py                      all situations, in about ten minutes
-    python laboratory/run.py --only slow,one-in   situations whose name begins with one of these
+    python laboratory/run.py --only slow,one-in   situations whose name begins with any of these
     python laboratory/run.py --json FILE          the table as JSON, for docs/rules
 
 Method: each run is a new process, forked from one that has torch loaded. Runs with the bottleneck
@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument(
         "--only",
         default="",
-        help="run only situations whose name begins with one of these, comma separated",
+        help="run only situations whose name begins with any of these, comma separated",
     )
     parser.add_argument("--json", type=Path, help="write the table to this file")
     parser.add_argument(

@@ -14,8 +14,8 @@ import pytest
 import simplejpeg
 from hypothesis import HealthCheck, settings
 
-# How long an example takes says nothing here: the machine may be busy with other things. The same
-# examples come each time, so that a change is judged by what it changes; new ones are looked for
+# The time of an example is not limited, because the machine may be busy. Examples are reproducible,
+# so that failures are due to changes in the code; new ones are generated
 # with `--hypothesis-profile=search`.
 usual = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("search", usual)

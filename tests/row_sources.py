@@ -54,7 +54,7 @@ class Breaking(Rows):
         self.broken = frozenset(broken)
 
     def load(self, item: Item, row: Row) -> None:
-        row[0][...] = 99  # what a failing row leaves behind must not be taken for pixels
+        row[0][...] = 99  # leftovers of a failing row must not be used as pixels
         if item.sample in self.broken:
             raise ValueError(f"sample {item.sample} is broken on purpose")
         super().load(item, row)

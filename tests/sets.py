@@ -102,7 +102,7 @@ class Harmful(Dataset[Any]):
                 os._exit(3)
             elif self.way == "quit":
                 raise SystemExit("enough")
-            faulthandler.disable()  # or pytest's would say where it was
+            faulthandler.disable()  # otherwise pytest's handler would print a traceback
             os.kill(os.getpid(), signal.Signals[self.way])
         return index
 

@@ -239,7 +239,7 @@ def test_choosing_an_engine_changes_nothing(folder: ImageFolder) -> None:
     assert loader.state_dict() == state
 
 
-# Workers and what is set
+# Workers and settings
 
 
 class Scaled(Dataset[Any]):
@@ -327,7 +327,7 @@ class MultiEpochs(DataLoader[Any]):
             yield next(self.iterator)
 
 
-@pytest.mark.filterwarnings("ignore:Another DataLoader iterates")  # nobody sets an epoch
+@pytest.mark.filterwarnings("ignore:Another DataLoader iterates")  # no epoch is set
 @pytest.mark.parametrize("options", [{}, {"seed": 1}])
 def test_replaced_batch_sampler_is_used(options: dict[str, Any]) -> None:
     loader = MultiEpochs(list(range(8)), 4, num_workers=1, shuffle=True, **options)

@@ -39,7 +39,7 @@ _SMALLER = [
     (r'"nccl"', '"gloo"'),
     *([] if torch.cuda.is_available() else [(r'"cuda"', '"cpu"')]),
 ]
-NEEDS = {  # what a page's blocks need beside feedline's own dependencies
+NEEDS = {  # packages that the blocks of a page need in addition to feedline's dependencies
     "accelerate": ("accelerate",),
     "lightning": ("lightning",),
     "other-frameworks": ("timm",),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-NEEDS = {  # an example, and what must be installed for it
+NEEDS = {  # an example, and the packages that it needs
     "accelerate_train": ("accelerate",),
     "ddp_torchrun": ("torch",),
     "fastai_train": ("fastai",),

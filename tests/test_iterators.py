@@ -78,7 +78,7 @@ def test_workers_terminated_by_caller_are_not_reported_as_lost(
 ) -> None:
     before, opened = own_family(), []
     with caplog.at_level(logging.WARNING, "feedline"):
-        for _ in range(2):  # the first may open what stays, such as a pipe to a forked process
+        for _ in range(2):  # the first may open permanent files, such as a pipe to a forked process
             loader = of_dataset()
             batches: Any = iter(loader)
             next(batches)

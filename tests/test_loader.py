@@ -249,7 +249,7 @@ def test_a_view_of_a_batch_keeps_its_memory(workers: int) -> None:
         Rows(23), 4, image_size=8, num_workers=workers, prefetch=4, shuffle=True, seed=0
     ) as loader:
         expected = [row for batch in planned_epoch(loader, 0) for row in batch.labels]
-        rows = [labels[1:][:1] for _, labels in loader]  # the batches themselves are let go
+        rows = [labels[1:][:1] for _, labels in loader]  # the batches themselves are released
         read(loader)
         assert [int(row) for row in rows] == [expected[4 * k + 1] for k in range(len(rows))]
 

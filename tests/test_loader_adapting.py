@@ -20,7 +20,7 @@ from feedline.control.window import StepWindow
 from feedline.errors import UsageError
 from feedline.loader import adaptation
 
-_MOST = 5000  # batches: far more than any of these tests needs
+_MOST = 5000  # batches: many more than these tests need
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -252,7 +252,7 @@ def test_a_depth_is_found_for_batches_that_come_unevenly(
                     break
         assert found[0].kind == "even"
         assert found[0].before == 2 * loader.num_workers
-        # Of eight workers, or of 32 where it is known already that they mostly sleep.
+        # Eight workers, or 32 if they are known to sleep most of the time.
         assert loader._runtime.stream.options.min_prefetched_batches == found[0].after
         assert found[0].after in {16, 64}
     assert f"adapting: {found[0]}" in caplog.text

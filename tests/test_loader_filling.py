@@ -307,7 +307,7 @@ def test_filler_ends_with_trainer_and_next_one_resumes(
 def test_a_filler_ends_with_its_trainer_though_a_child_of_that_lives_on(
     photos: Path, tmp_path: Path
 ) -> None:
-    many, root = tmp_path / "many", tmp_path / "cache"  # so many that it takes seconds on a core
+    many, root = tmp_path / "many", tmp_path / "cache"  # enough to take seconds on a core
     for path in photos.glob("*/*.jpg"):
         (many / path.parent.name).mkdir(parents=True, exist_ok=True)
         for number in range(60):

@@ -17,7 +17,7 @@ from feedline.errors import UsageError
 from row_sources import Rows
 from slow import slow
 
-# From Python 3.12 on forking beside threads is warned of: torch has threads.
+# Python 3.12 and later warn of forking with threads: torch has threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 

@@ -47,7 +47,7 @@ def whole(workers: int, **options: Any) -> DataLoader[Any]:
     """A loader of whole batches of unlike size."""
     options = {"seed": 5, "shuffle": True, "collate_fn": torch.cat, **options}
     loader = DataLoader(Made(61, numbers), 3, num_workers=min(workers, 2), **options)
-    if workers > 2:  # torch warns of more than there are cores
+    if workers > 2:  # torch warns of more workers than cores
         loader.num_workers = workers
     return loader
 
@@ -138,13 +138,13 @@ def test_as_many_rows_are_under_way_as_are_set() -> None:
         held = next(batches)
         assert backend.in_flight == 4
         loader.prefetch = 2
-        assert backend.in_flight == 4  # what is under way is finished
+        assert backend.in_flight == 4  # batches under way are finished
         for _ in range(3):
             held = next(batches)
         assert backend.in_flight == 2
         loader.prefetch = 3
         assert backend.in_flight == 3
-        loader.prefetch = 4  # as many as it was built with
+        loader.prefetch = 4  # the initial number
         assert backend.in_flight == 4
         loader.prefetch = 1
         loader.prefetch = None
@@ -156,7 +156,7 @@ def test_as_many_whole_batches_are_under_way_as_are_set() -> None:
     with whole(1, prefetch_factor=1) as loader:
         batches, backend = iter(loader), loader._runtime.stream.engine
         held = next(batches)
-        assert backend.in_flight == 2  # one for the worker, two to be kept, one of these is
+        assert backend.in_flight == 2  # one for the worker, two that may be held, one of which is
         backend.apply(prefetch=9)
         assert backend.in_flight == 9
         backend.apply(prefetch=None)
@@ -172,7 +172,7 @@ def test_memory_of_whole_batches_grows_only_if_more_are_requested() -> None:
     slots = WholeBatchBuffers(0)
     tasks = BatchTasks(slots, max_user_batches=2)
     for settings, max_in_flight, memory in (
-        (LiveSettings(workers=2), 6, 6),  # two for each, and what may be kept
+        (LiveSettings(workers=2), 6, 6),  # two for each, and those that may be held
         (LiveSettings(workers=2, prefetch=3), 3, 6),
         (LiveSettings(workers=2, prefetch=4), 4, 6),
         (LiveSettings(workers=2, prefetch=7), 7, 9),
@@ -192,7 +192,7 @@ def test_shorter_task_time_makes_more_tasks() -> None:
         next(batches)
         loader.task_ms = 1e-6
         assert len(list(batches)) == 15
-        # One batch had been made, in one piece; then there is one for each row.
+        # One batch had been made in one task; then there is one task per row.
         assert tasks(loader) == 1 + 61 - 4
     with rows(0, schedule=None, image_size=4, task_ms=1e-6) as loader:
         next(iter(loader))

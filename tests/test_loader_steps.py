@@ -189,7 +189,7 @@ def test_iterable_dataset_cannot_skip_batches() -> None:
 def test_an_iteration_that_was_overtaken_before_its_first_batch_is_recorded() -> None:
     with DataLoader(list(range(1000)), 1, seed=1) as loader:
         first, second = iter(loader), iter(loader)
-        for _ in range(100):  # quick ones: not each is told of
+        for _ in range(100):  # quick steps: not all are reported
             next(second)
         assert len(list(first)) == 1000
         assert loader.run.passes[-1].batches >= 999

@@ -329,7 +329,7 @@ def test_user_defined_dataset_uses_sample_engine() -> None:
     assert calls == []  # but in the worker
 
 
-# Uncompiled under a schedule: what is said
+# Warnings about uncompiled pipelines with a schedule
 
 
 def opened(path: str) -> Any:
@@ -351,7 +351,7 @@ def test_one_warning_explains_unfused_folder_with_schedule(
             assert [record.levelname for record in caplog.records] == ["WARNING"]
             assert why in caplog.text
             caplog.clear()
-        # Nothing is asked of these, or nothing can be done.
+        # No size is requested, or none can be used.
         with loader(folder(root, half), schedule=None, image_size=16, num_workers=0) as ours:
             ours.explain()
         with loader(folder(root, train), num_workers=0) as ours:

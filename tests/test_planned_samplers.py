@@ -64,7 +64,7 @@ def test_the_share_shows_as_torchs_sampler_shows_it(
     world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = made(drop_last=False)
-    # A launcher may tell the ranks after the loader was built.
+    # A launcher may set the ranks after the loader was built.
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     loader.sampler.set_epoch(3)

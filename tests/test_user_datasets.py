@@ -457,7 +457,7 @@ def test_unknown_size_raises_or_uses_default() -> None:
         feedline.per_size(224)  # type: ignore[arg-type]
 
 
-# IterableDataset, and what cannot be used
+# IterableDataset, and unsupported datasets
 
 
 class Counting(IterableDataset[int]):

@@ -145,7 +145,7 @@ def test_ranks_that_draw_each_for_itself_are_warned_once(
 ) -> None:
     options, named = SAMPLERS[name]
     loader = DataLoader(Subset(NUMBERS, NUMBERS), **{"batch_size": 2, **options})  # type: ignore[arg-type]
-    list(loader)  # in a world of its own
+    list(loader)  # with its own world size
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with warnings.catch_warnings(record=True) as caught:

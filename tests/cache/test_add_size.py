@@ -67,7 +67,7 @@ def test_levels_are_readable_during_addition(tmp_path, source, form) -> None:
         assert sum(len(batch) for batch, _ in loader) == before == 80
     assert len(while_it_is_made) == 3
     assert all([level.side for level in had] == [16, 24] for had in while_it_is_made)
-    # A worker that is replaced unpickles the dataset, whose cache has a level more by now.
+    # A replacement worker unpickles the dataset, whose cache has one more level now.
     with feedline.DataLoader(dataset, 16, image_size=20, num_workers=1) as loader:
         assert sum(len(batch) for batch, _ in loader) == 80
 
@@ -118,7 +118,7 @@ def test_addition_and_build_do_not_share_progress_records(tmp_path, few) -> None
     assert seen[-1].new_images == 12
     seen.clear()
     add_size(root, 20, workers=0, progress=seen.append)
-    assert seen[-1].new_images == 12  # what it had was of the old photograph
+    assert seen[-1].new_images == 12  # its entry belonged to the old photograph
     assert verify(root, workers=1).is_sound
     made(few, tmp_path / "all", sizes=(16, 20, 24))
     assert images(root) == images(tmp_path / "all")
@@ -138,7 +138,7 @@ def test_added_level_inherits_quality_rawness_and_skipped_images(tmp_path, few) 
     (few / "cats" / "2.jpg").write_bytes(b"\xff\xd8\xff torn")
     root = tmp_path / "cache"
     made(few, root, quality=70, on_error="skip")
-    photo(few / "cats" / "2.jpg", 2)  # mended, and still none of the cache's samples
+    photo(few / "cats" / "2.jpg", 2)  # repaired, but not a sample of the cache
     manifest = add_size(root, 20, workers=0)
     assert [level.quality for level in manifest.levels] == [70, 70, 70]
     assert manifest.samples == 11

@@ -125,7 +125,7 @@ def test_skipped_file_is_read_from_original(tmp_path: Path) -> None:
     (source / "c").mkdir(parents=True)
     for number in range(4):
         photo(source / "c" / f"{number}.jpg", number)
-    # As torchvision reads it, and a build does not: Pillow fills with grey what is missing.
+    # torchvision reads it, a build does not: Pillow fills missing data with grey.
     cut = source / "c" / "1.jpg"
     cut.write_bytes(cut.read_bytes()[:-200] + b"\xff\xd9")
     (source / "c" / "2.jpg").write_bytes(b"none")
@@ -138,7 +138,7 @@ def test_skipped_file_is_read_from_original(tmp_path: Path) -> None:
     for each in (files, copies_of_them):
         with pytest.raises(ImageError, match=r"sample 2, .*2\.jpg, .* 4 bytes, starting"):
             each.sample(item._replace(sample=2))
-    # No copy of a file that was turned upright is the file as it is.
+    # The copy of a rotated file differs from the file.
     turned = tmp_path / "turned"
     build_cache(source, turned, (24,), raw=True, workers=0, on_error="skip", exif=True)
     with pytest.raises(ImageError, match=r"sample 1, .* was skipped in the cache"):
@@ -158,5 +158,5 @@ def test_views_use_copies(photos: Path, tmp_path: Path) -> None:
         pairs = zip(cached.sample(item)[0], originals.sample(item)[0], strict=True)
         for (ours, theirs), side in zip(pairs, (16, 8), strict=True):
             assert ours.shape == theirs.shape == (3, side, side)
-            # The finest of these waves is 16 apart; other parts of an image are 70.
+            # The finest of these waves differ by 16, other regions of an image by 70.
             assert (ours.float() - theirs.float()).abs().mean() < 20

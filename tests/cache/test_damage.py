@@ -150,7 +150,7 @@ def test_wrong_sizes_raise_before_cropping(damaged: Callable[..., Path], format:
 def test_raw_pixels_with_wrong_size_raise(damaged: Callable[..., Path], format: str) -> None:
     root = damaged(format, raw=True)
     sizes = np.load(root / "index" / "sizes.npy")
-    sizes[3] -= 16  # fewer pixels than there are
+    sizes[3] -= 16  # fewer pixels than the file has
     sizes[4] += 16
     write_sizes(root, sizes)
     data = ImageFolder(root)
@@ -247,7 +247,7 @@ def test_invalid_manifest_is_rejected(
     manifest.write_text(change(manifest.read_text()))
     with pytest.raises(DatasetError, match=said) as raised:
         ImageFolder(root)
-    if said == "newer feedline":  # it is whole, and is not to be built anew for damage
+    if said == "newer feedline":  # intact, so no rebuild because of damage
         assert "no manifest" not in str(raised.value)
 
 
@@ -288,7 +288,7 @@ def test_build_recreates_damaged_index(tmp_path: Path, changed: bool, harm: str)
         sizes.unlink()
     else:
         flip(sizes, len(written) - 4)  # a width, which no checksum of an image knows
-    if changed:  # copies of the others are taken over where they can be
+    if changed:  # copies of the others are reused if possible
         os.utime(sorted(source.rglob("*.jpg"))[0], (1, 1))
     build_cache(source, root, (16,), workers=0)
     assert sizes.read_bytes() == written

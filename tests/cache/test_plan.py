@@ -199,7 +199,7 @@ def test_shards_and_parquet_files_are_planned_from_their_images(
     parquet.write_table(table, tmp_path / "parquet" / "a.parquet", row_group_size=7)
     by_parquet = planned(tmp_path / "parquet" / "*.parquet", "24x1", images=20)
     assert by_parquet.kind == "parquet"
-    assert 20 <= by_parquet.images_measured < 30  # about so many of each of a few row groups
+    assert 20 <= by_parquet.images_measured < 30  # about this many from each of a few row groups
     assert by_parquet.originals.bytes > 0
 
 

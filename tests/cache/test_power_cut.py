@@ -27,14 +27,14 @@ LEVELS = ("16", "24")
 
 
 class Disk:
-    """Notes what was brought to the disk, in its order.
+    """Records flushes in order.
 
     Attributes:
-        bytes: of files that were brought to the disk, by device and inode: how many there were.
-        named: of paths, the number of the call that gave the file its name, or made the folder.
-        listed: of folders, the number of the call that last brought the names in it to the disk.
-        checked: how many records and manifests were looked at.
-        then: called before a file gets its name, with its path.
+        bytes: number of bytes flushed, by device and inode of the file.
+        named: number of the call that gave a path its name, or created the folder.
+        listed: number of the call that last flushed the entries of a folder.
+        checked: number of records and manifests that were checked.
+        then: called with the path before a file gets its name.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ class Disk:
         monkeypatch.setattr(os, "replace", noted_replace)
 
     def holds(self, path: Path, root: Path) -> bool:
-        """Whether a file would be there, and whole, if the power went now."""
+        """Return True if the file would exist completely after a power cut now."""
         status = path.stat()
         if self.bytes.get((status.st_dev, status.st_ino)) != status.st_size:
             return False
@@ -77,7 +77,7 @@ class Disk:
         return all(self.lists(each.parent, self.named[each]) for each in (path, *above))
 
     def lists(self, folder: Path, since: int) -> bool:
-        """Whether the names in a folder were brought to the disk since a call."""
+        """Return True if the entries of a folder were flushed since a call."""
         status = folder.stat()
         return self.listed.get((status.st_dev, status.st_ino), 0) > since
 

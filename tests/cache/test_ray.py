@@ -33,7 +33,7 @@ from processes import eventually
 from s3_server import Bucket, serving
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="the nodes are told apart on Linux alone"),
+    pytest.mark.skipif(sys.platform != "linux", reason="nodes can only be distinguished on Linux"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray's own logs
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -245,7 +245,7 @@ def test_cluster_build_equals_local_build(
     assert seen[0].processes == 3
     assert [said.new_images for said in seen] == sorted(said.new_images for said in seen)
     assert (seen[0].new_images, seen[-1].images) == (0, 80)
-    # The nodes do not see this folder, and hand over what they have made.
+    # The nodes do not see this folder, and transfer their shards.
     made_on_ray(source, f"{away(tmp_path)}/handed", format)
     expected = contents(tmp_path / "local", but=("data.mdb",))
     assert contents(tmp_path / "shared", but=("data.mdb",)) == expected

@@ -148,7 +148,7 @@ def test_state_resumes_over_levels_and_reports_other_pixels(
         loader.load_state_dict(state)
 
 
-# torchvision's pipelines, and a cache beside the folder
+# torchvision's pipelines, and a cache of the folder
 
 
 @pytest.mark.parametrize("collate", [None, list])

@@ -135,7 +135,7 @@ def test_any_fsspec_protocol_works(source: Path, here: Path, tmp_path: Path, pro
 def test_tar_shards_in_a_store_are_a_source(
     bucket: Bucket, here: Path, tmp_path: Path, named: str
 ) -> None:
-    # Of shards, 80 images in three files: those of a cache are some.
+    # 80 images in three shards, such as those of a cache.
     local, shards = tmp_path / "data" / "deeper", bucket.fill("data/deeper", here / "24")
     shutil.copytree(here / "24", local)
     name = {"a folder": "", "a pattern": "/00000[02].tar", "a file": "/000001.tar"}[named]
@@ -171,7 +171,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         pass
 
     def copyfile(self, *files: Any) -> None:
-        with contextlib.suppress(ConnectionError):  # whoever asked has had enough
+        with contextlib.suppress(ConnectionError):  # the client has disconnected
             super().copyfile(*files)
 
 
@@ -334,7 +334,7 @@ def test_lock_taken_by_another_build_is_kept(bucket: Bucket, source: Path) -> No
     assert bucket.contents("cache")[".lock"].startswith(b"me@there")
 
 
-# What has changed, and what is added
+# Changed and added images
 
 
 @pytest.mark.slow
@@ -351,7 +351,7 @@ def test_finished_cache_is_updated(bucket: Bucket, tmp_path: Path) -> None:
     assert (seen[0].images, seen[-1].new_images) == (64, 15)
     made(source, tmp_path / "local")
     assert_same(bucket.contents("cache"), contents(tmp_path / "local"), stamps=True)
-    # With fewer images there are fewer shards.
+    # Fewer images need fewer shards.
     for path in sorted((source / "dogs").iterdir())[:30]:
         path.unlink()
         bucket.there.remove(f"train/dogs/{path.name}")

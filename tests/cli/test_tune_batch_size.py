@@ -34,7 +34,7 @@ def test_sizes_are_estimated_for_an_absent_gpu(
     assert "hint: add --step-ms" in done.err
     found = json.loads(file.read_text())["batch_sizes"]
     sizes = {phase["image_size"]: phase for phase in found["phases"]}
-    assert sizes[32]["batch_size"] == 40  # as many as there are images
+    assert sizes[32]["batch_size"] == 40  # the number of images
     assert sizes[32]["bound"] == "most"
     assert sizes[640]["batch_size"] < 40
     assert sizes[640]["bound"] == "memory"

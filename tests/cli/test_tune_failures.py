@@ -86,7 +86,7 @@ def test_failing_step_keeps_earlier_trials(
     assert "LookupError: the step broke" in lines[-1]
     assert "1 trial" in lines[-1]
     assert sum("the step broke" in line and line.startswith("LookupError") for line in lines) == 1
-    # Its own frames, and none of what called it.
+    # Frames of the user's code, without its callers.
     assert "in step" in done.err
     assert "typer" not in done.err
     assert "step_benchmark.py" not in done.err

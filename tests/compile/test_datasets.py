@@ -279,7 +279,7 @@ def test_equal_transforms_need_not_be_identical(root: str) -> None:
     ours = [v1.Compose([v1.RandomResizedCrop(32), v1.ToTensor(), step]) for _ in range(2)]
     dataset = ConcatDataset([ImageFolder(root, each) for each in ours])
     assert compile_dataset(dataset).pipeline is not None
-    ours[1].transforms[2] = v1.RandomErasing(1.0)  # which may keep something of its own
+    ours[1].transforms[2] = v1.RandomErasing(1.0)  # which may keep state
     assert "different transforms" in refusal(dataset)
 
 

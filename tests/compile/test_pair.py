@@ -192,7 +192,7 @@ def test_colour_steps_only_change_the_image(pairs):
         (ours, our_mask), our_state = seeded(seed, joint, *pairs[0])
         assert torch.equal(our_mask, their_mask)
         assert torch.equal(state, our_state)
-        # Levels that are one apart may become two or three by contrast and saturation.
+        # Contrast and saturation may turn a difference of one level into two or three.
         assert ((ours - theirs).abs() * deviation * 255).max() < 4
 
 

@@ -182,7 +182,7 @@ def test_a_tensor_or_array_of_another_size_than_the_mask_is_an_error(pairs):
             joint(wrong, pairs[0][1])
     image, _ = joint(np.zeros((90, 120, 3), np.uint8), pairs[0][1])
     assert image.shape == (3, 20, 20)
-    # What a function of the user's takes for an image is its own affair.
+    # A user-defined function decides itself what counts as an image.
     assert feedline.pair(lambda *sample: sample)(wrong, pairs[0][1])[0] is wrong
 
 

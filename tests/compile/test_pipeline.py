@@ -389,9 +389,9 @@ def cut_in_the_middle(path):
 
 
 def test_files_rejected_by_native_decoder_are_read_like_torchvision(root):
-    # An end where there is none: Pillow fills up with grey.
+    # An end marker too early: Pillow fills up with grey.
     cut_in_the_middle(root / "cats/a.jpg")
-    image(5, 60, 50).save(root / "cats" / "b.png", "TGA")  # told by no first bytes
+    image(5, 60, 50).save(root / "cats" / "b.png", "TGA")  # not detectable by its first bytes
     dataset = ImageFolder(str(root), FIXED)
     assert_same(source_of(dataset), dataset)
 

@@ -80,7 +80,7 @@ def numpys_random(image):
     return image + float(np.random.rand())
 
 
-# The steps, and how many of them are fast before the first that runs as it is.
+# The steps, and the number of fused ones before the first unchanged one.
 AS_THEY_ARE = {
     "v1 erasing": (4, [*CROP, *FLOATS, v1.RandomErasing(1.0)]),
     "v1 erasing by noise": (4, [*CROP, *FLOATS, v1.RandomErasing(1.0, value="random")]),
@@ -143,7 +143,7 @@ def test_sample_equals_steps_applied_to_fused_pixels(root, case):
     assert pipeline.fused.tail.well_behaved == (
         not any(word in case for word in ("any", "one of", "func"))
     )
-    # The same without the rest: what the first of them would get, and the same random numbers.
+    # The same without the rest: input of the first of them, with the same random numbers.
     _, before = recognised(root, *steps[:fast])
     for sample in range(4):
         value = as_sample(before.pipeline, sample, sample)
@@ -332,7 +332,7 @@ def test_code_of_a_users_is_not_run_to_recognise_it(root, step, monkeypatch):
         assert "is known only to its own code. So samples are made" in recognition.reasons[-1]
 
 
-# Pipelines that cannot write rows, and why: the text, and what `sample` gives.
+# Pipelines that cannot write rows, with the reason and the result of `sample`.
 NO_ROWS = {
     "PIL images": ([*CROP, v1.RandomHorizontalFlip()], "returns PIL images"),
     "PIL images, jittered": ([*CROP, v1.ColorJitter(0.1)], "returns Image, not a tensor"),

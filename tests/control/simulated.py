@@ -49,7 +49,7 @@ class Training(ABC):
 
     @abstractmethod
     def window(self) -> StepWindow:
-        """What is seen for a while; the clock goes on."""
+        """Measure a window and advance the clock."""
 
     def run(self, seconds: float) -> Training:
         """Train on for so long."""
@@ -93,7 +93,7 @@ class Simulated(Training):
     noise: float = 0.01
 
     def step_ms(self, workers: int) -> float:
-        """A step, its waiting included, with so many workers."""
+        """Duration of a step with this many workers, including waits."""
         made = (self.cpu_ms + self.blocked_ms) / workers
         shared = (self.cpu_ms + self.step_cpu_ms) / self.cores
         return max(self.own_ms, made, shared)
@@ -103,7 +103,7 @@ class Simulated(Training):
         return min(self.step_ms(workers) for workers in range(1, 4 * self.cores + 1))
 
     def window(self) -> StepWindow:
-        """What is seen for a while."""
+        """Measure a window."""
         step_ms = self.step_ms(self.workers)
         slower = max(0.5, self.random.gauss(1.0, self.noise))
         seen_ms = step_ms * slower
@@ -111,7 +111,7 @@ class Simulated(Training):
         own_ms = self.cpu_ms + self.blocked_ms
         at_once = min(self.workers, own_ms / step_ms) * self.cpu_ms / own_ms if own_ms else 0.0
         tasks_ms = self.cpu_ms * max(1.0, at_once / self.cores) + self.blocked_ms
-        # Some waiting is measured even where nothing is waited for.
+        # A small wait is always measured.
         wait_ms = max(slower * (step_ms - self.own_ms), 0.001 * seen_ms)
         self.clock_s += steps * seen_ms / 1e3
         return StepWindow(
@@ -173,7 +173,7 @@ class Stepped(Training):
         self.controller.limits = WorkerLimits(cores=self.cores, for_each=self.for_each)
         self.least = 0  # whole batches ahead, however few the workers
         self._free = [0.0] * self.workers  # a heap: when each worker is free
-        self._ready: dict[int, float] = {}  # batches begun and not taken: when each is made
+        self._ready: dict[int, float] = {}  # completion time of batches not yet read
         self._tasks: list[tuple[float, float]] = []  # a heap: when each ends, and how long it took
         self._begun = self._taken = 0
         self._row_ns = 1e6
@@ -196,14 +196,14 @@ class Stepped(Training):
             self._free = free + [self._now] * (self.workers - len(free))
 
     def settle(self) -> None:
-        """Take what was begun before, and four times as much until more batches are ahead."""
+        """Finish the tasks under way; after a prefetch change, wait four times as long."""
         more = 4 if self.decisions[-1][1].what == "prefetch" else 1
         for _ in range(more * (self.prefetch or self.ahead) + 1):
             self._step()
         self.clock_s = self._now / 1e3
 
     def step_ms(self, steps: int) -> float:
-        """How long a step takes on average, as things are now."""
+        """Mean duration of a step with the current settings."""
         before = self._now
         for _ in range(steps):
             self._step()
@@ -211,7 +211,7 @@ class Stepped(Training):
         return (self._now - before) / steps
 
     def window(self) -> StepWindow:
-        """What is seen for a while."""
+        """Measure a window."""
         begun, waited, times = self._now, 0.0, list[float]()
         self._done()
         while self._now - begun < 1e3 * self.window_s or len(times) < 8:

@@ -75,7 +75,7 @@ def test_smaller_pieces_share_uneven_rows_among_many_workers(seed: int) -> None:
     assert [each.kind for each in decisions(adapted, "task_ms")] == ["even"]
     assert adapted.task_ms == 12.5
     assert adapted.step_ms(400) < 0.85 * training(50.0).step_ms(400)
-    assert not decisions(adapted, "prefetch")  # memory for batches of rows is what it is
+    assert not decisions(adapted, "prefetch")  # memory for batches of rows is fixed
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
@@ -180,7 +180,7 @@ ROWS = {"prefetch": 0, "task_ms": 50.0}
         ({}, ROWS | {"task_ms": 2.0}, "workers", 6),
         ({}, ROWS | {"tasks": 400}, "workers", 6),  # of 10 ms: as long as they can be
         ({"for_each": 2}, {"wait_s": 0.05}, None, None),
-        # At work nearly all the time, if only waiting for cores: there is nothing to make even.
+        # Nearly always busy, if only waiting for cores: nothing to even out.
         ({"for_each": 2}, {"tasks_s": 7.5, "queued": 0.4, "on_core": 0.6}, "workers", 5),
     ],
 )
@@ -227,7 +227,7 @@ def test_the_error_is_of_all_steps() -> None:
     assert error_of([2.0] * 100) == 0.0
     assert error_of([1.0] * 9 + [20.0]) > 0.5  # also of the last
     steps = [float(1 + k % 2) for k in range(800)]
-    assert error_of(steps) == 0.0  # what evens out among neighbours is no error
+    assert error_of(steps) == 0.0  # differences that even out between neighbours are ignored
 
 
 def test_windows_are_joined() -> None:

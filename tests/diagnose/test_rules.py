@@ -53,7 +53,7 @@ def test_pauses_of_the_step_hide_no_workers_that_are_too_few() -> None:
 
 
 def test_pauses_that_may_be_the_devices_own_work_are_computing() -> None:
-    # By the host's clock: every fiftieth step waits for what the others asked of the device.
+    # By the host's clock: every fiftieth step waits for the device to finish the others.
     run = a_run(paused(0.0), work=80.0, machine={"gpu": "a device"})
     assert rules_of(run) == ["compute-bound"]
     assert rules_of(a_run(paused(0.0), work=80.0)) == ["compute-bound"]
@@ -536,7 +536,7 @@ def test_other_programs_on_cores_of_step_are_named() -> None:
         (0.3, None, {}),  # a system that does not report it
         (0.3, 0.01, {}),
         (2.0, 6.0, {"cores": 2, "usable_cores": 2}),  # more own threads than cores
-        (0.3, 0.6, {"gpu": "a device"}),  # which may compute meanwhile
+        (0.3, 0.6, {"gpu": "a device"}),  # which may compute during the wait
     ],
 )
 def test_trainer_without_lost_cores_is_not_on_a_busy_machine(

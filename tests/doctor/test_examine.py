@@ -161,6 +161,6 @@ def test_missing_torch_is_the_only_failure(jpeg_folder: Path, tmp_path: Path) ->
             (tmp_path / entry.name).symlink_to(entry)
     package = Path(feedline.__file__).parent
     (tmp_path / "feedline").symlink_to(package)
-    # -S: without the folder of installed packages, but for what is linked here.
+    # -S: without installed packages except those linked here.
     done = run(["-S", "-c", QUIET, str(jpeg_folder)], PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (0, "fail\n"), done.stderr

@@ -82,7 +82,7 @@ class ModelStream:
         self._now_ms = work.ended_ms = begins_ms + work.takes_ms
 
     def wait_event(self, event: ModelEvent) -> None:
-        if event.mark is not None:  # waiting for an event that nobody recorded is nothing
+        if event.mark is not None:  # waiting for an unrecorded event does nothing
             self.give(after=event.mark)
 
     def wait_stream(self, stream: ModelStream) -> None:
@@ -121,10 +121,10 @@ class ModelEvent:
 
     def elapsed_time(self, end_event: ModelEvent) -> float:
         first, last = self.mark, end_event.mark
-        assert first is not None, "the time of an event that nobody recorded"
-        assert last is not None, "the time of an event that nobody recorded"
-        assert first.ended_ms is not None, "the time of an event that has not come"
-        assert last.ended_ms is not None, "the time of an event that has not come"
+        assert first is not None, "the event was not recorded"
+        assert last is not None, "the event was not recorded"
+        assert first.ended_ms is not None, "the event has not occurred"
+        assert last.ended_ms is not None, "the event has not occurred"
         return last.ended_ms - first.ended_ms
 
 
@@ -238,7 +238,7 @@ class ModelDevice:
         return torch.frombuffer(owner, dtype=dtype).as_strided(shape, strides)
 
     def memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same elements for work to be done on: a tensor that is no owner of its memory."""
+        """The same elements as a tensor that does not own its memory, for queued work."""
         memory = self._blocks[tensor.data_ptr()].memory
         return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(
             tensor.shape, tensor.stride()

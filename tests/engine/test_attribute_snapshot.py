@@ -132,7 +132,7 @@ class State:
 
     @property
     def trap(self) -> None:
-        raise AssertionError("code of the user's was run")
+        raise AssertionError("user code was run")
 
 
 def test_attribute_set_on_nested_object_is_detected_and_named() -> None:

@@ -304,7 +304,7 @@ def test_current_tensors_are_used(workers: int) -> None:
 def test_overridden_method_of_torch_class_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = iter(feedline.DataLoader(TensorDataset(torch.arange(ROWS)), batch_size=2))
     assert next(batches)[0].tolist() == [0, 1]
-    # Wrapped as decorators do it: with the names of what is wrapped.
+    # Wrapped like by a decorator, with the name of the wrapped function.
     other = functools.wraps(TensorDataset.__getitem__)(lambda self, index: -index)
     monkeypatch.setattr(TensorDataset, "__getitem__", other)
     assert next(batches).tolist() == [-2, -3]

@@ -132,7 +132,7 @@ def test_descriptors_and_memory_of_a_worker_do_not_grow() -> None:
                 counts.append(worker.num_fds())
                 sizes.append(worker.memory_full_info().uss)
         assert not loader.worker_deaths
-        # Something else that this process had open may be closed meanwhile. A worker that works
+        # Other files of this process may be closed in between. A worker that works
         # ahead opens a file now and then, and may begin its first task after others ended an epoch.
         assert own[-1] <= own[4]
         for counts in fds:

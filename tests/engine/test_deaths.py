@@ -283,7 +283,7 @@ def test_stopped_fork_server_does_not_delay_close() -> None:
     server.suspend()
     loader.close()
     ended = [child for child in mine if child.pid in (server.pid, *loader.worker_pids)]
-    # Their end is told by their files being closed; the kernel is done with them a moment later.
+    # Their end is detected by closed files; the kernel removes them a moment later.
     assert eventually(lambda: gone(ended), within_s=1.0)
     assert len(list(keeper)) == 13  # with another server
     keeper.close()
@@ -442,7 +442,7 @@ def test_reducing_workers_takes_effect_with_a_full_queue(
     ) as loader:
         batches = iter(loader)
         next(batches)
-        next(batches)  # by now a task is a few rows, and not all of them fit the queue
+        next(batches)  # tasks are a few rows now, and not all fit into the queue
         loader.num_workers = 1
         for _ in range(3):
             next(batches)

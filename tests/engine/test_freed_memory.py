@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from feedline.loader import DataLoader
 from slow import slow
 
-SIDE = 1 << 22  # floats: 16 MiB, above what glibc takes from its heap by itself
+SIDE = 1 << 22  # floats: 16 MiB, above glibc's limit for allocations from the heap
 
 pytestmark = [
     pytest.mark.own_fork_server,

@@ -186,7 +186,7 @@ def test_interrupted_sampler_repeats_its_draws(workers: int, at: int) -> None:
             for epoch in 1, 2:
                 try:
                     iteration = iter(loader)
-                except KeyboardInterrupt:  # workers are given work here: no epoch has begun
+                except KeyboardInterrupt:  # workers receive work here: no epoch has started
                     iteration, anew = iter(loader), True
                 while len(batches) < 20 * epoch:
                     with contextlib.suppress(KeyboardInterrupt):

@@ -95,7 +95,7 @@ def test_state_resumes_after_any_number_of_errors(done: int, workers: int) -> No
             assert next(steps(after)) == EPOCH[done]
             later = through_json(other.state_dict())
             assert [*steps(after)] == EPOCH[done + 1 :]
-            other.load_state_dict(later)  # of a loader that went on itself
+            other.load_state_dict(later)  # of a loader that continued by itself
             assert [*steps(iter(other))] == EPOCH[done + 1 :]
         else:
             assert [*steps(after)] == []

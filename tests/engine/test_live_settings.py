@@ -77,7 +77,7 @@ def test_prefetched_batches_do_not_exceed_request_or_slots() -> None:
         feed.apply(LiveSettings(workers=0, prefetch=3))
         assert free_slots(feed) == 1
         feed.apply(LiveSettings(workers=0, prefetch=1))
-        assert free_slots(feed) == 1  # what is under way is finished
+        assert free_slots(feed) == 1  # batches under way are finished
         take(feed, SOURCE, 2)
         assert free_slots(feed) == 3
         feed.apply(LiveSettings(workers=0, prefetch=100))

@@ -40,7 +40,7 @@ def test_batches_of_all_sizes_by_all_workers_arrive_whole_in_slots_they_share(se
             slot=slot,
             seed=id,
             keys=str(nbytes).encode(),
-            memory=os.dup(fd) if fd >= 0 else -1,  # what a message leaves at its receiver
+            memory=os.dup(fd) if fd >= 0 else -1,  # residue of a message at its receiver
         )
         report = make_batch(task, Repeated(), chance.choice(workers), np.zeros(8, np.int64), 0)
         assert report.failures == ()

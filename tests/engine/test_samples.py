@@ -49,7 +49,7 @@ class Weakened(Sized):
         return super().__getitem__(index), feedline.augmentation_strength()
 
 
-# Nothing asked
+# No request
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -133,7 +133,7 @@ def folder(tmp_path: Path) -> ImageFolder:
 @pytest.fixture
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restore what a worker changes in its process."""
-    monkeypatch.setenv(RECORD_SWITCH, "0")  # libraries' functions as they are
+    monkeypatch.setenv(RECORD_SWITCH, "0")  # unmodified functions of libraries
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     yield
     torch_worker._worker_info = None

@@ -170,7 +170,7 @@ def test_queue_and_manager_used_before_work_in_workers(method: str) -> None:
         assert data.queue.get(timeout=60) == (0, 0)
         with DataLoader(data, 1, num_workers=2, start_method=method) as loader:
             batches = iter(loader)
-            for _ in range(60):  # not all: workers that end need not send what is queued
+            for _ in range(60):  # not all: ending workers may drop queued messages
                 next(batches)
             queued = dict(data.queue.get(timeout=60) for _ in range(60))
     assert all(value == 10 * index for index, value in queued.items())

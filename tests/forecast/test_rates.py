@@ -79,7 +79,7 @@ def test_waits_of_few_steps_are_due_to_late_batches() -> None:
 def test_workers_that_other_programs_keep_from_their_cores_have_no_batches_ready() -> None:
     late = {"tasks_s": 0.75, "queued": 0.8, "wait_s": 0.3}
     load = seen(late).load
-    assert load.produce_ms < 0.6 * 40  # little work of their own, and yet busy nearly all the time
+    assert load.produce_ms < 0.6 * 40  # little work, but busy nearly all the time
     assert load.hand_ms == pytest.approx(2)
     assert load.consume_ms == pytest.approx(11)
     assert load.limit == "workers"

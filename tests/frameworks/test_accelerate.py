@@ -50,7 +50,7 @@ def made(length: int = 20, *, world_size: int = 1, drop_last: bool = False) -> D
 
 @pytest.fixture
 def accelerator() -> Iterator[Any]:
-    # Accelerate's own loaders stay noted there where an iteration is left in its middle.
+    # Accelerate's loaders stay registered if an iteration is left early.
     accelerate.state.GradientState._reset_state()
     made = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     yield made

@@ -195,7 +195,7 @@ def test_run_saved_at_last_batch_resumes_with_next_epoch(
     accelerator.free_memory()
     again = prepare(accelerator, DataLoader(NUMBERS, 3, shuffle=True, **options))
     accelerator.load_state(str(tmp_path))
-    # As Accelerate's examples count: so many whole epochs, and no batch of the next.
+    # As in Accelerate's examples: whole epochs, and no batch of the next.
     first = rows(accelerator.skip_first_batches(again, 0))
     assert sorted(row for batch in first for row in batch) == NUMBERS
     assert len(rows(again)) == 4

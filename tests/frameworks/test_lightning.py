@@ -85,7 +85,7 @@ def test_two_processes_share_each_epoch_out(options: dict[str, int], tmp_path: P
     for each in said:
         assert each["class"] == "feedline.loader.dataloader"
         assert each["distributed"]
-        assert each["same"] == bool(options)  # else built anew, with a DistributedSampler
+        assert each["same"] == bool(options)  # otherwise rebuilt with a DistributedSampler
         assert each["seed"] == options.get("seed")
         assert each["workers"] == 1
     for epoch in range(2):

@@ -240,7 +240,7 @@ def test_two_processes_match_torch_dataloader(tmp_path: Path) -> None:
         for name, (theirs, ours) in each["cases"].items():
             assert theirs, name
             assert ours == theirs, name
-    # Two loaders' workers and what forks them; the first rank's count has the second rank in it.
+    # Workers and fork servers of two loaders; the count of the first rank includes the second.
     assert said[1]["processes"] <= 4
     for runs in zip(*(each["resumed"] for each in said), strict=True):
         for whole, rests in runs:

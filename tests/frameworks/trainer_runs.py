@@ -22,7 +22,7 @@ from feedline.integrations.transformers import Stepwise
 
 __all__ = ["CASES", "ROWS", "STEPS", "both", "on_a_rank", "whole_and_rest"]
 
-Put = Callable[[Any, Any], Any]  # an Accelerator and a loader give what the Trainer gets
+Put = Callable[[Any, Any], Any]  # returns the Trainer's loader, from an Accelerator and a loader
 ROWS, VALID, BATCH, STEPS = 24, 9, 2, 12
 
 

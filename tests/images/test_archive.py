@@ -157,7 +157,7 @@ def test_later_of_duplicate_names_is_used(pets: Path, tmp_path: Path, kind: str)
     assert data.store.read(4, 1) == data.store.read(5, 1)
 
 
-# ------------------------------------------------------------------- what is kept of it
+# ------------------------------------------------------------------- retained state
 
 
 def test_archive_is_scanned_once(
@@ -221,7 +221,7 @@ def test_an_archive_that_is_changed_later_is_noticed(pets: Path, tmp_path: Path,
         row(data, 0)
 
 
-# ------------------------------------------------------------------- what cannot be read
+# ------------------------------------------------------------------- invalid input
 
 
 def test_invalid_archive_is_rejected(pets: Path, tmp_path: Path) -> None:

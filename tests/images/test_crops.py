@@ -62,7 +62,7 @@ def test_the_distribution_is_torchvisions(height, width, scale):
         )
     crop = TrainCrop(scale=scale)
     ours = np.array([crop.box(height, width, RandomStream(seed))[:4] for seed in range(count)])
-    # Two-sample Kolmogorov-Smirnov: 1.95 stands for a chance of 1 in 1000, and seeds are fixed.
+    # Two-sample Kolmogorov-Smirnov: 1.95 corresponds to p = 0.001, and seeds are fixed.
     allowed = 1.95 * math.sqrt(2 / count)
     for draw in (
         *((lambda boxes, k=k: boxes[:, k]) for k in range(4)),
@@ -156,7 +156,7 @@ def test_window_matches_torchvision_resize_and_crop(height, width, size, fractio
     window = EvalCrop(fraction).window(height, width, size)
     if window.height * window.width > 300_000:
         return
-    # Its place is read off an image whose pixels say where they are.
+    # Its position is read from an image whose pixels encode their position.
     resized = Resize(round(size / fraction))(Image.new("RGB", (width, height)))
     assert (window.height, window.width) == (resized.height, resized.width)
     ys, xs = np.mgrid[: resized.height, : resized.width].astype(np.int32)

@@ -145,7 +145,7 @@ def test_other_segments_are_not_read():
     head, parts = segments(restarted())
     across = -(-WIDTH // 16)
     assert len(parts) == -(-across * -(-HEIGHT // 16) // 2)
-    part = 50, 40, 30, 40  # and what touches it: MCUs of rows 3 to 5, columns 2 to 5
+    part = 50, 40, 30, 40  # and its neighbours: MCUs of rows 3 to 5, columns 2 to 5
     needed = {(row * across + column) // 2 for row in (3, 4, 5) for column in (2, 3, 4, 5)}
     broken = [codes if k in needed else b"\x55" for k, codes in enumerate(parts)]
     data = joined(head, broken)
@@ -171,7 +171,7 @@ def test_restart_markers_out_of_order_fall_back():
     none = joined(head, [b"".join(parts)])
     for data in (swapped, shifted, more, other, none, fewer):
         assert read(compiled_decoder(), data, last) is None
-    # Above what is out of order all is well; fill bytes before a marker are, too.
+    # Data before the disorder is intact; fill bytes before a marker are valid, too.
     assert np.array_equal(read(compiled_decoder(), fewer, (0, 0, 9, 90)), whole(good)[:9, :90])
     filled = good.replace(b"\xff\xd3", b"\xff\xff\xff\xd3")
     assert np.array_equal(read(compiled_decoder(), filled, last), cut_out(whole(good), last))

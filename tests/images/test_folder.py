@@ -191,7 +191,7 @@ def test_any_defect_of_a_file_raises_image_error_with_its_name(
     assert path in str(caught.value)
     assert "sample 0" in str(caught.value)
     assert isinstance(caught.value, SampleError)
-    # What earlier tests left behind may be closed meanwhile.
+    # Files of earlier tests may be closed in between.
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert loaded(data, 1)[1] == 0
 

@@ -443,7 +443,7 @@ def test_a_cache_fills_itself_of_a_list_with_repeats(jpeg_folder: Path, tmp_path
     names = [*NAMES, NAMES[0]]
     root = shutil.copytree(jpeg_folder, tmp_path / "images")
     data = listed(root, [*SORTS, "cat"], names, transform=EvalCrop())
-    cache = root / "cache"  # beside the images, which a list allows
+    cache = root / "cache"  # next to the images, which a list allows
     options: dict[str, Any] = {"image_size": 16, "num_workers": 1, "shuffle": False, "seed": 0}
     with DataLoader(data, 4, cache=cache, **options) as loader:
         first, second = batches(loader), batches(loader)

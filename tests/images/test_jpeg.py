@@ -85,7 +85,7 @@ def test_every_part_has_the_bytes_of_the_whole(kind, library):
 @given(st.data())
 def test_every_part_of_any_size_of_image_has_the_bytes_of_the_whole(data):
     by = data.draw(st.sampled_from((1, 2, 4, 8)))
-    # simplejpeg, the reference, is told a size and not a scale: these have another one at each.
+    # The reference, simplejpeg, accepts a size, not a scale: these sizes differ at each scale.
     side = st.integers(1 if by == 1 else 16, 100)
     height, width = data.draw(side), data.draw(side)
     image = encoded(data.draw(st.sampled_from(SAMPLINGS)), height, width)
@@ -242,7 +242,7 @@ def test_invalid_arguments_raise_and_decoder_stays_usable():
     with pytest.raises(TypeError):
         decoder.read(memory, 1)
     decoder.open(data)
-    decoder.open(data)  # one that was never read is let go of
+    decoder.open(data)  # an unread one is released
     assert np.array_equal(read(decoder, data, (3, 4, 50, 60)), whole(data)[3:53, 4:64])
 
 

@@ -138,7 +138,7 @@ def test_cache_is_built_from_lmdb(numbered: Path, tmp_path: Path) -> None:
     assert cache.targets.tolist() == data.targets.tolist()
 
 
-# ------------------------------------------------------------------- what cannot be read
+# ------------------------------------------------------------------- invalid input
 
 
 def test_a_folder_that_cannot_be_written_is_read(keyed: Path) -> None:

@@ -371,8 +371,8 @@ def test_box_smaller_than_a_pixel_is_that_pixel(extent):
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_side_beyond_32_bits_is_not_cut_off(axis):
-    """An image with the same row 2**32 + 1 times, of which a box is resized; it was taken for one
-    of one row."""
+    """An image of 2**32 + 1 equal rows, of which a box is resized; it was once truncated to one
+    row."""
     image = np.lib.stride_tricks.as_strided(
         noise(8, 8), ((2**32 + 1, 8, 3), (8, 2**32 + 1, 3))[axis], (0, 3, 1)
     )

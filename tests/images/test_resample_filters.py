@@ -42,7 +42,7 @@ def test_the_pixels_are_pillows(filter, h, w, height, width, flip):
     row = made(image, Box(0, 0, h, w, flip, None, filter), height, width)
     theirs = np.asarray(Image.fromarray(image).resize((width, height), PILLOWS[filter]))
     difference = np.abs(row.astype(int) - (theirs[:, ::-1] if flip else theirs))
-    # 16-bit weights where Pillow's have 22
+    # 16-bit weights; Pillow's have 22 bits
     assert difference.max() <= (0 if filter == "nearest-exact" else 2)
 
 

@@ -213,7 +213,7 @@ def test_cache_is_built_from_shards(shards: Path, tmp_path: Path) -> None:
         next(iter(loader))
 
 
-# ------------------------------------------------------------------- what is kept of it
+# ------------------------------------------------------------------- retained state
 
 
 def test_shard_is_scanned_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_a_shard_that_is_changed_later_is_noticed(shards: Path) -> None:
         row(pickle.loads(pickle.dumps(data)), 9)
 
 
-# ------------------------------------------------------------------- what cannot be read
+# ------------------------------------------------------------------- invalid input
 
 
 def test_samples_that_lack_something_are_errors_or_are_listed(

@@ -37,7 +37,7 @@ class PositionModel(RuleBasedStateMachine):
     def start(self, endless: bool) -> None:
         self.position = PlannedPosition(ORDER, endless=endless)
         self.prefetched: Iterator[BatchSpec] = self.position.upcoming()
-        # The model: its position, and whether its epoch has begun.
+        # The model: its position, and whether its epoch has started.
         self.epoch, self.step, self.size = 0, 0, None
         self.begun = False
         self.iterating = False

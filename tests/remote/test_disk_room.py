@@ -42,10 +42,10 @@ def test_files_in_use_are_kept_and_nothing_more_is_reserved(tmp_path, monkeypatc
     room = DiskBudget(str(tmp_path), 50 * 4096)
     assert not room.reserve(1)
     assert young.exists()
-    # It is not measured anew for every image,
+    # Free space is not measured for every image,
     young.unlink()
     assert not room.reserve(1)
-    # and it is after a while.
+    # but again after a while.
     monkeypatch.setattr(room, "_full_until", 0.0)
     assert room.reserve(1)
 

@@ -231,7 +231,7 @@ def test_a_forked_process_leaves_the_connections_of_its_parent_alone(
     before = images_asked(server)
     for sample in range(8, 16):
         made(remote, 24, sample, 0)
-    assert images_asked(server) == before + 8  # none had to be asked for twice
+    assert images_asked(server) == before + 8  # none was requested twice
 
 
 # Beside the originals
@@ -348,10 +348,10 @@ def test_index_is_fetched_once_and_again_for_another_cache(
     assert (server.asked(".npy"), server.asked(".json")) == (fetched, 2)
 
     other = make_photos(tmp_path / "other", COUNT // 2 + 1)
-    build(other, tmp_path / "built anew", sizes=(16, 24), quality=60)
+    build(other, tmp_path / "rebuilt", sizes=(16, 24), quality=60)
     (tmp_path / "cache").rename(tmp_path / "old")
-    (tmp_path / "built anew").rename(tmp_path / "cache")
-    assert same(batches(data), wanted)  # all of which is here
+    (tmp_path / "rebuilt").rename(tmp_path / "cache")
+    assert same(batches(data), wanted)  # all of it is local
     anew = ImageFolder(f"{server.url}/cache", local_dir=local)
     assert len(anew) == COUNT + 2
     assert same(batches(anew), batches(ImageFolder(tmp_path / "cache")))
@@ -443,7 +443,7 @@ def test_a_password_in_a_url_is_not_shown(
         ImageFolder(f"{url}/nowhere", local_dir=tmp_path)
     shown += [str(refused.value), caplog.text, *map(str, tmp_path.rglob("*"))]
     assert all("secret" not in text for text in shown)
-    # The copies are those of the same URL without it.
+    # The copies are shared with the same URL without it.
     ImageFolder(f"{server.url}/jpeg", local_dir=tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
 

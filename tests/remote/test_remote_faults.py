@@ -280,7 +280,7 @@ def test_endless_body_is_not_read(
     with pytest.raises(DatasetError, match=said[status]):
         ImageFolder(f"{server.url}/cache", local_dir=tmp_path)
     assert eventually(lambda: server.in_flight == 0)
-    # For each try what lies in the buffers of both sides' sockets.
+    # For each attempt the content of the socket buffers on both sides.
     assert server.sent_bytes < len(server.requests) * (16 << 20)
 
 
@@ -311,7 +311,7 @@ def test_server_that_stops_serving_ranges_is_named(
     [
         (401, "credentials", 1),
         (403, "credentials", 1),
-        (404, "URL is misspelt", 2),  # it might be a folder of images, which is then listed
+        (404, "URL is misspelt", 2),  # it may be an image folder, which is then listed
         (410, "410", 1),
         (429, "overloaded", 4),
         (500, "overloaded", 4),

@@ -234,7 +234,7 @@ def test_a_forked_process_leaves_the_connections_of_its_parent_alone(
     before = server.asked(".jpg")
     for sample in range(4, 8):
         made(remote, 24, sample, 0)
-    assert server.asked(".jpg") == before + 4  # none had to be asked for twice
+    assert server.asked(".jpg") == before + 4  # none was requested twice
 
 
 def test_a_pickle_holds_no_image_and_no_connection(remote: ImageList, here: ImageFolder) -> None:
@@ -304,7 +304,7 @@ def test_an_image_that_was_replaced_is_seen_when_the_folder_is_listed(
     there.pipe_file(name, old + b"more")
     assert data.store.read(3, 0) == old  # it is kept here
     assert ImageFolder(in_memory, local_dir=tmp_path).store.read(3, 0) == old + b"more"
-    there.pipe_file(name, old[:-1])  # and what is not as long as was listed is refused
+    there.pipe_file(name, old[:-1])  # and files of another length than listed are rejected
     data = ImageFolder(in_memory, local_dir=tmp_path / "other")
     there.pipe_file(name, old)
     with pytest.raises(ImageError, match=r"sample 3.*do not match the listing.*again"):

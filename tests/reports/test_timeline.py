@@ -18,7 +18,7 @@ LANES = ("worker 0", "worker 1", "ready", "copy", "step", "odd")
 
 
 def sample_timeline(*events: tuple[str, str, float, float]) -> TimelineSample:
-    """Lane, stage, begun and ended of each event."""
+    """Lane, stage, start and end of each event."""
     return TimelineSample(
         why="latest",
         begun_s=3.0,

@@ -51,7 +51,7 @@ def distributed(seed: int) -> dict[str, Any]:
     return {"sampler": DistributedSampler(DATA, num_replicas=2, rank=1, seed=5)}
 
 
-# What makes a loader's order; `seed` is of what a state must overrule.
+# Arguments that define a loader's order; a state must override `seed`.
 ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
     "sequential": lambda seed: {},
     "shuffle": lambda seed: {"shuffle": True},
@@ -292,7 +292,7 @@ def places(state: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 DAMAGES = [None, "x", -1, 3.5, [], {}, True, 10**30, [1], b"x"]
 
 
-# Another value of what made the pixels is no damage.
+# Another value of the pixel identity is not damage.
 @pytest.mark.filterwarnings("ignore:the state's batches were made")
 @pytest.mark.parametrize(
     "order",
@@ -649,7 +649,7 @@ def test_iterator_as_batch_sampler_continues_in_next_epoch(workers: int) -> None
         data = list(range(100))
         loader = kind(data, batch_sampler=batches, num_workers=workers)
         read = [[batch.tolist() for batch in itertools.islice(loader, 3)] for _ in range(2)]
-        return read if workers == 0 else list(map(len, read))  # workers are asked ahead
+        return read if workers == 0 else list(map(len, read))  # workers prefetch
 
     assert epochs(DataLoader) == epochs(torch.utils.data.DataLoader)
 

@@ -26,7 +26,7 @@ class Lazy(Sequence[Any]):
         return 3
 
     def __getitem__(self, key: Any) -> Any:
-        raise RuntimeError("nobody should ask")
+        raise RuntimeError("must not be called")
 
 
 @pytest.mark.parametrize(

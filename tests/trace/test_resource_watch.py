@@ -36,7 +36,7 @@ class Nvml(SimpleNamespace):
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
-    """A program that has set CUDA up, with the library at hand."""
+    """A program with initialised CUDA and the NVML library."""
     made = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", made)  # type: ignore[arg-type]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -70,7 +70,7 @@ def drawn_steps(ranks: int, count: int) -> list[int]:
 def gone_on_from(step: int, signum: int, every: int, ranks: int) -> int:
     """The step whose checkpoint an interrupted run leaves."""
     if signum != signal.SIGKILL:
-        return step  # it ends behind the step, with a checkpoint
+        return step  # it ends after the step, with a checkpoint
     ends = last_steps(ranks)[0]
     return max(k for k in range(step) if k in ends or k % every == 0)
 

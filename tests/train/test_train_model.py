@@ -1,4 +1,4 @@
-"""A training from Python: the same settings, objects in the place of options."""
+"""Training from Python: the same settings as the command, with objects instead of options."""
 
 from __future__ import annotations
 

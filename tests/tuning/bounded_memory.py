@@ -25,7 +25,7 @@ class _Bounded(LiveBytes):
         self.errors = 0
 
     def _add(self, tensor: torch.Tensor) -> None:
-        if isinstance(tensor, FakeTensor):  # an estimate that goes on meanwhile
+        if isinstance(tensor, FakeTensor):  # an estimate running at the same time
             return
         super()._add(tensor)
         if self.now > self.bound:

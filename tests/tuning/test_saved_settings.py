@@ -78,7 +78,7 @@ def test_pipe_is_read_and_missing_writer_is_reported(tmp_path: Path, file: Path)
     os.mkfifo(pipe)
     with pytest.raises(UsageError, match="is a pipe without a writer"):
         DataLoader(images(), 8, image_size=16, settings=pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # what is written stays in it meanwhile
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # written data stays in the pipe
     pipe.write_bytes(file.read_bytes())
     assert SavedSettings.read(pipe).prefetch == 5
     os.close(reader)

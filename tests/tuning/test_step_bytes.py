@@ -222,6 +222,6 @@ def test_views_and_saved_tensors_count_once_while_alive() -> None:
         assert live.now == 8004
         total.backward()
         assert weight.grad is not None
-        assert live.now == 8004  # the gradient in the place of what was kept
+        assert live.now == 8004  # the gradient replaces the saved tensors
         del view, total
     assert live.now == 8000

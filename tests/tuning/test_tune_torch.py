@@ -34,7 +34,7 @@ class Far(Dataset[torch.Tensor]):
 
 
 class Stream(IterableDataset[torch.Tensor]):
-    """Numbers of who makes them."""
+    """Yields the worker id, or -1 in the main process."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         info = get_worker_info()

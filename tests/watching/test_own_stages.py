@@ -211,7 +211,7 @@ def test_a_slow_sample_keeps_its_name_when_the_dataset_is_another(jpeg_folder: P
 def test_a_dataset_that_refuses_to_say_its_length_is_recorded() -> None:
     class Endless(Counting):
         def __len__(self) -> int:
-            raise NotImplementedError("nobody knows")
+            raise NotImplementedError("unknown length")
 
     with feedline.DataLoader(Endless(), 2) as loader:
         assert sum(1 for _ in loader) == 12

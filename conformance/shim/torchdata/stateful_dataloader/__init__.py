@@ -1,4 +1,4 @@
-"""What the suites import, made of the class under test (CONFORMANCE_LOADER, "module:Class")."""
+"""Stand-in for torchdata, based on the class under test (CONFORMANCE_LOADER, "module:Class")."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _UnderTest: Any = getattr(importlib.import_module(_module), _name)
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What can save its state and take it back."""
+    """An object with a state that can be saved and restored."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state."""
+        """Return the state."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a state back."""
+        """Restore a state."""
         ...
 
 
 class StatefulDataLoader(_UnderTest):
-    """The class under test, deaf to the one keyword that torchdata adds.
+    """The class under test, ignoring the additional keyword of torchdata.
 
     Args:
-        snapshot_every_n_steps: how often torchdata's workers send their state; nothing a caller
-            can see depends on it.
+        snapshot_every_n_steps: how often torchdata's workers send their state; has no visible
+            effect.
     """
 
     def __init__(self, *args: Any, snapshot_every_n_steps: int = 1, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
 
     def __class_getitem__(cls, item: Any) -> Any:
-        """As the class under test has it, or not."""
+        """Forward to the class under test."""
         return _UnderTest[item]

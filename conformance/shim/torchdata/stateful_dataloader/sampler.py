@@ -1,4 +1,4 @@
-"""The samplers that the suites import."""
+"""Samplers that the suites import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["RandomSampler", "StatefulDistributedSampler"]
 
 
 class StatefulDistributedSampler(DistributedSampler):
-    """A DistributedSampler that counts what it yields and can go on from a count."""
+    """A DistributedSampler that counts its indices and can resume from a count."""
 
     _EPOCH, _YIELDED = "epoch", "yielded"
 
@@ -29,11 +29,11 @@ class StatefulDistributedSampler(DistributedSampler):
             yield index
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch, and how many of its indices it has yielded."""
+        """Return the epoch and the number of yielded indices."""
         return {self._EPOCH: self.epoch, self._YIELDED: self.yielded}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Sets the epoch, and lets the next iteration go on after as many."""
+        """Set the epoch and the number of indices that the next iteration skips."""
         count = state_dict.get(self._YIELDED, -1)
         if count < 0:
             raise ValueError(f"a state needs {self._YIELDED!r}, at least 0; this is {state_dict}")
