@@ -147,7 +147,7 @@ def test_later_step_with_fixed_size_rejects_other_sizes(
                     next(iter(loader))
 
 
-def test_a_view_that_cannot_follow_a_size_is_an_error(paths: list[str]) -> None:
+def test_view_that_cannot_follow_a_size_raises(paths: list[str]) -> None:
     unknown = v2.Compose([v2.RandomRotation(5), v2.Resize((8, 8)), v2.ToImage()])
     data = Pictures(paths, feedline.views(GLOBAL, unknown))
     with (
@@ -266,7 +266,7 @@ def test_fused_steps_are_described_without_a_size_that_the_schedule_replaces(roo
         assert ("(64, 64)" in fused) is (not options)
 
 
-def test_a_folder_that_cannot_be_a_cache_is_refused_when_the_loader_is_built(
+def test_folder_that_cannot_be_a_cache_is_rejected_when_loader_is_built(
     root: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "notes.txt").touch()

@@ -147,7 +147,7 @@ def test_unused_strength_raises(folder: ImageFolder) -> None:
 # What a user has replaced is not replaced once more
 
 
-def test_a_function_of_torchvisions_that_was_replaced_is_called(
+def test_replaced_function_of_torchvision_is_called(
     folder: ImageFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(functional, "to_tensor", lambda image: torch.full((3, 24, 24), 7.0))

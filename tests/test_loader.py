@@ -510,7 +510,7 @@ def test_skip_leaves_out_exactly_the_rows_that_failed_and_lists_them(
         assert not loader.worker_deaths
 
 
-def test_a_batch_that_is_broken_as_a_whole_is_an_error_even_with_skip() -> None:
+def test_batch_that_fails_as_a_whole_raises_even_with_skip() -> None:
     loader = DataLoader(
         Breaking(4, {2, 3}), 2, image_size=4, num_workers=0, shuffle=False, on_error="skip", seed=0
     )

@@ -107,7 +107,7 @@ def test_the_numbers_for_any_other_dataset_are_whole(options: dict[str, Any], sa
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_too_many_workers_are_refused_when_they_start() -> None:
+def test_too_many_workers_are_rejected_when_they_start() -> None:
     loader = DataLoader(range(10), num_workers=513)  # type: ignore[arg-type]
     with pytest.raises((UsageError, ResourceError), match="num_workers"):  # also of their memory
         next(iter(loader))
@@ -250,7 +250,7 @@ def test_invalid_source_is_rejected_with_missing_methods() -> None:
         DataLoader(Endless(), num_workers=0)  # type: ignore[arg-type]
 
 
-def test_an_empty_source_is_refused() -> None:
+def test_empty_source_is_rejected() -> None:
     with pytest.raises(UsageError, match="has no samples"):
         DataLoader(Rows(0), num_workers=0)
 

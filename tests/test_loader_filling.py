@@ -178,7 +178,7 @@ def test_epoch_finishes_with_its_initial_pixels(
     assert same(third, wanted_of(data, finished, 3, "occ")[2:])
 
 
-def test_a_damaged_state_is_refused_and_changes_nothing(photos: Path, finished: Path) -> None:
+def test_damaged_state_is_rejected_and_changes_nothing(photos: Path, finished: Path) -> None:
     with DataLoader(ImageFolder(photos), 8, cache=finished, **OPTIONS) as loader:
         state = loader.state_dict()
         assert state["cache"] == {"copies": True, "batches": 0}
@@ -191,7 +191,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(photos: Path, finished: 
 
 
 @pytest.mark.slow
-def test_a_broken_image_is_an_error_when_it_is_read(photos: Path, tmp_path: Path) -> None:
+def test_broken_image_raises_when_it_is_read(photos: Path, tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     for path in sorted(photos.glob("*/*.jpg")):
         (folder / path.parent.name).mkdir(parents=True, exist_ok=True)
@@ -216,9 +216,7 @@ def test_a_broken_image_is_an_error_when_it_is_read(photos: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_filler_that_was_killed_is_followed_by_another(
-    photos: Path, finished: Path, tmp_path: Path
-) -> None:
+def test_killed_filler_is_replaced(photos: Path, finished: Path, tmp_path: Path) -> None:
     root, data = tmp_path / "cache", ImageFolder(photos)
     with DataLoader(data, 8, cache=root, **OPTIONS) as loader:
         first = torch.cat([images.clone() for images, _ in loader])

@@ -179,7 +179,7 @@ def test_state_of_four_ranks_resumes_on_two_with_same_global_batch() -> None:
         ({"schedule": None, "image_size": 8}, "schedule was"),
     ],
 )
-def test_a_state_of_another_run_is_refused_and_nothing_changes(
+def test_state_of_another_run_is_rejected_and_nothing_changes(
     change: dict[str, Any], said: str
 ) -> None:
     made = loader()

@@ -191,7 +191,7 @@ def test_unknown_transform_runs_unchanged(source: Any, jpeg_folder: Path, tmp_pa
 
 @pytest.mark.parametrize("pipeline", ["colours", "views"])
 @pytest.mark.parametrize("source", [csv, zipped, lmdb])
-def test_torchs_loader_has_samples_too(
+def test_samples_also_work_in_torch_dataloader(
     source: Any, pipeline: str, jpeg_folder: Path, tmp_path: Path
 ) -> None:
     transform = PIPELINES[pipeline]()

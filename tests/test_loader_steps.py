@@ -186,7 +186,7 @@ def test_iterable_dataset_cannot_skip_batches() -> None:
         DataLoader(Sevens(), 2).set_step(1)
 
 
-def test_an_iteration_that_was_overtaken_before_its_first_batch_is_recorded() -> None:
+def test_iteration_overtaken_before_its_first_batch_is_recorded() -> None:
     with DataLoader(list(range(1000)), 1, seed=1) as loader:
         first, second = iter(loader), iter(loader)
         for _ in range(100):  # quick steps: not all are reported

@@ -68,7 +68,7 @@ def test_state_saved_at_any_step_resumes_with_any_number_of_workers(
 
 
 @pytest.mark.parametrize("shuffle", ["window:513", True, False])
-def test_a_state_of_another_order_is_refused_by_name(shuffle: bool | str) -> None:
+def test_state_of_another_order_is_rejected_by_name(shuffle: bool | str) -> None:
     state = loader().state_dict()
     assert state["sample_order"] == WINDOW
     with pytest.raises(StateError, match=f"order was '{WINDOW}', is '"):
@@ -120,7 +120,7 @@ def test_explain_reports_window_size() -> None:
 
 @pytest.mark.parametrize("shuffle", ["windows", "window:0", "window:16k", "shuffled", "True", ""])
 @pytest.mark.parametrize("options", [{}, {"seed": 0}, {"schedule": "4x1"}])
-def test_a_string_that_names_no_order_is_refused_with_the_form(
+def test_string_that_names_no_order_is_rejected_with_form(
     shuffle: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(UsageError, match=f"None or \"window:N\", .* got '{shuffle}'"):

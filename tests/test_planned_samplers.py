@@ -45,7 +45,7 @@ def test_epoch_can_be_set_on_wrapped_batch_sampler() -> None:
         assert epoch(loader) == expected[number]
 
 
-def test_an_epoch_that_another_loader_draws_twice_is_warned_of() -> None:
+def test_epoch_drawn_twice_by_another_loader_warns() -> None:
     first = made()
     other = DataLoader(list(range(9)), batch_sampler=first.batch_sampler)
     with warnings.catch_warnings():
@@ -60,7 +60,7 @@ def test_an_epoch_that_another_loader_draws_twice_is_warned_of() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_the_share_shows_as_torchs_sampler_shows_it(
+def test_share_of_rank_is_shown_like_in_torch_sampler(
     world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = made(drop_last=False)
@@ -94,7 +94,7 @@ def test_incomplete_batch_is_left_to_batch_sampler(world_size: int, drop_last: b
     assert len(set(kept)) == (8 if drop_last and world_size == 2 else 9)
 
 
-def test_a_batch_size_that_is_set_on_a_planned_order_is_refused() -> None:
+def test_batch_size_that_is_set_on_a_planned_order_is_rejected() -> None:
     loader = made()
     with pytest.raises(UsageError, match=r"batch_size to 4: .*ownx1@32"):
         loader.batch_sampler.batch_size = 4

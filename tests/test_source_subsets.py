@@ -213,7 +213,7 @@ def test_images_at_urls_may_be_chosen_and_cached(jpeg_folder: Path, tmp_path: Pa
         DataLoader(Subset(far, CHOSEN), 2, image_size=16, cache=tmp_path / "none")
 
 
-def test_indices_that_choose_nothing_known_are_refused(jpeg_folder: Path) -> None:
+def test_indices_that_choose_nothing_known_are_rejected(jpeg_folder: Path) -> None:
     source = ImageFolder(jpeg_folder, TrainCrop())
     for indices, kind, said in (
         ([0.5, 1.0], UsageError, "not a list of whole numbers"),

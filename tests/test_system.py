@@ -118,9 +118,7 @@ def test_container_uses_mount_root_if_host_path_is_missing(
 
 
 @pytest.mark.parametrize("groups", ["nothing", "0:", "::", "\udcff", ":cpu", "0::/\n4"])
-def test_a_list_of_groups_that_is_broken_leaves_the_mounts_root(
-    machine: Machine, groups: str
-) -> None:
+def test_broken_list_of_groups_leaves_mounts_root(machine: Machine, groups: str) -> None:
     machine({"/proc/self/cgroup": groups, f"{V2}/cpu.max": "500000 100000"})
     assert usable_cores() == 5
 

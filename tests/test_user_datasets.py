@@ -147,7 +147,7 @@ def values_in(made: Any) -> set[float]:
 
 
 @pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
-def test_workers_of_a_recognised_pipeline_begin_as_torchs_do(folder: Path, method: str) -> None:
+def test_workers_of_recognised_pipeline_start_like_torch_workers(folder: Path, method: str) -> None:
     data = ImageFolder(folder, transforms.Compose([*EVAL.transforms, Among()]))
     with loader(data, worker_init_fn=tell, start_method=method) as made:
         assert values_in(made) <= {10.0, 11.0}
@@ -479,7 +479,7 @@ def test_iterable_dataset_reports_torch_engine() -> None:
         loader(Counting(), num_workers=0).load_state_dict(state)
 
 
-def test_the_workers_of_torchs_engine_are_torchs_own_objects_also_when_they_have_ended() -> None:
+def test_workers_of_torch_engine_are_torch_objects_even_after_their_end() -> None:
     with loader(Counting(), num_workers=2) as made:
         epoch = iter(made)
         workers = epoch._workers
@@ -523,7 +523,7 @@ def test_replaced_stock_loader_is_detected() -> None:
         list(stock)
 
 
-def test_without_a_plan_the_samplers_are_torchs_own() -> None:
+def test_samplers_without_a_plan_are_torch_samplers() -> None:
     made = loader(list(range(12)), shuffle=True)
     assert type(made.batch_sampler) is BatchSampler
     assert type(made.sampler) is RandomSampler
@@ -542,7 +542,7 @@ def test_constructor_arguments_can_be_read_and_reused() -> None:
     assert made.epoch == 4
 
 
-def test_a_state_is_refused_over_other_files_of_as_many_samples(folder: Path) -> None:
+def test_state_of_other_files_is_rejected_at_equal_length(folder: Path) -> None:
     with loader(ImageFolder(folder, EVAL)) as made:
         next(iter(made))
         state = made.state_dict()

@@ -90,7 +90,7 @@ def test_any_dataset_has_the_same_samples_in_each_run(kind: Any, options: dict[s
     assert set(first + second) <= set(NUMBERS)
 
 
-def test_a_state_of_other_weights_is_refused_by_name() -> None:
+def test_state_of_other_weights_is_rejected_by_name() -> None:
     with images(4) as loader:
         state = loader.state_dict()
         for options, named in (

@@ -43,13 +43,13 @@ def test_its_parquet_files_become_a_cache(dataset: Any, tmp_path: Path) -> None:
     assert_cached(tmp_path / "cache", pictures(), LABELS, names, CLASSES)
 
 
-def test_parquet_files_of_paths_alone_are_refused(dataset: Any, tmp_path: Path) -> None:
+def test_parquet_files_of_paths_alone_are_rejected(dataset: Any, tmp_path: Path) -> None:
     dataset.to_parquet(tmp_path / "a.parquet")
     with pytest.raises(DatasetError, match=r"has a path, '.*/7\.png', but not the bytes"):
         build_cache(tmp_path / "a.parquet", tmp_path / "cache", (16,), workers=1)
 
 
-def test_its_arrow_files_are_refused_and_can_be_loaded(dataset: Any, tmp_path: Path) -> None:
+def test_its_arrow_files_are_rejected_and_can_be_loaded(dataset: Any, tmp_path: Path) -> None:
     dataset.save_to_disk(tmp_path / "saved")
     with pytest.raises(DatasetError, match=r"datasets\.load_from_disk"):
         open_source(tmp_path / "saved")

@@ -56,7 +56,7 @@ def test_a_level_is_measured_at_seven_eighths_of_its_size(side, smaller, size) -
     assert measured_crop_px(side, smaller) == size
 
 
-def test_a_damaged_index_is_an_error(tmp_path: Path) -> None:
+def test_damaged_index_raises(tmp_path: Path) -> None:
     made(photos(tmp_path / "photos"), tmp_path / "cache")
     (tmp_path / "cache" / "index" / "level-24.npy").unlink()
     with pytest.raises(DatasetError, match="cannot be read"):

@@ -55,7 +55,7 @@ def test_class_folders_are_preferred_to_archive_next_to_them(tmp_path: Path) -> 
     assert open_source(str(root)).kind == "folder"
 
 
-def test_files_of_several_kinds_are_refused(tmp_path: Path) -> None:
+def test_files_of_several_kinds_are_rejected(tmp_path: Path) -> None:
     for name in ("a.tar", "b.parquet"):
         (tmp_path / name).touch()
     with pytest.raises(DatasetError, match=r"files of several kinds, .*a\.tar.*b\.parquet"):

@@ -280,7 +280,7 @@ def test_a_plan_is_json(photos: Path) -> None:
         ({"transform": "train"}, None),
     ],
 )
-def test_invalid_arguments_are_errors(
+def test_invalid_arguments_raise(
     photos: Path, temporary: Path, options: dict[str, Any], argument: str | None
 ) -> None:
     with pytest.raises(UsageError) as raised:
@@ -297,7 +297,7 @@ def test_cache_is_rejected_as_source_of_plan(built: Callable[..., Path], tmp_pat
         planned(tmp_path / "nowhere")
 
 
-def test_missing_disk_space_for_the_copies_is_an_error(
+def test_missing_disk_space_for_copies_raises(
     photos: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feedline.cache.rates._MAX_SAMPLE_BYTES", 1 << 60)

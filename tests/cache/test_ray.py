@@ -434,7 +434,7 @@ def test_source_not_visible_to_nodes_is_named_in_error(
 
 
 @pytest.mark.slow
-def test_a_dataset_that_cannot_be_pickled_is_refused(cluster: Any, tmp_path: Path) -> None:
+def test_dataset_that_cannot_be_pickled_is_rejected(cluster: Any, tmp_path: Path) -> None:
     dataset = gated(tmp_path / "gate")
     dataset.lock = threading.Lock()
     with pytest.raises(UsageError, match=r"(?s)cannot send .*lock.*without ray"):

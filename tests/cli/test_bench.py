@@ -141,7 +141,7 @@ def test_torch_is_measured_on_request_and_small_images_are_not_copied(
         (("--json", "/nowhere/at/all.json"), ("--json /nowhere/at/all.json",)),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_refused(
+def test_unusable_setting_is_rejected(
     feedline: Command,
     photos: Path,
     temporary: Path,
@@ -154,7 +154,7 @@ def test_a_setting_that_cannot_be_used_is_refused(
     assert list(temporary.iterdir()) == []
 
 
-def test_folders_without_images_are_refused(feedline: Command, tmp_path: Path) -> None:
+def test_folders_without_images_are_rejected(feedline: Command, tmp_path: Path) -> None:
     assert_refused(feedline("bench", tmp_path / "nowhere"), "no such folder", "demo-data")
     assert_refused(feedline("bench", tmp_path), "no class folders, it is empty")
     (tmp_path / "ant").mkdir()
@@ -171,7 +171,7 @@ def test_missing_torchvision_raises_with_install_hint(
 
 
 @pytest.mark.slow
-def test_nothing_but_broken_images_is_refused(feedline: Command, tmp_path: Path) -> None:
+def test_nothing_but_broken_images_is_rejected(feedline: Command, tmp_path: Path) -> None:
     (tmp_path / "ant").mkdir()
     (tmp_path / "ant" / "a.jpg").write_bytes(b"no image")
     ended = feedline("bench", tmp_path, *QUICK, "--workers", 1)

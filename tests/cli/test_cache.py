@@ -272,7 +272,7 @@ def test_verify_finds_a_damaged_index_and_a_build_repairs_it(
         ((), ("--sizes",)),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_refused(
+def test_unusable_setting_is_rejected(
     feedline: Command, photos: Path, tmp_path: Path, arguments, words
 ) -> None:
     assert_refused(feedline("cache", "build", photos, tmp_path / "cache", *arguments), *words)

@@ -110,7 +110,7 @@ def test_plan_options_are_passed_on(
         (("--schedule", "16x1", "--json", "/nowhere/at/all.json"), ("--json", "/nowhere/at")),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_refused(
+def test_unusable_setting_is_rejected(
     feedline: Command,
     photos: Path,
     temporary: Path,

@@ -233,7 +233,7 @@ def test_check_of_run_without_data_is_inconclusive(
         (("--min-images-per-s", "inf"), "above 0, got inf"),
     ],
 )
-def test_wrong_limits_are_refused(
+def test_wrong_limits_are_rejected(
     feedline: Command, run: Path, limits: tuple[object, ...], words: str
 ) -> None:
     ended = feedline("check", run, *limits)

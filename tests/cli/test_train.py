@@ -194,7 +194,7 @@ def test_resume_without_checkpoint_raises(
         (("--checkpoint-every", -1), ("--checkpoint-every", "-1")),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_refused(
+def test_unusable_setting_is_rejected(
     feedline: Command,
     tiny_set: Path,
     tmp_path: Path,
@@ -227,7 +227,7 @@ def test_settings_come_from_a_file(feedline: Command, tiny_set: Path, tmp_path: 
     assert ".py:" not in ended.err
 
 
-def test_folders_that_hold_nothing_to_learn_are_refused(
+def test_folders_that_hold_nothing_to_learn_are_rejected(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:
     assert_refused(feedline("train", tmp_path / "nowhere", *QUICK), "no such folder", "demo-data")

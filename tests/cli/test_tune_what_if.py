@@ -61,7 +61,7 @@ def test_invalid_what_if_is_reported_before_measuring(
     assert "compute-bound" not in done.output
 
 
-def test_another_level_of_a_cache_is_refused(
+def test_another_level_of_a_cache_is_rejected(
     feedline: Command, folder: Path, tmp_path: Path
 ) -> None:
     build_cache(

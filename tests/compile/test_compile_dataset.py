@@ -349,7 +349,7 @@ def test_fields_describe_pipeline_output(root):
     assert recognition.pipeline.fields(32)[0] == Field("values", "uint8", (3, 32, 32))
 
 
-def test_totensor_follows_torchs_default_dtype(root):
+def test_totensor_follows_torch_default_dtype(root):
     torch.set_default_dtype(torch.float64)
     try:
         _, recognition = recognised(root, v1.RandomResizedCrop(48), *V1_FLOATS)
@@ -375,7 +375,7 @@ def test_fused_steps_are_listed(root):
 
 
 @pytest.mark.parametrize("loader", [default_loader, pil_loader])
-def test_a_dataset_folder_with_torchvisions_loaders_is_recognised(root, loader):
+def test_dataset_folder_with_torchvision_loaders_is_recognised(root, loader):
     transform = v1.Compose([v1.Resize((32, 32)), v1.ToTensor()])
     dataset = DatasetFolder(str(root), loader, extensions=(".png",), transform=transform)
     source = compile_dataset(dataset).pipeline

@@ -168,7 +168,7 @@ PIPELINES = {
 
 
 @pytest.mark.parametrize("case", PIPELINES)
-def test_a_pipeline_is_refused_with_its_reason(root, case):
+def test_pipeline_is_rejected_with_its_reason(root, case):
     steps, reason = PIPELINES[case]
     dataset = ImageFolder(root, v1.Compose(steps))
     given = refused(dataset)
@@ -275,7 +275,7 @@ DATASETS = {
 
 
 @pytest.mark.parametrize("case", DATASETS)
-def test_a_dataset_is_refused_with_its_reason(root, case):
+def test_dataset_is_rejected_with_its_reason(root, case):
     made, reason = DATASETS[case]
     dataset = made(root)
     given = refused(dataset)
@@ -290,17 +290,17 @@ def test_steps_that_depend_on_pixel_position_have_no_table():
         greys.build()
 
 
-def test_another_image_backend_is_refused(root, monkeypatch):
+def test_another_image_backend_is_rejected(root, monkeypatch):
     monkeypatch.setattr(torchvision, "_image_backend", "accimage")
     assert "backend is not PIL" in refused(changed(root))
 
 
-def test_a_method_replaced_on_the_class_is_refused(root, monkeypatch):
+def test_method_replaced_on_class_is_rejected(root, monkeypatch):
     monkeypatch.setattr(DatasetFolder, "__getitem__", lambda self, index: None)
     assert "method of ImageFolder was replaced" in refused(changed(root))
 
 
-def test_a_step_changed_on_the_class_is_refused(root, monkeypatch):
+def test_step_changed_on_class_is_rejected(root, monkeypatch):
     monkeypatch.setattr(v1.RandomResizedCrop, "get_params", staticmethod(lambda *_: (0, 0, 9, 9)))
     assert "cannot be fused" in refused(changed(root))
 

@@ -492,7 +492,7 @@ def test_replaced_library_function_is_detected_at_compile_time(pictures, monkeyp
     assert "PIL.Image.open was replaced by" in feedline.compile(usual_pipeline()).explain()
 
 
-def test_timms_pipelines_are_compiled(pictures):
+def test_timm_pipelines_are_compiled(pictures):
     create = pytest.importorskip("timm.data").create_transform
     evaluation = create(32, is_training=False)
     ours = feedline.compile(evaluation)

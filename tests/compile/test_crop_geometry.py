@@ -32,7 +32,7 @@ def test_a_central_window_is_eval_crops(height, width, resize, crop):
 @pytest.mark.parametrize("flip_first", [False, True])
 @pytest.mark.parametrize(("height", "width"), SIZES)
 @pytest.mark.parametrize("crop", [28, 31])
-def test_a_mirrored_window_is_torchvisions_in_either_order(height, width, crop, flip_first):
+def test_mirrored_window_matches_torchvision_in_either_order(height, width, crop, flip_first):
     image = Image.fromarray(coordinates(height, width))
     resized = Resize(40)(image)
     expected = CenterCrop(crop)(hflip(resized)) if flip_first else hflip(CenterCrop(crop)(resized))

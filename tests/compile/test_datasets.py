@@ -198,7 +198,7 @@ def test_a_class_without_a_root_is_recognised_and_may_move(root: str, tmp_path: 
     assert folder_fingerprint(Subset(moved[0], [0])) != prints[0]
 
 
-def test_torchvisions_own_imagenet_is_recognised(root: str, tmp_path: Path) -> None:
+def test_imagenet_of_torchvision_is_recognised(root: str, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "val")
     wnids = {"cats": ("cat", "tabby"), "dogs": ("dog",)}
     torch.save((wnids, ["cats", "dogs"]), tmp_path / "meta.bin")
@@ -301,7 +301,7 @@ class OwnConcat(ConcatDataset[Any]):
     pass
 
 
-def test_other_concatenations_are_refused(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_concatenations_are_rejected(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = ImageFolder(root, FIXED)
     assert refusal(OwnConcat([folder])).startswith("OwnConcat is not torchvision's")
     assert refusal(ConcatDataset([folder, [(1, 2)]])).startswith("list is not torchvision's")

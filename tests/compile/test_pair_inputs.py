@@ -175,7 +175,7 @@ def test_mask_of_another_size_raises_with_both_sizes(fused, pairs, tmp_path):
             joint(path, wrong)
 
 
-def test_a_tensor_or_array_of_another_size_than_the_mask_is_an_error(pairs):
+def test_tensor_or_array_of_another_size_than_mask_raises(pairs):
     joint = feedline.pair(v2.Compose([v2.ToImage(), v2.Resize((20, 20))]))
     for wrong in (torch.zeros(3, 91, 120, dtype=torch.uint8), np.zeros((91, 120, 3), np.uint8)):
         with pytest.raises(ImageError, match="120 x 91"):
@@ -186,7 +186,7 @@ def test_a_tensor_or_array_of_another_size_than_the_mask_is_an_error(pairs):
     assert feedline.pair(lambda *sample: sample)(wrong, pairs[0][1])[0] is wrong
 
 
-def test_an_open_file_is_an_error(pairs):
+def test_open_file_raises(pairs):
     joint = feedline.pair(preset())
     with pairs[0][0].open("rb") as image, pairs[0][1].open("rb") as mask:
         for sample in ((image, pairs[0][1]), (pairs[0][0], mask)):
@@ -194,7 +194,7 @@ def test_an_open_file_is_an_error(pairs):
                 joint(*sample)
 
 
-def test_a_coloured_mask_is_an_error(pairs, tmp_path):
+def test_coloured_mask_raises(pairs, tmp_path):
     for mode in ("RGB", "RGBA", "LA"):
         coloured = tmp_path / f"{mode}.png"
         image(1, 120, 90, mode).save(coloured)
@@ -248,7 +248,7 @@ def test_exception_of_step_names_file(pairs):
     assert str(pairs[0][0]) in " ".join(raised.value.__notes__)
 
 
-def test_a_resize_to_nothing_is_an_error(tmp_path):
+def test_resize_to_nothing_raises(tmp_path):
     path, mask = tmp_path / "a.jpg", tmp_path / "a.png"
     path.write_bytes(encoded(image(1, 100, 3)))
     mask_of(1, 100, 3).save(mask)

@@ -218,7 +218,7 @@ def doubled(image: Image.Image) -> Image.Image:
     return image
 
 
-def test_timms_policies_with_other_functions_run_themselves() -> None:
+def test_timm_policies_with_other_functions_run_themselves() -> None:
     policy = timms_policy("rand-m9-inc1")
     assert pixel_step(policy) is not None
     policy.ops[0].aug_fn = doubled

@@ -119,7 +119,7 @@ def test_user_defined_operation_is_not_probed(root, monkeypatch):
     assert "is known only to its own code" in recognition.reasons[-1]
 
 
-def test_replaced_code_of_timms_is_seen(root, monkeypatch):
+def test_replaced_code_of_timm_is_seen(root, monkeypatch):
     transform = create_transform(32, is_training=True, color_jitter=None)
     monkeypatch.setattr(
         transforms.RandomResizedCropAndInterpolation, "__call__", lambda self, image: image
@@ -132,7 +132,7 @@ def test_replaced_code_of_timms_is_seen(root, monkeypatch):
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # timm's own
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("options", [{"is_training": False}, {"use_prefetcher": True}])
-def test_timms_dataset_of_a_folder_is_compiled(root, options):
+def test_timm_dataset_of_a_folder_is_compiled(root, options):
     dataset = ImageDataset(str(root), transform=create_transform(32, **options))
     part = Subset(dataset, [4, 1, -1])
     pipeline = compile_dataset(part).pipeline
@@ -146,7 +146,7 @@ def test_timms_dataset_of_a_folder_is_compiled(root, options):
         assert pixel_error(ours, theirs) * (1 if ours.dtype == np.uint8 else STD * 255) <= 0.2
 
 
-def test_timms_labels_are_transformed_and_its_classes_are_named(root):
+def test_timm_labels_are_transformed_and_its_classes_are_named(root):
     transform = create_transform(32)
     dataset = ImageDataset(str(root), transform=transform, target_transform=str)
     image, target = compile_dataset(dataset).pipeline.sample(Item(0, None, 1, 1.0))
@@ -173,7 +173,7 @@ def replace_reader(dataset):
         replace_reader,
     ],
 )
-def test_timms_dataset_runs_unchanged_if_its_samples_are_others(root, change):
+def test_timm_dataset_runs_unchanged_if_its_samples_are_others(root, change):
     dataset = ImageDataset(str(root), transform=create_transform(32))
     assert compile_dataset(dataset).pipeline is not None
     change(dataset)

@@ -183,14 +183,14 @@ def test_repr_describes_fusion():
     )
 
 
-def test_none_or_no_transforms_are_refused():
+def test_none_or_no_transforms_are_rejected():
     with pytest.raises(UsageError, match="no transform given"):
         feedline.views()
     with pytest.raises(UsageError, match="expects a function"):
         feedline.views([usual_pipeline(), usual_pipeline()])
 
 
-def test_compiled_pipelines_are_taken_as_they_were(pictures):
+def test_compiled_pipelines_are_used_unchanged(pictures):
     pipeline = random_pipeline()
     views = feedline.views(feedline.compile(pipeline), pipeline)
     assert views.transforms == (pipeline, pipeline)

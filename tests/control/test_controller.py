@@ -70,7 +70,7 @@ def test_memory_bounds_it() -> None:
     assert training.workers == 3
 
 
-def test_growing_that_does_not_help_is_taken_back() -> None:
+def test_growing_that_does_not_help_is_undone() -> None:
     """A lock between the workers: more of them wait for each other."""
     training = Simulated(own_ms=10.0, cpu_ms=40.0, cores=8, workers=2)
     training.step_ms = lambda workers: 20.0  # type: ignore[method-assign]
@@ -98,7 +98,7 @@ def test_the_next_phase_is_prepared() -> None:
     assert training.controller.prepare("a", 1.0, 1.0) is None
 
 
-def test_a_phase_that_was_seen_is_prepared_as_it_was() -> None:
+def test_known_phase_is_prepared_with_its_setting() -> None:
     training = Simulated(own_ms=25.0, cpu_ms=120.0, cores=16, workers=6, phase="b").run(5)
     training.phase, training.own_ms, training.cpu_ms = "a", 100.0, 150.0
     training.run(30)

@@ -101,7 +101,7 @@ def test_useless_change_is_undone_and_not_repeated(noise: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_pieces_that_do_not_help_are_as_they_were(seed: int) -> None:
+def test_useless_task_size_is_undone(seed: int) -> None:
     """Rows take equal time, with two workers: waits have another cause."""
     training = Stepped(
         own_ms=400.0,

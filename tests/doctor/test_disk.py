@@ -89,7 +89,7 @@ def test_other_folders_are_described(
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/train", "https://host/cache"])
-def test_a_url_is_refused(url: str) -> None:
+def test_url_is_rejected(url: str) -> None:
     with pytest.raises(UsageError, match="feedline cache info"):
         require_folder(url)
 
@@ -106,7 +106,7 @@ def test_invalid_folder_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_a_folder_that_may_not_be_listed_is_refused(tmp_path: Path) -> None:
+def test_folder_that_may_not_be_listed_is_rejected(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)
     try:

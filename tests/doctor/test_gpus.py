@@ -113,7 +113,7 @@ def test_without_gpu_nothing_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_a_card_without_a_driver_is_warned_of(tmp_path: Path) -> None:
+def test_card_without_driver_is_a_warning(tmp_path: Path) -> None:
     found = find_gpus(write_files(tmp_path, CARD))
     assert found == Gpus(nvidia_cards=1)
     checks = list(check_gpu(found, CUDA_12, {}, tmp_path))
@@ -185,7 +185,7 @@ def test_nvml_without_driver_is_not_an_error(
     assert find_gpus(tmp_path) == Gpus()
 
 
-def test_a_container_without_nvmls_library_has_its_gpus(
+def test_container_without_nvml_library_has_its_gpus(
     tmp_path: Path, nvml: Callable[..., None]
 ) -> None:
     nvml("nvmlInit", 12)
@@ -204,7 +204,7 @@ def test_a_driver_that_answers_wrongly_fails_without_the_kernels_files(
 @pytest.mark.parametrize(
     ("visible", "status"), [("0", "ok"), ("1,0", "ok"), ("", "warn"), ("-1", "warn")]
 )
-def test_gpus_that_are_hidden_are_warned_of(visible: str, status: str, tmp_path: Path) -> None:
+def test_hidden_gpus_are_a_warning(visible: str, status: str, tmp_path: Path) -> None:
     found = Gpus(nvidia=(Gpu(name="A"),), driver="570.1", nvidia_cards=1)
     assert statuses(found, CUDA_12, tmp_path, CUDA_VISIBLE_DEVICES=visible)[0] == status
 

@@ -123,6 +123,6 @@ def test_folders_that_cannot_be_listed_are_counted(tmp_path: Path) -> None:
     assert (found.images, found.unreadable, found.complete) == (2, 1, False)
 
 
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_missing_folder_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         scan_folder(str(tmp_path / "nowhere"), LONG_S)

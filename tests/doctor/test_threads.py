@@ -35,7 +35,7 @@ ALL_8 = CoreLimits(machine=8, affinity=8, quota=inf, allotted=None, processes=1)
         (FOUR_OF_8, "9" * 5000, "warn"),
     ],
 )
-def test_more_threads_than_cores_are_warned_of(
+def test_more_threads_than_cores_are_a_warning(
     limits: CoreLimits, given: str | None, status: str
 ) -> None:
     check = check_openmp(limits, {} if given is None else {"OMP_NUM_THREADS": given})
@@ -103,7 +103,7 @@ def test_measuring_queries_opencv() -> None:
     assert (check.status, check.details["threads"]) == ("warn", 16)
 
 
-def test_an_opencv_that_cannot_be_imported_is_warned_of(
+def test_opencv_that_cannot_be_imported_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "cv2", raising=False)

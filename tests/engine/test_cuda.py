@@ -130,7 +130,7 @@ def test_exception_in_loop_leaves_loader_usable() -> None:
         assert_same(epochs(made), batches("cpu"))
 
 
-def test_batches_outlive_a_loader_that_is_closed_while_copies_are_under_way() -> None:
+def test_batches_outlive_a_loader_closed_during_copies() -> None:
     with loader("cpu") as made:
         wanted = [batch for batch, _ in zip(made, range(3), strict=False)]
     made = loader()

@@ -104,7 +104,7 @@ def run(tmp_path: Path, refusal: object, *, up_to: str) -> tuple[object, str]:
         ),
     ],
 )
-def test_workers_are_spawned_if_a_call_of_the_fork_server_is_refused(
+def test_workers_are_spawned_if_a_call_of_fork_server_is_rejected(
     call: str, refusal: object, tmp_path: Path
 ) -> None:
     script, lines = run(tmp_path, refusal, up_to="fine")

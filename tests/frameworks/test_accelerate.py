@@ -153,7 +153,7 @@ def test_prepared_loader_and_accelerator_are_garbage_collected(
         gc.enable()
 
 
-def test_another_number_of_processes_is_an_error(accelerator: Any) -> None:
+def test_another_number_of_processes_raises(accelerator: Any) -> None:
     with pytest.raises(UsageError, match="over 2 ranks, but Accelerate runs 1"):
         prepare(accelerator, made(world_size=2))
 
@@ -292,7 +292,7 @@ def test_the_last_accumulation_synchronises_however_it_was_prepared() -> None:
     accelerator.free_memory()
 
 
-def test_ranks_that_share_a_batch_are_accelerates_to_serve() -> None:
+def test_ranks_that_share_a_batch_are_left_to_accelerate() -> None:
     accelerator = accelerator_of()
     accelerator.state.device_mesh = SimpleNamespace(mesh_dim_names=("dp_shard", "tp"))
     try:

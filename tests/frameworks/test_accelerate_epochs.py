@@ -234,7 +234,7 @@ def test_schedule_with_sampler_is_not_ignored(given: dict[str, Any]) -> None:
         assert [rows(kept) for _ in range(2)] == [[[8, 8]] * 2, [[12, 12]] * 2]
 
 
-def test_batches_by_their_steps_are_of_an_order_of_feedlines_and_of_all_ranks() -> None:
+def test_stepwise_batches_follow_feedline_order_on_all_ranks() -> None:
     with pytest.raises(UsageError, match="samplers define"):
         Stepwise(DataLoader(NUMBERS, 3))
     third = Stepwise(DataLoader(NUMBERS, 3, seed=0, rank=0, world_size=3))

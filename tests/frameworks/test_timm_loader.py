@@ -155,7 +155,7 @@ def test_ranks_of_an_evaluation_keep_the_order(root: str) -> None:
     assert labels.tolist() == [target for _, target in folder(root).reader.samples]
 
 
-def test_repeats_without_ranks_are_timms_own_error(root: str) -> None:
+def test_repeats_without_ranks_raise_timm_error(root: str) -> None:
     with pytest.raises(AssertionError):
         create(folder(root), is_training=True, num_aug_repeats=3)
 
@@ -168,7 +168,7 @@ def test_splits_of_augmentations_are_in_one_batch(root: str) -> None:
     assert torch.equal(labels, labels[:2].repeat(3))
 
 
-def test_sizes_and_batch_sizes_follow_timms_schedule(root: str) -> None:
+def test_sizes_and_batch_sizes_follow_timm_schedule(root: str) -> None:
     loader = create(
         folder(root), is_training=True, input_size_choices=(24, 32), batch_size_choices=(3, 2)
     )
@@ -183,13 +183,13 @@ def test_workers_persist_over_epochs(root: str) -> None:
 
 
 @pytest.mark.parametrize("seeding", ["part", lambda worker: worker.id])
-def test_seeds_of_workers_are_refused(root: str, seeding: Any) -> None:
+def test_seeds_of_workers_are_rejected(root: str, seeding: Any) -> None:
     with pytest.raises(UsageError) as error:
         create(folder(root), worker_seeding=seeding)
     assert error.value.argument == "worker_seeding"
 
 
-def test_unknown_arguments_are_an_error(root: str) -> None:
+def test_unknown_arguments_raise(root: str) -> None:
     with pytest.raises(TypeError):
         create(folder(root), crop_percentage=0.9)
 
@@ -210,7 +210,7 @@ def test_images_that_cannot_be_read_are_skipped_as_in_timm(tmp_path: Path) -> No
         assert (images - expected_images).abs().mean() <= 0.02 * GREY_LEVEL
 
 
-def test_a_folder_without_a_readable_image_is_an_error(tmp_path: Path) -> None:
+def test_folder_without_a_readable_image_raises(tmp_path: Path) -> None:
     for name in IMAGES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"no image")

@@ -90,7 +90,7 @@ def test_epochs_may_come_in_any_order_and_be_left_early() -> None:
     assert list(loader) == epoch(4)
 
 
-def test_a_loader_that_was_restored_begins_with_its_epoch() -> None:
+def test_restored_loader_begins_with_its_epoch() -> None:
     inner = Loader()
     inner.place = (3, 2)
     assert list(Stepwise(inner)) == epoch(3)

@@ -120,7 +120,7 @@ def run_script(text: str, folder: Path, *arguments: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["feedline", "torch"])
-def test_a_training_of_lightnings_is_recorded(kind: str, tmp_path: Path) -> None:
+def test_training_of_lightning_is_recorded(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     assert run_script(LIGHTNING, tmp_path, kind, "").split() == ["exhausted"]
     run = read_run(tmp_path / "run")
@@ -133,7 +133,7 @@ def test_a_training_of_lightnings_is_recorded(kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_step_of_lightnings_that_raises_is_recorded(tmp_path: Path) -> None:
+def test_step_of_lightning_that_raises_is_recorded(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     assert run_script(LIGHTNING, tmp_path, "torch", "raise").split() == ["raised", "raised"]
     (entry,) = read_run(tmp_path / "run").passes

@@ -293,7 +293,7 @@ def test_names_outside_of_archive_are_rejected(
         ImageFolder(path)
 
 
-def test_links_and_sparse_files_are_refused(pets: Path, tmp_path: Path) -> None:
+def test_links_and_sparse_files_are_rejected(pets: Path, tmp_path: Path) -> None:
     os.link(pets / "cats/1.jpg", pets / "cats/9.jpg")
     with pytest.raises(DatasetError, match=r"(?s)'\./cats/.\.jpg' as a link.*--hard-dereference"):
         ImageFolder(tarred(pets, tmp_path / "a.tar"))
@@ -314,7 +314,7 @@ def test_encrypted_and_unsupported_compression_is_rejected(pets: Path, tmp_path:
 
 
 @pytest.mark.parametrize("kind", PACKED)
-def test_an_archive_that_is_cut_off_is_refused(pets: Path, tmp_path: Path, kind: str) -> None:
+def test_truncated_archive_is_rejected(pets: Path, tmp_path: Path, kind: str) -> None:
     path = PACKED[kind](pets, tmp_path / kind)
     whole = path.read_bytes()
     end = len(whole) if kind != "plain.tar" else len(whole.rstrip(b"\0"))
@@ -420,6 +420,6 @@ def test_operations_on_files_reject_archives(pets: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/a.zip", "s3://bucket/a.tar"])
-def test_an_archive_at_a_url_is_refused_with_the_next_step(url: str) -> None:
+def test_archive_at_a_url_is_rejected_with_hint(url: str) -> None:
     with pytest.raises(UsageError, match=r"(?s)archives must be local.*download it"):
         ImageFolder(url)

@@ -178,7 +178,7 @@ def test_mismatched_labels_are_rejected_with_hint(images, bad, message):
         ImageArray(images, bad)
 
 
-def test_no_images_are_refused(images, labels):
+def test_empty_images_are_rejected(images, labels):
     with pytest.raises(DatasetError, match="are empty"):
         ImageArray(images[:0], labels[:0])
     with pytest.raises(DatasetError, match="are empty"):

@@ -52,7 +52,7 @@ def test_crop_on_a_copy_lies_inside(height, width, seed, low, narrow):
     ("height", "width", "scale"),
     [(375, 500, (0.08, 1.0)), (300, 900, (0.5, 1.0)), (90, 40, (0.3, 0.9))],
 )
-def test_the_distribution_is_torchvisions(height, width, scale):
+def test_distribution_equals_torchvision(height, width, scale):
     count = 3000
     image = torch.zeros(3, height, width)
     with torch.random.fork_rng(devices=[]):
@@ -215,7 +215,7 @@ def test_scaled_box_keeps_its_edges(height, width, to_height, to_width, seed):
     assert abs(again.left - box.left) <= 1
 
 
-def test_a_part_that_does_not_lie_in_the_image_is_refused():
+def test_region_outside_image_is_rejected():
     image = np.zeros((30, 40, 3), np.uint8)
     assert cut(image, (29, 39, 1, 1)).shape == (1, 1, 3)
     assert cut(image, None) is image

@@ -139,7 +139,7 @@ def test_every_kind_of_image_matches_torchvision_loader(name):
 @pytest.mark.parametrize(
     "kind", ["jpeg 4:2:0", "jpeg progressive", "jpeg with restarts", "jpeg grey", "jpeg cmyk"]
 )
-def test_a_truncated_jpeg_is_an_error_and_never_half_grey(kind):
+def test_truncated_jpeg_raises(kind):
     data = WHOLE[kind]()
     for length in (*range(3, 300, 37), len(data) // 2, len(data) - 40, *range(-6, 0)):
         with pytest.raises(ImageError, match=r"ends before its last pixel|truncated"):
@@ -161,7 +161,7 @@ def test_truncated_jpeg_raises_even_if_pillow_completes_it(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["png", "webp", "gif", "bmp", "tiff", "tiff compressed", "ppm"])
-def test_other_truncated_images_are_errors(kind):
+def test_other_truncated_images_raise(kind):
     data = WHOLE[kind]()
     for length in (15, 30, len(data) // 3, len(data) // 2):
         with pytest.raises(ImageError):
@@ -241,7 +241,7 @@ def test_a_gif_is_as_large_as_its_first_frame_reaches():
     [png_of(60_000, 60_000), gif_frame_beyond_its_screen(60_000, 60_000)],
     ids=["png", "gif"],
 )
-def test_a_decompression_bomb_is_refused_by_its_header(data):
+def test_decompression_bomb_is_rejected_by_its_header(data):
     with pytest.raises(ImageError, match=r"60000 x 60000 = 3600000000 pixels"):
         silently(data)
 
@@ -375,7 +375,7 @@ def test_unusual_jpeg_is_decoded_whole_and_cropped(kind):
     assert np.array_equal(decoder.read(part=(3, 4, 20, 30)), reference(data)[3:23, 4:34])
 
 
-def test_a_part_outside_the_image_is_refused_whatever_the_kind():
+def test_region_outside_image_is_rejected_for_any_kind():
     for kind in ("JPEG", "PNG"):
         decoder = Decoder()
         decoder.open(encoded(picture(), kind))
@@ -409,7 +409,7 @@ def test_image_larger_than_buffer_is_decoded(monkeypatch):
     assert np.array_equal(decoder.read(), reference(data))
 
 
-def test_each_thread_has_a_decoder_of_its_own():
+def test_each_thread_has_its_own_decoder():
     threads, others = ThreadDecoder(DecodeOptions(max_pixels=100)), []
     thread = threading.Thread(target=lambda: others.append(threads.decoder))
     thread.start()

@@ -43,7 +43,7 @@ def loaded(data, sample, size=32, seed=1, strength=1.0):
     return row
 
 
-def test_a_row_is_the_pixels_and_the_label_of_torchvisions_dataset(root):
+def test_row_equals_pixels_and_label_of_torchvision_dataset(root):
     transform = Compose([Resize(round(32 / 0.875)), CenterCrop(32)])
     theirs = TorchvisionFolder(str(root), transform)
     ours = ImageFolder(root, EvalCrop())
@@ -196,7 +196,7 @@ def test_any_defect_of_a_file_raises_image_error_with_its_name(
     assert loaded(data, 1)[1] == 0
 
 
-def test_files_that_are_refused_keep_no_descriptor(root, tmp_path):
+def test_rejected_files_keep_no_descriptor(root, tmp_path):
     data = ImageFolder(root)
     for kind in ("pipe", "folder", "huge", "text"):
         path = data.path(0)
@@ -263,13 +263,13 @@ def test_non_utf8_file_names_load_and_print(tmp_path):
         loaded(data, 0)
 
 
-def test_an_image_above_max_pixels_is_refused(root):
+def test_image_above_max_pixels_is_rejected(root):
     with pytest.raises(ImageError, match="max_pixels=100"):
         loaded(ImageFolder(root, max_pixels=100), 0)
 
 
 @pytest.mark.parametrize("sample", [-1, 5, 10**9])
-def test_a_sample_that_is_not_there_is_an_index_error(root, sample):
+def test_sample_out_of_range_raises_index_error(root, sample):
     with pytest.raises(IndexError):
         loaded(ImageFolder(root), sample)
 

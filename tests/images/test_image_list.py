@@ -151,7 +151,7 @@ BAD_LABELS: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_LABELS)
-def test_labels_that_cannot_be_used_are_refused(jpeg_folder: Path, case: str) -> None:
+def test_unusable_labels_are_rejected(jpeg_folder: Path, case: str) -> None:
     labels, options, said = BAD_LABELS[case]
     with pytest.raises(UsageError, match=said):
         listed(jpeg_folder, labels, **options)
@@ -176,7 +176,7 @@ BAD_PATHS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_PATHS)
-def test_paths_that_cannot_be_used_are_refused(jpeg_folder: Path, case: str) -> None:
+def test_unusable_paths_are_rejected(jpeg_folder: Path, case: str) -> None:
     names, said = BAD_PATHS[case]
     with pytest.raises(UsageError, match=said):
         listed(jpeg_folder, names=names)
@@ -231,7 +231,7 @@ def test_the_fingerprint_is_of_paths_below_the_root_and_of_labels(jpeg_folder: P
     assert prints[0].transform_identity() != prints[3].transform_identity()
 
 
-def test_a_missing_file_is_an_error_when_it_is_read_or_looked_for(jpeg_folder: Path) -> None:
+def test_missing_file_raises_when_it_is_read_or_searched(jpeg_folder: Path) -> None:
     names = [*NAMES[:11], "dogs/none.jpg"]
     data = listed(jpeg_folder, names=names)
     with pytest.raises(
@@ -311,7 +311,7 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_TABLES)
-def test_a_table_that_cannot_be_used_is_refused(tmp_path: Path, case: str) -> None:
+def test_unusable_table_is_rejected(tmp_path: Path, case: str) -> None:
     text, options, said = BAD_TABLES[case]
     with pytest.raises(UsageError, match=said):
         ImageList.from_csv(write(tmp_path / "a.csv", text), **options)

@@ -268,7 +268,7 @@ def test_opened_image_is_kept_until_read():
 
 
 @compiled
-def test_a_library_without_libjpeg_turbo_is_refused(tmp_path):
+def test_library_without_libjpeg_turbo_is_rejected(tmp_path):
     for path in (tmp_path / "none.so", __file__, np._core._multiarray_umath.__file__):
         with pytest.raises(OSError, match=Path(path).name):
             jpeg.compiled.Decoder(path)

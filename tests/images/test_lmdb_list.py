@@ -72,7 +72,7 @@ def test_rows_equal_those_of_folder(numbered: Path, jpeg_folder: Path) -> None:
     assert os.listdir(numbered) == ["data.mdb"]
 
 
-def test_all_keys_are_taken_in_their_order(keyed: Path, images: list[bytes]) -> None:
+def test_all_keys_are_used_in_their_order(keyed: Path, images: list[bytes]) -> None:
     data = ImageList.from_lmdb(keyed)
     assert [data.store.read(sample, 1) for sample in range(12)] == images
     assert data.targets.tolist() == [0] * 12
@@ -179,7 +179,7 @@ def test_non_image_values_are_named(tmp_path: Path, images: list[bytes]) -> None
         assert [name for name, _ in loader.skipped] == [f"{path}/03"]
 
 
-def test_keys_that_are_missing_are_named(keyed: Path, numbered: Path) -> None:
+def test_missing_keys_are_named(keyed: Path, numbered: Path) -> None:
     data = ImageList.from_lmdb(keyed, ["00000000", "nowhere"])
     with pytest.raises(ImageError, match=r"sample 1, .*/nowhere, .*the LMDB has no such entry"):
         row(data, 1)

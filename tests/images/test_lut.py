@@ -52,7 +52,7 @@ def test_lookup_keeps_every_bit():
 
 
 @pytest.mark.usefixtures("way")
-def test_read_only_pixels_and_tables_are_taken():
+def test_read_only_pixels_and_tables_are_accepted():
     image, tables = given(6, 5, "float32")
     image.flags.writeable = tables.flags.writeable = False
     target = np.zeros((3, 6, 5), np.float32)

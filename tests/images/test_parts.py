@@ -65,7 +65,7 @@ def parts(draw: st.DrawFn) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize("name", FILES)
 @settings(max_examples=40, deadline=None)
 @given(part=st.none() | parts(), mode=st.sampled_from(["RGB", "L"]))
-def test_a_part_has_the_pixels_of_pillows_whole(name: str, part: Any, mode: str) -> None:
+def test_region_equals_crop_of_pillow_image(name: str, part: Any, mode: str) -> None:
     decoder = Decoder(DecodeOptions(mode=mode))
     assert decoder.open(FILES[name]) == (HEIGHT, WIDTH)
     top, left, height, width = part or (0, 0, HEIGHT, WIDTH)

@@ -31,7 +31,7 @@ def every_colour(step):
 
 @pytest.mark.parametrize("kind", CHANGES)
 @pytest.mark.parametrize("factor", [-0.5, -0.31, -0.1, 0.0, 0.02, 0.25, 0.499, 0.5])
-def test_colours_are_pillows_to_the_byte(kind, factor):
+def test_colours_equal_pillow_exactly(kind, factor):
     amount = factor if kind == 3 else 1 + 2 * factor
     for image in (every_colour(5), noise(37, 41), noise(1, 1), np.full((3, 2, 3), 255, np.uint8)):
         target = np.empty_like(image)
@@ -40,7 +40,7 @@ def test_colours_are_pillows_to_the_byte(kind, factor):
         assert np.array_equal(target, theirs)
 
 
-def test_every_hue_of_near_and_equal_colours_is_pillows():
+def test_every_hue_of_near_and_equal_colours_equals_pillow():
     near = np.array(
         [(a, b, c) for a in range(0, 256, 17) for b in range(7) for c in range(7)], np.uint8
     )
@@ -55,7 +55,7 @@ def test_every_hue_of_near_and_equal_colours_is_pillows():
 @pytest.mark.parametrize("shape", [(40, 50), (12, 13), (50, 12)])
 @pytest.mark.parametrize("taps", [(1, 1), (3, 23), (23, 3), (9, 9)])
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 2.0])
-def test_a_blur_is_torchvisions_within_a_level(shape, taps, sigma):
+def test_blur_matches_torchvision_within_a_level(shape, taps, sigma):
     image = noise(*shape)
     kernels = []
     for count in taps:
@@ -106,7 +106,7 @@ def test_invalid_arguments_raise_and_write_nothing():
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 9), (9, 2), (3, 3), (37, 41)])
 @pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.7, 4.0])
-def test_sharpness_is_pillows_to_the_byte(shape, factor):
+def test_sharpness_equals_pillow_exactly(shape, factor):
     image = noise(*shape)
     target = np.empty_like(image)
     photometric.sharpen(image, target, factor)
@@ -127,7 +127,7 @@ def test_levels_are_counted_and_looked_up_as_pillow_does():
 
 @pytest.mark.parametrize("taps", [1, 2])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (37, 41)])
-def test_maps_are_pillows_to_the_byte(shape, taps):
+def test_maps_equal_pillow_exactly(shape, taps):
     image, random = noise(*shape), np.random.default_rng(0)
     filters = {1: Image.NEAREST, 2: Image.BILINEAR}
     for case in range(60):

@@ -149,7 +149,7 @@ def test_16_bits_read_as_8_are_clipped_with_one_warning_that_names_the_first_fil
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
-def test_8_bits_read_as_16_are_an_error_that_names_the_mode(tmp_path: Path, ending: str) -> None:
+def test_8_bits_read_as_16_raise_with_mode(tmp_path: Path, ending: str) -> None:
     (tmp_path / "a").mkdir()
     grey(1, "L").save(tmp_path / "a" / f"1.{ending}")
     with pytest.raises(ImageError, match="16-bit grey, got an image of Pillow's mode"):
@@ -180,7 +180,7 @@ def test_any_pixels_are_resized_as_rgb_is(dtype: str, channels: int, placement: 
         assert np.abs(difference).max() <= (0 if dtype == "uint8" else 2)
 
 
-def test_a_resize_in_floats_is_torchs() -> None:
+def test_resize_in_floats_equals_torch() -> None:
     image = np.random.default_rng(4).random((70, 90, 5)).astype(np.float32)
     made = np.zeros((33, 41, 5), np.float32)
     for filter in ("bilinear", "bicubic"):
@@ -232,7 +232,7 @@ def test_caches_keep_the_layout(tmp_path: Path, mode: Any, raw: bool, format: An
         build_cache(root, tmp_path / "cache", (32, 40), **settings)
 
 
-def test_jpeg_copies_of_16_bits_are_refused(tmp_path: Path) -> None:
+def test_jpeg_copies_of_16_bits_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="8 bits") as caught:
         build_cache(write(tmp_path / "grey", "I;16"), tmp_path / "cache", (32,), mode="I;16")
     assert (caught.value.argument, caught.value.fix) == ("mode", {"raw": True})
@@ -257,7 +257,7 @@ def test_pipelines_of_other_layouts_run_unchanged(tmp_path: Path) -> None:
     assert images.int().max() > 30_000
 
 
-def test_steps_that_cannot_work_are_errors_that_name_the_mode(tmp_path: Path) -> None:
+def test_unsupported_steps_raise_with_mode(tmp_path: Path) -> None:
     source = ImageFolder(write(tmp_path, "I;16"), v2.ColorJitter(0.5), mode="I;16")
     with pytest.raises(Exception, match=r".") as caught:
         source[0]

@@ -331,7 +331,7 @@ def test_a_timed_task_has_a_read_and_a_resize_for_each_row(built: Callable[[str]
     assert sum(count for count, _ in timings.sizes.values()) == 6
 
 
-def test_wrong_arguments_are_refused() -> None:
+def test_wrong_arguments_are_rejected() -> None:
     assert resize.compiled is not None
     images, rows = (bytes(27),), np.zeros((1, 4, 4, 3), np.uint8)
     placements, none = np.zeros((1, 16)), np.empty((0, 2), np.uint64)

@@ -39,7 +39,7 @@ def path(request):
     resize.compiled.use_path(PATHS[-1])
 
 
-def test_a_path_that_the_processor_lacks_is_refused():
+def test_unsupported_instruction_set_is_rejected():
     assert PATHS[0] == "scalar"
     with pytest.raises(ValueError, match="mmx"):
         resize.compiled.use_path("mmx")
@@ -86,7 +86,7 @@ def tasks(draw):
 @example(((90, 90), (0, 0, 90, 90), (30, 60), (0, 3), 30, True))  # 3 : 1 and 1.5 : 1 exactly
 @example(((90, 90), (0, 0, 90, 90), (120, 90), (0, 0), 90, False))  # 0.75 : 1 and 1 : 1
 @example(((1, 1), (0, 0, 1, 1), (1, 1), (0, 0), 1, False))
-def test_every_part_and_window_has_torchs_bytes(task):
+def test_every_part_and_window_has_torch_bytes(task):
     shape, part, whole, corner, size, flip = task
     image = noise(*shape)
     row = np.zeros((size, size, 3), np.uint8)
@@ -98,7 +98,7 @@ def test_every_part_and_window_has_torchs_bytes(task):
 @given(tasks())
 @example(((120, 120), (0, 0, 120, 120), (15, 15), (0, 0), 15, True))
 @example(((1, 1), (0, 0, 1, 1), (1, 1), (0, 0), 1, False))
-def test_bicubic_has_torchs_bytes(task):
+def test_bicubic_has_torch_bytes(task):
     shape, part, whole, corner, size, flip = task
     image = noise(*shape)
     row = np.zeros((size, size, 3), np.uint8)
@@ -144,7 +144,7 @@ def test_the_vertical_pass_may_come_first(task):
 
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 333), (896, 600)])
 @pytest.mark.parametrize("size", [224, 160])
-def test_photographs_of_usual_sizes_have_torchs_bytes(height, width, size):
+def test_photographs_of_usual_sizes_have_torch_bytes(height, width, size):
     image = noise(height, width)
     row = np.zeros((size, size, 3), np.uint8)
     for flip in (False, True):
@@ -216,7 +216,7 @@ def test_unsupported_input_is_left_unchanged():
         (16, -(2**63) + 15, 0, 10**9),
     ],
 )
-def test_a_window_that_lies_outside_is_refused(numbers):
+def test_window_outside_image_is_rejected(numbers):
     row = np.full((16, 16, 3), 7, np.uint8)
     with pytest.raises(ValueError, match="must lie in"):
         resample(noise(90, 90), row, *numbers, False)
@@ -231,7 +231,7 @@ def test_image_without_pixels_is_rejected(shape):
     assert (row == 7).all()
 
 
-def test_arrays_of_other_shapes_and_types_are_refused():
+def test_arrays_of_other_shapes_and_types_are_rejected():
     numbers = (8, 8, 0, 0, False)
     image, row = noise(8, 8), noise(8, 8)
     others = [image.astype(kind) for kind in (np.float32, np.int8, bool)]
@@ -274,7 +274,7 @@ def test_rows_may_be_strided_or_identical():
         assert np.array_equal(row, torchs(image, part, (32, 30), (5, 4), 24, True))
 
 
-def test_the_largest_whole_that_is_taken():
+def test_largest_supported_resize():
     image, row = noise(40, 30), np.zeros((32, 32, 3), np.uint8)
     assert resample(image, row, 4096, 4096, 4064, 2000, False)
     assert np.array_equal(row, torchs(image, (0, 0, 40, 30), (4096, 4096), (4064, 2000), 32, False))
@@ -330,7 +330,7 @@ def test_a_box_between_pixels_has_the_same_bytes_without_the_compiled_resize(tas
         assert np.abs(rows[0] - (pillows[:, ::-1] if flip else pillows)).max() <= 2
 
 
-def test_a_box_that_does_not_lie_in_the_image_is_refused():
+def test_box_outside_image_is_rejected():
     image, row = noise(10, 12), np.zeros((4, 4, 3), np.uint8)
     for box in [
         (-0.1, 0, 5, 5),

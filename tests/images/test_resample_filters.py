@@ -37,7 +37,7 @@ def made(image, placement, height, width, mode="pillow"):
 @pytest.mark.parametrize("filter", PILLOWS)
 @settings(max_examples=120, deadline=None)
 @given(sides, sides, sides, sides, st.booleans())
-def test_the_pixels_are_pillows(filter, h, w, height, width, flip):
+def test_pixels_equal_pillow(filter, h, w, height, width, flip):
     image = noise(h, w)
     row = made(image, Box(0, 0, h, w, flip, None, filter), height, width)
     theirs = np.asarray(Image.fromarray(image).resize((width, height), PILLOWS[filter]))
@@ -56,7 +56,7 @@ def test_few_pixels_are_not_pillows(filter, target):
 
 
 @pytest.mark.parametrize("filter", PILLOWS)
-def test_part_of_a_resized_whole_is_pillows(filter):
+def test_region_of_resized_image_equals_pillow(filter):
     image = noise(80, 61)
     row = made(image, Window(40, 55, 3, 7, True, filter), 30, 41)
     whole = np.asarray(Image.fromarray(image).resize((55, 40), PILLOWS[filter]))
@@ -67,7 +67,7 @@ def test_part_of_a_resized_whole_is_pillows(filter):
 
 @settings(max_examples=150, deadline=None)
 @given(sides, sides, sides, sides)
-def test_torchs_nearest_is_torchs(h, w, height, width):
+def test_torch_nearest_equals_torch(h, w, height, width):
     image = noise(h, w)
     row = made(image, Box(0, 0, h, w, False, None, "nearest"), height, width, "bytes")
     tensor = torch.from_numpy(image).permute(2, 0, 1)[None]
@@ -77,7 +77,7 @@ def test_torchs_nearest_is_torchs(h, w, height, width):
 
 @pytest.mark.parametrize("shape", [(90, 70), (23, 60), (60, 23), (7, 5)])
 @pytest.mark.parametrize("mode", ["bytes", "floats"])
-def test_bicubic_of_tensors_is_torchvisions(mode, shape):
+def test_bicubic_of_tensors_equals_torchvision(mode, shape):
     from torchvision.transforms import InterpolationMode, functional
     from torchvision.transforms.v2 import functional as functional_v2
 

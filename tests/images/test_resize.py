@@ -72,7 +72,7 @@ def filled(image, placement, size):
         (40, 0, 225, 224),
     ],
 )
-def test_a_crop_has_torchvisions_pixels(box, size, flip):
+def test_crop_has_torchvision_pixels(box, size, flip):
     image = photograph(375, 500)
     box = Box(*box, flip)
     assert difference(filled(image, box, size), torchvisions(image, box, size)) < 0.35
@@ -80,7 +80,7 @@ def test_a_crop_has_torchvisions_pixels(box, size, flip):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_crop_of_any_image_has_torchvisions_pixels(data):
+def test_any_crop_of_any_image_has_torchvision_pixels(data):
     side = st.integers(1, 90)
     height, width, size = data.draw(side), data.draw(side), data.draw(st.integers(1, 40))
     top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
@@ -126,7 +126,7 @@ def test_in_place_resize_matches_torch_resize():
     [(375, 500), (500, 375), (256, 256), (256, 300), (257, 256), (60, 40), (224, 224), (700, 90)],
 )
 @pytest.mark.parametrize("size", [224, 112, 7])
-def test_the_evaluation_crop_has_torchvisions_pixels(shape, size):
+def test_evaluation_crop_has_torchvision_pixels(shape, size):
     image = photograph(*shape)
     for fraction in (0.875, 1.0, 0.7):
         theirs = reference.center_crop(
@@ -157,7 +157,7 @@ def test_an_image_of_one_row_and_very_many_columns_is_cut_in_bounded_memory():
     assert abs(int(row[100, 112, 0]) - int(image[0, 30_000, 0])) < 80
 
 
-def test_read_only_and_oddly_strided_images_are_taken_without_a_warning():
+def test_read_only_and_strided_images_are_accepted_without_warning():
     plain = photograph(90, 70)
     frozen = plain.copy()
     frozen.flags.writeable = False

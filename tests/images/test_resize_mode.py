@@ -68,7 +68,7 @@ def test_window_matches_torchvision(way, shape, flip):
 
 
 @pytest.mark.parametrize("way", ["pillow", "bytes", "floats"])
-def test_read_only_pixels_are_taken_and_left_as_they_were(way):
+def test_read_only_pixels_are_accepted_and_left_unchanged(way):
     image = noise(90, 40)
     image.flags.writeable = False
     before = image.copy()

@@ -254,9 +254,7 @@ def test_a_shard_that_is_changed_later_is_noticed(shards: Path) -> None:
 # ------------------------------------------------------------------- invalid input
 
 
-def test_samples_that_lack_something_are_errors_or_are_listed(
-    tmp_path: Path, images: list[bytes]
-) -> None:
+def test_incomplete_samples_raise_or_are_listed(tmp_path: Path, images: list[bytes]) -> None:
     files = samples(images, 0, 4)
     del files["0001.jpg"]
     del files["0002.cls"]
@@ -282,9 +280,7 @@ def test_samples_that_lack_something_are_errors_or_are_listed(
 
 
 @pytest.mark.parametrize("name", ["/a/1.jpg", "../1.jpg", "a/../../1.jpg", "a\\b.jpg", "C:/1.jpg"])
-def test_names_that_lead_out_of_a_shard_are_errors(
-    tmp_path: Path, images: list[bytes], name: str
-) -> None:
+def test_names_outside_of_a_shard_raise(tmp_path: Path, images: list[bytes], name: str) -> None:
     path = shard(tmp_path / "a.tar", {name: images[0], name[:-3] + "cls": b"1"})
     with pytest.raises(DatasetError, match=r"contains the name .* absolute"):
         ImageList.from_webdataset(path)
@@ -330,7 +326,7 @@ def resized(data: bytes, size: int) -> bytes:
         (lambda data: data.replace(b"0004.cls", b"0004.clx", 1), "truncated or damaged at byte"),
     ],
 )
-def test_a_damaged_shard_is_an_error_and_no_smaller_one(
+def test_damaged_shard_raises_instead_of_being_shortened(
     shards: Path, damage: Any, said: str
 ) -> None:
     path = shards.parent / "train-001.tar"
@@ -339,7 +335,7 @@ def test_a_damaged_shard_is_an_error_and_no_smaller_one(
         ImageList.from_webdataset(shards)
 
 
-def test_keys_that_come_twice_are_errors(tmp_path: Path, images: list[bytes]) -> None:
+def test_duplicate_keys_raise(tmp_path: Path, images: list[bytes]) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as tar:
         for name in ("1.jpg", "1.cls", "2.jpg", "2.cls", "1.jpg", "1.cls"):

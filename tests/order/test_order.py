@@ -181,7 +181,7 @@ def test_value_out_of_range_is_named(name: str, value: object) -> None:
         Order(**{**good, name: value})  # type: ignore[arg-type]
 
 
-def test_dropping_every_batch_of_any_phase_is_refused_with_the_numbers() -> None:
+def test_dropping_every_batch_of_any_phase_is_rejected_with_numbers() -> None:
     schedule = Schedule(
         (Phase(image_size=8, epochs=1), Phase(image_size=9, epochs=1, batch_size=6))
     )
@@ -195,7 +195,7 @@ def test_any_integer_is_a_seed(seed: int) -> None:
     assert sorted(order.batch(0, 0).samples.tolist()) == list(range(10))
 
 
-def test_an_unknown_sample_order_is_refused() -> None:
+def test_unknown_sample_order_is_rejected() -> None:
     with pytest.raises(
         UsageError, match="order must be one of shuffled, sequential, window:N, got 'random'"
     ):

@@ -127,7 +127,7 @@ def test_invalid_schedule_is_rejected_with_value(wrong: object) -> None:
 
 
 @pytest.mark.parametrize("empty", [(), []])
-def test_a_schedule_without_phases_is_refused(empty: object) -> None:
+def test_schedule_without_phases_is_rejected(empty: object) -> None:
     with pytest.raises(ScheduleError, match="at least one phase"):
         Schedule.of(empty)  # type: ignore[arg-type]
 

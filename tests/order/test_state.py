@@ -168,13 +168,13 @@ def test_invalid_state_is_rejected(garbage: Any) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 3, "1", "2", None, True, 1.0, 1.5, math.nan, [1]])
-def test_a_state_of_another_version_is_refused(version: object) -> None:
+def test_state_of_another_version_is_rejected(version: object) -> None:
     with pytest.raises(StateError, match="version 2, got"):
         resume({**state_at(), "version": version}, ORDER)
 
 
 @pytest.mark.parametrize("key", sorted(state_at()))
-def test_a_state_that_lacks_any_key_but_the_size_is_refused(key: str) -> None:
+def test_state_without_required_key_is_rejected(key: str) -> None:
     state = state_at(1, 2)
     del state[key]
     if key == "image_size":
@@ -196,13 +196,13 @@ def test_non_integer_position_is_rejected_with_value(key: str, value: object) ->
 
 
 @pytest.mark.parametrize("size", [0, MAX_IMAGE_SIZE + 1, 10**30])
-def test_a_size_that_no_image_can_have_is_refused(size: int) -> None:
+def test_size_that_no_image_can_have_is_rejected(size: int) -> None:
     with pytest.raises(StateError, match=f"'image_size': {size}"):
         resume({**state_at(), "image_size": size}, ORDER)
 
 
 @pytest.mark.parametrize("step", [6, 10**30])
-def test_a_step_beyond_its_epoch_is_refused_with_the_number_of_steps(step: int) -> None:
+def test_step_beyond_its_epoch_is_rejected_with_number_of_steps(step: int) -> None:
     assert resume(state_at(0, 5), ORDER).step == 5
     with pytest.raises(StateError, match=rf"step {step} .*5 steps"):
         resume({**state_at(), "step": step}, ORDER)

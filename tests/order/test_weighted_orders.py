@@ -127,7 +127,7 @@ def test_invalid_weights_are_rejected(values: object, named: str) -> None:
         Weights(values)
 
 
-def test_weights_that_do_not_fit_a_plan_are_refused() -> None:
+def test_weights_that_do_not_fit_a_plan_are_rejected() -> None:
     with pytest.raises(UsageError, match="3 weights for 4 samples"):
         plan([1, 2, 3], length=4)
     with pytest.raises(UsageError, match="only 2 have a weight above 0"):

@@ -410,7 +410,7 @@ def test_other_formats_raise_with_hint(
         ({"root": "http://h/c", "storage_options": {"batch_size": 0}}, "above 0, got 0"),
     ],
 )
-def test_arguments_that_cannot_be_used_are_refused(arguments: dict[str, Any], said: str) -> None:
+def test_unusable_arguments_are_rejected(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         ImageFolder(**arguments)
 

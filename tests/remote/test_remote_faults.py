@@ -438,7 +438,7 @@ def forged(cache: Path, root: Path, column: str | None = None, array: Any = None
     ],
     ids=str,
 )
-def test_an_index_that_is_too_large_is_not_fetched(
+def test_too_large_index_is_not_fetched(
     server: RangeServer, cache: Path, tmp_path: Path, said: dict[str, Any]
 ) -> None:
     forged(cache, tmp_path / "forged", **said)
@@ -469,7 +469,7 @@ def test_wrong_index_entry_affects_only_its_image(
     }
 
 
-def test_an_index_of_pickled_objects_is_refused(
+def test_index_of_pickled_objects_is_rejected(
     server: RangeServer, cache: Path, tmp_path: Path
 ) -> None:
     objects = np.array([object()] * COUNT)

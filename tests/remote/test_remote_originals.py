@@ -294,9 +294,7 @@ def test_invalid_image_folder_is_rejected_like_local_one(in_memory: str, tmp_pat
     assert data.classes == ["birds", "cats", "dogs"]
 
 
-def test_an_image_that_was_replaced_is_seen_when_the_folder_is_listed(
-    in_memory: str, tmp_path: Path
-) -> None:
+def test_replaced_image_is_seen_when_folder_is_listed(in_memory: str, tmp_path: Path) -> None:
     there = fsspec.filesystem("memory")
     data = ImageFolder(in_memory, local_dir=tmp_path)
     name = data.store.url(3).removeprefix("memory:/")
@@ -382,7 +380,7 @@ def test_operations_on_local_files_raise(remote: ImageList, tmp_path: Path) -> N
         batches(remote, cache=tmp_path / "not there")
 
 
-def test_files_that_are_missing_are_found_ahead(server: RangeServer, tmp_path: Path) -> None:
+def test_missing_files_are_found_ahead(server: RangeServer, tmp_path: Path) -> None:
     paths = ["cats/0.jpg", "cats/nothing.jpg"]
     options: dict[str, Any] = {"root": f"{server.url}/photos", "local_dir": tmp_path}
     with pytest.raises(DatasetError, match=r"1 of 2 images.*photos/cats/nothing\.jpg"):
@@ -482,7 +480,7 @@ def test_permanent_error_quotes_server(
     assert sum(pauses) <= 1.5 * remote_reader.IMAGE_PATIENCE_S
 
 
-def test_a_server_that_is_slow_costs_the_images_that_did_not_come_in_time_alone(
+def test_slow_server_only_costs_late_images(
     remote: ImageList, server: RangeServer, wanted: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_reader, "_DEADLINE_S", 1.0)
@@ -672,7 +670,7 @@ def test_a_build_does_without_a_page_that_came_once_in_the_place_of_an_image(
     assert build(remote, tmp_path / "list").samples == COUNT
 
 
-def test_a_build_of_a_server_that_is_away_is_an_error_and_skips_nothing(
+def test_build_from_an_unreachable_server_raises_and_skips_nothing(
     remote: ImageList, server: RangeServer, pauses: list[float], tmp_path: Path
 ) -> None:
     server.fault = unavailable

@@ -106,7 +106,7 @@ def test_a_terminal_that_knows_no_blocks_gets_ascii(facts: ReportData) -> None:
     assert printed(report_view(facts, "runs/1", ASCII, 100)).isascii()
 
 
-def test_each_state_has_a_character_of_its_own() -> None:
+def test_each_state_has_its_own_character() -> None:
     for glyphs in (BLOCKS, ASCII):
         alone = [glyphs.busy, *glyphs.idle.values()]
         assert len(set(alone)) == len(alone)

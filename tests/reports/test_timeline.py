@@ -124,7 +124,7 @@ def test_lanes_are_in_the_order_of_a_batchs_way_and_of_numbers() -> None:
     assert names == ["worker 0", "worker 2", "worker 10", "ready", "copy", "step"]
 
 
-def test_events_of_another_clock_are_left_out_and_counted() -> None:
+def test_events_of_another_clock_are_skipped_and_counted() -> None:
     timeline = drawn(
         ("step", "compute", 0, 10),
         ("worker 0", "make", 1e9, 1e9 + 5),

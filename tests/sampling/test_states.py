@@ -185,13 +185,13 @@ OTHERS: dict[str, Callable[[], DataLoader[Any]]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_state_of_another_loader_is_refused_by_name(name: str) -> None:
+def test_state_of_another_loader_is_rejected_by_name(name: str) -> None:
     state = loader("shuffle", 0).state_dict()
     with pytest.raises(StateError, match=name):
         OTHERS[name]().load_state_dict(state)
 
 
-def test_a_state_of_the_other_kind_is_refused() -> None:
+def test_state_of_other_kind_is_rejected() -> None:
     planned, drawn = loader("seed", 0), loader("shuffle", 0)
     with pytest.raises(StateError, match="seed"):
         drawn.load_state_dict(planned.state_dict())
@@ -199,7 +199,7 @@ def test_a_state_of_the_other_kind_is_refused() -> None:
         planned.load_state_dict(drawn.state_dict())
 
 
-def test_other_seeds_are_refused() -> None:
+def test_other_seeds_are_rejected() -> None:
     others = [distributed(0), {"sampler": DistributedSampler(DATA, 2, 1, seed=6)}]
     first, second = (DataLoader(DATA, 4, **options) for options in others)
     next(iter(first))
@@ -218,7 +218,7 @@ def test_sampler_with_untracked_draws_is_rejected() -> None:
         DataLoader(DATA, 4, sampler=Unrepeatable(23)).load_state_dict(state)
 
 
-def test_batches_that_are_divided_otherwise_are_refused() -> None:
+def test_batches_that_are_divided_otherwise_are_rejected() -> None:
     batches = [[0, 1], [2, 3, 4], [5, 6], [7]]
     first = DataLoader(DATA, batch_sampler=batches)
     epoch = iter(first)
@@ -374,7 +374,7 @@ def test_state_between_epochs_draws_nothing() -> None:
     assert [plain(batch) for batch in other] == then
 
 
-def test_a_refused_state_leaves_the_samplers_as_they_were() -> None:
+def test_rejected_state_leaves_samplers_unchanged() -> None:
     drawn = generator(3)
     loader = DataLoader(DATA, 4, shuffle=True, generator=drawn)
     epoch = iter(loader)

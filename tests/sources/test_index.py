@@ -41,7 +41,7 @@ def torchvision_lists(root):
 
 
 @pytest.mark.filterwarnings("ignore:.*1 .gif:UserWarning")
-def test_the_order_and_the_numbers_are_torchvisions(tmp_path):
+def test_order_and_numbers_match_torchvision(tmp_path):
     root = make(
         tmp_path,
         "b/2.jpg",
@@ -98,7 +98,7 @@ def test_extensions_can_be_widened(tmp_path):
 
 
 @pytest.mark.parametrize("extensions", [".jpg", ("jpg",), (), (3,)])
-def test_extensions_that_cannot_be_used_are_refused(tmp_path, extensions):
+def test_unusable_extensions_are_rejected(tmp_path, extensions):
     with pytest.raises(UsageError, match="got"):
         scan_folder(make(tmp_path, "a/1.jpg"), extensions)
 
@@ -162,7 +162,7 @@ def test_empty_class_folder_is_named(tmp_path):
         scan_folder(root)
 
 
-def test_a_folder_that_cannot_be_listed_is_an_error_and_not_left_out(tmp_path, monkeypatch):
+def test_folder_that_cannot_be_listed_raises(tmp_path, monkeypatch):
     root = make(tmp_path, "a/1.jpg", "a/secret/2.jpg")
     scandir = os.scandir
 
@@ -181,7 +181,7 @@ def test_one_class_alone_is_allowed(tmp_path):
 
 
 @pytest.mark.parametrize("sample", [-1, 2])
-def test_a_sample_that_is_not_there_is_an_index_error(tmp_path, sample):
+def test_sample_out_of_range_raises_index_error(tmp_path, sample):
     index = scan_folder(make(tmp_path, "a/1.jpg", "a/2.jpg"))
     with pytest.raises(IndexError, match="for 2 samples"):
         index.name(sample)

@@ -110,7 +110,7 @@ def test_impossible_figures_are_damage(
 
 
 @pytest.mark.parametrize("before", ["", '{"what": "feedline run", "version": 1, "run": '])
-def test_a_file_that_is_nested_without_end_is_damaged(before: str, tmp_path: Path) -> None:
+def test_deeply_nested_file_is_damaged(before: str, tmp_path: Path) -> None:
     (tmp_path / RUN_FILE).write_text(before + '{"machine":[' + "[" * 100_000)
     with pytest.raises(UsageError, match="damaged"):
         read_run(tmp_path)
@@ -138,7 +138,7 @@ def test_read_only_folder_is_named_before_and_after_run(run: Run, tmp_path: Path
     assert os.listdir(tmp_path / "new") == []
 
 
-def test_a_run_that_could_not_be_replaced_is_as_it_was(
+def test_run_that_could_not_be_replaced_is_unchanged(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(run, tmp_path)

@@ -37,7 +37,7 @@ notes = st.lists(
 
 
 @given(notes)
-def test_stages_are_read_as_they_were_noted(noted: list[tuple[str, int]]) -> None:
+def test_stages_are_read_as_recorded(noted: list[tuple[str, int]]) -> None:
     words = memory()
     page = StagePage(words)
     expected: dict[str, list[int]] = {}

@@ -87,7 +87,7 @@ NOISE = [np.random.default_rng(seed).bytes(2000) for seed in range(40)]
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", pickle.dumps(_Trap()), *NOISE])
-def test_a_damaged_or_foreign_file_is_refused_and_runs_nothing(
+def test_damaged_or_foreign_file_is_rejected_and_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -98,7 +98,7 @@ def test_a_damaged_or_foreign_file_is_refused_and_runs_nothing(
     assert not (tmp_path / "sprung").exists()
 
 
-def test_a_torn_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_torn_checkpoint_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     save_checkpoint(path, {"weights": torch.zeros(1000)})
     path.write_bytes(path.read_bytes()[:-500])
@@ -112,7 +112,7 @@ def test_other_torch_file_is_rejected(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "other.pt")
 
 
-def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_missing_checkpoint_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="no such file"):
         load_checkpoint(tmp_path)
 

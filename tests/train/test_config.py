@@ -162,7 +162,7 @@ def test_settings_lie_over_others_one_by_one() -> None:
     assert (said.data, said.out, said.resume) == (Path("photos"), Path("runs/1"), "runs/0")
 
 
-def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+def test_too_large_file_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_bytes(b" " * (1 << 21))
     with pytest.raises(UsageError, match="larger than 1 MiB"):

@@ -184,7 +184,7 @@ def test_dry_run_rejects_what_run_rejects(tiny_set: Path, settings: Any, message
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_budget_out_of_range_and_several_ranks_are_refused(
+def test_budget_out_of_range_and_several_ranks_are_rejected(
     tiny_set: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunSettings(data=tiny_set, device="cpu", workers=0)

@@ -49,7 +49,7 @@ def test_only_weights_decay() -> None:
     assert sum(map(len, groups.values())) == len(list(state.model.parameters()))
 
 
-def test_an_optimizer_that_cannot_be_made_is_refused() -> None:
+def test_optimizer_that_cannot_be_made_is_rejected() -> None:
     with pytest.raises(UsageError, match="adma"):
         create_optimizer(small_model(), Recipe(opt="adma", lr=0.1))
 
@@ -72,7 +72,7 @@ def test_the_rate_rises_once_and_falls_once(warmup: float, sched: str, total: in
         assert rates[0] == pytest.approx(1 / 25)
 
 
-def test_the_rate_is_torchs_one_cycle() -> None:
+def test_rate_equals_torch_one_cycle() -> None:
     optimizer = torch.optim.SGD(small_model().parameters(), lr=1.0)
     theirs = OneCycleLR(optimizer, 0.5, total_steps=41, pct_start=0.25, cycle_momentum=False)
     for step in range(41):
@@ -240,7 +240,7 @@ def test_evaluation_is_exact_on_every_sample_however_it_is_batched(
         assert result.top5 == pytest.approx(five.float().mean().item())
 
 
-def test_evaluation_leaves_the_model_as_it_was() -> None:
+def test_evaluation_leaves_model_unchanged() -> None:
     learner = small_state()
     before = {name: value.clone() for name, value in learner.model.state_dict().items()}
     evaluate(learner.model, [batch(8)], device=CPU)
@@ -276,7 +276,7 @@ def test_cpu_uses_float32_by_default() -> None:
         assert refused.value.argument == "amp_dtype"
 
 
-def test_a_gpu_that_is_not_there_is_refused_with_a_next_step(
+def test_missing_gpu_is_rejected_with_hint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

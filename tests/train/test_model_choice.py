@@ -32,7 +32,7 @@ def test_trying_the_sizes_changes_neither_weights_nor_the_random_state() -> None
         assert torch.equal(value, untried.state_dict()[name])
 
 
-def test_an_unknown_model_is_refused_with_close_names() -> None:
+def test_unknown_model_is_rejected_with_close_names() -> None:
     with pytest.raises(UsageError, match=r"(?s)has no model 'resnet19'.*close ones:.*resnet18"):
         create_model("resnet19", classes=2, sizes=[])
 

@@ -53,7 +53,7 @@ def test_head_with_other_classes_is_reinitialised(tmp_path: Path) -> None:
     assert torch.equal(here.state_dict()["conv1.0.weight"], there.state_dict()["conv1.0.weight"])
 
 
-def test_weights_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+def test_unusable_weights_are_rejected(tmp_path: Path) -> None:
     file = tmp_path / "weights.pt"
     with pytest.raises(UsageError, match="no such file"):
         model(initial_checkpoint=str(file))

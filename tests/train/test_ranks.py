@@ -116,7 +116,7 @@ def test_run_resumes_on_another_number_of_ranks(tiny_set: Path, tmp_path: Path) 
     assert (saved["ranks"], saved["recipe"]["batch_size"]) == (1, 8)
 
 
-def test_batches_that_cannot_be_divided_are_refused() -> None:
+def test_batches_that_cannot_be_divided_are_rejected() -> None:
     recipe = Recipe(schedule="32x1,48x1@6", batch_size=8)
     other = share_batches(recipe, 2, 4)
     assert (other.batch_size, other.phases[1].batch_size) == (4, 3)

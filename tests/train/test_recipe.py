@@ -52,12 +52,12 @@ def test_setting_out_of_range_raises_with_value(setting: str, value: object) -> 
         Recipe(**{setting: value})  # type: ignore[arg-type]
 
 
-def test_a_schedule_that_does_not_parse_is_refused() -> None:
+def test_schedule_that_does_not_parse_is_rejected() -> None:
     with pytest.raises(ScheduleError, match="cannot read 'large'"):
         Recipe(schedule="112x2,large")
 
 
-def test_a_schedule_without_sizes_is_refused() -> None:
+def test_schedule_without_sizes_is_rejected() -> None:
     with pytest.raises(UsageError, match="needs an image size, got ownx2"):
         Recipe(schedule="ownx2")
 
@@ -71,7 +71,7 @@ def test_defaults_that_depend_on_other_settings_are_filled_in() -> None:
     assert (sgd.weight_decay or 0) < (adamw.weight_decay or 0)
 
 
-def test_an_optimizer_of_timms_needs_a_rate() -> None:
+def test_optimizer_of_timm_needs_a_rate() -> None:
     with pytest.raises(UsageError, match="'lamb'") as refused:
         Recipe(opt="lamb")
     assert refused.value.argument == "lr"
@@ -222,7 +222,7 @@ def test_warm_up_is_a_quarter_of_the_epochs_and_must_end_before_them() -> None:
     assert longer.warmup == 0.25, "it follows the epochs"
 
 
-def test_sizes_of_a_schedule_are_taken_as_given() -> None:
+def test_sizes_of_a_schedule_are_used_unchanged() -> None:
     recipe = Recipe(schedule="100x1,150x1", val_image_size=170)
     assert recipe.sizes == (100, 150, 170)
     assert all(size % GRID_PX == 0 for size in Recipe().sizes), "no hint on the defaults"

@@ -364,7 +364,7 @@ def test_finished_run_is_unchanged(tiny_set: Path, uninterrupted: Path) -> None:
     assert (uninterrupted / "last.pt").read_bytes() == before
 
 
-def test_a_checkpoint_of_another_recipe_or_dataset_is_refused_by_name(
+def test_checkpoint_of_another_recipe_or_dataset_is_rejected_by_name(
     tiny_set: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(StateError, match=r"batch_size was 8, is 4.*seed was 0, is 5"):
@@ -401,7 +401,7 @@ def test_two_runs_cannot_write_to_one_folder(tiny_set: Path, tmp_path: Path) -> 
     run(tiny_set, tmp_path, Recorder())
 
 
-def test_a_share_of_several_processes_is_refused(
+def test_share_of_several_processes_is_rejected(
     tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")

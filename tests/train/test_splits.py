@@ -85,12 +85,12 @@ def test_url_differs_from_missing_folder() -> None:
             find_splits(Path(url))
 
 
-def test_val_without_train_is_refused(tmp_path: Path) -> None:
+def test_val_without_train_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="found val/ but no train/"):
         find_splits(make(tmp_path, "val/ant", "val/bee"))
 
 
-def test_one_class_is_refused(tmp_path: Path) -> None:
+def test_one_class_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"one class only \(class0\)"):
         TrainData.find(write_tiny_set(tmp_path, classes=1), None)
 

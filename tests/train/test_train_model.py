@@ -41,7 +41,7 @@ def test_model_is_trained_resumed_and_trained_again_from_its_file(
     assert [path.name for path in out.glob("epoch-*")] == ["epoch-0002.pt"]
 
 
-def test_another_recipe_is_refused_as_on_the_command_line(tiny_set: Path, tmp_path: Path) -> None:
+def test_another_recipe_is_rejected_as_on_command_line(tiny_set: Path, tmp_path: Path) -> None:
     recipe = feedline.Recipe(model=MODEL, schedule="32x1", batch_size=8)
     asked = feedline.RunSettings(data=tiny_set, out=tmp_path / "run", device="cpu", workers=0)
     feedline.train_model(recipe, asked)

@@ -108,7 +108,7 @@ def test_the_largest_batch_that_leaves_the_headroom_is_found(bound: int, size: i
     assert str(found.schedule) == f"{size}x1@{phase.rows}"
 
 
-def test_the_model_and_the_random_state_are_as_they_were() -> None:
+def test_model_and_random_state_are_unchanged() -> None:
     model = small_model().eval()
     optimizer = torch.optim.AdamW(model.parameters())
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -351,7 +351,7 @@ def test_model_without_any_room_is_reported() -> None:
         tried(training(small_model()), "256x1", BoundedMemory(MB // 2))
 
 
-def test_an_error_of_the_step_is_the_error_and_the_model_is_as_it_was() -> None:
+def test_error_of_step_is_raised_and_model_is_unchanged() -> None:
     model = small_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     calls = 0

@@ -137,7 +137,7 @@ def test_workers_continue_after_end_of_schedule() -> None:
         assert loader._runtime.stream.engine.in_flight == 0
 
 
-def test_a_step_that_raises_leaves_the_loader_as_it_was() -> None:
+def test_step_that_raises_leaves_loader_unchanged() -> None:
     def step(batch: Any) -> None:
         raise ArithmeticError("the step broke")
 
@@ -223,7 +223,7 @@ class Short(Dataset[torch.Tensor]):
         return torch.tensor([number])
 
 
-def test_live_settings_are_afterwards_as_they_were() -> None:
+def test_live_settings_are_restored() -> None:
     with DataLoader(images(), 8, image_size=16, num_workers=2, prefetch=6, seed=0) as loader:
         before = loader._runtime.stream.engine.feed.settings  # type: ignore[attr-defined]
         own = TunableFeedlineLoader(loader)
@@ -245,7 +245,7 @@ def test_a_loader_that_adapts_adapts_afterwards() -> None:
         assert pickle.loads(pickle.dumps(loader)).adapts
 
 
-def test_a_loader_without_workers_is_refused() -> None:
+def test_loader_without_workers_is_rejected() -> None:
     with DataLoader(list(range(9)), 2) as loader, pytest.raises(UsageError, match="no workers"):
         tune(loader, step_ms=1)
 

@@ -147,7 +147,7 @@ def test_a_watched_loader_is_measured_without_a_record_of_it() -> None:
     assert watched.run.passes == []
 
 
-def test_too_few_steps_and_batches_are_refused() -> None:
+def test_too_few_steps_and_batches_are_rejected() -> None:
     with pytest.raises(UsageError, match="at least 5"):
         feedline.ceiling([], print, steps=2)
     with pytest.raises(UsageError, match="list"):

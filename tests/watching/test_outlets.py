@@ -64,7 +64,7 @@ def test_run_is_written_after_epoch_and_on_request(tmp_path: Path) -> None:
         assert [entry.batches for entry in read_run(folder).passes] == [6, 6]
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_before_the_loop(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_written_raises_before_loop(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="folder"):
         watch([], run=tmp_path / "file")
@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_the_loop(tmp_path: P
         watch([], trace=tmp_path / "file" / "trace.json")
 
 
-def test_a_disk_that_is_full_later_ends_no_loop(
+def test_disk_filling_up_later_ends_no_loop(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = watch([torch.zeros(4)] * 5, run=tmp_path / "run")

@@ -448,7 +448,7 @@ print("well")
 """
 
 
-def test_a_worker_that_is_killed_is_torchs_error_and_is_recorded(tmp_path: Path) -> None:
+def test_killed_worker_raises_torch_error_and_is_recorded(tmp_path: Path) -> None:
     done = run_script(WORKER_KILLED, tmp_path)
     assert (done.stdout, done.returncode) == ("well\n", 0), done.stderr
 
