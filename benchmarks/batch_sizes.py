@@ -120,7 +120,7 @@ def _on_cpu(name: str, precision: str) -> dict[str, Any]:
     model = create_model(name, classes=1000, sizes=[])
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)  # as on a GPU
     counted = count_step_bytes(
-        model, size, loss=functional.cross_entropy, opt=optimizer, precision=dtype,
+        model, size, loss=functional.cross_entropy, optimizer=optimizer, precision=dtype,
         rows=(2, rows), block=1,
     )  # fmt: skip
     step = training_step(model, optimizer, functional.cross_entropy, lambda: cuda_autocast(dtype))
@@ -171,7 +171,7 @@ def _published(name: str, size: int, ran: int) -> dict[str, Any]:
     model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     counted = count_step_bytes(
-        model, size, loss=functional.cross_entropy, opt=optimizer, precision=torch.float16,
+        model, size, loss=functional.cross_entropy, optimizer=optimizer, precision=torch.float16,
         rows=(2, ran, failed or 2 * ran),
     )  # fmt: skip
     whole, room = usable_bytes(GPU)

@@ -64,7 +64,8 @@ def items(samples: list[int], crop: str, size: int, crops: int) -> list[Item]:
 
 def load_rows(data: ImageFolder, requested: list[Item]) -> Rows:
     """Load the rows; uint8 (n, size, size, 3)."""
-    rows = np.empty((len(requested), requested[0].side, requested[0].side, 3), np.uint8)
+    size = requested[0].required_image_size
+    rows = np.empty((len(requested), size, size, 3), np.uint8)
     label = np.empty((), np.int64)
     for item, row in zip(requested, rows, strict=True):
         data.load(item, (row, label))

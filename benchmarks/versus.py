@@ -175,7 +175,7 @@ def main() -> None:
                 if options.json:
                     options.json.write_text(json.dumps(results, indent=1) + "\n")
     if options.plot:
-        picture(results, options.plot)
+        picture(results, options.plot, (), loaders=False)
 
 
 if __name__ == "__main__":
