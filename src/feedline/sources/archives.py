@@ -39,12 +39,13 @@ from feedline.sources.files import OpenFiles, check_size, open_nonblocking, writ
 from feedline.sources.folder import (
     FolderIndex,
     check_classes,
+    folder_index,
+    group_by_folder,
     ignored_extensions,
-    no_images,
     warn_ignored,
 )
 from feedline.sources.local_copies import user_cache_folder
-from feedline.sources.store import IndexedStore, check_index, join_names, path_starts, printable
+from feedline.sources.store import IndexedStore, check_index, path_starts, printable
 from feedline.system import read_at
 
 __all__ = [
@@ -224,10 +225,10 @@ def _scan(
     check_classes(where, classes, files.image)
     # In the order of a scan of the unpacked folder: by class, folder and name.
     names = sorted(places, key=lambda name: (name.partition("/")[0], name.rpartition("/")))
-    counts = Counter(name.partition("/")[0] for name in names)
-    empty = [name for name in classes if not counts[name]]
-    if empty:
-        raise no_images(where, empty, len(classes), endings, "")
+    images: dict[str, list[str]] = {name: [] for name in classes}
+    for name in names:
+        images[name.partition("/")[0]].append(name)
+    index = folder_index(where, classes, map(group_by_folder, images.values()), endings)
     if len(classes) == 1 and all(name.count("/") > 1 for name in names):
         some = ", ".join(sorted({name.split("/")[1] for name in names})[:5])
         raise DatasetError(
@@ -235,10 +236,8 @@ def _scan(
             hint=f"if those are the classes, use {os.path.join(where, classes[0])!r}",
         )
     warn_ignored(where, files.ignored)
-    labels = np.arange(len(classes), dtype=np.int32).repeat([counts[name] for name in classes])
     table = np.array(entries, np.int64).reshape(-1, _COLUMNS)[[places[name] for name in names]]
-    blob = join_names(list(map(os.fsencode, names)))
-    return {"blob": blob, "labels": labels, "entries": table}, {"classes": classes}
+    return {"blob": index.blob, "labels": index.labels, "entries": table}, {"classes": classes}
 
 
 def _tar_entries(

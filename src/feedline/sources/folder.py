@@ -9,6 +9,7 @@ Relies on: os.scandir distinguishing files from folders without a stat of each. 
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from collections import Counter
@@ -41,8 +42,8 @@ __all__ = [
     "checked_extensions",
     "folder_index",
     "folder_store",
+    "group_by_folder",
     "ignored_extensions",
-    "no_images",
     "scan_folder",
     "split_hint",
     "splits_in",
@@ -202,10 +203,16 @@ def folder_index(
             empty.append(name)
     warn_ignored(where, ignored)
     if empty:
-        raise no_images(where, empty, len(classes), endings, other)
+        raise _no_images(where, empty, len(classes), endings, other)
     blob = np.frombuffer(b"".join(parts), np.uint8)
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
     return FolderIndex(blob=blob, starts=path_starts(blob), labels=labels, classes=classes)
+
+
+def group_by_folder(paths: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """Folders of sorted paths, each as a prefix such as "CLASS/inner/", and the names in it."""
+    groups = itertools.groupby((path.rpartition("/") for path in paths), lambda parts: parts[0])
+    return [(f"{prefix}/", [name for *_, name in group]) for prefix, group in groups]
 
 
 def _class_names(root: str, endings: tuple[str, ...]) -> list[str]:
@@ -301,7 +308,7 @@ def checked_extensions(extensions: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(ending.lower() for ending in endings)
 
 
-def no_images(
+def _no_images(
     root: str, empty: list[str], classes: int, endings: tuple[str, ...], other: str
 ) -> DatasetError:
     """Error of class folders without images; `other` is a file in the first of them."""

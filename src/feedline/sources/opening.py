@@ -51,7 +51,9 @@ def open_originals(
     if _kind(where) or glob.has_magic(where):
         folder, names = folder.matches()
     if names:
-        kind = _kind_of_files(where, names)
+        kind, *others = sorted(set(map(_kind, names)))
+        if others:
+            raise DatasetError(f"{where!r} matches files of several kinds, {first_names(names)}")
     elif (kind := _kind_of_folder(folder.walk())) in ("tar", "parquet"):
         names = sorted(
             name
@@ -114,13 +116,6 @@ def _kind(name: str) -> str:
         return "compressed"
     ending = os.path.splitext(lower)[1]
     return "image" if ending in IMAGE_EXTENSIONS else _KINDS.get(ending, "")
-
-
-def _kind_of_files(where: str, files: Sequence[str]) -> str:
-    kinds = sorted({_kind(file) for file in files})
-    if len(kinds) > 1:
-        raise DatasetError(f"{where!r} matches files of several kinds, {first_names(files)}")
-    return "".join(kinds)
 
 
 def _kind_of_folder(steps: Iterable[tuple[str, list[str], list[str]]]) -> str:

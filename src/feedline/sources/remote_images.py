@@ -12,7 +12,6 @@ image is fetched again only if the list of a folder shows that it has changed.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from feedline.sources.folder import (
     Paths,
     check_classes,
     folder_index,
+    group_by_folder,
 )
 from feedline.sources.local_copies import DiskBudget, ImageCopies, copies_folder, disk_budget
 from feedline.sources.remote_files import THREADS, RemoteFolder
@@ -217,8 +217,7 @@ def url_folder_store(
             paths = sorted(listed, key=lambda path: path.rpartition("/"))
             images = [listed[path] for path in paths if path.lower().endswith(endings)]
             status.append(np.array(images, np.int64).reshape(-1, 2))
-            groups = itertools.groupby((path.rpartition("/") for path in paths), lambda x: x[0])
-            yield [(f"{prefix}/", [name for *_, name in group]) for prefix, group in groups]
+            yield group_by_folder(paths)
 
     index = folder_index(where, names, scan(), endings)
     return RemoteStore(index, os.fsencode(f"{there.url}/"), reader, budget, np.concatenate(status))

@@ -39,7 +39,6 @@ __all__ = [
     "common_folder",
     "first_names",
     "hash_images",
-    "join_names",
     "label_field",
     "make_stamp",
     "path_starts",
@@ -196,7 +195,7 @@ class PathTable:
     def of(cls, names: Sequence[bytes], labels: np.ndarray[Any, Any]) -> PathTable:
         """Create a table of names, which may contain zero bytes themselves."""
         starts = np.cumsum([0, *(len(name) + 1 for name in names)], dtype=np.int64)
-        return PathTable(join_names(names), starts, labels)
+        return PathTable(np.frombuffer(b"\0".join([*names, b""]), np.uint8), starts, labels)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -371,11 +370,6 @@ def check_index(sample: int, count: int) -> None:
     """Raise an IndexError if there is no such sample."""
     if not 0 <= sample < count:
         raise IndexError(f"sample index {sample} is out of range for {count} samples")
-
-
-def join_names(names: Sequence[bytes]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Names in one array, each ended by a zero byte."""
-    return np.frombuffer(b"\0".join([*names, b""]), np.uint8)
 
 
 def path_starts(blob: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -191,9 +191,7 @@ class WebDatasetStore(IndexedStore):
         """Name of a shard and of a key in it; the name of a sample, if it is of a dataset."""
         if self.kind != "webdataset":
             return self.name(sample)
-        match = _NAME.fullmatch(self.paths.path(sample))
-        assert match is not None, "samples have such names"
-        return match[1]
+        return _split(self.paths.path(sample))[0]
 
     def stamp(self, sample: int) -> int:
         """Stamp of the shard's size and version, and of the image's position."""
@@ -384,13 +382,10 @@ def _shard_samples(
     def selects(name: str) -> bool:
         return _NAME.fullmatch(name) is not None and not _ABOUT_THE_SHARD.match(name)
 
-    def key_of(member: TarMember) -> str:
-        return _split(member.name)[0]
-
     seen: set[str] = set()
     members = tar_members(file, size, f"the shard {path!r}", selects)
     files = (member for member in members if not member.is_link)
-    for key, group in itertools.groupby(files, key_of):
+    for key, group in itertools.groupby(files, lambda member: _split(member.name)[0]):
         if key in seen:
             raise DatasetError(
                 f"the shard {path!r} has the key {key!r} twice, with other keys between: the files "
