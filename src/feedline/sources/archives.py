@@ -325,9 +325,9 @@ def tar_members(
     packed = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "")
     if packed:
         raise DatasetError(
-            f"{archive} is compressed by {packed}, although its name says otherwise, so single "
-            "images cannot be read from it",
-            hint="decompress it first",
+            f"{archive} is compressed by {packed}, so single images cannot be read from it",
+            hint="decompress it to a .tar file first, with `gunzip`, `bunzip2`, `unxz` or `unzstd`;"
+            " it hardly grows, as images are compressed already",
         )
     with _damage_reported(archive):
         tar = tarfile.TarFile(fileobj=_BoundedFile(file))  # type: ignore[arg-type]

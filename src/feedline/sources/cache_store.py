@@ -91,8 +91,7 @@ class CacheStore(SampleStore):
         self.location.close()  # workers open it for themselves
 
     def _open_index(self) -> None:
-        dtype, shape = self.manifest.label
-        self.label_field = Field("label", dtype, shape)
+        self.label_field = Field("label", *self.manifest.label)
         self.index = self.location.index(self.manifest)
         self.labels = self.index.labels  # memory-mapped
         self._readers: dict[int, LevelReader] = {}  # by the required side

@@ -27,7 +27,6 @@ import numpy as np
 
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.sources.archives import (
-    COMPRESSED,
     TarMember,
     check_name,
     indexed_file,
@@ -89,13 +88,6 @@ def expand_shards(shards: Any) -> list[str]:
             f"{first_names(missing)}",
             hint=hint,
         )
-    for path in paths:
-        if path.lower().endswith(COMPRESSED):
-            raise DatasetError(
-                f"the shard {path!r} is compressed, so single images cannot be read from it",
-                hint="decompress it to a .tar file first, with `gunzip`, `unxz` or `unzstd`; it "
-                "hardly grows, as images are compressed already",
-            )
     return paths
 
 
