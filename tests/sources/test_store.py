@@ -13,7 +13,8 @@ from PIL import Image
 import feedline
 from feedline import EvalCrop, ImageArray, ImageFolder, TrainCrop
 from feedline.errors import ImageError
-from feedline.images.rows import RowPipeline, without_addresses
+from feedline.images.crops import without_addresses
+from feedline.images.rows import RowPipeline
 from feedline.order.batch_spec import Field, Item
 from feedline.sources.arrays import ArrayStore
 from feedline.sources.folder import FileStore

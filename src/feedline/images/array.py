@@ -11,12 +11,8 @@ from typing import Any
 import numpy as np
 import torch  # noqa: F401  # mirrors rows; so it is loaded once, before workers are forked
 
-from feedline.images.rows import (
-    ImageSource,
-    ImageTransform,
-    check_transform,
-    without_addresses,
-)
+from feedline.images.crops import without_addresses
+from feedline.images.rows import ImageSource, ImageTransform, check_transform
 from feedline.order.pixel_layout import RGB
 from feedline.sources.arrays import ArrayStore
 from feedline.sources.store import Pixels

@@ -10,6 +10,7 @@ their distributions and their rounding.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
@@ -36,6 +37,7 @@ __all__ = [
     "resize_shape",
     "scale_shape",
     "wanted_side",
+    "without_addresses",
 ]
 
 Filter = Literal["bilinear", "bicubic", "box", "hamming", "lanczos", "nearest", "nearest-exact"]
@@ -197,6 +199,11 @@ def wanted_side(transform: Transform, size: int) -> int:
     """
     own = getattr(transform, "wanted_side", None)
     return size if own is None else int(own(size))
+
+
+def without_addresses(text: str) -> str:
+    """Remove the memory addresses from a repr, so that it is equal in every process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,16 @@ import numpy as np
 
 from feedline.errors import DatasetError, UsageError
 from feedline.images.codec_registry import DEFAULT_MAX_PIXELS, decode_options
-from feedline.images.rows import ImageSource, ImageTransform, check_cache_mode, check_transform
+from feedline.images.rows import (
+    ImageSource,
+    ImageTransform,
+    Store,
+    check_cache_mode,
+    check_transform,
+)
 from feedline.order.pixel_layout import MODES
 from feedline.sources.archives import ArchiveStore, check_no_archive, find_archive
-from feedline.sources.cache_store import CacheLocation, CacheStore
+from feedline.sources.cache_store import CacheStore
 from feedline.sources.folder import (
     FileStore,
     FolderIndex,
@@ -39,13 +45,52 @@ from feedline.sources.remote_cache import open_location
 from feedline.sources.remote_filesystem import NoCacheError, is_url, shown
 from feedline.sources.remote_images import RemoteStore, local_files_error, url_folder_store
 
-__all__ = ["ENOUGH_IMAGES", "ImageFolder", "sample_folder"]
+__all__ = ["ENOUGH_IMAGES", "ImageFiles", "ImageFolder", "sample_folder"]
 
 ENOUGH_IMAGES = 1000
 """Their mean cost is within about 2% of that of all images; warming up takes a second."""
 
 
-class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStore"]):
+class ImageFiles(ImageSource[Store]):
+    """Base of the sources whose images may be files, and whose labels may be classes."""
+
+    root: str
+    """Absolute path or URL of the images' folder, archive or cache."""
+    classes: list[str]
+    """Class names by index; empty if labels are not classes, or for a cache without names."""
+
+    @property
+    def files(self) -> FileStore[Any]:
+        """Files of the images.
+
+        Raises:
+            UsageError: the images are at URLs, or in an archive, a cache or elsewhere.
+        """
+        files = self.originals()
+        if isinstance(files, RemoteStore):
+            raise local_files_error(self.root)
+        return files
+
+    def path(self, sample: int) -> str:
+        """Absolute path of a sample's file; undecodable bytes in names are preserved.
+
+        Raises:
+            UsageError: as in `files`.
+        """
+        return os.fsdecode(self.files.path(sample))
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Class indices by name; a new dictionary each time."""
+        return {name: number for number, name in enumerate(self.classes)}
+
+    @property
+    def targets(self) -> np.ndarray[Any, Any]:
+        """Label of every sample, (n, ...), of the labels' dtype; a new array each time."""
+        return np.array(self.store.labels, self.store.label_field.dtype)
+
+
+class ImageFolder(ImageFiles["FileStore[FolderIndex] | ArchiveStore | CacheStore"]):
     """Images under root/CLASS/, indexed like torchvision.datasets.ImageFolder.
 
     A row is "image", uint8 (size, size, 3), RGB, unless `mode` says otherwise, and "label", int64,
@@ -122,7 +167,7 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
         endings = checked_extensions(extensions)
         if not location.is_local or is_cache(self.root):
             try:
-                store = _cache_at(location, exif=exif, extensions=extensions, enlarge=enlarge)
+                store = CacheStore(location, enlarge=enlarge)
             except NoCacheError as no_cache:
                 budget = disk_budget(local_dir, local_bytes)
                 try:
@@ -138,11 +183,18 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
         else:
             store = folder_store(self.root, scan_folder(self.root, extensions))
         if isinstance(store, CacheStore):
+            if extensions is not None:
+                raise UsageError(
+                    f"extensions= is only for folders of images, but {store.root!r} is a cache"
+                )
+            store.check_exif(exif)
             if mode is not None:
                 check_cache_mode(store, MODES[mode])
             # Copies in a cache stand as they should.
             options = replace(options, exif=False, mode=store.manifest.mode)
+            self.classes = store.classes
         else:
+            self.classes = store.paths.classes
             if splits := splits_of(store.paths):
                 warnings.warn(split_hint(self.root, splits), stacklevel=2)
             if hidden := _first_hidden(store.paths):
@@ -152,58 +204,6 @@ class ImageFolder(ImageSource["FileStore[FolderIndex] | ArchiveStore | CacheStor
                     stacklevel=2,
                 )
         super().__init__(store, checked, options)
-
-    @property
-    def files(self) -> FileStore[FolderIndex]:
-        """Files of the images.
-
-        Raises:
-            UsageError: the images are in a cache, which has no original files, or in an archive, or
-                at a URL.
-        """
-        if isinstance(self.store, ArchiveStore):
-            raise UsageError(
-                f"{self.root!r} is an archive, but image files are needed here: unpack it"
-            )
-        if isinstance(self.store, RemoteStore):
-            raise local_files_error(self.root)
-        if isinstance(self.store, CacheStore):
-            raise UsageError(
-                f"{self.root!r} is a cache, which has no original files; name(sample) returns an "
-                "image's original name"
-            )
-        return self.store
-
-    def path(self, sample: int) -> str:
-        """Absolute path of a sample's file; undecodable bytes in names are preserved.
-
-        Raises:
-            UsageError: as in `files`.
-        """
-        return os.fsdecode(self.files.path(sample))
-
-    @property
-    def classes(self) -> list[str]:
-        """Class names by index; empty for a cache without names."""
-        store = self.store
-        return store.classes if isinstance(store, CacheStore) else store.paths.classes
-
-    @property
-    def class_to_idx(self) -> dict[str, int]:
-        """Class indices by name; a new dictionary each time."""
-        return {name: number for number, name in enumerate(self.classes)}
-
-    @property
-    def targets(self) -> np.ndarray[Any, Any]:
-        """Class index of every sample, int64 (n), or a cache's labels; a new array."""
-        store = self.store
-        if isinstance(store, CacheStore):
-            return np.array(store.labels)
-        return store.paths.labels.astype(np.int64)
-
-    def originals(self) -> FileStore[Any]:
-        """Files of the images, possibly at a URL; otherwise raises like `files`."""
-        return self.store if isinstance(self.store, RemoteStore) else self.files
 
     def __repr__(self) -> str:
         return (
@@ -222,18 +222,6 @@ def _first_hidden(index: FolderIndex) -> str:
     if hidden or not found:
         return hidden[0] if hidden else ""
     return index.path(int(np.searchsorted(index.starts, min(found), "right")) - 1)
-
-
-def _cache_at(
-    location: CacheLocation, *, exif: bool, extensions: Sequence[str] | None, enlarge: bool
-) -> CacheStore:
-    store = CacheStore(location, enlarge=enlarge)
-    if extensions is not None:
-        raise UsageError(
-            f"extensions= is only for folders of images, but {store.root!r} is a cache"
-        )
-    store.check_exif(exif)
-    return store
 
 
 def sample_folder(folder: ImageFolder, seed: int, most: int = ENOUGH_IMAGES) -> ImageFolder:

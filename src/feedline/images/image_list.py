@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from feedline.errors import DatasetError, UsageError
 from feedline.images.codec_registry import (
     DEFAULT_MAX_PIXELS,
@@ -24,13 +22,14 @@ from feedline.images.codec_registry import (
     codec_of,
     decode_options,
 )
-from feedline.images.rows import ImageSource, ImageTransform, RowPipeline, check_transform
+from feedline.images.folder import ImageFiles
+from feedline.images.rows import ImageTransform, RowPipeline, check_transform
 from feedline.sources.column_types import Labels, check_repeats, convert_labels, ordered
 from feedline.sources.folder import IMAGE_EXTENSIONS, FileStore
 from feedline.sources.lmdb_store import LmdbStore, lmdb_samples
-from feedline.sources.remote_images import RemoteStore, local_files_error
+from feedline.sources.remote_images import RemoteStore
 from feedline.sources.rows import RowStore, hf_rows
-from feedline.sources.store import PathTable
+from feedline.sources.store import PathTable, first_names
 from feedline.sources.tables import (
     Table,
     checked_paths,
@@ -48,10 +47,8 @@ __all__ = ["ImageList", "find_images"]
 
 ListStore = FileStore[PathTable] | RowStore | WebDatasetStore | LmdbStore
 
-_NAMES_IN_ERRORS = 5
 
-
-class ImageList(ImageSource[ListStore]):
+class ImageList(ImageFiles[ListStore]):
     """Images by their paths, each with its label; or those of tar shards, an LMDB, Hugging Face.
 
     A row is "image", uint8 (size, size, 3), RGB, unless `mode` says otherwise, and "label": int64
@@ -349,40 +346,6 @@ class ImageList(ImageSource[ListStore]):
         RowPipeline.__init__(images, store, transform, options)
         return images
 
-    @property
-    def files(self) -> FileStore[PathTable]:
-        """Files of the images.
-
-        Raises:
-            UsageError: the images are not separate files, or they are at URLs.
-        """
-        if isinstance(self.store, RemoteStore):
-            raise local_files_error(self.root)
-        if not isinstance(self.store, FileStore):
-            raise UsageError(
-                f"image files are needed here, but the images are inside {self.store!r}: remove "
-                "cache=. Use feedline.build_cache to make a cache of them"
-            )
-        return self.store
-
-    def path(self, sample: int) -> str:
-        """Absolute path of a sample's file."""
-        return os.fsdecode(self.files.path(sample))
-
-    def originals(self) -> FileStore[PathTable]:
-        """Files of the images, possibly at URLs; otherwise raises like `files`."""
-        return self.store if isinstance(self.store, RemoteStore) else self.files
-
-    @property
-    def class_to_idx(self) -> dict[str, int]:
-        """Class indices by name; a new dictionary each time."""
-        return {name: number for number, name in enumerate(self.classes)}
-
-    @property
-    def targets(self) -> np.ndarray[Any, Any]:
-        """All labels, (n) or (n, k); a new array."""
-        return np.array(self.store.labels)
-
     def _check_files(self) -> None:
         if isinstance(self.store, RemoteStore):
             missing = list(self.store.missing())
@@ -390,11 +353,10 @@ class ImageList(ImageSource[ListStore]):
             paths = map(self.path, range(len(self)))
             missing = [path for path in paths if not os.path.isfile(path)]
         if missing:
-            some = ", ".join(map(repr, missing[:_NAMES_IN_ERRORS]))
-            some += ", ..." if len(missing) > _NAMES_IN_ERRORS else ""
             raise DatasetError(
-                f"{len(missing)} of {len(self)} images are missing or not files: {some}. Relative "
-                f"paths are relative to {self.root!r}; set root= to change that"
+                f"{len(missing)} of {len(self)} images are missing or not files: "
+                f"{first_names(missing)}. Relative paths are relative to {self.root!r}; set root= "
+                "to change that"
             )
 
     def __repr__(self) -> str:

@@ -12,7 +12,6 @@ Relies on: a `store` for bytes or pixels, `codec_registry`, `crops` and `resize`
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -29,10 +28,19 @@ from feedline.images.codec_registry import (
     added_codecs,
     register_codecs,
 )
-from feedline.images.crops import Placement, TrainCrop, Transform, Window, cut, wanted_side
+from feedline.images.crops import (
+    Placement,
+    TrainCrop,
+    Transform,
+    Window,
+    cut,
+    wanted_side,
+    without_addresses,
+)
 from feedline.images.resize import fill, fill_rows
 from feedline.order.batch_spec import Field, Item, Items
 from feedline.order.pixel_layout import MODES, RGB, PixelLayout
+from feedline.sources.archives import ArchiveStore
 from feedline.sources.cache_store import CachedFiles, CacheStore, cache_within
 from feedline.sources.files import storage_read
 from feedline.sources.folder import FileStore
@@ -53,7 +61,6 @@ __all__ = [
     "check_transform",
     "is_crop",
     "sample_label",
-    "without_addresses",
 ]
 
 Store = TypeVar("Store", bound=SampleStore)
@@ -87,9 +94,8 @@ def check_transform(transform: object, *, only_crops: bool = False) -> Any:
     )
 
 
-def without_addresses(text: str) -> str:
-    """Remove the memory addresses from a repr, so that it is equal in every process."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+def _unselected(store: SampleStore) -> SampleStore:
+    return store.store if isinstance(store, SelectedStore) else store
 
 
 def check_cache_mode(cache: CacheStore, layout: PixelLayout) -> None:
@@ -145,28 +151,27 @@ class RowPipeline(Generic[Store]):
         return other
 
     def originals(self) -> FileStore[Any]:
-        """Files of the images, of which a cache may hold copies.
+        """Files of the images, possibly at URLs, of which a cache may hold copies.
 
         Raises:
-            UsageError: the images are not files.
+            UsageError: the images are in an archive, a cache or elsewhere.
         """
         store: Any = self.store
-        if isinstance(store, FileStore):
-            return store
-        if isinstance(store, SelectedStore) and isinstance(store.store, FileStore):
-            return store.store.select(store.numbers)
-        raise UsageError(
-            f"cache= needs images that are files of a folder, but {type(self).__name__} stores its "
-            "images elsewhere; remove cache="
-        )
+        inner = _unselected(store)
+        if isinstance(inner, FileStore):
+            return inner if inner is store else inner.select(store.numbers)
+        if isinstance(inner, ArchiveStore):
+            why = f"{inner.archive!r} is an archive: unpack it"
+        elif isinstance(inner, CacheStore):
+            why = f"{inner.root!r} is a cache; name(sample) returns an image's original name"
+        else:
+            why = f"the images are inside {inner!r}: remove cache=, or use feedline.build_cache"
+        raise UsageError(f"image files are needed here, but {why}")
 
     @property
     def has_originals(self) -> bool:
         """True if the images are files, of which a cache may hold copies."""
-        store: Any = self.store
-        if isinstance(store, SelectedStore):
-            store = store.store
-        return isinstance(store, FileStore | CachedFiles)
+        return isinstance(_unselected(self.store), FileStore | CachedFiles)
 
     def _begin(self) -> None:
         """Create what is not pickled."""
@@ -218,10 +223,8 @@ class RowPipeline(Generic[Store]):
 
     def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
         """Prepare for rows that are about to be loaded: fetch remote images together."""
-        prepare = getattr(self.store, "prepare", None)
-        if prepare is not None:
-            assert image_size is not None, "stored images have no common size"
-            prepare(samples, self.wanted_side(image_size))
+        assert image_size is not None, "stored images have no common size"
+        self.store.prepare(samples, self.wanted_side(image_size))
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
         """Fill one row: arrays as in `fields`, C-contiguous, written in place.
@@ -257,13 +260,12 @@ class RowPipeline(Generic[Store]):
             numbers of the rows that were not made: damaged ones, and all if they are no raw pixels.
         """
         every = range(len(items.samples))
-        raw_copies = getattr(self.store, "raw_copies", None)
         is_plain = type(self).load is RowPipeline.load and not hasattr(self.transform, "retouch")
-        if not is_plain or raw_copies is None or self.layout != RGB or items.image_size is None:
+        if not is_plain or self.layout != RGB or items.image_size is None:
             return every
         if not self._is_open:
             self.open(0, 1)
-        copies = raw_copies(items.samples, self.wanted_side(items.image_size))
+        copies = self.store.raw_copies(items.samples, self.wanted_side(items.image_size))
         if copies is None:
             return every
         rows[1][...] = copies.labels
@@ -503,10 +505,6 @@ class ImageSubset(ImageSource[SelectedStore]):
         """Start a worker, whose `worker_init_fn` may have set another transform."""
         self.transform = self.whole.transform
         super().open(worker, workers)
-
-    def originals(self) -> FileStore[Any]:
-        """Selected files of the source; raises like the source."""
-        return self.whole.originals().select(self.store.numbers)
 
     def __repr__(self) -> str:
         return f"{len(self)} images of {self.whole!r}"

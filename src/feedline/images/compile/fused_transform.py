@@ -45,9 +45,9 @@ from feedline.images.crops import (
     format_shape,
     scale_shape,
     wanted_side,
+    without_addresses,
 )
 from feedline.images.resize import ResizeMode, apply_lut, fill_as
-from feedline.images.rows import without_addresses
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from feedline.randomness import seeded, unbroken

@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.nn.modules import module as modules
 
-from feedline.images.rows import without_addresses
+from feedline.images.crops import without_addresses
 from feedline.order.requested_size import PerSize, SampleRequest
 from feedline.randomness import seeded, unbroken
 

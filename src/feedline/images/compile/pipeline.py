@@ -163,8 +163,7 @@ class SamplePipeline(RowPipeline[SampleStore]):
     @property
     def targets(self) -> np.ndarray[Any, Any]:
         """Label of every sample, (n, ...), of the labels' dtype; a new array each time."""
-        store: Any = self.store
-        return np.array(store.labels, self.store.label_field.dtype)
+        return np.array(self.store.labels, self.store.label_field.dtype)
 
     def _form(self) -> str:
         """Settings of reading and store that affect pixels, after a comma."""
