@@ -59,26 +59,26 @@ def pixel_step(step: Any) -> PixelStep | None:
         return _sequence(parts)
     match library_name(step):
         case "ColorJitter":
-            return _Jitter(step)
+            return partial(_jitter, step)
         case "GaussianBlur" if max(step.kernel_size) <= _MAX_TAPS:
-            return _Blur(step)
+            return partial(_blur, step)
         case "timm.AutoAugment" | "timm.RandAugment":
-            return _StepOnArrayImage(_on_pixels(step)) if is_library_step(step) else None
+            return partial(_run_itself, _on_pixels(step)) if is_library_step(step) else None
         case "AutoAugment" | "RandAugment" | "TrivialAugmentWide":
             return _TorchvisionPolicy(step)
         case "RandomAffine" | "RandomRotation":
-            return None if getattr(step, "expand", False) else _StepOnArrayImage(step)
+            return None if getattr(step, "expand", False) else partial(_run_itself, step)
         case "Identity":
             return _sequence(())
         case "RandomApply" | "RandomChoice" | "RandomOrder":
             children = _operations_of(step.transforms)
-            return None if children is None else _Container(step, children)
+            return None if children is None else partial(_run_container, step, children)
         case name:
             operation = _operation(name, step)
             # Most steps of version 1 compare a Python float with p, all others a tensor, which
             # rounds differently.
             exact = not is_v2(step) and name not in _OLDEST_STEPS
-            return None if operation is None else _RandomOperation(step, exact, operation)
+            return None if operation is None else partial(_run_at_random, step, exact, operation)
 
 
 def _operations_of(steps: Iterable[Any]) -> tuple[PixelStep, ...] | None:
@@ -130,74 +130,46 @@ def draw_step_params(step: Any, inputs: list[Any]) -> dict[str, Any]:
     return params
 
 
-@dataclass(frozen=True, slots=True)
-class _Jitter:
-    step: Any
-
-    def __call__(self, pixels: Pixels) -> Pixels:
-        step = self.step
-        if is_v2(step):
-            params = draw_step_params(step, [])
-            order, factors = params["fn_idx"], [params[f"{kind}_factor"] for kind in _KINDS]
-        else:
-            order, *factors = step.get_params(*(getattr(step, kind) for kind in _KINDS))
-        for kind in order.tolist():
-            if factors[kind] is not None:
-                pixels = adjust(pixels, kind, factors[kind])
-        return pixels
+def _jitter(step: Any, pixels: Pixels) -> Pixels:
+    if is_v2(step):
+        params = draw_step_params(step, [])
+        order, factors = params["fn_idx"], [params[f"{kind}_factor"] for kind in _KINDS]
+    else:
+        order, *factors = step.get_params(*(getattr(step, kind) for kind in _KINDS))
+    for kind in order.tolist():
+        if factors[kind] is not None:
+            pixels = adjust(pixels, kind, factors[kind])
+    return pixels
 
 
-@dataclass(frozen=True, slots=True)
-class _Blur:
-    step: Any
-
-    def __call__(self, pixels: Pixels) -> Pixels:
-        width, height = self.step.kernel_size
-        if width // 2 >= pixels.shape[1] or height // 2 >= pixels.shape[0]:
-            # It has no room to mirror, which the step itself reports.
-            return np.asarray(self.step(Image.fromarray(pixels)))
-        if is_v2(self.step):
-            sigmas = draw_step_params(self.step, [])["sigma"]
-        else:
-            sigmas = [self.step.get_params(*self.step.sigma)] * 2
-        return blur(pixels, (width, height), (sigmas[0], sigmas[1]))
+def _blur(step: Any, pixels: Pixels) -> Pixels:
+    width, height = step.kernel_size
+    if width // 2 >= pixels.shape[1] or height // 2 >= pixels.shape[0]:
+        # It has no room to mirror, which the step itself reports.
+        return np.asarray(step(Image.fromarray(pixels)))
+    if is_v2(step):
+        sigmas = draw_step_params(step, [])["sigma"]
+    else:
+        sigmas = [step.get_params(*step.sigma)] * 2
+    return blur(pixels, (width, height), (sigmas[0], sigmas[1]))
 
 
-@dataclass(frozen=True, slots=True)
-class _RandomOperation:
-    """Operation applied with a step's probability, compared as the step compares."""
-
-    step: Any
-    exact: bool
-    operation: PixelStep
-
-    def __call__(self, pixels: Pixels) -> Pixels:
-        number = torch.rand(1, device="cpu")
-        applies = (number.item() if self.exact else number) < self.step.p
-        return self.operation(pixels) if applies else pixels
+def _run_at_random(step: Any, exact: bool, operation: PixelStep, pixels: Pixels) -> Pixels:
+    """Apply an operation with a step's probability, compared as the step compares."""
+    number = torch.rand(1, device="cpu")
+    return operation(pixels) if (number.item() if exact else number) < step.p else pixels
 
 
-@dataclass(frozen=True, slots=True)
-class _StepOnArrayImage:
-    """A step that runs itself, on an `ArrayImage`."""
-
-    step: Any
-
-    def __call__(self, pixels: Pixels) -> Pixels:
-        return pixels_of(self.step(ArrayImage(pixels)))
+def _run_itself(step: Any, pixels: Pixels) -> Pixels:
+    """Run a step's own code, on an `ArrayImage`."""
+    return pixels_of(step(ArrayImage(pixels)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Container:
-    """A step whose own code draws which of its steps run, and in which order."""
-
-    step: Any
-    operations: tuple[PixelStep, ...]
-
-    def __call__(self, pixels: Pixels) -> Pixels:
-        proxy = _StepProxy(self.step, {"transforms": self.operations})
-        output: Pixels = _call_method(type(self.step))(proxy, pixels)
-        return output
+def _run_container(step: Any, operations: tuple[PixelStep, ...], pixels: Pixels) -> Pixels:
+    """Run a step whose own code draws which of its steps run, and in which order."""
+    proxy = _StepProxy(step, {"transforms": operations})
+    output: Pixels = _call_method(type(step))(proxy, pixels)
+    return output
 
 
 class _StepProxy:
@@ -211,27 +183,16 @@ class _StepProxy:
         return getattr(self.__dict__["_step"], name)
 
 
-def _call_method(kind: type) -> FunctionType:
+def _call_method(kind: Any) -> FunctionType:
     """Method by which a step's class transforms an image."""
-    for base in kind.__mro__:
-        for name in ("forward", "__call__"):
-            if name in vars(base):
-                method: FunctionType = vars(base)[name]
-                return method
-    raise TypeError(f"{kind.__name__} is not callable")
+    method: FunctionType = kind.forward if issubclass(kind, torch.nn.Module) else kind.__call__
+    return method
 
 
 def _with_globals(function: FunctionType, replaced: Mapping[str, Any]) -> FunctionType:
-    """The same code with other values for some names of its module."""
-    other = FunctionType(
-        function.__code__,
-        {**function.__globals__, **replaced},
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    other.__kwdefaults__ = function.__kwdefaults__
-    return other
+    """The same code of a method of one argument, with other values for names of its module."""
+    names = {**function.__globals__, **replaced}
+    return FunctionType(function.__code__, names, closure=function.__closure__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
