@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from feedline.images.crops import Filter, Part, Window
-from feedline.images.resize import FILTERS, ResizeMode, fill_as, nearest_pixels, support
+from feedline.images.resize import FILTERS, KERNELS, ResizeMode, fill_as, nearest_pixels
 from feedline.sources.store import Pixels
 
 __all__ = ["Axis", "Canvas", "Colour", "image_on", "mask_on"]
@@ -113,7 +113,7 @@ class Axis:
         if not self.is_resized:
             return slice(self.window, self.window + self.count)
         scale = self.extent / self.resized
-        reach = support(filter) * max(scale, 1.0) + 1.0
+        reach = KERNELS[filter][0] * max(scale, 1.0) + 1.0
         low, high = self.window * scale - reach, (self.window + self.count) * scale + reach
         return slice(max(math.floor(low), 0), min(math.ceil(high), self.extent))
 

@@ -48,6 +48,7 @@ except ImportError:
 
 __all__ = [
     "FILTERS",
+    "KERNELS",
     "Placements",
     "ResizeMode",
     "apply_lut",
@@ -57,8 +58,6 @@ __all__ = [
     "fill_rows",
     "nearest_pixels",
     "place_rows",
-    "support",
-    "weights",
 ]
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -92,23 +91,15 @@ def _lanczos(x: Floats) -> Floats:
     return np.where((x >= -3.0) & (x < 3.0), np.sinc(x) * np.sinc(x / 3.0), 0.0)
 
 
-_SUPPORT_AND_WEIGHT: dict[str, tuple[float, Callable[[Floats], Floats]]] = {
+KERNELS: dict[Filter, tuple[float, Callable[[Floats], Floats]]] = {
     "bilinear": (1.0, _bilinear),
     "bicubic": (2.0, _bicubic),
     "box": (0.5, _box),
     "hamming": (1.0, _hamming),
     "lanczos": (3.0, _lanczos),
 }
-
-
-def support(filter: Filter) -> float:
-    """Reach of a filter to both sides, in pixels of the smaller of the two images."""
-    return _SUPPORT_AND_WEIGHT[filter][0]
-
-
-def weights(filter: Filter, distances: Floats) -> Floats:
-    """Weights of source pixels at these distances, not normalised."""
-    return _SUPPORT_AND_WEIGHT[filter][1](distances)
+"""Support of each filter, its reach to both sides in pixels of the smaller of the two images; and
+the weight of a source pixel at a distance, not normalised."""
 
 
 def nearest_pixels(
@@ -251,12 +242,13 @@ def _whole_weights(
     numbers, and the number of fractional bits of these.
     """
     scale = extent / resized
-    reach, shrink = support(filter) * max(scale, 1.0), min(1.0, 1.0 / scale)
+    support, weigh = KERNELS[filter]
+    reach, shrink = support * max(scale, 1.0), min(1.0, 1.0 / scale)
     centres = first + scale * (np.arange(resized) + 0.5)
     starts = np.clip((centres - reach + 0.5).astype(int), 0, source - 1)
     stops = np.minimum((centres + reach + 0.5).astype(int), source)
     taps = starts[:, None] + np.arange((stops - starts).max())
-    shares = weights(filter, (taps - centres[:, None] + 0.5) * shrink)
+    shares = weigh((taps - centres[:, None] + 0.5) * shrink)
     shares[taps >= stops[:, None]] = 0.0
     total = np.cumsum(shares, 1)[:, -1:]  # one by one, as C adds them up
     shares /= np.where(total == 0.0, 1.0, total)
@@ -321,11 +313,12 @@ def _shares(
     source pixels. Of `source` pixels the area of `extent` from `edge` is resized.
     """
     scale = extent / resized
-    reach = support(filter) * max(scale, 1.0)
+    support, weigh = KERNELS[filter]
+    reach = support * max(scale, 1.0)
     centres = edge + (np.arange(first, first + count) + 0.5) * scale
     low = max(int(centres[0] - reach), 0)
     high = min(int(centres[-1] + reach) + 1, source)
-    shares = weights(filter, (np.arange(low, high) + 0.5 - centres[:, None]) / max(scale, 1.0))
+    shares = weigh((np.arange(low, high) + 0.5 - centres[:, None]) / max(scale, 1.0))
     shares /= shares.sum(axis=1, keepdims=True)
     return shares.astype(np.float32), slice(low, high)
 
@@ -361,17 +354,12 @@ def apply_lut(image: Pixels, tables: NDArray[Any], target: NDArray[Any]) -> None
         compiled_lut.apply_lut(image, tables, target)
         return
     height, width = target.shape[-2:]
-    shapes = (height, width, 3), (3, height, width)
-    if image.dtype != np.uint8 or (image.shape, target.shape) != shapes:
-        raise ValueError(
-            f"image of {image.dtype} {image.shape} does not match target of {target.shape}"
-        )
-    if tables.shape != (3, 256) or tables.dtype != target.dtype:
-        raise ValueError(
-            f"tables of {tables.dtype} {tables.shape} do not match target of {target.dtype}"
-        )
-    if not (image.flags.c_contiguous and tables.flags.c_contiguous and target.flags.c_contiguous):
-        raise ValueError("image, tables and target must be C-contiguous")
+    arrays = image, tables, target
+    fits = [each.shape for each in arrays] == [(height, width, 3), (3, 256), (3, height, width)]
+    fits = fits and (image.dtype, tables.dtype) == (np.uint8, target.dtype)
+    if not (fits and all(each.flags.c_contiguous for each in arrays)):
+        found = ", ".join(f"{each.dtype} {each.shape}" for each in arrays)
+        raise ValueError(f"image, tables and target do not match or are not contiguous: {found}")
     for channel, table in enumerate(tables):
         # A uint8 is never out of the table's bounds, and "raise" would make numpy buffer.
         np.take(table, image[..., channel], out=target[channel], mode="clip")

@@ -21,13 +21,15 @@ from operator import is_
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from feedline.images.compile.compile_pipeline import compile_transform
 from feedline.images.compile.datasets import (
     file_store,
     is_timm_folder,
     is_torchvision_folder,
     select_folders,
-    subset_indices,
+    select_indices,
     unwrap_subsets,
 )
 from feedline.images.compile.fused_transform import FusedTransform
@@ -205,7 +207,7 @@ def find_source(dataset: object) -> ImageSource[Any] | None:
         for name in vars(base):
             if hasattr(ImageSource, name) and not name.startswith("__"):
                 raise CompileError(f"{kind.__name__} overrides {name}, which may return anything.")
-    return ImageSubset(source, subset_indices(subsets, len(source)))
+    return ImageSubset(source, select_indices(subsets, np.arange(len(source))))
 
 
 def _check_folder(dataset: Any) -> None:

@@ -13,27 +13,25 @@ keys of their parameters; a mask of no channels, which its kernels transform at 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image
 
 from feedline.errors import ImageError
 from feedline.images.canvas import Canvas, Colour, image_on, mask_on
 from feedline.images.compile.compile_pipeline import TableBuilder, interpolation_name, step_filter
-from feedline.images.compile.fused_transform import Form, TransformTail
+from feedline.images.compile.fused_transform import Form, TransformTail, contain
 from feedline.images.compile.library_steps import (
     CompileError,
     Step,
     add_while_possible,
-    error_text,
     is_v2,
     library_name,
     names_of,
+    run_quietly,
     sets_own_size,
     step_text,
     steps_text,
@@ -273,7 +271,7 @@ class FusedPair:
                 image = step(image)
             return image
         if self.tail.table_steps:
-            sample = (_one_pixel(self.tail.input_form), *targets)
+            sample = (contain(np.zeros((1, 1, 3), np.uint8), self.tail.input_form), *targets)
             for step in self.tail.table_steps:
                 sample = step(*sample)
             targets = sample[1:]
@@ -285,16 +283,6 @@ class FusedPair:
 
     def __str__(self) -> str:
         return names_of(self.fused, self.unchanged)
-
-
-def _one_pixel(form: Form) -> Any:
-    """Black image of one pixel."""
-    pixel: Any = Image.new("RGB", (1, 1))
-    if form == "pil":
-        return pixel
-    from torchvision.transforms.v2 import functional
-
-    return functional.to_image(pixel) if form == "image" else functional.pil_to_tensor(pixel)
 
 
 def compile_pair(transforms: object) -> FusedPair:
@@ -431,12 +419,8 @@ def _fills(step: Any, form: Form) -> tuple[Colour, float]:
     from torchvision.transforms import v2
 
     mask = tv_tensors.Mask(torch.zeros((1, 1, 1), dtype=torch.float64, device="cpu"))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            image, mask = v2.Pad(1, fill=step.fill)(_one_pixel(form), mask)
-    except Exception as error:
-        raise CompileError(f"{step_text(step)} cannot pad: {error_text(error)}.") from None
+    pixel, pad = contain(np.zeros((1, 1, 3), np.uint8), form), v2.Pad(1, fill=step.fill)
+    image, mask = run_quietly(pad, pixel, mask, failure=f"{step_text(step)} cannot pad")
     if form == "pil":
         image = v2.functional.pil_to_tensor(image)
     red, green, blue = image[:, 0, 0].tolist()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import operator
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import Any, cast, get_args
 
@@ -33,11 +32,11 @@ from feedline.images.compile.library_steps import (
     PerSizeResolver,
     Step,
     add_while_possible,
-    error_text,
     flatten,
     has_library_base,
     is_v2,
     library_name,
+    run_quietly,
     sets_own_size,
     step_text,
     steps_text,
@@ -341,14 +340,7 @@ def _all_levels() -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 def _run_step(step: Step, image: Any, shape: tuple[int, ...]) -> Any:
     """Output of a step for a small image, of this shape as a tensor."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            output = step(image)
-    except Exception as error:
-        raise CompileError(
-            f"{step_text(step)} fails on an RGB image: {error_text(error)}."
-        ) from None
+    output = run_quietly(step, image, failure=f"{step_text(step)} fails on an RGB image")
     if isinstance(output, Image.Image):
         return output
     tv_tensors: Any = sys.modules.get("torchvision.tv_tensors")

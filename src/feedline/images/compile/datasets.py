@@ -33,11 +33,12 @@ __all__ = [
     "is_timm_folder",
     "is_torchvision_folder",
     "select_folders",
-    "subset_indices",
+    "select_indices",
     "unwrap_subsets",
 ]
 
 _MAX_DEPTH = 100  # datasets in datasets
+_TOO_DEEP = f"The dataset is nested more than {_MAX_DEPTH} levels deep."
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,45 +96,39 @@ def is_source_class(kind: type) -> bool:
     return module is not None and module.ImageSource in kind.__mro__
 
 
+def _check_is_folder(folder: object) -> None:
+    if not is_torchvision_folder(folder) and not is_timm_folder(folder):
+        raise CompileError("It is not a folder.")
+
+
 def select_folders(
-    dataset: Any, check: Callable[[Any], None] = lambda folder: None
+    dataset: Any, check: Callable[[Any], None] = _check_is_folder
 ) -> FolderSelection:
     """Unwrap unmodified Subsets and ConcatDatasets of a dataset.
 
     `check` raises CompileError for an inner dataset that is not a supported folder.
     """
-    if _wrapper_class(dataset) is None:
-        check(dataset)
-        return FolderSelection([dataset], None)
     folders: list[Any] = []
     starts: dict[int, int] = {}
 
     def select(dataset: Any, depth: int) -> Numbers:
-        kind = _wrapper_class(dataset)
-        if kind is not None and depth == _MAX_DEPTH:
-            raise CompileError(f"The {kind.__name__} is nested more than {_MAX_DEPTH} levels deep.")
-        if kind is Subset:
-            return _apply_indices(dataset.indices, select(dataset.dataset, depth + 1))
-        if kind is ConcatDataset:
-            parts = [select(part, depth + 1) for part in dataset.datasets]
-            if np.cumsum([len(part) for part in parts]).tolist() != dataset.cumulative_sizes:
+        inner, subsets = unwrap_subsets(dataset)
+        if type(inner) is ConcatDataset and not why_modified(inner):
+            if depth == _MAX_DEPTH:
+                raise CompileError(_TOO_DEEP)
+            parts = [select(part, depth + 1) for part in inner.datasets]
+            if np.cumsum([len(part) for part in parts]).tolist() != inner.cumulative_sizes:
                 raise CompileError("The parts of the ConcatDataset have changed their lengths.")
-            return np.concatenate(parts)
-        if id(dataset) not in starts:
-            check(dataset)
-            starts[id(dataset)] = sum(len(_samples_of(folder)) for folder in folders)
-            folders.append(dataset)
-        start = starts[id(dataset)]
-        return np.arange(start, start + len(_samples_of(dataset)))
+            return select_indices(subsets, np.concatenate(parts))
+        if id(inner) not in starts:
+            check(inner)
+            starts[id(inner)] = sum(len(_samples_of(folder)) for folder in folders)
+            folders.append(inner)
+        start = starts[id(inner)]
+        return select_indices(subsets, np.arange(start, start + len(_samples_of(inner))))
 
     indices = select(dataset, 0)
-    return FolderSelection(folders, indices)
-
-
-def _wrapper_class(dataset: Any) -> type | None:
-    """Class of an unmodified Subset or ConcatDataset; None for any other dataset."""
-    kind = type(dataset)
-    return kind if kind in (Subset, ConcatDataset) and not why_modified(dataset) else None
+    return FolderSelection(folders, None if folders[0] is dataset else indices)
 
 
 def unwrap_subsets(dataset: Any) -> tuple[Any, list[Any]]:
@@ -141,31 +136,26 @@ def unwrap_subsets(dataset: Any) -> tuple[Any, list[Any]]:
     subsets: list[Any] = []
     while type(dataset) is Subset and not why_modified(dataset):
         if len(subsets) == _MAX_DEPTH:
-            raise CompileError(f"The Subset is nested more than {_MAX_DEPTH} levels deep.")
+            raise CompileError(_TOO_DEEP)
         subsets.append(dataset)
         dataset = dataset.dataset
     return dataset, subsets
 
 
-def subset_indices(subsets: list[Any], length: int) -> Numbers:
-    """Sample indices that Subsets select from a dataset of this length, in their order."""
-    selection = np.arange(length)
+def select_indices(subsets: list[Any], selection: Numbers) -> Numbers:
+    """Select from sample indices by Subsets, the outer one first."""
     for subset in reversed(subsets):
-        selection = _apply_indices(subset.indices, selection)
+        indices = np.asarray(subset.indices)
+        if indices.shape == (0,):
+            indices = indices.astype(np.int64)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":
+            raise CompileError("The indices of the Subset are not a list of whole numbers.")
+        length = len(selection)
+        if indices.size and not (-length <= indices.min() and indices.max() < length):
+            raise CompileError(f"The indices of the Subset exceed its {length} samples.")
+        # Negative indices count from the end.
+        selection = selection[indices.astype(np.int64) % max(length, 1)]
     return selection
-
-
-def _apply_indices(subset_indices: Any, selection: Numbers) -> Numbers:
-    """Select from a selection by a Subset's indices."""
-    indices = np.asarray(subset_indices)
-    if indices.shape == (0,):
-        indices = indices.astype(np.int64)
-    if indices.ndim != 1 or indices.dtype.kind not in "iu":
-        raise CompileError("The indices of the Subset are not a list of whole numbers.")
-    length = len(selection)
-    if indices.size and not (-length <= indices.min() and indices.max() < length):
-        raise CompileError(f"The indices of the Subset exceed its {length} samples.")
-    return selection[indices.astype(np.int64) % max(length, 1)]  # negative ones count from the end
 
 
 def _list_of(folder: Any) -> Any:
@@ -211,13 +201,8 @@ def folder_fingerprint(dataset: object) -> str | None:
     Equal to the `fingerprint()` of a compiled pipeline; None for any other dataset, and if samples
     are not (path, int). 1.3 million samples take about half a second.
     """
-
-    def check(folder: object) -> None:
-        if not is_torchvision_folder(folder) and not is_timm_folder(folder):
-            raise CompileError("It is not a folder.")
-
     try:
-        return file_store(select_folders(dataset, check)).fingerprint()
+        return file_store(select_folders(dataset)).fingerprint()
     except Exception:
         return None
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -27,12 +26,13 @@ from PIL import Image
 
 from feedline.errors import SampleError, UsageError
 from feedline.images.compile.library_steps import (
+    CompileError,
     Step,
-    error_text,
     full_step_text,
     is_library_step,
     is_well_behaved,
     names_of,
+    run_quietly,
     steps_text,
 )
 from feedline.images.compile.supported_transforms import PixelStep
@@ -60,6 +60,7 @@ __all__ = [
     "PlacedViews",
     "TransformTail",
     "ViewCrops",
+    "contain",
     "infer_row_layout",
     "resize_views",
     "view_crops",
@@ -166,7 +167,7 @@ class TransformTail:
         with unbroken(), states:
             rgb, value = self._run_before(pixels)
             if rgb is None or (self.table is None and self.before):
-                value = value if rgb is None else _contain(rgb, self.input_form)
+                value = value if rgb is None else contain(rgb, self.input_form)
                 return _run_all(self.after, _run_all(self.table_steps, value))
             return _run_all(self.after, self._values(rgb, row))
 
@@ -199,7 +200,7 @@ class TransformTail:
             if rgb is None and operation is not None:
                 rgb = _rgb_pixels(value, self.input_form)
             if rgb is None or operation is None:
-                value = step(value if rgb is None else _contain(rgb, self.input_form))
+                value = step(value if rgb is None else contain(rgb, self.input_form))
                 rgb = None
             else:
                 rgb = operation(rgb)
@@ -212,7 +213,7 @@ class TransformTail:
     def _values(self, pixels: Pixels, row: np.ndarray[Any, Any] | None) -> Any:
         """Values of pixels (height, width, 3), in the container of the steps."""
         if self.table is None:
-            value = _contain(pixels, self.form)
+            value = contain(pixels, self.form)
         else:
             shape, dtype = (3, *pixels.shape[:2]), self.table.dtype
             if row is None or not self.well_behaved or (row.shape, row.dtype) != (shape, dtype):
@@ -231,7 +232,7 @@ def _run_all(steps: tuple[Step, ...], value: Any) -> Any:
     return value
 
 
-def _contain(pixels: Pixels, form: Form) -> Any:
+def contain(pixels: Pixels, form: Form) -> Any:
     """Put pixels (height, width, 3) in a container."""
     if form == "pil":
         return Image.fromarray(pixels)
@@ -279,11 +280,10 @@ def infer_row_layout(tail: TransformTail, shape: Shape) -> tuple[TransformTail, 
     text, size = steps_text(steps), format_shape(shape)
     pixels = np.resize(np.arange(251, dtype=np.uint8), (*shape, 3))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            output = tail.run(pixels, 0)
-    except Exception as error:
-        return tail, f"{text} cannot be run on an image of {size}: {error_text(error)}."
+        failure = f"{text} cannot be run on an image of {size}"
+        output = run_quietly(tail.run, pixels, 0, failure=failure)
+    except CompileError as why:
+        return tail, str(why)
     if why := why_not_a_row(output):
         return tail, f"{text} returns {why}."
     if output.ndim != 3 or tuple(output.shape[1:]) != shape:

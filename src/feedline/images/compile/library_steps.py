@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, TypeAlias
@@ -50,6 +51,7 @@ __all__ = [
     "names_of",
     "replaced_function",
     "replaced_method",
+    "run_quietly",
     "sets_own_size",
     "step_text",
     "steps_text",
@@ -104,6 +106,16 @@ def add_while_possible(add: Callable[[Step], None], steps: Iterable[Step]) -> tu
             return count, str(why)
         count += 1
     return count, ""
+
+
+def run_quietly(step: Callable[..., Any], *inputs: Any, failure: str) -> Any:
+    """Call a step without warnings; its exception becomes a CompileError: the failure, and why."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return step(*inputs)
+    except Exception as error:
+        raise CompileError(f"{failure}: {error_text(error)}.") from None
 
 
 class PerSizeResolver:
