@@ -223,8 +223,10 @@ class RowPipeline(Generic[Store]):
 
     def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
         """Prepare for rows that are about to be loaded: fetch remote images together."""
-        assert image_size is not None, "stored images have no common size"
-        self.store.prepare(samples, self.wanted_side(image_size))
+        prepare = getattr(self.store, "prepare", None)
+        if prepare is not None:
+            assert image_size is not None, "stored images have no common size"
+            prepare(samples, self.wanted_side(image_size))
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
         """Fill one row: arrays as in `fields`, C-contiguous, written in place.
@@ -260,12 +262,13 @@ class RowPipeline(Generic[Store]):
             numbers of the rows that were not made: damaged ones, and all if they are no raw pixels.
         """
         every = range(len(items.samples))
+        raw_copies = getattr(self.store, "raw_copies", None)
         is_plain = type(self).load is RowPipeline.load and not hasattr(self.transform, "retouch")
-        if not is_plain or self.layout != RGB or items.image_size is None:
+        if not is_plain or raw_copies is None or self.layout != RGB or items.image_size is None:
             return every
         if not self._is_open:
             self.open(0, 1)
-        copies = self.store.raw_copies(items.samples, self.wanted_side(items.image_size))
+        copies = raw_copies(items.samples, self.wanted_side(items.image_size))
         if copies is None:
             return every
         rows[1][...] = copies.labels

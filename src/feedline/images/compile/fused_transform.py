@@ -282,8 +282,8 @@ def infer_row_layout(tail: TransformTail, shape: Shape) -> tuple[TransformTail, 
     try:
         failure = f"{text} cannot be run on an image of {size}"
         output = run_quietly(tail.run, pixels, 0, failure=failure)
-    except CompileError as why:
-        return tail, str(why)
+    except CompileError as error:
+        return tail, str(error)
     if why := why_not_a_row(output):
         return tail, f"{text} returns {why}."
     if output.ndim != 3 or tuple(output.shape[1:]) != shape:

@@ -33,8 +33,7 @@ from feedline.images.compile.image_input import (
     read_input,
 )
 from feedline.images.compile.library_steps import attempt, error_text, step_text
-from feedline.images.compile.views import format_facts, steps_facts
-from feedline.images.crops import format_shape
+from feedline.images.compile.views import View, format_facts
 from feedline.order.requested_size import augmentation_strength, image_size
 from feedline.trace.stage_timer import end_stage
 
@@ -106,8 +105,8 @@ class Pair:
 
     def __init__(self, transforms: Callable[..., Any]) -> None:
         self.transforms = transforms
-        self._fused: FusedPair | None
-        self._fused, self._reasons = attempt(compile_pair, transforms)
+        inputs = "the opened image and the mask"
+        self._view = View(transforms, *attempt(compile_pair, transforms), inputs)
 
     def __call__(self, *sample: Any, **named: Any) -> Any:
         """Transform an image and its other parts.
@@ -125,7 +124,7 @@ class Pair:
             UsageError: an open file was given, or the loader's image size cannot be followed.
             Exception: any error of a step.
         """
-        must_follow = self._fused is not None
+        must_follow = self._view.fused is not None
         return call_at_requested_size(self._read, sample, named, self.transforms, must_follow)
 
     def _read(self, *sample: Any, **named: Any) -> Any:
@@ -134,7 +133,7 @@ class Pair:
     def _transform(
         self, file: FileBytes | None, sample: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        fused = self._fused
+        fused = self._view.fused
         if named or not sample:
             return self.transforms(*sample, **named)
         check_not_open(*sample[:2])
@@ -143,7 +142,7 @@ class Pair:
         others = tree_flatten(rest if mask is None else rest[1:])[0]
         name = _name_of(image, "the image") if file is None else file.name
         is_readable = file is not None or has_rgb_pixels(image)
-        if fused is None or not is_readable or not all(map(_is_movable, others)):
+        if not isinstance(fused, FusedPair) or not is_readable or not all(map(_is_movable, others)):
             if file is not None:
                 image = open_with_pillow(file, None)
             # Only for v2 is a plain tensor or array certainly an image.
@@ -165,22 +164,11 @@ class Pair:
         """Describe the fused steps, the unchanged steps with the reasons, and the fast inputs,
         one per line.
         """
-        fused = self._fused
-        if fused is None:
-            text = f"all: {step_text(self.transforms)}, called with the opened image and the mask"
-            return format_facts(steps_facts((), (text,), self._reasons))
-        size = (
-            "differs from image to image, or is set by a step that is not fused; cannot follow the "
-            "size of a schedule"
-        )
-        if fused.shape is not None:
-            size = f"{format_shape(fused.shape)}, or the size of a feedline loader"
-        facts = steps_facts(fused.fused, fused.unchanged, self._reasons)
-        return format_facts([*facts, ("size", size), ("inputs", _FAST_INPUTS)])
+        view = self._view
+        return format_facts((*view.facts(), ("inputs", _FAST_INPUTS if view.fused else "")))
 
     def __repr__(self) -> str:
-        unchanged = f"unchanged: {step_text(self.transforms)}"
-        return f"feedline.pair({unchanged if self._fused is None else self._fused})"
+        return f"feedline.pair({self._view})"
 
 
 def _is_movable(part: object) -> bool:

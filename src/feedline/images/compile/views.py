@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from feedline.errors import UsageError
+from feedline.images.compile.compile_pair import FusedPair
 from feedline.images.compile.compile_pipeline import compile_transform
 from feedline.images.compile.fused_transform import (
     FusedTransform,
@@ -45,7 +46,7 @@ from feedline.order.requested_size import (
 from feedline.sources.store import Pixels
 from feedline.trace.stage_timer import end_stage
 
-__all__ = ["Compiled", "Views", "compile", "format_facts", "steps_facts", "views"]
+__all__ = ["Compiled", "View", "Views", "compile", "format_facts", "views"]
 
 _FAST_INPUTS = (
     "fast with a path, the bytes of a file, an unloaded image from Image.open (of a JPEG only the "
@@ -56,40 +57,37 @@ _FAST_INPUTS = (
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A pipeline, its fused form (None: it runs unchanged), and the reasons for unchanged steps."""
+    """A pipeline, its fused form (None: it runs unchanged), and the reasons for unchanged steps.
+
+    `inputs` are the arguments of a pipeline that runs unchanged, as text.
+    """
 
     transform: Callable[..., Any]
-    fused: FusedTransform | None
+    fused: FusedTransform | FusedPair | None
     reasons: tuple[str, ...]
+    inputs: str = "Image.open(file).convert('RGB')"
 
     def facts(self) -> list[tuple[str, str]]:
         """Description as pairs of a label and a text."""
-        fused = self.fused
+        fused, because = self.fused, ("because", " ".join(self.reasons))
         if fused is None:
-            called = "called with Image.open(file).convert('RGB')"
-            return steps_facts((), (f"all: {step_text(self.transform)}, {called}",), self.reasons)
-        size = f"that of {fused.fixed_size_step}; cannot follow the size of a schedule"
-        if not fused.fixed_size_step:
+            text = f"all: {step_text(self.transform)}, called with {self.inputs}"
+            return [("unchanged", text), because]
+        steps = ("fused", ", ".join(fused.fused)), ("unchanged", ", ".join(fused.unchanged))
+        size = "differs from image to image, or is set by a step that is not fused"
+        if isinstance(fused, FusedTransform) and fused.fixed_size_step:
+            size = f"that of {fused.fixed_size_step}"
+        elif fused.shape is not None:
             square = fused.shape[0] == fused.shape[1]
             sides = "" if square else " (height x width; an image size is that of the longer side)"
             size = f"{format_shape(fused.shape)}{sides}, or the size of a feedline loader"
-        return [*steps_facts(fused.fused, fused.unchanged, self.reasons), ("size", size)]
+            return [*steps, because, ("size", size)]
+        return [*steps, because, ("size", f"{size}; cannot follow the size of a schedule")]
 
     def __str__(self) -> str:
         if self.fused is None:
             return f"unchanged: {step_text(self.transform)}"
         return str(self.fused)
-
-
-def steps_facts(
-    fused: Iterable[str], unchanged: Iterable[str], reasons: Iterable[str]
-) -> list[tuple[str, str]]:
-    """Fused and unchanged steps, and the reasons, as pairs of a label and a text."""
-    return [
-        ("fused", ", ".join(fused)),
-        ("unchanged", ", ".join(unchanged)),
-        ("because", " ".join(reasons)),
-    ]
 
 
 def format_facts(facts: Iterable[tuple[str, str]]) -> str:
@@ -104,7 +102,9 @@ class Views:
         self.transforms = transforms
         by_id = {id(each): View(each, *attempt(compile_transform, each)) for each in transforms}
         self.views = tuple(by_id[id(transform)] for transform in transforms)
-        self._fused = tuple(view.fused for view in self.views if view.fused is not None)
+        self._fused = tuple(
+            view.fused for view in self.views if isinstance(view.fused, FusedTransform)
+        )
         self._crops: ViewCrops = view_crops(self._fused)
 
     def __call__(self, *images: Any, **named: Any) -> list[Any]:
@@ -152,9 +152,9 @@ class Views:
             )
         )
         return [
-            self._call_unchanged(view, (whole,), {})
-            if view.fused is None
-            else _run_tail(view.fused, *next(resized))
+            _run_tail(view.fused, *next(resized))
+            if isinstance(view.fused, FusedTransform)
+            else self._call_unchanged(view, (whole,), {})
             for view in self.views
         ]
 
