@@ -153,7 +153,7 @@ def test_transforms_are_values():
 @settings(deadline=None)
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 64), st.floats(0.3, 1))
 def test_window_matches_torchvision_resize_and_crop(height, width, size, fraction):
-    window = EvalCrop(fraction).window(height, width, size)
+    window = EvalCrop(fraction).place(height, width, Item(0, size, 0, 1.0))
     if window.height * window.width > 300_000:
         return
     # Its position is read from an image whose pixels encode their position.
@@ -174,7 +174,7 @@ def test_no_crop_is_decoded_below_row_size(height, width, size, seed):
     assert by in (1, 2, 4, 8)
     assert by == 1 or min(box.height, box.width) >= size * by
     assert by == 8 or min(box.height, box.width) < size * by * 2
-    window = EvalCrop().window(height, width, size)
+    window = EvalCrop().place(height, width, Item(0, size, 0, 1.0))
     by = window.shrink(height, width, size)
     assert by in (1, 2, 4, 8)
     assert by == 1 or (height >= window.height * by and width >= window.width * by)

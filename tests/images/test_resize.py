@@ -16,6 +16,7 @@ from torchvision.transforms import functional as reference
 from feedline.images import resize
 from feedline.images.crops import Box, EvalCrop, Window, cut
 from feedline.images.resize import fill
+from feedline.order.batch_spec import Item
 
 BILINEAR = InterpolationMode.BILINEAR
 
@@ -132,7 +133,7 @@ def test_evaluation_crop_has_torchvision_pixels(shape, size):
         theirs = reference.center_crop(
             reference.resize(Image.fromarray(image), round(size / fraction), BILINEAR), size
         )
-        ours = filled(image, EvalCrop(fraction).window(*shape, size), size)
+        ours = filled(image, EvalCrop(fraction).place(*shape, Item(0, size, 0, 1.0)), size)
         assert difference(ours, np.asarray(theirs)) < 0.35
 
 
@@ -140,7 +141,7 @@ def test_evaluation_crop_has_torchvision_pixels(shape, size):
 def test_an_elongated_image_needs_no_enormous_one_for_its_centre(shape, monkeypatch):
     image = photograph(*shape)
     size = 32
-    window = EvalCrop().window(*shape, size)
+    window = EvalCrop().place(*shape, Item(0, size, 0, 1.0))
     theirs = reference.center_crop(
         reference.resize(Image.fromarray(image), round(size / 0.875), BILINEAR), size
     )
@@ -153,7 +154,7 @@ def test_an_elongated_image_needs_no_enormous_one_for_its_centre(shape, monkeypa
 
 def test_an_image_of_one_row_and_very_many_columns_is_cut_in_bounded_memory():
     image = photograph(1, 60_000)
-    row = filled(image, EvalCrop().window(1, 60_000, 224), 224)
+    row = filled(image, EvalCrop().place(1, 60_000, Item(0, 224, 0, 1.0)), 224)
     assert abs(int(row[100, 112, 0]) - int(image[0, 30_000, 0])) < 80
 
 

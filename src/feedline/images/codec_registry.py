@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
-from feedline.errors import ImageError, UsageError
+from feedline.errors import ImageError
 from feedline.images.codec_base import DEFAULT_MAX_PIXELS, Codec, DecodeOptions, ImageDecoder
-from feedline.images.crops import Part
+from feedline.images.crops import Part, check_value
 from feedline.images.jpeg import JPEG
 from feedline.images.pillow_codecs import PILLOW_CODECS
 from feedline.order.pixel_layout import MODES, PixelLayout
@@ -84,33 +84,20 @@ def decode_options(
     mode: object = "RGB",
     decode: object = "exact",
     exif: object = False,
-    max_pixels: object = DEFAULT_MAX_PIXELS,
+    max_pixels: Any = DEFAULT_MAX_PIXELS,
 ) -> DecodeOptions:
-    """Check a user's arguments for decoding.
-
-    Raises:
-        UsageError: one of them is invalid.
-    """
+    """Check a user's arguments for decoding; UsageError if one is invalid."""
     mode_layout(mode)
-    if decode not in ("exact", "scaled"):
-        raise UsageError(f'must be "exact" or "scaled", got {decode!r}', argument="decode")
-    if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
-        raise UsageError(
-            f"must be a whole number above 0, got {max_pixels!r}", argument="max_pixels"
-        )
+    check_value("decode", decode, decode in ("exact", "scaled"), '"exact" or "scaled"')
+    is_number = isinstance(max_pixels, int) and not isinstance(max_pixels, bool) and max_pixels > 0
+    check_value("max_pixels", max_pixels, is_number, "a whole number above 0")
     return DecodeOptions(max_pixels, bool(exif), str(mode), decode == "scaled")
 
 
-def mode_layout(mode: object) -> PixelLayout:
-    """Pixel layout of a `mode`.
-
-    Raises:
-        UsageError: it is not in `MODES`.
-    """
-    if not isinstance(mode, str) or mode not in MODES:
-        raise UsageError(
-            f"must be one of {', '.join(map(repr, MODES))}, got {mode!r}", argument="mode"
-        )
+def mode_layout(mode: Any) -> PixelLayout:
+    """Pixel layout of a `mode`; UsageError if it is not in `MODES`."""
+    is_mode = isinstance(mode, str) and mode in MODES
+    check_value("mode", mode, is_mode, f"one of {', '.join(map(repr, MODES))}")
     return MODES[mode]
 
 

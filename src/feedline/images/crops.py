@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 from feedline.errors import UsageError
 from feedline.order.batch_spec import Item
@@ -32,6 +32,7 @@ __all__ = [
     "WindowCrop",
     "centre_corner",
     "check_part",
+    "check_value",
     "cut",
     "format_shape",
     "resize_shape",
@@ -65,11 +66,7 @@ Part: TypeAlias = tuple[int, int, int, int]
 
 
 def cut(image: Pixels, part: Part | None) -> Pixels:
-    """View of a part of an image (height, width, 3); the image itself for None.
-
-    Raises:
-        ValueError: the part is empty or does not lie in the image.
-    """
+    """View of a part of an image (height, width, 3), checked to lie in it; of all for None."""
     if part is None:
         return image
     check_part(part, *image.shape[:2])
@@ -238,19 +235,11 @@ class TrainCrop:
 
     def __post_init__(self) -> None:
         scale, ratio = _pair("scale", self.scale), _pair("ratio", self.ratio)
-        if not 0 < scale[0] <= scale[1] <= 1:
-            raise UsageError(
-                f"must be (low, high) with 0 < low <= high <= 1, got {self.scale!r}",
-                argument="scale",
-            )
-        if not 0 < ratio[0] <= ratio[1] < math.inf:
-            raise UsageError(
-                f"must be (low, high) with 0 < low <= high, got {self.ratio!r}", argument="ratio"
-            )
-        if not (isinstance(self.flip, (int, float)) and 0 <= self.flip <= 1):
-            raise UsageError(
-                f"must be a probability from 0 to 1, got {self.flip!r}", argument="flip"
-            )
+        limits = "(low, high) with 0 < low <= high"
+        check_value("scale", scale, 0 < scale[0] <= scale[1] <= 1, f"{limits} <= 1")
+        check_value("ratio", ratio, 0 < ratio[0] <= ratio[1] < math.inf, limits)
+        is_probability = isinstance(self.flip, (int, float)) and 0 <= self.flip <= 1
+        check_value("flip", self.flip, is_probability, "a probability from 0 to 1")
         several = isinstance(self.filter, (tuple, list)) and len(self.filter) > 0
         for each in self.filter if several else (self.filter,):
             _check_filter(each)
@@ -317,21 +306,16 @@ class EvalCrop:
     uses_strength: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.fraction, (int, float)) and 0 < self.fraction <= 1):
-            raise UsageError(
-                f"must be above 0 and at most 1, got {self.fraction!r}", argument="fraction"
-            )
+        is_fraction = isinstance(self.fraction, (int, float)) and 0 < self.fraction <= 1
+        check_value("fraction", self.fraction, is_fraction, "above 0 and at most 1")
         _check_filter(self.filter)
 
     def place(self, height: int, width: int, item: Item) -> Window:
-        """Place the central square in an image of (height, width) pixels; nothing is random."""
-        return self.window(height, width, item.required_image_size)
-
-    def window(self, height: int, width: int, size: int) -> Window:
-        """Place a central square of `size` px in a resized image of (height, width) pixels.
+        """Place the central square in an image of (height, width) pixels; nothing is random.
 
         The resized image is never smaller than the square, so there is no padding.
         """
+        size = item.required_image_size
         whole = resize_shape(height, width, self.wanted_side(size))
         return Window(*whole, *centre_corner(*whole, size, size), False, self.filter)
 
@@ -412,15 +396,19 @@ def centre_corner(height: int, width: int, rows: int, columns: int) -> tuple[int
     return round((height - rows) / 2.0), round((width - columns) / 2.0)
 
 
+def check_value(argument: str, value: object, is_valid: bool, expected: str) -> None:
+    """Raise a UsageError that says what was expected of an argument, unless its value is valid."""
+    if not is_valid:
+        raise UsageError(f"must be {expected}, got {value!r}", argument=argument)
+
+
 def _check_filter(filter: object) -> None:
     known = get_args(Filter)
-    if filter not in known:
-        raise UsageError(f"must be one of {', '.join(known)}, got {filter!r}", argument="filter")
+    check_value("filter", filter, filter in known, f"one of {', '.join(known)}")
 
 
-def _pair(name: str, value: object) -> tuple[float, float]:
-    if isinstance(value, (tuple, list)) and len(value) == 2:
-        low, high = value
-        if isinstance(low, (int, float)) and isinstance(high, (int, float)):
-            return low, high
-    raise UsageError(f"must be two numbers (low, high), got {value!r}", argument=name)
+def _pair(name: str, value: Any) -> tuple[float, float]:
+    is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+    is_pair = is_pair and all(isinstance(number, (int, float)) for number in value)
+    check_value(name, value, is_pair, "two numbers (low, high)")
+    return value[0], value[1]

@@ -90,7 +90,7 @@ class ImageFiles(ImageSource[Store]):
         return np.array(self.store.labels, self.store.label_field.dtype)
 
 
-class ImageFolder(ImageFiles["FileStore[FolderIndex] | ArchiveStore | CacheStore"]):
+class ImageFolder(ImageFiles["FileStore[Any] | ArchiveStore | CacheStore"]):
     """Images under root/CLASS/, indexed like torchvision.datasets.ImageFolder.
 
     A row is "image", uint8 (size, size, 3), RGB, unless `mode` says otherwise, and "label", int64,
@@ -225,17 +225,8 @@ def _first_hidden(index: FolderIndex) -> str:
 
 
 def sample_folder(folder: ImageFolder, seed: int, most: int = ENOUGH_IMAGES) -> ImageFolder:
-    """Sample up to `most` images of a folder, without repetition, in random order; all classes are
-    kept.
-
-    Raises:
-        UsageError: the images are from a cache.
-    """
+    """Sample up to `most` images without repetition, in random order; all classes are kept."""
     numbers = np.random.RandomState(seed).permutation(len(folder))[:most]
-    index = folder.files.paths
-    chosen = index.select(numbers)
     some = copy.copy(folder)
-    some.store = folder_store(
-        folder.root, FolderIndex(chosen.blob, chosen.starts, chosen.labels, index.classes)
-    )
+    some.store = folder.files.select(numbers)
     return some

@@ -84,8 +84,7 @@ class JpegDecoder(ImageDecoder):
             check_pixels(height, width, options.max_pixels)
             self._data = data
         else:
-            unturned = DecodeOptions(options.max_pixels, False, options.mode)
-            self._whole = upright(PILLOW_JPEG.decode(data, unturned, None).pixels, orientation)
+            self._whole = PILLOW_JPEG.decode(data, options, None).pixels
             return self._whole.shape[0], self._whole.shape[1]
         return (width, height) if orientation >= 5 else (height, width)
 

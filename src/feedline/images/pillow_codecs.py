@@ -228,42 +228,32 @@ class _Gif(PillowCodec):
         return max(height, top + frame_height), max(width, left + frame_width)
 
 
-class _WebpFeatures(ctypes.Structure):
-    _fields_: ClassVar[Any] = [
-        *((name, c_int) for name in ("width", "height", "has_alpha", "has_animation", "format")),
-        ("pad", c_uint32 * 5),
-    ]
-
-
-class _WebpBuffer(ctypes.Structure):
-    """WebPDecBuffer for RGB; `others` are the fields of other colour spaces."""
-
-    _fields_: ClassVar[Any] = [
-        *((name, c_int) for name in ("colorspace", "width", "height", "is_external_memory")),
-        ("rgba", c_void_p),
-        ("stride", c_int),
-        ("size", c_size_t),
-        ("others", c_void_p * 7),
-        ("pad", c_uint32 * 4),
-        ("private_memory", c_void_p),
-    ]
-
-
-class _WebpOptions(ctypes.Structure):
-    _fields_: ClassVar[Any] = [
-        *((name, c_int) for name in ("bypass_filtering", "no_fancy_upsampling", "use_cropping")),
-        *((f"crop_{name}", c_int) for name in ("left", "top", "width", "height")),
-        *((name, c_int) for name in ("use_scaling", "scaled_width", "scaled_height")),
-        *((name, c_int) for name in ("use_threads", "dithering", "flip", "alpha_dithering")),
-        ("pad", c_uint32 * 5),
-    ]
+def _ints(*names: str) -> list[tuple[str, Any]]:
+    return [(name, c_int) for name in names]
 
 
 class _WebpConfig(ctypes.Structure):
+    """WebPDecoderConfig: features of a file, the buffer of its RGB pixels, and options.
+
+    `others` are the fields of other colour spaces.
+    """
+
     _fields_: ClassVar[Any] = [
-        ("input", _WebpFeatures),
-        ("output", _WebpBuffer),
-        ("options", _WebpOptions),
+        *_ints("width", "height", "has_alpha", "has_animation", "format"),
+        ("pad_features", c_uint32 * 5),
+        *_ints("colorspace", "output_width", "output_height", "is_external_memory"),
+        *(
+            ("rgba", c_void_p),
+            ("stride", c_int),
+            ("size", c_size_t),
+            ("others", c_void_p * 7),
+        ),
+        *(("pad_buffer", c_uint32 * 4), ("private_memory", c_void_p)),
+        *_ints("bypass_filtering", "no_fancy_upsampling", "use_cropping"),
+        *_ints("crop_left", "crop_top", "crop_width", "crop_height"),
+        *_ints("use_scaling", "scaled_width", "scaled_height"),
+        *_ints("use_threads", "dithering", "flip", "alpha_dithering"),
+        ("pad_options", c_uint32 * 5),
     ]
 
 
@@ -290,23 +280,22 @@ def _decode_webp(data: bytes, part: Part | None) -> Pixels | None:
         return None
     config = _WebpConfig()
     library.WebPInitDecoderConfigInternal(ctypes.byref(config), _WEBP_ABI)
-    features = ctypes.byref(config.input)
-    if library.WebPGetFeaturesInternal(data, len(data), features, _WEBP_ABI):
+    # The features are the first fields.
+    if library.WebPGetFeaturesInternal(data, len(data), ctypes.byref(config), _WEBP_ABI):
         return None
-    height, width = config.input.height, config.input.width
-    if config.input.has_animation:
+    if config.has_animation:
         return None
+    height, width = config.height, config.width
     top, left, rows, columns = part or (0, 0, height, width)
     first_row, first_column = max(top - _WEBP_MARGIN, 0) & ~1, max(left - _WEBP_MARGIN, 0) & ~1
     stop_row = min(top + rows + _WEBP_MARGIN, height)
     stop_column = min(left + columns + _WEBP_MARGIN, width)
     pixels: Pixels = np.empty((stop_row - first_row, stop_column - first_column, 3), np.uint8)
-    options, output = config.options, config.output
-    options.use_cropping = 1
-    options.crop_top, options.crop_left = first_row, first_column
-    options.crop_height, options.crop_width = pixels.shape[:2]
-    output.colorspace, output.is_external_memory = _WEBP_RGB, 1
-    output.rgba, output.stride, output.size = pixels.ctypes.data, pixels.strides[0], pixels.nbytes
+    config.use_cropping = config.is_external_memory = 1
+    config.crop_top, config.crop_left = first_row, first_column
+    config.crop_height, config.crop_width = pixels.shape[:2]
+    config.colorspace, config.rgba = _WEBP_RGB, pixels.ctypes.data
+    config.stride, config.size = pixels.strides[0], pixels.nbytes
     if library.WebPDecode(data, len(data), ctypes.byref(config)):
         return None
     top, left = top - first_row, left - first_column

@@ -157,15 +157,14 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
         height, width, top, left, edges = rows, columns, 0, 0, placement.edges
     else:
         height, width, top, left = placement[:4]
+    area = edges or (0.0, 0.0, from_height, from_width)
     if filter not in FILTERS:
-        found = edges or (0.0, 0.0, from_height, from_width)
-        _pick(image, row, Window(height, width, top, left, flip, filter), found)
+        _pick(image, row, Window(height, width, top, left, flip, filter), area)
         return
     if edges is None and (from_height, from_width) == (height, width):
         np.copyto(row, image[top : top + rows, left : left + columns])
     elif row.itemsize > 1:
-        whole = edges or (0.0, 0.0, from_height, from_width)
-        _resize_floats(image, whole, Window(height, width, top, left, filter=filter), row)
+        _resize_floats(image, area, Window(height, width, top, left, filter=filter), row)
     elif (
         channels == 3
         and compiled is not None
@@ -185,8 +184,7 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
         _resize(image, resized, filter, down_first)
         np.copyto(row, resized[top : top + rows, left : left + columns])
     else:  # a 1 x 3000 image would be resized to 256 x 768,000 pixels
-        whole = (0.0, 0.0, from_height, from_width)
-        _resize_floats(image, whole, Window(height, width, top, left, filter=filter), row)
+        _resize_floats(image, area, Window(height, width, top, left, filter=filter), row)
     if flip:
         np.copyto(row, row[:, ::-1].copy())
 
@@ -419,13 +417,9 @@ def fill_rows(
     begin_row: Callable[[int], None],
     end_row: Callable[[int], None] | None,
 ) -> Iterable[int]:
-    """Fill rows from raw copies. Return the numbers of those that were not made.
+    """Fill rows, uint8 (n, size, size, 3), C-contiguous, from raw copies, uint8 with 3 channels.
 
-    Args:
-        rows: uint8 (n, size, size, 3), C-contiguous, overwritten.
-        copies: uint8 images with 3 channels.
-        transform, items: as in `place_rows`.
-        begin_row, end_row: called with a row's number before and after it is made.
+    Otherwise like `RowPipeline.load_rows`.
     """
     if compiled is None:
         return range(len(rows))

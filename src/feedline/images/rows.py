@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import index
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -33,6 +33,7 @@ from feedline.images.crops import (
     TrainCrop,
     Transform,
     Window,
+    check_value,
     cut,
     wanted_side,
     without_addresses,
@@ -75,23 +76,18 @@ def is_crop(transform: object) -> bool:
 
 
 def check_transform(transform: object, *, only_crops: bool = False) -> Any:
-    """Check a user's transform; `TrainCrop()` for None.
+    """Check that a user's transform is a crop or, unless `only_crops`, a function of an image.
 
-    Raises:
-        UsageError: it is neither a crop nor, unless `only_crops`, a function of an image.
+    Returns it; `TrainCrop()` for None.
     """
     if transform is None:
         return TrainCrop()
-    is_function = callable(transform) and not isinstance(transform, type)
-    if is_crop(transform) or (is_function and not only_crops):
-        return transform
-    raise UsageError(
-        f"must be TrainCrop(...) or EvalCrop(...), got {transform!r}"
-        if only_crops
-        else "must be TrainCrop(...) or EvalCrop(...), a torchvision or timm pipeline, "
-        f"feedline.compile(...) or feedline.views(...), got {transform!r}",
-        argument="transform",
-    )
+    is_function = callable(transform) and not isinstance(transform, type) and not only_crops
+    expected = "TrainCrop(...) or EvalCrop(...)"
+    if not only_crops:
+        expected += ", a torchvision or timm pipeline, feedline.compile(...) or feedline.views(...)"
+    check_value("transform", transform, is_crop(transform) or is_function, expected)
+    return transform
 
 
 def _unselected(store: SampleStore) -> SampleStore:
@@ -99,11 +95,7 @@ def _unselected(store: SampleStore) -> SampleStore:
 
 
 def check_cache_mode(cache: CacheStore, layout: PixelLayout) -> None:
-    """Check that the copies of a cache have a source's layout.
-
-    Raises:
-        UsageError: they have another one.
-    """
+    """Raise a UsageError if the copies of a cache have another layout than a source."""
     if layout != cache.manifest.layout:
         raise UsageError(
             f"{layout.mode or str(layout)!r} does not match the cache {cache.root!r}, whose copies "
@@ -206,8 +198,7 @@ class RowPipeline(Generic[Store]):
     def level_at(self, image_size: int) -> str:
         """Resolution of the copies for rows of this size, as text; "" for the originals.
 
-        Raises:
-            UsageError: the store has none that are large enough.
+        Raises a UsageError if the store has none that are large enough.
         """
         return self.store.describe_resolution(self.wanted_side(image_size))
 
@@ -464,19 +455,16 @@ class ImageSource(RowPipeline[Store]):
         return other
 
 
-class _Whole:
+class _Whole(NamedTuple):
     """Transform that shows the whole image unchanged, from copies with a given side."""
 
-    def __init__(self, side: int) -> None:
-        self._side = side
+    side: int
 
     def place(self, height: int, width: int, item: Item) -> Window:
-        """Place the whole image."""
         return Window(height, width, 0, 0)
 
     def wanted_side(self, size: int) -> int:
-        """Side of the copies."""
-        return self._side
+        return self.side
 
 
 def sample_label(label: Any) -> Any:

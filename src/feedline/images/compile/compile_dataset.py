@@ -33,7 +33,7 @@ from feedline.images.compile.datasets import (
     unwrap_subsets,
 )
 from feedline.images.compile.fused_transform import FusedTransform
-from feedline.images.compile.image_input import ReadOptions
+from feedline.images.compile.image_input import PillowSettings, ReadOptions
 from feedline.images.compile.library_steps import (
     CompileError,
     PerSizeResolver,
@@ -157,11 +157,11 @@ def _compile(dataset: object, sizes: tuple[int | None, ...]) -> SamplePipeline:
         selection = select_folders(dataset, _check_folder)
         folders = selection.folders
         _check_same_kind(folders)
-        tries = 1
+        tries, settings = 1, PillowSettings.now()
         if is_timm_folder(folders[0]):  # which skips unreadable images
             tries = max(1, getattr(folders[0], "_max_retries", _TIMM_MAX_TRIES))
         recipe = _Recipe(
-            ReadOptions.like_torchvision(tries),
+            ReadOptions(settings.max_pixels, pillow=settings, max_tries=tries),
             tuple(folder.transform for folder in folders),
             folders[0].target_transform,
         )
@@ -197,16 +197,19 @@ def find_source(dataset: object) -> ImageSource[Any] | None:
         return None
     source = cast("ImageSource[Any]", inner)
     kind = type(source)
-    for name in (*_LOOKUPS, "label", "load"):
-        is_own = getattr(kind, name, None) is not getattr(ImageSource, name, None)
-        if is_own or name in vars(source):
-            raise CompileError(f"{kind.__name__} overrides {name}, which may return anything.")
+    replaced = [
+        name
+        for name in (*_LOOKUPS, "label", "load")
+        if getattr(kind, name, None) is not getattr(ImageSource, name, None) or name in vars(source)
+    ]
+    if subsets:
+        bases = takewhile(lambda base: not base.__module__.startswith("feedline."), kind.__mro__)
+        names = (name for base in bases for name in vars(base) if not name.startswith("__"))
+        replaced += [name for name in names if hasattr(ImageSource, name)]
+    if replaced:
+        raise CompileError(f"{kind.__name__} overrides {replaced[0]}, which may return anything.")
     if not subsets:
         return source
-    for base in takewhile(lambda base: not base.__module__.startswith("feedline."), kind.__mro__):
-        for name in vars(base):
-            if hasattr(ImageSource, name) and not name.startswith("__"):
-                raise CompileError(f"{kind.__name__} overrides {name}, which may return anything.")
     return ImageSubset(source, select_indices(subsets, np.arange(len(source))))
 
 

@@ -13,7 +13,7 @@ keys of their parameters; a mask of no channels, which its kernels transform at 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -25,9 +25,11 @@ from feedline.images.canvas import Canvas, Colour, image_on, mask_on
 from feedline.images.compile.compile_pipeline import TableBuilder, interpolation_name, step_filter
 from feedline.images.compile.fused_transform import Form, TransformTail, contain
 from feedline.images.compile.library_steps import (
+    SIZE_ATTRIBUTES,
     CompileError,
     Step,
     add_while_possible,
+    flatten,
     is_v2,
     library_name,
     names_of,
@@ -57,7 +59,6 @@ _COLOUR_STEPS = frozenset(
 _CONTAINERS = ("Compose", "RandomApply", "RandomChoice", "RandomOrder")
 _FLIPS = ("RandomHorizontalFlip", "RandomVerticalFlip")
 _RESIZES = ("RandomResize", "RandomResizedCrop", "RandomShortestSize", "Resize", "ScaleJitter")
-_SIZES = ("max_size", "min_size", "padding", "size", "target_size")
 _COPIED_DTYPES = (torch.uint8, torch.bool, torch.uint16)
 """Dtypes whose values torch's nearest resize copies: it resizes others as float32."""
 
@@ -176,7 +177,7 @@ def _scale(steps: Sequence[Any], size: int, of: int, strength: float) -> tuple[A
 
     copies = []
     for step in map(copy.copy, steps):
-        for name in _SIZES:
+        for name in SIZE_ATTRIBUTES:
             if name in vars(step):
                 setattr(step, name, in_proportion(getattr(step, name)))
         if type(step).__name__ == "RandomResize":
@@ -287,7 +288,7 @@ class FusedPair:
 
 def compile_pair(transforms: object) -> FusedPair:
     """Compile a pipeline; CompileError if it must run unchanged."""
-    steps = list(_flatten_v2(transforms))
+    steps = list(flatten(transforms, only_v2=True))
     reader = _FusiblePairSteps()
     count, why = add_while_possible(reader.add, steps)
     tail, dropped, reason = reader.tail(has_more=count < len(steps))
@@ -304,15 +305,6 @@ def compile_pair(transforms: object) -> FusedPair:
         fused=tuple(map(step_text, steps[:count])),
         notes=tuple(note for note in notes if note),
     )
-
-
-def _flatten_v2(transforms: Any) -> Iterator[Step]:
-    """Steps in order, out of nested Composes of version 2: others accept one argument."""
-    if _v2_name(transforms) == "Compose" and type(transforms.transforms) in (list, tuple):
-        for child in transforms.transforms:
-            yield from _flatten_v2(child)
-    else:
-        yield transforms
 
 
 def _v2_name(step: Any) -> str:

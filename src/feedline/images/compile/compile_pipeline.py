@@ -10,6 +10,7 @@ same input giving the same output in its steps.
 
 from __future__ import annotations
 
+import copy
 import operator
 import sys
 from collections.abc import Sequence
@@ -114,7 +115,7 @@ def _tail_around_table(table: TableBuilder, rest: Sequence[Step]) -> TransformTa
         return None
     start = pointwise.index(True)
     stop = next((k for k in range(start, len(rest)) if not pointwise[k]), len(rest))
-    longer = table.copy()
+    longer = copy.copy(table)
     stop = start + add_while_possible(longer.add, rest[start:stop])[0]
     try:
         values = None if longer.is_identity and stop < len(rest) else longer.build()
@@ -285,19 +286,13 @@ class TableBuilder:
     """Finds the value that steps give each grey level, by an image of all levels."""
 
     def __init__(self) -> None:
-        self._steps: list[Step] = []
+        self._steps: tuple[Step, ...] = ()
         self._image: Any = Image.fromarray(_all_levels())
-
-    def copy(self) -> TableBuilder:
-        """Copy, at the same step."""
-        other = TableBuilder()
-        other._steps, other._image = [*self._steps], self._image
-        return other
 
     def add(self, step: Step) -> None:
         """Apply a step to the image."""
         self._image = _run_step(step, self._image, (3, _SIDE, _SIDE))
-        self._steps.append(step)
+        self._steps += (step,)
 
     @property
     def form(self) -> Form:

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _MAX_DEPTH = 100  # datasets in datasets
-_TOO_DEEP = f"The dataset is nested more than {_MAX_DEPTH} levels deep."
+_TOO_DEEP = f"is nested more than {_MAX_DEPTH} levels deep."
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +115,7 @@ def select_folders(
         inner, subsets = unwrap_subsets(dataset)
         if type(inner) is ConcatDataset and not why_modified(inner):
             if depth == _MAX_DEPTH:
-                raise CompileError(_TOO_DEEP)
+                raise CompileError(f"The ConcatDataset {_TOO_DEEP}")
             parts = [select(part, depth + 1) for part in inner.datasets]
             if np.cumsum([len(part) for part in parts]).tolist() != inner.cumulative_sizes:
                 raise CompileError("The parts of the ConcatDataset have changed their lengths.")
@@ -136,7 +136,7 @@ def unwrap_subsets(dataset: Any) -> tuple[Any, list[Any]]:
     subsets: list[Any] = []
     while type(dataset) is Subset and not why_modified(dataset):
         if len(subsets) == _MAX_DEPTH:
-            raise CompileError(_TOO_DEEP)
+            raise CompileError(f"The Subset {_TOO_DEEP}")
         subsets.append(dataset)
         dataset = dataset.dataset
     return dataset, subsets

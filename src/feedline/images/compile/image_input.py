@@ -112,12 +112,6 @@ class ReadOptions(DecodeOptions):
     pillow: PillowSettings | None = None
     max_tries: int = 1
 
-    @classmethod
-    def like_torchvision(cls, max_tries: int = 1) -> ReadOptions:
-        """Read like torchvision's loader with Pillow's current settings."""
-        settings = PillowSettings.now()
-        return cls(settings.max_pixels, pillow=settings, max_tries=max_tries)
-
     def __str__(self) -> str:
         """Options that affect pixels, after a comma; "" if equal to torchvision's loader."""
         return ", decode='scaled'" * self.scaled + ", exif=True" * self.exif
@@ -195,11 +189,8 @@ def call_at_requested_size(
     pipeline: object,
     must_follow: bool,
 ) -> Any:
-    """Call a function of these inputs, and check that it reads the loader's image size, if any.
-
-    Raises:
-        UsageError: it must follow the size, but did not read it; names the pipeline.
-        Exception: any error of the function.
+    """Call a function of these inputs; UsageError that names the pipeline if it must follow the
+    loader's image size, if any, but did not read it.
     """
     outer = current_request()
     if outer is None or outer.image_size is None:
@@ -267,8 +258,7 @@ def _thread_decoder(max_pixels: int) -> ThreadDecoder:
 class LazyImage:
     """A file, or an image that `has_rgb_pixels` accepts, of which parts are decoded on request.
 
-    Raises:
-        ImageError: no decoder can read the file; names it.
+    Creating and reading it raise an ImageError, which names the file, if no decoder can read it.
     """
 
     def __init__(self, file: FileBytes | None, image: Any) -> None:

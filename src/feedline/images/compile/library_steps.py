@@ -33,6 +33,7 @@ from feedline.randomness import seeded, unbroken
 
 __all__ = [
     "CHECKED_VERSIONS",
+    "SIZE_ATTRIBUTES",
     "CompileError",
     "PerSizeResolver",
     "Step",
@@ -77,7 +78,7 @@ _CALLERS = frozenset(("Lambda", "SanitizeBoundingBoxes"))
 _POLICIES = {"timm.RandAugment": "ops", "timm.AutoAugment": "policy", "timm.AugMixAugment": "ops"}
 """Attributes with the operations of timm policies."""
 _SEQUENCES = (list, tuple, nn.ModuleList, nn.Sequential)
-_SIZES = ("max_size", "min_size", "padding", "size", "target_size")
+SIZE_ATTRIBUTES = ("max_size", "min_size", "padding", "size", "target_size")
 
 
 class CompileError(Exception):
@@ -272,21 +273,26 @@ def sets_own_size(step: object) -> bool:
         return False
     if _children(step) is not None:
         return any(map(sets_own_size, _children(step)))
-    return any(vars(step).get(name) is not None for name in _SIZES)
+    return any(vars(step).get(name) is not None for name in SIZE_ATTRIBUTES)
 
 
-def flatten(transform: Any, sizes: PerSizeResolver | None = None) -> Iterator[Step]:
-    """Yield the steps of a transform in order, out of nested Composes and nn.Sequentials."""
+def flatten(
+    transform: Any, sizes: PerSizeResolver | None = None, *, only_v2: bool = False
+) -> Iterator[Step]:
+    """Yield the steps of a transform in order, out of nested Composes and nn.Sequentials.
+
+    With `only_v2`, only out of Composes of version 2: others accept one argument.
+    """
     if sizes is not None:
         transform = sizes.resolve(transform)
     children: Any = None
-    if type(transform) is nn.Sequential and not why_modified(transform):
+    if type(transform) is nn.Sequential and not only_v2 and not why_modified(transform):
         children = transform
-    elif library_name(transform) == "Compose":
+    elif library_name(transform) == "Compose" and (is_v2(transform) or not only_v2):
         children = transform.transforms
     if type(children) in _SEQUENCES:
         for child in children:
-            yield from flatten(child, sizes)
+            yield from flatten(child, sizes, only_v2=only_v2)
     else:
         yield transform
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -178,26 +178,24 @@ def _is_movable(part: object) -> bool:
     return not isinstance(part, (Image.Image, np.ndarray, tv_tensors.Image, tv_tensors.Video))
 
 
-class _MaskImage:
-    """An opened mask, not necessarily decoded yet."""
+class _MaskImage(NamedTuple):
+    """An opened mask, not necessarily decoded yet, and its name in messages."""
 
-    def __init__(self, image: Image.Image, name: str) -> None:
-        self._image = image
-        self.name = name
-        self.size = image.height, image.width
+    image: Image.Image
+    name: str
 
     def tensor(self) -> torch.Tensor:
         """The mask as torchvision's Mask (1, height, width), of the dtype of the image."""
         from torchvision import tv_tensors
 
-        if self._image.mode not in _MASK_MODES:
+        if self.image.mode not in _MASK_MODES:
             raise ImageError(
-                f"the mask {self.name} has mode {self._image.mode!r}, but masks have one channel, "
+                f"the mask {self.name} has mode {self.image.mode!r}, but masks have one channel, "
                 "whose values are classes or instances. Pass a mask, not an image or a "
                 "colour-coded mask; store class indices, e.g. in mode L or P"
             )
         try:
-            mask: torch.Tensor = tv_tensors.Mask(self._image)
+            mask: torch.Tensor = tv_tensors.Mask(self.image)
         except Exception as error:
             raise _unreadable(self.name, error) from error
         return mask
@@ -243,7 +241,7 @@ def _read_mask(
             if own is not None and _is_movable(part):
                 _check_size(name, size, f"a {type(part).__name__}", own)
         if mask is not None:
-            _check_size(name, size, f"the mask {mask.name}", mask.size)
+            _check_size(name, size, f"the mask {mask.name}", mask.image.size[::-1])
     return rest if mask is None else (mask.tensor(), *rest[1:])
 
 

@@ -248,11 +248,8 @@ class ImagePipeline(SamplePipeline):
     def sample(self, item: Item) -> tuple[Any, Any]:
         # The pixels are those that `load` writes for the same item.
         pixels, label = self._pixels(item)
-        tail = self.fused.tail
-        if not tail.steps:
-            return tail.run(pixels, 0), self._target(label, item)
         with SampleRequest(item.image_size, item.strength):
-            output = tail.run(pixels, extend(item.seed, STEPS))
+            output = self.fused.tail.run(pixels, extend(item.seed, STEPS))
         return output, self._target(label, item)
 
     def _pixels(self, item: Item, into: Pixels | None = None) -> tuple[Pixels, Any]:
