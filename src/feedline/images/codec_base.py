@@ -84,9 +84,7 @@ class Codec:
     decodes_parts: bool = False
 
     def matches(self, data: bytes) -> bool:
-        """Return True if a file is of this format. Extensions may be wrong: ImageNet contains a PNG
-        named .JPEG.
-        """
+        """Return True if a file has this format. Extensions may be wrong, as in ImageNet."""
         return data.startswith(self.signatures)
 
     def size(self, data: bytes) -> tuple[int, int] | None:
@@ -178,10 +176,8 @@ def upright(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def exif_orientation(exif: bytes) -> int:
-    """Orientation, 1 to 8, in an Exif block; 1 (upright) if it has none.
-
-    Args:
-        exif: the block, with or without "Exif\\0\\0" before it.
+    """Orientation, 1 to 8, in an Exif block, with or without "Exif\\0\\0" before it; 1 (upright) if
+    it has none.
     """
     if exif.startswith(b"Exif\0\0"):
         exif = exif[6:]

@@ -65,10 +65,7 @@ def register_codecs(codecs: Iterable[Codec]) -> None:
 
 def codec_of(data: bytes) -> Codec | None:
     """Format of a file, by its first bytes; None if it is unknown."""
-    for codec in CODECS:
-        if codec.matches(data):
-            return codec
-    return None
+    return next((codec for codec in CODECS if codec.matches(data)), None)
 
 
 class DecodeArguments(TypedDict, total=False):
@@ -102,10 +99,7 @@ def mode_layout(mode: Any) -> PixelLayout:
 
 
 class Decoder:
-    """Decodes images one after the other, in one thread: `open`, then `read`.
-
-    The default options are those of `DecodeOptions`.
-    """
+    """Decodes images one after the other, in one thread: `open`, then `read`."""
 
     def __init__(self, options: DecodeOptions | None = None) -> None:
         self._options = options or DecodeOptions()

@@ -99,9 +99,7 @@ class Box(NamedTuple):
     filter: Filter = "bilinear"
 
     def shrink(self, height: int, width: int, size: int) -> int:
-        """Largest factor, 1, 2, 4 or 8, by which decoding may reduce the (height, width) image, so
-        that this part still has the `size` of the row in both directions.
-        """
+        """Largest factor, 1, 2, 4 or 8, by which this part may be reduced and still has `size`."""
         return _shrink(min(self.height, self.width), size)
 
     @property
@@ -134,9 +132,7 @@ class Window(NamedTuple):
     filter: Filter = "bilinear"
 
     def shrink(self, height: int, width: int, size: int) -> int:
-        """Largest factor, 1, 2, 4 or 8, by which decoding may reduce the (height, width) image, so
-        that the whole need not be enlarged.
-        """
+        """Largest factor, 1, 2, 4 or 8, by which the image may be reduced and not be enlarged."""
         return min(_shrink(height, self.height), _shrink(width, self.width))
 
     @property

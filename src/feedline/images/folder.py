@@ -72,11 +72,7 @@ class ImageFiles(ImageSource[Store]):
         return files
 
     def path(self, sample: int) -> str:
-        """Absolute path of a sample's file; undecodable bytes in names are preserved.
-
-        Raises:
-            UsageError: as in `files`.
-        """
+        """Absolute path of a sample's file, with undecodable bytes; raises like `files`."""
         return os.fsdecode(self.files.path(sample))
 
     @property
@@ -213,9 +209,7 @@ class ImageFolder(ImageFiles["FileStore[Any] | ArchiveStore | CacheStore"]):
 
 
 def _first_hidden(index: FolderIndex) -> str:
-    """First class or path with a name that begins with a dot, e.g. ".ipynb_checkpoints" or macOS's
-    "._1.jpg"; "" without.
-    """
+    """First class or path with a name that begins with a dot, e.g. "._1.jpg"; "" without one."""
     hidden = [name for name in index.classes if name.startswith(".")]
     names = b"\0" + index.blob.tobytes()
     found = [at for at in (names.find(b"\0."), names.find(b"/.")) if at >= 0]

@@ -374,10 +374,8 @@ def _folder_of(path: str | os.PathLike[str]) -> str:
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
-    """Find the given images, and those in the given folders, recursively, sorted.
-
-    Raises:
-        DatasetError: a path does not exist, or there is no image.
+    """Find the given images, and those in the given folders, recursively, sorted; DatasetError if a
+    path does not exist, or there is no image.
     """
     found: list[Path] = []
     for path in paths:

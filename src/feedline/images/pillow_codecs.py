@@ -157,9 +157,7 @@ def _quiet() -> Iterator[None]:
 
 
 class JpegFile(JpegImageFile):
-    """A JPEG whose Exif block is not searched for its dots per inch, because that warns if it is
-    damaged.
-    """
+    """A JPEG whose Exif block is not searched for its dots per inch, which warns of damage."""
 
     def _read_dpi_from_exif(self) -> None:
         pass
@@ -208,9 +206,7 @@ class _Png(PillowCodec):
 
 class _Gif(PillowCodec):
     def size(self, data: bytes) -> tuple[int, int] | None:
-        """Size including the first frame, which may be larger than the screen; Pillow allocates
-        memory before it returns the size.
-        """
+        """Size including the first frame; Pillow allocates memory before it returns it."""
         try:
             width, height, flags = struct.unpack_from("<HHB", data, 6)
             at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)

@@ -66,10 +66,6 @@ FILTERS: tuple[Filter, ...] = get_args(Filter)[:5]
 """Filters that weigh pixels, in the order of `_resample.c`."""
 
 
-def _bilinear(x: Floats) -> Floats:
-    return np.maximum(1.0 - np.abs(x), 0.0)
-
-
 def _bicubic(x: Floats) -> Floats:
     """Keys' cubic convolution with a = -0.5."""
     a, x = -0.5, np.abs(x)
@@ -78,25 +74,17 @@ def _bicubic(x: Floats) -> Floats:
     return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
 
 
-def _box(x: Floats) -> Floats:
-    return ((x > -0.5) & (x <= 0.5)).astype(np.float64)
-
-
 def _hamming(x: Floats) -> Floats:
     x = np.abs(x)
     return np.where(x < 1.0, np.sinc(x) * (0.54 + 0.46 * np.cos(np.pi * x)), 0.0)
 
 
-def _lanczos(x: Floats) -> Floats:
-    return np.where((x >= -3.0) & (x < 3.0), np.sinc(x) * np.sinc(x / 3.0), 0.0)
-
-
 KERNELS: dict[Filter, tuple[float, Callable[[Floats], Floats]]] = {
-    "bilinear": (1.0, _bilinear),
+    "bilinear": (1.0, lambda x: np.maximum(1.0 - np.abs(x), 0.0)),
     "bicubic": (2.0, _bicubic),
-    "box": (0.5, _box),
+    "box": (0.5, lambda x: ((x > -0.5) & (x <= 0.5)).astype(np.float64)),
     "hamming": (1.0, _hamming),
-    "lanczos": (3.0, _lanczos),
+    "lanczos": (3.0, lambda x: np.where((x >= -3) & (x < 3), np.sinc(x) * np.sinc(x / 3), 0.0)),
 }
 """Support of each filter, its reach to both sides in pixels of the smaller of the two images; and
 the weight of a source pixel at a distance, not normalised."""

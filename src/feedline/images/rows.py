@@ -196,9 +196,8 @@ class RowPipeline(Generic[Store]):
         return self.layout.field(image_size, image_size), self.store.label_field
 
     def level_at(self, image_size: int) -> str:
-        """Resolution of the copies for rows of this size, as text; "" for the originals.
-
-        Raises a UsageError if the store has none that are large enough.
+        """Resolution of the copies for rows of this size, as text, "" for the originals; UsageError
+        if the store has none that are large enough.
         """
         return self.store.describe_resolution(self.wanted_side(image_size))
 
@@ -321,10 +320,8 @@ class RowPipeline(Generic[Store]):
         )
 
     def _placement(self, height: int, width: int, item: Item) -> Placement:
-        """Placement in an image of (height, width) pixels that was read.
-
-        Raises:
-            ImageError: it is not a copy of an original of the indexed size.
+        """Placement in an image of (height, width) pixels that was read; ImageError if it is not a
+        copy of an original of the indexed size.
         """
         original = self.store.original_size(item.sample)
         if original is None or original == (height, width):

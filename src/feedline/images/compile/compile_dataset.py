@@ -156,7 +156,10 @@ def _compile(dataset: object, sizes: tuple[int | None, ...]) -> SamplePipeline:
     if source is None:
         selection = select_folders(dataset, _check_folder)
         folders = selection.folders
-        _check_same_kind(folders)
+        if len({is_timm_folder(folder) for folder in folders}) > 1:
+            raise CompileError("The ConcatDataset has folders of torchvision and of timm.")
+        if any(folder.target_transform is not folders[0].target_transform for folder in folders):
+            raise CompileError("The parts of the ConcatDataset have different target_transforms.")
         tries, settings = 1, PillowSettings.now()
         if is_timm_folder(folders[0]):  # which skips unreadable images
             tries = max(1, getattr(folders[0], "_max_retries", _TIMM_MAX_TRIES))
@@ -264,14 +267,6 @@ def _check_timm_folder(dataset: Any) -> None:
     ):
         if not supported:
             raise CompileError(f"{name}={getattr(dataset, name)!r} of ImageDataset is unsupported.")
-
-
-def _check_same_kind(folders: Sequence[Any]) -> None:
-    """Raise CompileError if folders are of different kinds, or have different target_transforms."""
-    if len({is_timm_folder(folder) for folder in folders}) > 1:
-        raise CompileError("The parts of the ConcatDataset are folders of torchvision and of timm.")
-    if any(folder.target_transform is not folders[0].target_transform for folder in folders):
-        raise CompileError("The parts of the ConcatDataset have different target_transforms.")
 
 
 def _check_equivalent(first: Any, other: Any, sizes: PerSizeResolver) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -63,19 +63,13 @@ _COPIED_DTYPES = (torch.uint8, torch.bool, torch.uint16)
 """Dtypes whose values torch's nearest resize copies: it resizes others as float32."""
 
 
-@dataclass(frozen=True)
-class JointParams:
-    """Visible part of an image, and the geometric steps with an effect on this sample."""
+class JointParams(NamedTuple):
+    """Visible part of an image; and the geometric steps with an effect on this sample, and the
+    parameters of each.
+    """
 
     canvas: Canvas
-    moves: tuple[tuple[Any, dict[str, Any]], ...]
-    """Steps, and the parameters of each."""
-
-    def move(self, part: Any) -> Any:
-        """Apply the steps themselves to a torchvision tensor."""
-        for step, params in self.moves:
-            part = step.transform(part, params)
-        return part
+    moves: list[tuple[Any, dict[str, Any]]]
 
 
 def _draw(steps: Sequence[Any], height: int, width: int) -> JointParams:
@@ -100,7 +94,7 @@ def _draw(steps: Sequence[Any], height: int, width: int) -> JointParams:
             )
         canvas = _GEOMETRY[name](canvas, step, params, (rows, columns))
         moves.append((step, params))
-    return JointParams(canvas, tuple(moves))
+    return JointParams(canvas, moves)
 
 
 def _resize(canvas: Canvas, step: Any, params: dict[str, Any], size: Shape) -> Canvas:
@@ -217,15 +211,16 @@ class PairGeometry:
 
         if not isinstance(part, tv_tensors.TVTensor):
             return part
-        if type(part) is not tv_tensors.Mask or not (
-            self.copies_masks and part.dtype in _COPIED_DTYPES and part.device.type == "cpu"
-        ):
-            return params.move(part)
-        mask, value = part.as_subclass(torch.Tensor).numpy(), self.fills[1] if self.fills else 0.0
-        largest = 1 if mask.dtype.kind == "b" else np.iinfo(mask.dtype).max
-        if params.canvas.is_padded and not (value.is_integer() and 0 <= value <= largest):
-            return params.move(part)
-        return tv_tensors.Mask(torch.from_numpy(mask_on(params.canvas, mask, value)))
+        is_mask = type(part) is tv_tensors.Mask and part.device.type == "cpu"
+        if is_mask and self.copies_masks and part.dtype in _COPIED_DTYPES:
+            mask = part.as_subclass(torch.Tensor).numpy()
+            value = self.fills[1] if self.fills else 0.0
+            largest = 1 if mask.dtype.kind == "b" else np.iinfo(mask.dtype).max
+            if not params.canvas.is_padded or (value.is_integer() and 0 <= value <= largest):
+                return tv_tensors.Mask(torch.from_numpy(mask_on(params.canvas, mask, value)))
+        for step, step_params in params.moves:
+            part = step.transform(part, step_params)
+        return part
 
 
 @dataclass(frozen=True, kw_only=True)

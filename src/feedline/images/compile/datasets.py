@@ -71,10 +71,7 @@ def is_timm_folder(dataset: object) -> bool:
 
 
 def is_folder(dataset: object) -> bool:
-    """Return True for a folder of torchvision or timm, or Subsets or ConcatDatasets of one.
-
-    No user code runs, for any object.
-    """
+    """Return True for a folder, or Subsets or ConcatDatasets of one. No user code runs."""
     for _ in range(_MAX_DEPTH):
         bases = type(dataset).__mro__
         if is_torchvision_folder(dataset) or is_timm_folder(dataset):
@@ -104,9 +101,8 @@ def _check_is_folder(folder: object) -> None:
 def select_folders(
     dataset: Any, check: Callable[[Any], None] = _check_is_folder
 ) -> FolderSelection:
-    """Unwrap unmodified Subsets and ConcatDatasets of a dataset.
-
-    `check` raises CompileError for an inner dataset that is not a supported folder.
+    """Unwrap unmodified Subsets and ConcatDatasets of a dataset; `check` raises CompileError for an
+    inner dataset that is not a supported folder.
     """
     folders: list[Any] = []
     starts: dict[int, int] = {}

@@ -264,7 +264,7 @@ def _rgb_pixels(value: object, form: Form) -> Pixels | None:
 
 
 def infer_row_layout(tail: TransformTail, shape: Shape) -> tuple[TransformTail, str]:
-    """Determine the dtype and channels of a tail's rows.
+    """Determine the dtype and channels of a tail's rows, and why it makes none.
 
     It runs on a generated image of this shape, but only with libraries' own steps.
     """
@@ -373,9 +373,7 @@ class FusedTransform:
         return pixels
 
     def identity(self) -> str:
-        """Description and digest of everything that determines the pixels: equal in every
-        process.
-        """
+        """Description and digest of all that determines the pixels: equal in every process."""
         tail = self.tail
         parts = self.crop, self.resize_mode, self.shape, tail.form
         digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)

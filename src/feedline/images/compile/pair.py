@@ -161,9 +161,7 @@ class Pair:
         return fused.finish(pixels, targets)
 
     def explain(self) -> str:
-        """Describe the fused steps, the unchanged steps with the reasons, and the fast inputs,
-        one per line.
-        """
+        """Describe fused steps, unchanged steps with the reasons, and fast inputs, one per line."""
         view = self._view
         return format_facts((*view.facts(), ("inputs", _FAST_INPUTS if view.fused else "")))
 

@@ -173,9 +173,7 @@ class Views:
         )
 
     def explain(self) -> str:
-        """Describe the fused and the unchanged steps of each pipeline, with the reasons, one per
-        line.
-        """
+        """Describe fused and unchanged steps of each pipeline, with the reasons, one per line."""
         facts: list[tuple[str, str]] = []
         for view in dict.fromkeys(self.views):
             numbers = [str(number) for number, each in enumerate(self.views, 1) if each is view]
@@ -218,9 +216,7 @@ class Compiled:
         return self._views(*images, **named)[0]
 
     def explain(self) -> str:
-        """Describe the fused steps, the unchanged steps with the reasons, and the fast inputs,
-        one per line.
-        """
+        """Describe fused steps, unchanged steps with the reasons, and fast inputs, one per line."""
         (view,) = self._views.views
         return format_facts((*view.facts(), ("inputs", _FAST_INPUTS if view.fused else "")))
 
