@@ -74,7 +74,7 @@ class Sized(Sampler[list[int]]):
         ({"batch_size": 4, "worker_init_fn": lambda worker: None}, "samples"),
     ],
 )
-def test_a_recognised_pipeline_follows_the_schedule_whatever_becomes_of_its_samples(
+def test_recognised_pipeline_follows_the_schedule_for_any_use_of_samples(
     folder: ImageFolder, options: dict[str, Any], expected: str, workers: int
 ) -> None:
     with DataLoader(folder, schedule="8x1,12x1", num_workers=workers, **options) as loader:

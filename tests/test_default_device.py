@@ -66,7 +66,7 @@ def tensors(batch: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", BUILDS)
-def test_batches_come_on_the_cpu_whatever_the_default_device_is(
+def test_batches_are_on_the_cpu_for_any_default_device(
     name: str, workers: int, jpeg_folder: Path
 ) -> None:
     with BUILDS[name](jpeg_folder, workers) as loader:

@@ -34,9 +34,7 @@ def in_flight(rows: list[int], slot: int) -> InFlightBatch:
 
 
 @given(st.permutations(range(5)), st.integers(1, 4))
-def test_samples_are_skipped_in_the_order_of_the_batch_however_reports_came(
-    came: list[int], count: int
-) -> None:
+def test_skipped_samples_are_in_order_of_the_batch(came: list[int], count: int) -> None:
     skipped = samples_to_skip(Rows(60), BatchBuffers(1), "skip", in_flight(came[:count], 0))
     assert skipped == [
         (f"row-{BATCH.samples[row]}", f"ValueError: row {row} is bad")

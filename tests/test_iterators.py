@@ -164,7 +164,7 @@ def test_workers_are_listed_by_id_including_idle_ones() -> None:
     assert all(workers[worker_id].pid == pid for worker_id, pid in seen)
 
 
-def test_shutdown_of_an_earlier_iterator_leaves_a_later_one_its_workers() -> None:
+def test_shutdown_of_an_earlier_iterator_keeps_workers_of_a_later_one() -> None:
     with of_dataset() as loader:
         first: Any = iter(loader)
         next(first)

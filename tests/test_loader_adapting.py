@@ -124,7 +124,7 @@ def test_steps_that_wait_get_more_workers() -> None:
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("kind", ["rows", "batches"])
-def test_batches_are_the_same_whatever_is_decided(kind: str) -> None:
+def test_batches_are_equal_for_any_decisions(kind: str) -> None:
     data: Any = images() if kind == "rows" else Numbers(256)
     options: dict[str, Any] = {"shuffle": True, "seed": 3}
     options |= {"image_size": 16} if kind == "rows" else {}

@@ -101,7 +101,7 @@ def test_failing_prefetched_batch_does_not_affect_previous_one() -> None:
     assert (made.state_dict()["epoch"], made.state_dict()["step"]) == (0, 2)
 
 
-def test_a_skipped_sample_is_listed_once_when_its_batch_is_handed_out() -> None:
+def test_skipped_sample_is_listed_once_when_its_batch_is_delivered() -> None:
     made = loader(Breaking(23, {12}), shuffle=False, on_error="skip")
     for step, (_, labels) in enumerate(made):
         made.set_image_size(3 + step)  # the batch taken ahead is dropped and made again

@@ -82,7 +82,7 @@ def test_copy_gives_same_batches_and_is_independent(
 
 
 @pytest.mark.parametrize("copied", COPIES)
-def test_a_copy_of_a_subclass_is_one_with_all_that_it_has(copied: Callable[[Any], Any]) -> None:
+def test_copy_of_a_subclass_keeps_class_and_attributes(copied: Callable[[Any], Any]) -> None:
     with Named("n", seed=1, shuffle=True, num_workers=1) as loader:
         loader.note = {"added": loader.name}  # type: ignore[attr-defined]
         loader.num_workers = 2

@@ -302,9 +302,7 @@ def test_filler_ends_with_trainer_and_next_one_resumes(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a choice of cores")
 @pytest.mark.slow
-def test_a_filler_ends_with_its_trainer_though_a_child_of_that_lives_on(
-    photos: Path, tmp_path: Path
-) -> None:
+def test_filler_ends_with_trainer_even_if_a_child_survives(photos: Path, tmp_path: Path) -> None:
     many, root = tmp_path / "many", tmp_path / "cache"  # enough to take seconds on a core
     for path in photos.glob("*/*.jpg"):
         (many / path.parent.name).mkdir(parents=True, exist_ok=True)

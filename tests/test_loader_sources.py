@@ -149,7 +149,7 @@ def test_arrays_accept_pipelines(jpeg_folder: Path, tmp_path: Path) -> None:
     assert max(apart) < 0.01
 
 
-def test_decoding_is_as_the_source_says(tmp_path: Path) -> None:
+def test_decoding_follows_settings_of_the_source(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     exif = Image.Exif()
     exif[0x0112] = 6

@@ -78,7 +78,7 @@ def test_a_state_holds_the_step(order: dict[str, Any], epochs: list[list[list[in
             assert rows(loader) == epochs[1]
 
 
-def test_a_step_is_counted_in_the_epoch_that_a_state_stands_in(
+def test_step_is_counted_in_the_epoch_of_the_state(
     order: dict[str, Any], epochs: list[list[list[int]]]
 ) -> None:
     with made(order) as loader:

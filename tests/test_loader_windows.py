@@ -75,7 +75,7 @@ def test_state_of_another_order_is_rejected_by_name(shuffle: bool | str) -> None
         loader(shuffle=shuffle).load_state_dict(state)
 
 
-def test_two_ranks_share_each_epoch_without_overlap_as_one_would_read_it() -> None:
+def test_two_ranks_divide_each_epoch_like_one_rank() -> None:
     alone = labels(loader(batch_size=128))
     ranks = [labels(loader(batch_size=64, rank=rank, world_size=2)) for rank in range(2)]
     together = [sorted(one + other) for one, other in zip(*ranks, strict=True)]

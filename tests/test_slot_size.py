@@ -31,7 +31,7 @@ def test_every_phase_fits_and_so_does_the_largest_size_that_may_be_set_in_any_ph
 
 
 @pytest.mark.parametrize("max_image_size", [None, 4, 16, 64])
-def test_a_schedule_runs_through_whatever_max_image_size_is(max_image_size: int | None) -> None:
+def test_schedule_completes_for_any_max_image_size(max_image_size: int | None) -> None:
     with DataLoader(
         Rows(8), 4, schedule="8x1,32x1", num_workers=0, max_image_size=max_image_size
     ) as loader:

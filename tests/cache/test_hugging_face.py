@@ -34,7 +34,7 @@ def test_a_loaded_dataset_becomes_a_cache(dataset: Any, tmp_path: Path) -> None:
     assert_cached(tmp_path / "cache", pictures(), LABELS, names, CLASSES)
 
 
-def test_its_parquet_files_become_a_cache(dataset: Any, tmp_path: Path) -> None:
+def test_parquet_files_of_hugging_face_become_a_cache(dataset: Any, tmp_path: Path) -> None:
     dataset.save_to_disk(tmp_path / "saved")  # which takes the images in
     file = tmp_path / "set" / "data" / "train-00000-of-00001.parquet"
     datasets.load_from_disk(tmp_path / "saved").to_parquet(file, batch_size=3)
@@ -49,7 +49,9 @@ def test_parquet_files_of_paths_alone_are_rejected(dataset: Any, tmp_path: Path)
         build_cache(tmp_path / "a.parquet", tmp_path / "cache", (16,), workers=1)
 
 
-def test_its_arrow_files_are_rejected_and_can_be_loaded(dataset: Any, tmp_path: Path) -> None:
+def test_arrow_files_of_hugging_face_are_rejected_but_can_be_loaded(
+    dataset: Any, tmp_path: Path
+) -> None:
     dataset.save_to_disk(tmp_path / "saved")
     with pytest.raises(DatasetError, match=r"datasets\.load_from_disk"):
         open_source(tmp_path / "saved")

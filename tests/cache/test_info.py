@@ -38,7 +38,7 @@ def test_info_lists_levels_sizes_and_source(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.slow
-def test_each_level_is_measured_at_a_size_that_it_serves(
+def test_each_level_is_measured_at_a_supported_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(info, "_SECONDS", 0.02)

@@ -227,7 +227,7 @@ def test_shard_truncated_after_listing_raises(shards: Path) -> None:
         source.read(0)
 
 
-def test_a_stamp_changes_with_the_shard_and_with_the_place_in_it(shards: Path) -> None:
+def test_stamp_changes_with_shard_and_position(shards: Path) -> None:
     stamps = [open_source(shards).store.stamp(sample) for sample in range(len(LABELS))]
     assert len(set(stamps)) == len(LABELS)
     assert [open_source(shards).store.stamp(sample) for sample in range(len(LABELS))] == stamps

@@ -193,7 +193,7 @@ def test_verify_lists_damage_and_fails(feedline: Command, photos: Path, tmp_path
     assert json.loads(target.read_text())["damaged"] == []
 
 
-def test_a_truncated_shard_is_one_problem_and_its_copies_are_counted(
+def test_truncated_shard_is_one_problem_with_the_number_of_copies(
     feedline: Command, photos: Path, tmp_path: Path
 ) -> None:
     root, target = tmp_path / "cache", tmp_path / "result.json"

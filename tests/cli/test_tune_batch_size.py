@@ -84,7 +84,7 @@ def test_without_gpu_memory_must_be_given(feedline: Command, folder: Path, devic
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_they_are_found_by_trial(feedline: Command, folder: Path) -> None:
+def test_sizes_are_found_by_trial_on_a_gpu(feedline: Command, folder: Path) -> None:
     arguments = ["tune", str(folder), "--schedule", "32x1", *AUTO, *MODEL, "--budget", "8"]
     done = feedline(*arguments)
     assert done.status in {0, 3}, done.output

@@ -43,7 +43,7 @@ def test_mirrored_window_matches_torchvision_in_either_order(height, width, crop
     assert np.abs(row.astype(int) - np.asarray(expected))[..., 1].mean() < 0.2
 
 
-def test_a_square_whole_is_one_box():
+def test_square_resize_is_one_box():
     square = WindowCrop((64, 64), (64, 64), flip=1.0)
     assert square.place(90, 70, Item(0, 64, 1, 1.0)) == Box(0, 0, 90, 70, True)
     assert square.place(90, 70, Item(0, 32, 1, 1.0)) == Box(0, 0, 90, 70, True)

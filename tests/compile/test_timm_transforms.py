@@ -119,7 +119,7 @@ def test_user_defined_operation_is_not_probed(root, monkeypatch):
     assert "is known only to its own code" in recognition.reasons[-1]
 
 
-def test_replaced_code_of_timm_is_seen(root, monkeypatch):
+def test_replaced_code_of_timm_is_detected(root, monkeypatch):
     transform = create_transform(32, is_training=True, color_jitter=None)
     monkeypatch.setattr(
         transforms.RandomResizedCropAndInterpolation, "__call__", lambda self, image: image

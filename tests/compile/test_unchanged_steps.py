@@ -323,7 +323,7 @@ def forbidden(*_):
         Seen(),
     ],
 )
-def test_code_of_a_users_is_not_run_to_recognise_it(root, step, monkeypatch):
+def test_user_code_is_not_run_for_recognition(root, step, monkeypatch):
     seen = Seen()
     for steps in ([*CROP, step, seen], [*CROP, *FLOATS, seen, step], [*CROP, step]):
         _, recognition = recognised(root, *steps)
@@ -404,7 +404,7 @@ def test_repeated_step_runs_unchanged(root, second):
     assert [step.partition("(")[0] for step in recognition.unchanged] == [type(second).__name__]
 
 
-def test_a_view_of_the_row_is_copied_as_it_shows():
+def test_view_of_the_row_is_copied_with_its_strides():
     table = np.tile(np.arange(256.0), (3, 1))
     turned = (lambda x: x.mT,)
     tail = TransformTail(

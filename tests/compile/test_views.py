@@ -227,7 +227,7 @@ def test_a_users_class_that_calls_transforms_runs_unchanged(tmp_path, pictures):
         assert next(iter(loader))[0][0].shape == (4, 3, 12, 12)
 
 
-def test_the_part_that_holds_all_views_is_the_smallest_one():
+def test_decoded_region_is_the_smallest_that_contains_all_views():
     boxes = [Box(10, 20, 30, 40, False), Box(5, 50, 10, 30, True), Box(30, 25, 20, 5, False)]
     placed = PlacedViews(tuple(boxes))
     assert placed.part == (5, 20, 45, 60)

@@ -33,7 +33,7 @@ def test_bad_initial_setting_is_corrected(work: dict[str, float], start: str, se
 @pytest.mark.parametrize("work", WORK)
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.03])
 @pytest.mark.parametrize("seed", [0, *slow(1, 2, 3, 4)])
-def test_it_settles(work: dict[str, float], noise: float, seed: int) -> None:
+def test_controller_settles(work: dict[str, float], noise: float, seed: int) -> None:
     """In a steady hour nothing that was taken back is tried again."""
     training = Simulated(workers=1, seed=seed, noise=noise, **work).run(3600)  # type: ignore[arg-type]
     back = [each for _, each in training.decisions if each.kind == "back"]
@@ -56,12 +56,12 @@ def test_computing_workers_do_not_exceed_cores() -> None:
     assert training.workers == 4
 
 
-def test_a_crew_that_waits_for_a_server_is_larger() -> None:
+def test_workers_that_wait_for_a_server_are_increased() -> None:
     training = Simulated(own_ms=20.0, cpu_ms=5.0, blocked_ms=100.0, cores=2, workers=1).run(60)
     assert 6 <= training.workers <= 8
 
 
-def test_memory_bounds_it() -> None:
+def test_memory_limits_workers() -> None:
     training = Simulated(own_ms=1.0, cpu_ms=100.0, cores=16, workers=2)
     training.controller.limits = WorkerLimits(cores=16, more=1)
     training.run(1)

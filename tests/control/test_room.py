@@ -16,7 +16,7 @@ def room(free: int, *, workers: int = 2, ahead: int = 2, batch: int = 10 * MB) -
 
 
 @pytest.mark.parametrize("free", [0, 84 * MB, 1000 * MB])
-def test_crew_and_depth_are_bounded_together(free: int) -> None:
+def test_workers_and_prefetch_share_the_memory_limit(free: int) -> None:
     found = room(free)
     for workers, ahead in itertools.product(range(1, 30), (1, 2, 4, 8)):
         bytes_more = (workers - 2) * 64 * MB + (workers * ahead - 4) * 10 * MB

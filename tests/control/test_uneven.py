@@ -46,7 +46,7 @@ def test_steps_do_not_wait_for_uneven_whole_batches(
     [SPIKES, VARIED, now_and_then(100.0, 0.01, 30.0), now_and_then(100.0, 0.0, 1.0)],
     ids=["spikes", "varied", "stalls", "even"],
 )
-def test_in_a_steady_hour_it_settles(work: Work, seed: int) -> None:
+def test_controller_settles_in_a_steady_hour(work: Work, seed: int) -> None:
     training = of_whole_batches(work, 45.0, workers=4, seed=seed)
     training.run(3600)
     assert len([each for each in decisions(training, "prefetch") if each.kind == "even"]) <= 1
@@ -59,7 +59,7 @@ def test_in_a_steady_hour_it_settles(work: Work, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [*range(2), *slow(*range(2, 8))])
-def test_smaller_pieces_share_uneven_rows_among_many_workers(seed: int) -> None:
+def test_smaller_tasks_divide_uneven_rows_among_many_workers(seed: int) -> None:
     def training(task_ms: float) -> Stepped:
         return Stepped(
             own_ms=25.0,

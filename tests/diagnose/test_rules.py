@@ -120,7 +120,7 @@ def test_a_loader_for_each_epoch_is_rebuilt_and_not_restarted() -> None:
     assert "workers-restarted" not in rules_of(run)
 
 
-def test_a_second_loader_for_validation_is_not_a_rebuilt_one() -> None:
+def test_second_loader_for_validation_is_not_a_rebuilt_loader() -> None:
     passes = [one_pass(steps=20, start=600.0, epoch=k, loader=k % 2, built=1) for k in range(6)]
     for other in (replace(LOADER, dataset="here.Others"), replace(LOADER, samples=800)):
         assert "loader-rebuilt" not in rules_of(a_run(*passes, loaders=[LOADER, other]))
@@ -173,7 +173,7 @@ def test_workers_that_are_blocked_and_read_nothing_have_no_slow_storage() -> Non
     assert "slow-storage" not in rules_of(run)
 
 
-def test_workers_that_wait_for_one_another_are_named_before_more_of_them() -> None:
+def test_workers_that_block_each_other_are_reported_before_more_workers() -> None:
     # A lock that all share, or a server that answers slowly: nothing of it is read by calls.
     run = a_run(SLOW, work=320.0, cpu=0.25, stages={"dataset": 0.95})
     assert first_of(run) == "slow-transform"

@@ -212,7 +212,7 @@ def test_data_in_memory_are_not_taken_for_a_disk(
     assert (held.status, held.details["fits"]) == ("ok", True)
 
 
-def test_a_folder_of_this_machine_is_looked_at_whole(jpeg_folder: Path) -> None:
+def test_folder_of_this_machine_is_examined_completely(jpeg_folder: Path) -> None:
     data = inspect_data(str(jpeg_folder))
     disk, read, held = check_disk(str(jpeg_folder), data, cacheable_bytes=GB, workers=2)
     assert disk.details["file_system"]

@@ -91,7 +91,7 @@ def folder(root: Path, images: int) -> ImageFolder:
     return data
 
 
-def test_another_label_of_a_folder_differs_wherever_it_is(tmp_path: Path) -> None:
+def test_changed_label_of_a_folder_is_detected_at_any_index(tmp_path: Path) -> None:
     data = folder(tmp_path, 3000)
     wrapped = ConcatDataset([Subset(data, range(2000)), data])
     for seen in (data, Subset(data, [0]), wrapped, random_split(data, [0.5, 0.5])[1]):

@@ -56,7 +56,7 @@ def exported_slot() -> tuple[BatchBuffers, int, np.ndarray]:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_a_slot_that_forked_children_hold_is_free_after_the_last_of_them(
+def test_slot_held_by_forked_children_is_released_after_the_last(
     order: tuple[int, ...],
 ) -> None:
     slots, slot, array = exported_slot()
@@ -70,7 +70,7 @@ def test_a_slot_that_forked_children_hold_is_free_after_the_last_of_them(
     assert slots.num_exported == 0
 
 
-def test_an_exported_slot_costs_one_descriptor_however_many_children_came_and_went() -> None:
+def test_exported_slot_costs_one_descriptor_for_any_number_of_children() -> None:
     exported = exported_slot()
     counts = []
     for _ in range(4):

@@ -387,7 +387,7 @@ def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanw
 
 
 @pytest.mark.own_fork_server
-def test_a_loader_that_is_garbage_while_another_starts_does_not_block_it(
+def test_garbage_collected_loader_does_not_block_another_starting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     garbage: list[object] = [

@@ -121,7 +121,7 @@ def test_error_before_resume_position_loses_no_sample() -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_closing_ends_the_workers_though_an_exception_keeps_their_iterator(
+def test_close_ends_workers_even_if_an_exception_references_their_iterator(
     persistent: bool,
 ) -> None:
     before = own_family()

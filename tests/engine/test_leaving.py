@@ -226,7 +226,7 @@ def open_files() -> int:
 
 
 @pytest.mark.parametrize("kind", ["closed", *slow("changed", "unchanged")])
-def test_many_epochs_cost_no_descriptors_processes_or_memory(kind: str) -> None:
+def test_many_epochs_leak_no_descriptors_processes_or_memory(kind: str) -> None:
     data = (Closed if kind == "closed" else Kept)(torch.zeros(50_000))
     options: dict[str, Any] = {"num_workers": 2, "collate_fn": as_it_is}
     me = psutil.Process()
@@ -249,7 +249,7 @@ def test_many_epochs_cost_no_descriptors_processes_or_memory(kind: str) -> None:
         assert me.memory_info().rss < memory + (20 << 20)  # an epoch that stayed makes 80 MB
 
 
-def test_batches_of_ever_other_sizes_cost_no_descriptors() -> None:
+def test_batches_of_varying_sizes_leak_no_descriptors() -> None:
     sizes = [1, 500, 20, 1000, 3] * 20
     data = Made(len(sizes), lambda index: torch.full((sizes[index] * 100,), float(index)))
     with DataLoader(data, None, num_workers=2) as loader:

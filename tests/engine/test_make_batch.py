@@ -26,7 +26,7 @@ class Repeated:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_batches_of_all_sizes_by_all_workers_arrive_whole_in_slots_they_share(seed: int) -> None:
+def test_batches_of_all_sizes_are_intact_in_shared_slots(seed: int) -> None:
     chance = random.Random(seed)
     slots = WholeBatchBuffers(2)
     workers = [MappedMemory() for _ in range(3)]

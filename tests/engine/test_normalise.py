@@ -17,7 +17,7 @@ def pixels() -> torch.Tensor:
     return random.contiguous(memory_format=torch.channels_last)
 
 
-def test_every_pixel_value_is_as_torchvision_normalises_it() -> None:
+def test_every_pixel_value_matches_torchvision_normalize() -> None:
     ramp = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
     usual = v2.Compose(
         [v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]

@@ -191,7 +191,7 @@ class WorkerPoolTests(PoolTests):
                 assert sorted(seen) == list(numbers)
                 assert seen != list(numbers)
 
-    def test_the_number_of_workers_changes_while_it_works(self) -> None:
+    def test_number_of_workers_changes_within_an_epoch(self) -> None:
         with self.loader(Rows(60), batch_size=5, image_size=4, shuffle=True) as loader:
             batches = iter(loader)
             seen = read([next(batches), next(batches)])

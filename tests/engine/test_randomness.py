@@ -126,7 +126,7 @@ def plain(batches: Iterable[Any]) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize(("init", "option"), INITS)
-def test_runs_repeat_whatever_worker_init_fn_seeds(
+def test_runs_are_reproducible_with_any_worker_init_fn(
     init: Callable[[int], None], option: str
 ) -> None:
     def loader(workers: int) -> DataLoader[Any]:

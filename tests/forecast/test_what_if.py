@@ -158,7 +158,7 @@ def test_steps_that_wait_for_uneven_batches_are_not_bound_by_the_step() -> None:
 @pytest.mark.parametrize(
     "training", [Uneven(20, 20, 10, 20), Uneven(40, 10, 8, 60), Uneven(20, 20, 10, 30)], ids=str
 )
-def test_a_simulated_uneven_training_lies_between_the_figures(training: Uneven) -> None:
+def test_simulated_uneven_training_lies_within_the_estimates(training: Uneven) -> None:
     window = training.window(2, 2)
     seen = pool_rate(
         window, error=0.0, cores=64, compute_s=None, step_cpu_s=0.0, hand_cpu_s=0.0, usual_wait_s=0

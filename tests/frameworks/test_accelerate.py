@@ -92,7 +92,7 @@ def test_save_state_and_load_state_keep_position(accelerator: Any, tmp_path: Pat
 
 @pytest.mark.parametrize("config", [{}, {"split_batches": True}])
 @pytest.mark.parametrize("saved", [True, *slow(False)])
-def test_the_first_batches_are_skipped_once_and_the_end_is_seen(
+def test_first_batches_are_skipped_once_and_the_end_is_detected(
     config: dict[str, Any], saved: bool, tmp_path: Path
 ) -> None:
     accelerator = accelerator_of(**config)
@@ -279,7 +279,7 @@ def test_loader_with_own_order_rejects_unsupported_options() -> None:
             prepare(accelerator_of(**config), made())
 
 
-def test_the_last_accumulation_synchronises_however_it_was_prepared() -> None:
+def test_last_accumulation_synchronises_for_any_preparation() -> None:
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
     net, loader = torch.nn.Linear(1, 1), made(40)
     model = accelerator.prepare(net)

@@ -105,7 +105,7 @@ class Turning(Sampler[int]):
     ids=["plain", "seed", "worker", "right", "too many", "too few", "none"],
 )
 @pytest.mark.parametrize("look", [False, True])
-def test_the_last_accumulation_steps_whatever_else_is_looked_at(
+def test_last_accumulation_steps_independently_of_other_queries(
     options: dict[str, Any], look: bool
 ) -> None:
     accelerator = accelerator_of(2)

@@ -79,7 +79,7 @@ def test_entropy_codes_are_read_natively(library):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_libjpeg_reads_them_to_the_same_pixels(kind):
+def test_libjpeg_decodes_to_the_same_pixels(kind):
     data = KINDS[kind]()
     for part in some_parts(HEIGHT, WIDTH, 20):
         assert np.array_equal(by_libjpeg(data, part), cut_out(whole(data), part))
@@ -97,7 +97,7 @@ def test_codes_read_without_bmi2_have_the_same_pixels():
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_every_part_has_the_bytes_of_the_whole_whatever_the_restart_interval(data):
+def test_every_region_equals_the_whole_for_any_restart_interval(data):
     height, width = data.draw(st.integers(1, 100)), data.draw(st.integers(1, 100))
     sort = data.draw(st.sampled_from(["noise", "shades", "stripes", "flat"]))
     grey = data.draw(st.booleans())
@@ -190,7 +190,7 @@ def test_segment_of_wrong_length_falls_back():
     assert read(compiled_decoder(), data, part) is None
 
 
-def test_an_image_does_not_depend_on_the_codes_of_the_one_before():
+def test_image_is_independent_of_previous_codes():
     head, parts = segments(restarted())
     damaged = joined(head, [*parts[:3], parts[3] + b"\0\0", *parts[4:]])
     decoder, everything = compiled_decoder(), (0, 0, HEIGHT, WIDTH)
@@ -256,7 +256,7 @@ def test_garbage_codes_raise_or_give_pixels_of_libjpeg():
 
 
 @pytest.mark.parametrize("blocks", [1, 4])
-def test_damage_outside_a_part_changes_no_pixel_of_it(blocks):
+def test_damage_outside_a_region_changes_no_pixel_of_it(blocks):
     data, part = restarted(blocks), (60, 30, 40, 50)
     head, parts = segments(data)
     across = -(-WIDTH // 16)

@@ -85,7 +85,7 @@ def test_labels_of_every_kind(dataset: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_reads_it(dataset: Any, jpeg_folder: Path, workers: int) -> None:
+def test_loader_reads_the_dataset(dataset: Any, jpeg_folder: Path, workers: int) -> None:
     options: dict[str, Any] = {"schedule": "8x1,16x1", "num_workers": workers, "seed": 4}
     made = []
     for data in (ImageList.from_hf(dataset), ImageFolder(jpeg_folder, exif=True)):

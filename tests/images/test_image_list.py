@@ -423,7 +423,7 @@ def test_schedules_and_resume(jpeg_folder: Path, workers: int) -> None:
         loader.load_state_dict(state)
 
 
-def test_a_cache_is_built_of_a_list_and_read_under_it(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_cache_is_built_from_a_list_and_read_for_it(jpeg_folder: Path, tmp_path: Path) -> None:
     data = listed(jpeg_folder, [k / 2 for k in range(12)], transform=EvalCrop())
     build_cache(data, tmp_path / "cache", (24,), raw=True, workers=0)
     manifest = read_manifest(str(tmp_path / "cache"))

@@ -248,7 +248,7 @@ def test_invalid_arguments_raise_and_decoder_stays_usable():
 
 @compiled
 @pytest.mark.parametrize("kind", ["420", "progressive 4:2:0"])
-def test_damage_in_one_image_leaves_none_of_the_next_to_others(kind):
+def test_damage_in_one_image_does_not_affect_the_next(kind):
     decoder, data, other = compiled_decoder(), encoded(), KINDS[kind]()
     short = other[: len(other) // 2] + b"\xff\xd9"
     for _ in range(20):
@@ -425,7 +425,7 @@ def test_lossless_jpeg_is_scaled():
 
 
 @pytest.mark.usefixtures("way")
-def test_a_part_of_an_image_that_lies_on_its_side():
+def test_region_of_a_rotated_image():
     upright = Image.fromarray(picture())
     exif = Image.Exif()
     exif[0x0112] = 6

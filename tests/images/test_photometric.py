@@ -114,7 +114,7 @@ def test_sharpness_equals_pillow_exactly(shape, factor):
     assert np.array_equal(target, np.asarray(theirs))
 
 
-def test_levels_are_counted_and_looked_up_as_pillow_does():
+def test_histogram_and_lookup_match_pillow():
     image = noise(37, 41)
     counts = np.empty((3, 256), np.uint32)
     photometric.count(image, counts)

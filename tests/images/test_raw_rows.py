@@ -158,7 +158,7 @@ def test_rows_of_a_subset_and_of_files_with_a_cache(built: Callable[[str], Path]
     st.floats(0.0, 1.0),
     st.integers(0, 2**64 - 1),
 )
-def test_crops_are_drawn_as_one_by_one(
+def test_crops_equal_those_drawn_one_by_one(
     originals: list[tuple[int, int]],
     side: int,
     scale: tuple[float, float],

@@ -138,7 +138,7 @@ def test_evaluation_crop_has_torchvision_pixels(shape, size):
 
 
 @pytest.mark.parametrize("shape", [(10, 900), (900, 10), (3, 200), (200, 1), (40, 2000)])
-def test_an_elongated_image_needs_no_enormous_one_for_its_centre(shape, monkeypatch):
+def test_centre_of_an_elongated_image_needs_bounded_memory(shape, monkeypatch):
     image = photograph(*shape)
     size = 32
     window = EvalCrop().place(*shape, Item(0, size, 0, 1.0))

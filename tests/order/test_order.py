@@ -42,7 +42,7 @@ def test_padding_counts_exactly_the_repeated_rows(order: Order, epoch: int) -> N
 
 
 @given(orders(worlds=9), st.integers(0, EPOCHS))
-def test_padding_is_counted_on_the_ranks_whose_rows_it_is(order: Order, epoch: int) -> None:
+def test_padding_is_counted_on_the_ranks_that_receive_it(order: Order, epoch: int) -> None:
     for step in range(order.steps(epoch)):
         full = order.global_batch_size(order.schedule.phase_at(epoch))
         real = min(full, order.length - step * full)

@@ -50,7 +50,7 @@ def test_files_in_use_are_kept_and_nothing_more_is_reserved(tmp_path, monkeypatc
     assert room.reserve(1)
 
 
-def test_nothing_else_is_removed_whatever_it_is_called(tmp_path) -> None:
+def test_unrelated_files_are_never_removed(tmp_path) -> None:
     own = put(tmp_path / CACHE / "24" / "000000.part", 100, idle_s=9000)
     others = [
         put(tmp_path / name, 1, idle_s=9000)
@@ -103,7 +103,7 @@ def test_stored_data_is_read_and_missing_data_is_distinguished(tmp_path) -> None
     assert used(tmp_path) <= 2 * len(IMAGE) + 8192
 
 
-def test_a_file_is_brought_up_to_date_when_it_is_used(tmp_path) -> None:
+def test_file_is_touched_on_use(tmp_path) -> None:
     path = put(tmp_path / CACHE / "24" / "000000.part", 50, idle_s=9000)
     copies = LocalCopies(str(tmp_path / CACHE), DiskBudget(str(tmp_path), 50 * 4096))
     assert copies.read("24/000000.tar", 0, 10) is not None

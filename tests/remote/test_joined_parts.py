@@ -19,7 +19,7 @@ PARTS = st.lists(
 
 
 @given(PARTS)
-def test_every_part_lies_in_its_block_and_no_block_is_longer_than_it_may_be(parts) -> None:
+def test_every_part_lies_in_its_block_and_blocks_are_bounded(parts) -> None:
     blocks, where = join_ranges(parts)
     for part, at in zip(parts, where, strict=True):
         block = blocks[at]

@@ -259,7 +259,7 @@ def test_a_torchvision_folder_reads_a_cache_at_a_url(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_cache_is_opened_once_however_often_the_dataset_changes(
+def test_cache_is_opened_once_for_any_number_of_changes(
     originals: Path, server: RangeServer, tmp_path: Path, workers: int, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

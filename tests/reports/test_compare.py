@@ -129,7 +129,7 @@ def test_changed_or_unknown_facts_are_reported_without_error() -> None:
     assert "number of samples of the second run is unknown" in said
 
 
-def test_a_steady_rate_has_no_spread_and_a_wild_one_a_wide_one() -> None:
+def test_spread_reflects_the_variation_of_the_rate() -> None:
     steady = build_history(points([500.0] * 40)).stretches
     assert relative_spread(steady) == pytest.approx(0)
     wild = build_history(points([100.0] * 20 + [900.0] * 20)).stretches
@@ -140,7 +140,7 @@ def test_a_steady_rate_has_no_spread_and_a_wild_one_a_wide_one() -> None:
     assert relative_spread([]) is None
 
 
-def test_the_interval_of_batch_means_covers_the_mean_about_as_often_as_it_says() -> None:
+def test_interval_of_batch_means_has_nominal_coverage() -> None:
     import numpy as np
 
     fill_idle = 0

@@ -112,7 +112,7 @@ def test_non_utf8_names_are_escaped() -> None:
     assert facts.slowest[0].name == "caf\\udce9.jpg"
 
 
-def test_events_of_another_clock_are_said() -> None:
+def test_events_of_another_clock_are_reported() -> None:
     run = named("worker 0")
     event = run.excerpts[0].events[0]
     run.excerpts[0].events.append(replace(event, begun_ms=1e12, ended_ms=1e12 + 5))
@@ -157,7 +157,7 @@ runs = st.builds(
 
 
 @given(runs)
-def test_whatever_figures_a_file_holds_no_fact_of_it_is_infinite(run: Run) -> None:
+def test_facts_are_finite_for_any_figures_in_a_file(run: Run) -> None:
     facts = build_report(run, UNKNOWN)
     for each in facts.course.stretches:
         assert each.images_per_s is None or abs(each.images_per_s) < float("inf")

@@ -22,7 +22,7 @@ def facts() -> ReportData:
 
 
 @pytest.mark.skipif(not SCHEMA.exists(), reason="tests run apart from the repository")
-def test_the_published_schema_is_the_one_of_this_code() -> None:
+def test_published_schema_matches_the_code() -> None:
     said = "write it with python -m feedline.report.json_form > docs/schema/report.schema.json"
     assert json.loads(SCHEMA.read_text()) == schema(), said
 

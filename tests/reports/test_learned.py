@@ -135,7 +135,7 @@ def test_one_epoch_is_a_dot(tmp_path: Path) -> None:
     assert (x, y) == pytest.approx((50, 50))
 
 
-def test_a_figure_that_lacks_leaves_a_gap(tmp_path: Path) -> None:
+def test_missing_figure_leaves_a_gap(tmp_path: Path) -> None:
     lines = [line(k, train_loss=math.nan) if k == 3 else line(k) for k in range(1, 6)]
     chart = training_curves(learned(tmp_path, *lines))
     assert chart is not None
@@ -168,7 +168,7 @@ def test_resumed_start_is_marked(tmp_path: Path) -> None:
     assert "Dotted: the latest start resumed here." in texts(page(facts, "x"))
 
 
-def test_a_page_shows_it_in_pictures_words_and_a_table(tmp_path: Path) -> None:
+def test_page_shows_training_as_plots_text_and_table(tmp_path: Path) -> None:
     found = learned(tmp_path, line(1, val_top5=0.75), line(2, 96))
     facts = build_report(recorded(sizes=(64, 96)), verdict(), found)
     html = page(facts, "runs/1")

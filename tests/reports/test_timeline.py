@@ -188,7 +188,7 @@ stages = st.sampled_from(("make", "wait", "compute", "copy", "queued"))
 
 
 @given(st.lists(st.tuples(st.sampled_from(LANES), stages, times, times), max_size=40))
-def test_whatever_the_events_are_each_lane_is_covered_once(
+def test_each_lane_is_covered_once_for_any_events(
     events: list[tuple[str, str, float, float]],
 ) -> None:
     for timeline in (

@@ -31,7 +31,7 @@ def test_a_verdict_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "There are too few steps." in printed
 
 
-def test_a_notebook_gets_it_as_html(
+def test_notebook_shows_html(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[DiagnosisView] = []

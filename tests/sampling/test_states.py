@@ -264,7 +264,7 @@ class Lending(Stateful):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_may_give_its_state_as_it_keeps_it(workers: int) -> None:
+def test_sampler_may_return_its_internal_state(workers: int) -> None:
     with DataLoader(DATA, 4, sampler=Lending(23, 5), num_workers=workers) as first:
         epoch = iter(first)
         next(epoch)

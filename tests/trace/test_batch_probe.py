@@ -80,7 +80,7 @@ def test_a_batch_like_the_one_before_is_the_same_object() -> None:
     assert looker.inspect((IMAGES,)).bytes == 4 * 3072
 
 
-def test_a_batch_of_thousands_of_parts_is_looked_at_in_part() -> None:
+def test_batch_of_thousands_of_parts_is_sampled() -> None:
     assert inspect_batch([[IMAGES] * 1000] * 1000).samples == 4
 
 

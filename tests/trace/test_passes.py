@@ -19,7 +19,7 @@ def step(entry: Pass) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 40), max_size=60))))
-def test_no_step_is_lost_however_sizes_and_loaders_change(
+def test_no_step_is_lost_when_sizes_and_loaders_change(
     epochs: list[tuple[int, list[int]]],
 ) -> None:
     passes = Passes()

@@ -151,7 +151,7 @@ def test_forked_process_has_no_task(noted: Noted) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_nothing_is_noted_without_a_page_or_outside_of_tasks(noted: Noted) -> None:
+def test_nothing_is_recorded_without_a_page_or_outside_of_tasks(noted: Noted) -> None:
     assert not stage_timer.begin_task(None)
     stage_timer.end_stage("read")
     stage_timer.end_sample(1)

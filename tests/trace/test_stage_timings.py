@@ -52,7 +52,7 @@ def test_stages_are_read_as_recorded(noted: list[tuple[str, int]]) -> None:
         assert found[name].longest_ms == pytest.approx(max(times) / MS)
 
 
-def test_stages_beyond_the_room_are_counted_as_more() -> None:
+def test_stages_beyond_capacity_are_counted() -> None:
     words = memory()
     page = StagePage(words)
     for k in range(3 * MAX_STAGES):

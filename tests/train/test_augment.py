@@ -33,7 +33,7 @@ def changed(images: Tensor, labels: Tensor, seed: int, **settings: float) -> tup
     return erase_and_mix(images, labels, phase, classes=4, seed=seed)
 
 
-def test_mixup_blends_each_image_with_the_one_before_it() -> None:
+def test_mixup_blends_each_image_with_the_previous_one() -> None:
     images, labels = batch()
     made, targets = changed(images, labels, 3, mixup=0.4)
     share = float(targets[0, 0])
@@ -43,7 +43,7 @@ def test_mixup_blends_each_image_with_the_one_before_it() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_cutmix_pastes_a_box_of_the_image_before_it(seed: int) -> None:
+def test_cutmix_pastes_a_box_of_the_previous_image(seed: int) -> None:
     images, labels = batch()
     before = images.clone()
     made, targets = changed(images, labels, seed, cutmix=1.0)

@@ -73,7 +73,7 @@ def test_learning_rates_equal_those_of_run(
         assert phase.lr[1] >= max(rates) * (1 - 1e-9)
 
 
-def test_its_times_follow_from_the_measured_rates(plan: PlannedRun) -> None:
+def test_times_follow_from_measured_rates(plan: PlannedRun) -> None:
     for phase in plan.phases:
         measured = phase.measured
         assert measured.steps >= 5
@@ -115,7 +115,7 @@ def test_the_gain_is_bounded_by_the_waits_and_by_the_compute_rate(
     assert measured.gain_without_waits == pytest.approx(gain)
 
 
-def test_it_is_printed_and_json_able(plan: PlannedRun) -> None:
+def test_dry_run_is_printed_and_json_serialisable(plan: PlannedRun) -> None:
     text = " ".join(str(plan).split())
     for part in (f"{MODEL} in float32 on cpu", "3 epochs, 20 steps", "mixup", "images/s"):
         assert part in text

@@ -127,7 +127,7 @@ def test_missing_files_are_named(tmp_path: Path, jpeg_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [DataLoader, feedline.DataLoader])
-def test_it_measures_real_loaders(kind: Any) -> None:
+def test_real_loaders_are_measured(kind: Any) -> None:
     data = TensorDataset(torch.zeros(64, 3, 8, 8), torch.zeros(64, dtype=torch.long))
     model = torch.nn.Linear(192, 2)
 

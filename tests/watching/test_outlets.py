@@ -362,7 +362,7 @@ def test_no_color_is_respected(on_terminal: MakeTerminal, monkeypatch: pytest.Mo
     assert "\x1b[3" not in terminal.getvalue()
 
 
-def test_it_is_drawn_no_more_than_once_a_second(on_terminal: MakeTerminal) -> None:
+def test_panel_is_drawn_at_most_once_per_second(on_terminal: MakeTerminal) -> None:
     terminal = on_terminal()
     steps = Steps()
     panel = Panel(steps.recorder)
@@ -517,7 +517,7 @@ def test_a_file_is_written_for_a_hundredth_of_the_time_at_most() -> None:
     assert not interval.is_due(213.0)
 
 
-def test_a_pass_over_a_feedline_loader_that_is_left_is_written_so(tmp_path: Path) -> None:
+def test_early_exit_of_a_feedline_loader_is_recorded(tmp_path: Path) -> None:
     with feedline.DataLoader(Drawing(), 4) as loader:
         watched = watch(loader, run=tmp_path)
         for _ in watched:
