@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from feedline.engine.batch_layout import read_batch
 from feedline.engine.buffers import BatchBuffers, RowBuffers, WholeBatchBuffers
 from feedline.engine.devices import TorchAccelerator
-from feedline.engine.normalise import DeviceTransforms, is_image
+from feedline.engine.normalise import DeviceTransforms
 from feedline.engine.pinned_memory import (
     RegisteredMemory,
     copy_to_pinned,
@@ -46,6 +46,7 @@ from feedline.engine.tasks import InFlightBatch
 from feedline.engine.worker_errors import WorkerException
 from feedline.errors import SampleError
 from feedline.order.batch_spec import Field
+from feedline.order.pixel_layout import is_image
 from feedline.trace.split import Timing
 
 __all__ = [

@@ -64,6 +64,7 @@ _FD_BYTES = array.array("i").itemsize
 _FD_SPACE_BYTES = socket.CMSG_LEN(_FD_BYTES)
 # int, because combining Python's flag enums takes microseconds.
 _DONTWAIT = int(socket.MSG_DONTWAIT)
+_TRUNCATED = int(socket.MSG_CTRUNC)
 _RECEIVE = _DONTWAIT | int(socket.MSG_CMSG_CLOEXEC)
 
 
@@ -86,7 +87,7 @@ def receive(connection: socket.socket, max_bytes: int) -> tuple[bytes, int]:
     for level, kind, data in extras:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             return message, array.array("i", data[:_FD_BYTES])[0]
-    if flags & socket.MSG_CTRUNC:
+    if flags & _TRUNCATED:
         raise ResourceError(
             "this process has too many open files to receive a batch; raise the limit (ulimit -n), "
             "or use fewer num_workers or a smaller prefetch_factor"

@@ -17,7 +17,7 @@ import torch
 
 from feedline.errors import UsageError
 from feedline.order.batch_spec import BatchSpec, Field
-from feedline.order.pixel_layout import RGB, PixelLayout, layout_of
+from feedline.order.pixel_layout import RGB, PixelLayout, is_image
 
 __all__ = [
     "IMAGENET_MEAN",
@@ -29,7 +29,6 @@ __all__ = [
     "PixelConversion",
     "PixelTransform",
     "ValueTable",
-    "is_image",
 ]
 
 PixelTransform = Callable[[torch.Tensor, BatchSpec], torch.Tensor]
@@ -42,11 +41,6 @@ tensors."""
 
 Constants = tuple[torch.Tensor, ...]
 """Constants of the conversion to values, on the device."""
-
-
-def is_image(field: Field) -> bool:
-    """Return True if a field holds pixels: rows of shape (H, W, channels)."""
-    return layout_of(field) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from feedline.order.batch_spec import Field
 
-__all__ = ["MODES", "RGB", "PixelLayout", "layout_of"]
+__all__ = ["MODES", "RGB", "PixelLayout", "is_image"]
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,6 @@ MODES = {"RGB": RGB, "L": PixelLayout(1), "I;16": PixelLayout(1, "uint16")}
 """Layouts of image files, by Pillow's mode."""
 
 
-def layout_of(field: Field) -> PixelLayout | None:
-    """Layout of a field of pixels, rows of shape (height, width, channels); None for others."""
-    if field.name == "image" and len(field.shape) == 3:
-        return PixelLayout(field.shape[2], field.dtype)
-    return None
+def is_image(field: Field) -> bool:
+    """Return True if a field holds pixels: rows of shape (height, width, channels)."""
+    return field.name == "image" and len(field.shape) == 3
