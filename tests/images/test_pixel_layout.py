@@ -228,7 +228,7 @@ def test_caches_keep_the_layout(tmp_path: Path, mode: Any, raw: bool, format: An
     with pytest.raises(UsageError) as caught:
         ImageFolder(tmp_path / "cache", mode="RGB")
     assert caught.value.argument == "mode"
-    with pytest.raises(UsageError, match=f"cache of .*{mode}"):
+    with pytest.raises(UsageError, match=f"mode {mode}"):
         build_cache(root, tmp_path / "cache", (32, 40), **settings)
 
 
