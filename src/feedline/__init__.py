@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feedline.cache.build import build_cache
+    from feedline.cache.damage import repair_cache
     from feedline.cache.plan import plan_cache
-    from feedline.cache.repair import repair_cache
     from feedline.errors import FeedlineError
     from feedline.images.array import ImageArray
     from feedline.images.compile.pair import pair
@@ -87,7 +87,7 @@ _HOMES = {
     "pair": "feedline.images.compile.pair",
     "per_size": "feedline.order.requested_size",
     "plan_cache": "feedline.cache.plan",
-    "repair_cache": "feedline.cache.repair",
+    "repair_cache": "feedline.cache.damage",
     "train_model": "feedline.train.run",
     "tune": "feedline.tuning.tune",
     "views": "feedline.images.compile.views",

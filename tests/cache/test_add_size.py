@@ -12,7 +12,7 @@ import pytest
 import feedline
 from caches import FORMATS, STOPPED, contents, environment, images, made, photo, photos, stopping
 from feedline.cache.build import add_size
-from feedline.cache.verify import verify
+from feedline.cache.damage import verify
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.sources.manifest import MANIFEST, read_manifest
 from feedline.sources.remote_cache import open_cache

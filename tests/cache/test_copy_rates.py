@@ -18,7 +18,7 @@ def test_each_resolution_is_measured_at_its_sizes_and_cleaned_up(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     small, large = Level(side=24, quality=95), Level(side=32, quality=95)
-    rates = measure_copies(
+    rates, originals = measure_copies(
         open_source(jpeg_folder),
         [(small,), (large,)],
         (16, 28),
@@ -26,7 +26,8 @@ def test_each_resolution_is_measured_at_its_sizes_and_cleaned_up(
         workers=0,
         images=8,
         seconds=0.1,
-    ).rates
+    )
+    assert len(originals.names) == 8
     assert set(rates) == {(16, None), (16, small), (16, large), (28, None), (28, large)}
     assert all(rate > 0 for rate in rates.values())
     assert not list(tmp_path.iterdir())

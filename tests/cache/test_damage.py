@@ -15,7 +15,7 @@ import pytest
 
 from caches import photos
 from feedline import DataLoader, ImageFolder, build_cache
-from feedline.cache.verify import verify
+from feedline.cache.damage import verify
 from feedline.errors import DatasetError, ImageError, SampleError
 from feedline.sources.manifest import MANIFEST, digest_of
 from row_of import made

@@ -8,8 +8,8 @@ import pytest
 
 import feedline
 from caches import FORMATS, contents, made, photos
-from feedline.cache import info
-from feedline.cache.info import cache_info, measured_crop_px
+from feedline.cache import rates
+from feedline.cache.rates import cache_info
 from feedline.errors import DatasetError
 
 
@@ -41,19 +41,19 @@ def test_info_lists_levels_sizes_and_source(tmp_path: Path, form: str) -> None:
 def test_each_level_is_measured_at_a_supported_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(info, "_SECONDS", 0.02)
+    monkeypatch.setattr(rates, "_INFO_S", 0.02)
     made(photos(tmp_path / "photos"), tmp_path / "cache", sizes=(24, 32, 33))
     known = cache_info(tmp_path / "cache")
     assert [each.crop_px for each in known.levels] == [16, 32, 33]
     assert all(each.images_per_s and each.images_per_s > 0 for each in known.levels)
 
 
-@pytest.mark.parametrize(
-    ("side", "smaller", "size"),
-    [(256, 192, 224), (192, 128, 160), (128, 0, 112), (16, 0, 8), (8, 0, 8), (136, 128, 136)],
-)
-def test_a_level_is_measured_at_seven_eighths_of_its_size(side, smaller, size) -> None:
-    assert measured_crop_px(side, smaller) == size
+def test_level_is_measured_at_seven_eighths_of_its_size_unless_a_smaller_one_serves_it(
+    tmp_path: Path,
+) -> None:
+    made(photos(tmp_path / "photos"), tmp_path / "cache", sizes=(8, 16, 128, 136, 192, 256))
+    known = cache_info(tmp_path / "cache", measure=False)
+    assert [each.crop_px for each in known.levels] == [8, 16, 112, 136, 160, 224]
 
 
 def test_damaged_index_raises(tmp_path: Path) -> None:

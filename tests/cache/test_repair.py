@@ -17,7 +17,7 @@ import pytest
 import feedline
 from cache_contents import everything
 from caches import FORMATS, STOPPED, environment, find, flip, made, photo, photos, stopping
-from feedline.cache.verify import verify
+from feedline.cache.damage import verify
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.manifest import read_manifest
 from feedline.sources.remote_cache import open_cache

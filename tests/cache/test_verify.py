@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from caches import FORMATS, find, flip, made, photos
-from feedline.cache.verify import Verification, verify
+from feedline.cache.damage import Verification, verify
 from feedline.errors import DatasetError
 from feedline.sources.archives import TarMember, tar_members
 from feedline.sources.cache_format_base import LevelReader

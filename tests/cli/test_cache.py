@@ -147,7 +147,7 @@ def test_add_size_info_and_verify_of_a_whole_cache(
 def test_info_measures_read_rates(
     feedline: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedline.cache.info._SECONDS", 0.02)
+    monkeypatch.setattr("feedline.cache.rates._INFO_S", 0.02)
     root, target = tmp_path / "cache", tmp_path / "result.json"
     assert feedline("cache", "build", photos, root, "--sizes", "24").status == 0
     ended = feedline("cache", "info", root, "--json", target)

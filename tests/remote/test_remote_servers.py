@@ -17,8 +17,8 @@ from caches import flip
 from caches import made as build
 from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder, ImageList
-from feedline.cache.info import cache_info
-from feedline.cache.verify import verify
+from feedline.cache.damage import verify
+from feedline.cache.rates import cache_info
 from feedline.errors import DatasetError, FeedlineError, ImageError
 from feedline.sources.remote_cache import open_cache
 from processes import eventually

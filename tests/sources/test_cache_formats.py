@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from feedline import DataLoader, EvalCrop, ImageFolder, build_cache, repair_cache
-from feedline.cache.verify import verify
+from feedline.cache.damage import verify
 from feedline.errors import DatasetError
 from feedline.sources.cache_formats import cache_format
 from joined_format import JoinedFormat

@@ -8,10 +8,8 @@ build.py            `feedline.build_cache`; adds a resolution
   shard.py            one shard of each resolution, and its record
   level_encoder.py    resizes and encodes an image
   destination.py      where the cache is stored: a folder or a URL
-verify.py           checks all copies
-repair.py           `feedline.repair_cache`: rebuilds damaged copies
+damage.py           checks all copies; `feedline.repair_cache`: rebuilds damaged ones
 fill.py             the process that builds a cache during a training
-info.py             contents and reading rates
 plan.py             `feedline.plan_cache`: recommends a cache for a schedule
-rates.py            images/s from originals and copies
+rates.py            images/s from originals and copies; contents of a cache with its rates
 """

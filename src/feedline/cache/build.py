@@ -21,10 +21,10 @@ import numpy as np
 
 from feedline.cache.destination import open_destination
 from feedline.cache.job import BuildCallback, CacheJob, current_fingerprint, open_workers
-from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY
 from feedline.cache.shard import (
     Columns,
     ExistingCopies,
+    damaged_shards,
     encode_name,
     record_name,
     shard_matches,
@@ -50,7 +50,6 @@ from feedline.sources.files import sync_names
 from feedline.sources.manifest import (
     MANIFEST,
     CacheIndex,
-    Level,
     Manifest,
     index_damage,
     is_finished,
@@ -128,8 +127,7 @@ def build_cache(
     if mode_layout(mode).dtype != "uint8" and not raw:
         message = f"{mode!r} does not fit into JPEGs, which have 8 bits"
         raise UsageError(message, argument="mode", fix={"raw": True})
-    set_quality = DEFAULT_JPEG_QUALITY if quality is None else quality
-    levels = make_levels(sizes, quality=set_quality, raw=raw)
+    levels = make_levels(sizes, quality=quality, raw=raw)
     if on_error not in ("raise", "skip"):
         raise UsageError(f'on_error must be "raise" or "skip", got {on_error!r}')
     if format not in CACHE_FORMATS:
@@ -151,9 +149,7 @@ def build_cache(
 
 
 def build(job: CacheJob, progress: BuildCallback) -> Manifest:
-    """Build a cache, or continue a build; see `build_cache`. `progress` is first called after all
-    checks and before any shard is built.
-    """
+    """Build a cache, or continue a build. `progress` is first called after all checks."""
     source, spec, destination = job.source, job.spec, job.destination
     with job.unfinished_work():
         expected = estimate(source, spec)
@@ -180,9 +176,7 @@ def build(job: CacheJob, progress: BuildCallback) -> Manifest:
         damaged: set[int] = set()
         if sound is not None:
             write_records(spec, sound)
-            format = cache_format(sound.format)
-            for level in sound.levels:
-                damaged |= format.damaged_shards(spec.root, sound, level)
+            damaged = damaged_shards(spec.root, sound)
         todo = [
             shard
             for shard in shards
@@ -243,7 +237,13 @@ def add_size(
     destination = open_destination(root)
     with open_workers(workers, ray) as pool, destination.lock_cache() as manifest:
         where = destination.root
-        level = _level(where, manifest, size, quality)
+        present = manifest.levels[-1].quality
+        if quality is not None and present is None:
+            raise UsageError(
+                f"quality {quality} does not apply: the cache {where!r} holds raw pixels; remove it"
+            )
+        quality = present if quality is None else quality
+        (level,) = make_levels((size,), quality=quality, raw=present is None)
         spec = Spec.of(manifest, where, level)
         if any(level.side == size for level in manifest.levels):
             if not spec.unfinished.exists():
@@ -255,7 +255,7 @@ def add_size(
             return manifest
         images = open_cache_source(where, manifest, source)
         index = CacheIndex(where, manifest)
-        refuse_changes(where, manifest, images, index)
+        refuse_changes(manifest, images, index)
         job = CacheJob(images, spec, pool, destination)
         with job.unfinished_work():
             expected = estimate(images, spec)
@@ -265,43 +265,24 @@ def add_size(
             job.check_disk_space(expected, todo)
             job.build_shards(expected, todo, progress)
             # The originals may have changed while they were read.
-            built = job.read_records(shards, *_COMPARED)[1]
-            refuse_changes(where, manifest, images, index, built)
+            refuse_changes(manifest, images, index, job.read_records(shards, *_COMPARED)[1])
             return job.finish_level(shards, manifest)
 
 
-def _level(where: str, manifest: Manifest, size: int, quality: int | None) -> Level:
-    has = manifest.levels[-1].quality
-    if quality is None:
-        quality = has
-    elif has is None:
-        raise UsageError(
-            f"quality {quality} does not apply: the cache {where!r} holds raw pixels; remove it"
-        )
-    quality = DEFAULT_JPEG_QUALITY if quality is None else quality
-    return make_levels((size,), quality=quality, raw=has is None)[0]
-
-
 def refuse_changes(
-    where: str,
-    manifest: Manifest,
-    source: CacheSource,
-    index: CacheIndex,
-    built: Columns | None = None,
+    manifest: Manifest, source: CacheSource, index: CacheIndex, built: Columns | None = None
 ) -> None:
-    """Raise a DatasetError if a source, or what was `built` from it, differs from the source of a
-    cache.
-    """
-    if built is not None:
-        difference = _rows_difference({name: built[name] for name in _COMPARED}, index)
-    else:
+    """Raise a DatasetError if a source, or shards `built` from it, differ from a cache's source."""
+    if built is None:
         difference = _source_difference(source, manifest, index)
+    else:
+        difference = _rows_difference(built, index)
     if difference:
         sizes = ",".join(level.name for level in manifest.levels)
         raise DatasetError(
-            f"{source.where!r} has changed since the cache {where!r} was built: {difference}",
+            f"{source.where!r} has changed since the cache {index.root!r} was built: {difference}",
             hint="update the cache first, with the other options of its build: `feedline cache "
-            f"build {shlex.quote(source.where)} {shlex.quote(where)} --sizes {sizes}`",
+            f"build {shlex.quote(source.where)} {shlex.quote(index.root)} --sizes {sizes}`",
         )
 
 
@@ -333,12 +314,16 @@ def _source_difference(source: CacheSource, manifest: Manifest, index: CacheInde
 
 def _rows_difference(columns: Columns, index: CacheIndex) -> str:
     """Describe the first difference between columns and those of a cache; "" if equal."""
-    for name, column in columns.items():
-        if not len(column):
+    for name in _COMPARED:
+        column = columns.get(name)
+        if column is None or not len(column):
             continue
         before = np.array(getattr(index, name))
-        # Compared as bytes: NaN equals itself.
-        differs = (_bytes(column) != _bytes(before)).any(axis=1)
+        form = len(column), -1
+        now, then = (
+            np.ascontiguousarray(each).view(np.uint8).reshape(form) for each in (column, before)
+        )
+        differs = (now != then).any(axis=1)  # as bytes: NaN equals itself
         if name == "stamps":  # 0: unknown
             differs &= (column != 0) & (before != 0)
         if differs.any():
@@ -348,8 +333,3 @@ def _rows_difference(columns: Columns, index: CacheIndex) -> str:
                 "than before"
             )
     return ""
-
-
-def _bytes(column: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the bytes of each row."""
-    return np.ascontiguousarray(column).view(np.uint8).reshape(len(column), -1)

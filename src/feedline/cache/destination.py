@@ -7,8 +7,6 @@ changes are uploaded when it publishes; build workers upload the shards.
 Guarantees: one builder at a time, in a store if it can refuse to overwrite an object. Files are
 written atomically, the manifest last. An interrupted build can be continued, in a store from any
 machine. A build that finished no shard leaves nothing.
-
-Relies on: `sources.cache_lock` for the lock of a folder, `sources.remote_files` for stores.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from feedline.cache.shard import ShardFiles, ShardTransfer, list_files
 from feedline.cache.source import CacheSource
@@ -45,9 +43,7 @@ __all__ = ["Destination", "open_destination"]
 
 
 def open_destination(location: Any, token: str = "") -> Destination:
-    """Open the destination at a path, or a URL that fsspec can write to. `token` is that of the
-    folder's lock, if this process holds it already.
-    """
+    """Open the destination at a path or URL. `token` is that of the lock, if it is held already."""
     if is_url(location):
         return _Store(location)
     return Destination(os.path.abspath(os.path.expanduser(os.fspath(location))), token)
@@ -94,8 +90,6 @@ class Destination:
 
     def store_files(self, files: ShardFiles) -> None:
         """Store the files of a shard that its transfer returned."""
-        if not files:
-            return  # built in place
         *built, (record, columns) = ((Path(self.root, name), data) for name, data in files)
         for path, data in built:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,15 +175,15 @@ class _Store(Destination):
             for name, path in list_files(self.root)
             if _SMALL.fullmatch(name) or name in self._published
         }
-        changed = [name for name in files if self._published.get(name) != files[name]]
-        manifest = [MANIFEST] if MANIFEST in changed else []
-        for names in (set(changed) - {MANIFEST}, manifest):
-            list(self._store.map(self._put, sorted(names)))
+        changed = {name for name in files if self._published.get(name) != files[name]}
+
+        def put(name: str) -> None:
+            self._store.put(name, Path(self.root, name))
+
+        for names in (changed - {MANIFEST}, changed & {MANIFEST}):
+            list(self._store.map(put, sorted(names)))
         list(self._store.map(self._store.remove, sorted(set(self._published) - set(files))))
         self._published = files
-
-    def _put(self, name: str) -> None:
-        self._store.put(name, Path(self.root, name))
 
     @contextlib.contextmanager
     def _only_builder(self) -> Iterator[None]:
@@ -200,8 +194,15 @@ class _Store(Destination):
             with contextlib.suppress(FileExistsError):
                 self._store.create(LOCK, lock)
             # A store that cannot refuse keeps the last write.
-            if self._read_lock() != lock:
-                self._refuse()
+            if (held := self._read_lock()) != lock:
+                path = self._store.path(LOCK)
+                other = held.decode("utf-8", "replace").partition("\n")[0]
+                command = f", for S3 with `aws s3 rm {path}`" if path.startswith("s3") else ""
+                raise UsageError(
+                    f"another build is running in {self.name!r} ({other or 'it has just ended'})",
+                    hint="wait for it, or use another folder; if it was killed, remove the object "
+                    f"{path}{command}, and build again",
+                )
             yield
         finally:
             # Another builder that removed and replaced it keeps it.
@@ -215,32 +216,18 @@ class _Store(Destination):
         except FileNotFoundError:
             return b""
 
-    def _refuse(self) -> NoReturn:
-        lock = self._store.path(LOCK)
-        owner = self._read_lock().decode("utf-8", "replace").partition("\n")[0]
-        command = f", for S3 with `aws s3 rm {lock}`" if lock.startswith("s3") else ""
-        raise UsageError(
-            f"another build is running in {self.name!r} ({owner or 'it has just ended'})",
-            hint="wait for it, or use another folder; if it was killed, remove the object "
-            f"{lock}{command}, and build again",
-        )
-
     def _create_mirror(self) -> None:
         listed = self._store.files()
         small = [name for name in listed if _SMALL.fullmatch(name)]
-        for name, file in listed.items():
-            if _SHARD.fullmatch(name):
-                path = self._mirrored(name)
-                path.touch()
-                os.truncate(path, file.size)  # needs no disk space
+        shards = [name for name in listed if _SHARD.fullmatch(name)]
+        for name in (*small, *shards):
+            Path(self.root, name).parent.mkdir(exist_ok=True)
+        for name in shards:
+            Path(self.root, name).touch()
+            os.truncate(Path(self.root, name), listed[name].size)  # needs no disk space
         for name, data in zip(small, self._store.map(self._store.read, small), strict=True):
-            self._mirrored(name).write_bytes(data)
+            Path(self.root, name).write_bytes(data)
         self._published = {name: _status(path) for name, path in list_files(self.root)}
-
-    def _mirrored(self, name: str) -> Path:
-        path = Path(self.root, name)
-        path.parent.mkdir(exist_ok=True)
-        return path
 
     def _leave(self) -> None:
         """Publish everything, and remove the shards of resolutions without a finished shard."""

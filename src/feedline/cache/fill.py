@@ -70,9 +70,7 @@ def main(root: str, parent: int, eager: bool) -> None:
 
 
 def _fill(token: str, eager: bool, end: threading.Event, **values: Any) -> None:
-    """Build a cache with the values of a `CacheContents`, until `end` is set. `token` is that of
-    the lock, which this process holds.
-    """
+    """Build a cache with the values of a `CacheContents`, until `end` is set."""
     # These load torch.
     from feedline.cache.build import build
     from feedline.cache.destination import open_destination
@@ -153,7 +151,12 @@ def _watch(root: str, parent: int, eager: bool, end: threading.Event) -> None:
             break
         if not eager and os.path.exists(awaited):
             _send(state="released")
-            _end_at_once()
+            if hasattr(os, "killpg"):  # an orderly end may take too long
+                os.killpg(0, signal.SIGKILL)
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            os._exit(1)
     end.set()
     if sys.platform == "win32":  # there `os.kill` ends a process immediately
         signal.raise_signal(signal.SIGINT)
@@ -161,16 +164,6 @@ def _watch(root: str, parent: int, eager: bool, end: threading.Event) -> None:
         os.kill(os.getpid(), signal.SIGINT)
     time.sleep(_TIDY_WITHIN_S)
     os._exit(1)  # the next one cleans up
-
-
-def _end_at_once() -> None:
-    """Kill this process and its children, as their orderly end may take too long."""
-    if hasattr(os, "killpg"):
-        os.killpg(0, signal.SIGKILL)
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    os._exit(1)
 
 
 def _send(**message: str) -> None:

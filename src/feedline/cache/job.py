@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -54,8 +54,6 @@ __all__ = ["BuildCallback", "BuildState", "CacheJob", "current_fingerprint", "op
 
 _MARGIN = 1.05  # of disk space, as the estimate is from a few images
 _HASHED = ("labels", "names", "name_ends")  # columns of the fingerprint
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class CacheJob:
 
     @contextmanager
     def unfinished_work(self) -> Iterator[None]:
-        """Context with a folder of unfinished work. At the end partial files are removed, and the
+        """Context with a folder of unfinished work. At its end partial files are removed, and the
         folders of a build without a finished shard.
         """
         spec, root = self.spec, Path(self.spec.root)
@@ -157,10 +155,8 @@ class CacheJob:
                         shutil.rmtree(level, ignore_errors=True)
 
     def check_disk_space(self, expected: Estimate, todo: Sequence[ShardRange]) -> None:
-        """Raise ResourceError if the disk is too small for the shards to build.
-
-        With a URL, for those that local workers build at the same time; with Ray, nothing is
-        checked.
+        """Raise ResourceError if the disk is too small for the shards to build: with a URL, for
+        those that local workers build at the same time; with Ray, nothing is checked.
         """
         spec, parallel, is_local = self.spec, self.pool.count(), self.destination.is_local
         if not is_local:
@@ -173,24 +169,21 @@ class CacheJob:
         if cache_format(spec.format).merged_file:
             needed += max(needed_by)  # of the shards that wait to be added
         free = shutil.disk_usage(spec.root).free
-        if needed > free and not is_local:
-            raise ResourceError(
-                f"{parallel} shards of each size, built in parallel before they are uploaded, "
-                f"need about {decimal(round(needed))}, but {tempfile.gettempdir()!r} has only "
-                f"{decimal(free)} free",
-                hint="set $TMPDIR to another folder, or use fewer workers",
+        if needed <= free:
+            return
+        if is_local:
+            each = zip(spec.levels, needed_by, strict=True)
+            sizes = ", ".join(f"{level} {decimal(size)}" for level, size in each)
+            need, place = f"the cache needs about {decimal(round(needed))} ({sizes})", spec.root
+            hint = (
+                "use fewer or smaller sizes, a lower quality, JPEG instead of raw, or another disk"
             )
-        if needed > free:
-            sizes = ", ".join(
-                f"{level} {decimal(size)}"
-                for level, size in zip(spec.levels, needed_by, strict=True)
-            )
-            raise ResourceError(
-                f"the cache needs about {decimal(round(needed))} ({sizes}), but {spec.root!r} has "
-                f"only {decimal(free)} free",
-                hint="use fewer or smaller sizes, a lower quality, JPEG instead of raw, or another "
-                "disk",
-            )
+        else:
+            need = f"{parallel} shards of each size, built in parallel before they are uploaded, "
+            need += f"need about {decimal(round(needed))}"
+            place = tempfile.gettempdir()
+            hint = "set $TMPDIR to another folder, or use fewer workers"
+        raise ResourceError(f"{need}, but {place!r} has only {decimal(free)} free", hint=hint)
 
     def build_shards(
         self,
@@ -260,9 +253,9 @@ class CacheJob:
 
     def read_records(
         self, shards: Sequence[ShardRange], *names: str
-    ) -> tuple[list[dict[str, Array]], dict[str, Array]]:
+    ) -> tuple[list[Columns], dict[str, Any]]:
         """Return the records of all shards, and some of their columns and the levels' joined."""
-        records = [read_record(self.spec, shard.number) for shard in shards]
+        records: list[Columns] = [read_record(self.spec, shard.number) for shard in shards]
         names = (*names, *(f"level-{level.name}" for level in self.spec.levels))
         return records, {name: np.concatenate([each[name] for each in records]) for name in names}
 
@@ -273,7 +266,7 @@ class CacheJob:
             for place, level in enumerate(self.spec.levels)
         )
 
-    def _write_index(self, columns: Mapping[str, Array]) -> dict[str, str]:
+    def _write_index(self, columns: Columns) -> dict[str, str]:
         """Write files of the index. Return their digests."""
         folder, digests = Path(self.spec.root, INDEX), {}
         folder.mkdir(exist_ok=True)
@@ -303,7 +296,7 @@ class CacheJob:
         return manifest
 
 
-def _fingerprint(columns: Mapping[str, Array]) -> str:
+def _fingerprint(columns: Columns) -> str:
     """Short hash of labels and names."""
     digest = xxhash.xxh3_128(str(columns["labels"].shape).encode())
     for name in _HASHED:

@@ -35,7 +35,6 @@ __all__ = ["DEFAULT_JPEG_QUALITY", "RESTARTS", "LevelEncoder", "ResizedCopies"]
 
 _bicubic: Any = torch._C._nn._upsample_bicubic2d_aa
 DEFAULT_JPEG_QUALITY = 95
-_SUBSAMPLING = "4:2:0"
 RESTARTS = 4
 """Blocks of 16 x 16 pixels between two restart markers (ITU T.81), which allow decoding only a
 crop: 2, 4 and 6 were equally fast."""
@@ -101,7 +100,7 @@ def _encode(pixels: Pixels, level: Level) -> bytes:
         file,
         "JPEG",
         quality=level.quality,
-        subsampling=_SUBSAMPLING,
+        subsampling="4:2:0",
         restart_marker_blocks=RESTARTS,
     )
     return file.getvalue()

@@ -19,7 +19,6 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY
 from feedline.cache.rates import RateCallback, RateKey, measure_copies, serving_level
 from feedline.cache.source import open_source
 from feedline.cache.spec import Spec, estimate, make_levels
@@ -225,7 +224,7 @@ def plan_cache(
         "disk_bytes_per_s": disk_bytes_per_s,
     }
     estimates = [estimate(opened, Spec("", "webdataset", levels)) for levels in resolutions]
-    measured = measure_copies(
+    rates, sample = measure_copies(
         opened,
         resolutions,
         sides,
@@ -240,10 +239,7 @@ def plan_cache(
         limited, needed = {}, 0.0
         for size, side in sides.items():
             level = serving_level(levels, side)
-            rate, each = (
-                measured.rates[size, level],
-                image_bytes[levels.index(level) if level else 0],
-            )
+            rate, each = rates[size, level], image_bytes[levels.index(level) if level else 0]
             if each * total > limits["memory_bytes"]:
                 needed = max(needed, rate * each)
                 rate = min(rate, disk_bytes_per_s / each)
@@ -260,7 +256,6 @@ def plan_cache(
             ),
         )
 
-    sample = measured.originals
     originals = choice((), (sample.file_bytes,), 0.0)
     choices = tuple(
         choice(each.levels, each.copy_bytes, each.seconds / max(1, processes)) for each in estimates
@@ -275,7 +270,7 @@ def plan_cache(
         images=total,
         images_measured=len(sample.names),
         limits=limits,
-        rates=measured.rates,
+        rates=rates,
         originals=originals,
         choices=choices,
         recommended=recommended,
@@ -354,9 +349,7 @@ def _required_sides(schedule: Schedule, crop: Transform) -> dict[int, int]:
 def _level_sets(sizes: Collection[int] | None, sides: Mapping[int, int]) -> list[tuple[Level, ...]]:
     """Return the resolutions of the choices: one size; all sizes; all sizes as raw pixels."""
     each = {max(side, _MIN_PX) for side in sides.values()} if sizes is None else sizes
-    jpeg, raw = (
-        make_levels(tuple(each), quality=DEFAULT_JPEG_QUALITY, raw=raw) for raw in (False, True)
-    )
+    jpeg, raw = (make_levels(tuple(each), raw=raw) for raw in (False, True))
     one, largest = jpeg[-1], max(sides.values())
     if one.side < largest:
         raise UsageError(

@@ -1,14 +1,16 @@
-"""Images/s of a loader, from original images and from resized copies of a few of them.
+"""Images/s of a loader: from original images, and from copies of a few of them or in a cache.
 
-Guarantees: a loader with its own workers makes the batches, as in training; several are measured in
-turn and the median counts; prefetched batches are not counted. Only a temporary folder is written,
-and it is removed.
+Guarantees: a loader with its own workers makes the batches, as in training; prefetched batches are
+not counted. To compare originals and copies, they are measured in turn and the median counts; only
+a temporary folder is written, and it is removed. A cache is described without a change, and without
+a measurement no image is read.
 
 Relies on: images in the page cache.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from rich.filesize import decimal
@@ -28,13 +30,18 @@ from feedline.errors import DatasetError, ImageError, ResourceError
 from feedline.images.crops import Transform, wanted_side
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from feedline.sources.manifest import Level
+from feedline.sources.cache_formats import cache_format
+from feedline.sources.manifest import Level, Manifest, load_entries
+from feedline.sources.remote_cache import open_location
+from feedline.system import usable_cores
 
 __all__ = [
-    "MeasuredCopies",
+    "CacheInfo",
+    "LevelInfo",
     "OriginalsSample",
     "RateCallback",
     "RateKey",
+    "cache_info",
     "copy_originals",
     "loader_rate",
     "measure_copies",
@@ -49,6 +56,7 @@ RateCallback: TypeAlias = Callable[[str, int, int], None]
 """Called with the current work as text, the finished parts, and the number of parts."""
 
 _ROUNDS = 3
+_INFO_S = 2.0  # for each resolution of a cache
 _MIN_TURN_S = 0.15
 _BATCHES_AHEAD = 3  # the loader's default
 _MIN_BATCH, _MAX_BATCH, _BATCH_PIXELS = 8, 64, 1 << 24
@@ -120,14 +128,6 @@ class OriginalsSample:
     broken: dict[str, str]
 
 
-@dataclass(frozen=True)
-class MeasuredCopies:
-    """Images/s from memory by image size and resolution, and the originals that were measured."""
-
-    rates: Mapping[RateKey, float]
-    originals: OriginalsSample
-
-
 def measure_copies(
     source: CacheSource,
     level_sets: Sequence[Sequence[Level]],
@@ -138,8 +138,8 @@ def measure_copies(
     images: int = 200,
     seconds: float = 10.0,
     progress: RateCallback = lambda stage, done, total: None,
-) -> MeasuredCopies:
-    """Measure images/s from the originals of some samples, and from caches of them.
+) -> tuple[dict[RateKey, float], OriginalsSample]:
+    """Measure images/s from memory, of the originals of some samples and of caches of them.
 
     Each image size is measured from the originals, and from the resolution that serves it in each
     of `level_sets`, the resolutions of a cache. The other arguments and the errors are those of
@@ -171,7 +171,7 @@ def measure_copies(
     if not sample.file_bytes:  # a source of pixels has to be read as well
         for size in sides:
             rates[size, None] = 1 / (1 / rates[size, None] + sample.read_s / max(1, workers))
-    return MeasuredCopies(rates, sample)
+    return rates, sample
 
 
 def serving_level(levels: Sequence[Level], side: int) -> Level | None:
@@ -217,3 +217,48 @@ def copy_originals(
             f"none of {len(numbers)} sampled images of {source.where!r} can be read: {first}"
         )
     return OriginalsSample(names, mean(sizes), mean(times), broken)
+
+
+class LevelInfo(NamedTuple):
+    """One resolution of a cache: total size of its files, mean size of an image, and the images/s
+    of random crops of a size in pixels on all cores; None if not measured.
+    """
+
+    level: Level
+    bytes: int
+    image_bytes: float
+    crop_px: int
+    images_per_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheInfo:
+    """Contents of a cache: its resolutions, smallest first."""
+
+    root: str
+    manifest: Manifest
+    levels: tuple[LevelInfo, ...]
+
+
+def cache_info(root: str | os.PathLike[str], *, measure: bool = True) -> CacheInfo:
+    """Describe a cache. A measurement reads random crops of each resolution for about two seconds,
+    on all usable cores.
+    """
+    location = open_location(root)
+    manifest, where = location.manifest(), str(location)
+    index_folder = location.index(manifest).root
+    levels: list[LevelInfo] = []
+    for level in manifest.levels:
+        lengths = load_entries(index_folder, level, manifest.samples)[:, 2]
+        # 7/8 of its side, a multiple of 16, unless the next smaller resolution serves that size.
+        crop_px = max(8, level.side * 7 // 8 // 16 * 16)
+        if levels and levels[-1].level.side >= crop_px:
+            crop_px = level.side
+        rate = None
+        if measure and manifest.samples:
+            images = ImageFolder(root, exif=manifest.exif)
+            rate = loader_rate(images, crop_px, workers=usable_cores(), seconds=_INFO_S)
+        size = cache_format(manifest.format).disk_bytes(where, level)
+        image_bytes = float(lengths.mean()) if len(lengths) else 0.0
+        levels.append(LevelInfo(level, size, image_bytes, crop_px, rate))
+    return CacheInfo(root=where, manifest=manifest, levels=tuple(levels))

@@ -1,10 +1,10 @@
 """Building of shards by tasks of a Ray cluster.
 
 Guarantees: at most two shards per CPU of the cluster are in flight. A shard that is lost with a
-node or process is built again by Ray. When a build ends, for any reason, its
-tasks have ended, or Ray was told to kill them. An existing connection is not closed; no cluster is
-started unless requested. A node without feedline, with another version, or that does not see the
-source raises an error that names it.
+node or process is built again by Ray. When a build ends, for any reason, its tasks have ended, or
+Ray was told to kill them. An existing connection is not closed; no cluster is started unless
+requested. A node without feedline, with another version, or that does not see the source raises an
+error that names it.
 
 Relies on: Ray, imported only if a cluster is requested. Nodes import this module by its name.
 """
@@ -134,7 +134,6 @@ class RayWorkers:
         return max(1, int(self.ray.cluster_resources().get("CPU", 0)))
 
     def build(self, shards: ShardDataset) -> AbstractContextManager[Iterator[BuiltShard]]:
-        """Build shards, which are returned as they finish."""
         return contextlib.closing(self._build(shards))
 
     def _build(self, shards: ShardDataset) -> Generator[BuiltShard, None, None]:
@@ -150,15 +149,14 @@ class RayWorkers:
                     at = waiting.popleft()
                     running[task.remote(shared, at)] = at
                 done, _ = ray.wait(list(running), timeout=_LOOK_S)
-                if not done:
-                    self._warn_without_cpus()
+                if not done and not ray.cluster_resources().get("CPU"):
+                    _log.warning("the Ray cluster has no CPU now; waiting for it to scale up")
                 for each in done:
                     yield self._result(each, shards, running.pop(each))
         finally:
             self._cancel(list(running))
 
     def _put(self, shards: ShardDataset) -> Any:
-        """Put the shards into the cluster's object store."""
         try:
             return self.ray.put(shards)
         except Exception as error:  # of a dataset's own pickling
@@ -171,7 +169,6 @@ class RayWorkers:
             ) from error
 
     def _result(self, each: Any, shards: ShardDataset, at: int) -> BuiltShard:
-        """Return the shard of a task."""
         errors = self.ray.exceptions
         try:
             built: BuiltShard | str = self.ray.get(each)
@@ -188,10 +185,6 @@ class RayWorkers:
         if isinstance(built, str):
             raise UsageError(built)
         return built
-
-    def _warn_without_cpus(self) -> None:
-        if not self.ray.cluster_resources().get("CPU"):
-            _log.warning("the Ray cluster has no CPU now; waiting for it to scale up")
 
     def _cancel(self, running: list[Any]) -> None:
         """Cancel tasks, and kill those that do not end."""
@@ -249,8 +242,14 @@ def build_on_node(shards: Any, at: int) -> BuiltShard:
     """
     limit_threads()
     fetched = _fetch_shards(shards)
+    shard, local_path = fetched.shards[at], fetched.source.store.local_path
     try:
-        _check_source(fetched, at)
+        paths = map(local_path, range(shard.start, shard.stop))
+        if (first := local_path(shard.start)) and not any(map(os.path.exists, paths)):
+            raise DatasetError(
+                f"{first!r} does not exist here",
+                hint="mount the source at the same path on every node",
+            )
         return fetched.build(at)
     except DatasetError as error:
         node = socket.gethostname()
@@ -264,17 +263,3 @@ def _fetch_shards(shards: Any) -> ShardDataset:
 
     fetched: ShardDataset = ray.get(shards)
     return fetched
-
-
-def _check_source(shards: ShardDataset, at: int) -> None:
-    """Check that some file of a shard exists on this node."""
-    shard = shards.shards[at]
-    path = shards.source.store.local_path(shard.start)
-    if path and not any(
-        os.path.exists(shards.source.store.local_path(sample))
-        for sample in range(shard.start, shard.stop)
-    ):
-        raise DatasetError(
-            f"{path!r} does not exist here",
-            hint="mount the source at the same path on every node",
-        )

@@ -40,7 +40,7 @@ __all__ = [
     "ShardDataset",
     "ShardFiles",
     "ShardTransfer",
-    "build_shard",
+    "damaged_shards",
     "encode_name",
     "list_files",
     "make_level_folders",
@@ -67,20 +67,18 @@ class BuiltShard(NamedTuple):
     files: ShardFiles
 
 
+@dataclass(eq=False)
 class ShardDataset:
     """Shards as a dataset: reading one builds it, with copies of `existing` if it has them."""
 
-    def __init__(
-        self,
-        source: CacheSource,
-        spec: Spec,
-        shards: Sequence[ShardRange],
-        transfer: ShardTransfer,
-        existing: ExistingCopies | None = None,
-    ) -> None:
-        self.source, self.shards = source, shards
-        self._spec, self._transfer, self._existing = spec, transfer, existing
-        self._format = cache_format(spec.format)  # pickled, so that a worker imports it
+    source: CacheSource
+    spec: Spec
+    shards: Sequence[ShardRange]
+    transfer: ShardTransfer
+    existing: ExistingCopies | None = None
+
+    def __post_init__(self) -> None:
+        self._format = cache_format(self.spec.format)  # pickled, so that a worker imports it
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -93,18 +91,17 @@ class ShardDataset:
             return error
 
     def build(self, at: int) -> BuiltShard:
-        """Build a shard."""
         shard = self.shards[at]
-        with report_disk_errors(self._spec.root):
-            files = self._transfer.build_and_store(
-                self._spec,
+        with report_disk_errors(self.spec.root):
+            files = self.transfer.build_and_store(
+                self.spec,
                 shard.number,
-                lambda spec: build_shard(self.source, spec, shard, self._existing),
+                lambda spec: _build_shard(self.source, spec, shard, self.existing),
             )
         return BuiltShard(shard.number, shard.stop - shard.start, files)
 
 
-def build_shard(
+def _build_shard(
     source: CacheSource, spec: Spec, shard: ShardRange, existing: ExistingCopies | None = None
 ) -> Columns:
     """Build a shard of each resolution in existing folders. Return the columns of its record."""
@@ -161,20 +158,16 @@ def build_shard(
             labels.append(label)
             names.append(encode_name(name))
         shards = [writer.finish() for writer in writers]
-    columns = {"keys": keys, "sizes": sizes, "stamps": stamps}
+    columns = {"keys": keys, "sizes": sizes, "stamps": stamps, "names": names, "shards": shards}
     shape = len(labels), *store.label_field.shape
-    return _record(columns, np.array(labels, dtype).reshape(shape), names, entries, shards, skipped)
+    return _record({**columns, "labels": np.array(labels, dtype).reshape(shape)}, entries, skipped)
 
 
 def _record(
-    columns: Mapping[str, Any],
-    labels: np.ndarray[Any, Any],
-    names: Sequence[bytes],
-    entries: Mapping[str, Any],
-    shards: Sequence[int],
-    skipped: Sequence[tuple[int, str, str]],
+    columns: Mapping[str, Any], entries: Mapping[str, Any], skipped: Sequence[tuple[int, str, str]]
 ) -> Columns:
-    """Return the columns of a record; `columns` are keys, sizes and stamps."""
+    """Return the columns of a record; the encoded names are a list."""
+    names = columns["names"]
     columns = {**columns, "name_ends": np.cumsum([len(name) for name in names])}
     return {
         **{
@@ -185,9 +178,9 @@ def _record(
             f"level-{name}": np.array(rows, ENTRY[0]).reshape(-1, *ENTRY[1])
             for name, rows in entries.items()
         },
-        "labels": labels,
+        "labels": columns["labels"],
         "names": np.frombuffer(b"".join(names), np.uint8),
-        "shards": np.array(shards, np.int64),
+        "shards": np.array(columns["shards"], np.int64),
         "skipped": np.frombuffer(json.dumps(skipped).encode(), np.uint8),
     }
 
@@ -227,7 +220,6 @@ class ExistingCopies:
         return ResizedCopies(height, width, images)
 
     def close(self) -> None:
-        """Close all readers of this process."""
         for reader in self._readers:
             reader.close()
 
@@ -236,9 +228,9 @@ class ExistingCopies:
 class ShardTransfer:
     """Transfer of shards to the cache. Pickled, and sent to every process that builds shards.
 
-    A process that sees the cache's folder builds there; on other machines it recognises the folder
-    by the `token` in its lock. Another one builds in a temporary folder, and uploads the files to
-    the `store` or returns them to the builder, the record last.
+    A process that sees the cache's folder builds there, and returns the record; on other machines
+    it recognises the folder by the `token` in its lock. Another one builds in a temporary folder,
+    and uploads the files to the `store` or returns them to the builder, the record last.
     """
 
     store: RemoteFolder | None = None
@@ -249,10 +241,7 @@ class ShardTransfer:
     ) -> ShardFiles:
         """Build a shard. Return the files that the builder must still store."""
         name = record_name(spec, shard)
-        if self.store is None and not self.token:
-            write_atomic(Path(spec.root, name), _encode_record(build(spec)))
-            return []
-        if self.store is None and sees_lock(spec.root, self.token):
+        if self.store is None and (not self.token or sees_lock(spec.root, self.token)):
             make_level_folders(spec)
             return [(name, _encode_record(build(spec)))]
         with tempfile.TemporaryDirectory(prefix="feedline-") as folder:
@@ -333,15 +322,21 @@ def write_records(spec: Spec, manifest: Manifest) -> None:
     shards = index.keys // manifest.per_shard
     for shard in range(len(manifest.levels[0].shards)):
         rows = slice(*np.searchsorted(shards, [shard, shard + 1]).tolist())
-        record = _record(
-            {name: getattr(index, name)[rows] for name in ("keys", "sizes", "stamps")},
-            np.array(index.labels[rows]),
-            [index.name(row).encode() for row in range(rows.start, rows.stop)],
-            {name: column[rows] for name, column in entries.items()},
-            [level.shards[shard] for level in manifest.levels],
-            [each for each in manifest.skipped if each[0] // manifest.per_shard == shard],
-        )
+        columns = {
+            "labels": np.array(index.labels[rows]),
+            "names": [index.name(row).encode() for row in range(rows.start, rows.stop)],
+            "shards": [level.shards[shard] for level in manifest.levels],
+        }
+        columns |= {name: getattr(index, name)[rows] for name in ("keys", "sizes", "stamps")}
+        skipped = [each for each in manifest.skipped if each[0] // manifest.per_shard == shard]
+        record = _record(columns, {name: entry[rows] for name, entry in entries.items()}, skipped)
         write_atomic(Path(spec.root, record_name(spec, shard)), _encode_record(record))
+
+
+def damaged_shards(root: str, manifest: Manifest) -> set[int]:
+    """Return the shards of a cache with missing or truncated files; its index must be intact."""
+    find = cache_format(manifest.format).damaged_shards
+    return set().union(*(find(root, manifest, level) for level in manifest.levels))
 
 
 def shard_matches(source: CacheSource, spec: Spec, shard: ShardRange) -> bool:

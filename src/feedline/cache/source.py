@@ -274,31 +274,24 @@ def _pixels(image: Any) -> Pixels:
     ):
         pixels = image[:, :, None] if image.ndim == 2 else image
     if pixels is None:
-        raise _no_image(image)
+        given, hint = f"a {type(image).__name__}", ""
+        if isinstance(image, (torch.Tensor, np.ndarray)):
+            given += f", {str(image.dtype).removeprefix('torch.')} of shape {tuple(image.shape)}"
+            if "float" in str(image.dtype):
+                hint = (
+                    ". Floats come from a transform such as ToTensor: build from the dataset "
+                    "without its transform, and apply it to the images of the cache"
+                )
+        raise ImageError(f"expected {_WANTED}, got {given}{hint}")
     if 0 in pixels.shape:
         raise ImageError(f"the image has no pixels: shape {tuple(image.shape)}")
     return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
 
 
-def _no_image(image: Any) -> ImageError:
-    given = f"a {type(image).__name__}"
-    hint = ""
-    if isinstance(image, (torch.Tensor, np.ndarray)):
-        given += f", {str(image.dtype).removeprefix('torch.')} of shape {tuple(image.shape)}"
-        floats = image.is_floating_point() if torch.is_tensor(image) else image.dtype.kind == "f"
-        if floats:
-            hint = (
-                ". Floats come from a transform such as ToTensor: build from the dataset without "
-                "its transform, and apply it to the images of the cache"
-            )
-    return ImageError(f"expected {_WANTED}, got {given}{hint}")
-
-
 def _listed_labels(dataset: Any, first: Any) -> np.ndarray[Any, Any] | None:
     """Return the labels that a torchvision dataset keeps in a list, which reads no image."""
-    if not type(dataset).__module__.startswith("torchvision.datasets."):
-        return None
-    if getattr(dataset, "target_transform", None) is not None:
+    is_torchvision = type(dataset).__module__.startswith("torchvision.datasets.")
+    if not is_torchvision or getattr(dataset, "target_transform", None) is not None:
         return None
     try:
         labels = checked_labels(dataset.targets, len(dataset))

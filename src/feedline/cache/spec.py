@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from feedline.cache.level_encoder import LevelEncoder
+from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY, LevelEncoder
 from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.codec_registry import DecodeOptions
@@ -119,8 +119,11 @@ class Estimate:
         return tuple(round(self.images * size) for size in self.copy_bytes)
 
 
-def make_levels(sizes: Sequence[int], *, quality: int, raw: bool) -> tuple[Level, ...]:
+def make_levels(
+    sizes: Sequence[int], *, quality: int | None = None, raw: bool = False
+) -> tuple[Level, ...]:
     """Return the resolutions for given sizes, smallest first; raises a UsageError."""
+    quality = DEFAULT_JPEG_QUALITY if quality is None else quality
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or not 8 <= size <= 8192:
             raise UsageError(f"must be from 8 to 8192 pixels, got {size!r}", argument="sizes")
@@ -193,18 +196,13 @@ class BuildSettings(NamedTuple):
         return cls(form.format, levels, form.exif, *source, per_shard, form.mode)
 
     @classmethod
-    def read(cls, folder: str | Path) -> BuildSettings | None:
+    def read(cls, folder: Path) -> BuildSettings | None:
         """Read those in a folder of unfinished work; None if they are missing or damaged."""
         try:
-            settings = cls(**json.loads(Path(folder, SETTINGS).read_bytes()))
-            settings.resolutions()
-            return settings
+            settings = cls(**json.loads((folder / SETTINGS).read_bytes()))
+            return settings if list(map(Level.of, settings.levels)) else None
         except (OSError, ValueError, TypeError):
             return None
-
-    def resolutions(self) -> tuple[Level, ...]:
-        """Return the resolutions; a ValueError if the text of one is invalid."""
-        return tuple(map(Level.of, self.levels))
 
 
 def continue_settings(
@@ -245,4 +243,4 @@ def existing_levels(root: str) -> tuple[Level, ...]:
         return tuple(replace(level, shards=()) for level in read_manifest(root).levels)
     except DatasetError:
         settings = BuildSettings.read(Path(root, UNFINISHED))
-        return () if settings is None else settings.resolutions()
+        return () if settings is None else tuple(map(Level.of, settings.levels))

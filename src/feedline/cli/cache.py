@@ -170,7 +170,7 @@ def verify(
 
     Example: feedline cache verify demo-cache
     """
-    from feedline.cache.verify import verify as check  # loads torch
+    from feedline.cache.damage import verify as check  # loads torch
     from feedline.cli.progress import ProgressBar
 
     started = time.monotonic()
@@ -203,8 +203,10 @@ def repair(
 
     Example: feedline cache repair demo-cache
     """
-    from feedline.cache.repair import repair_cache  # loads torch
-    from feedline.cache.verify import count_copies
+    from feedline.cache.damage import (
+        count_copies,
+        repair_cache,  # loads torch
+    )
     from feedline.cli.progress import ProgressBar
 
     originals = None if source is None else _train_folder(source)
@@ -236,7 +238,7 @@ def info(
 
     Example: feedline cache info demo-cache --no-measure
     """
-    from feedline.cache.info import cache_info  # loads torch
+    from feedline.cache.rates import cache_info  # loads torch
 
     known = cache_info(cache, measure=measure)
     manifest = known.manifest

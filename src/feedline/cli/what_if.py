@@ -108,14 +108,14 @@ def _measure_copies(
     complain(f"measuring copies of {named}, about half a minute in addition to --budget", "note")
     try:
         with ProgressBar("starting", clock="elapsed", steady=True) as bar:
-            levels = measure_copies(
+            rates, _ = measure_copies(
                 open_source(images),
                 [[Level(side=side, quality=DEFAULT_JPEG_QUALITY)] for side in sides],
                 sizes,
                 crop=images.transform,
                 workers=usable_cores(),
                 progress=lambda stage, done, total: bar.update(done, total, stage),
-            ).rates
+            )
     except FeedlineError as error:
         return {}, f"copies could not be measured: {error}"
-    return levels, ""
+    return rates, ""

@@ -1,6 +1,6 @@
 """Broken image files below a folder: truncated, empty, or not images at all.
 
-Relies on: `cache.verify` for the worker processes; the decoder of `images`, so that a file is
+Relies on: `cache.damage` for the worker processes; the decoder of `images`, so that a file is
 broken here exactly if a loader that decodes all of it fails.
 """
 
@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from feedline.cache.verify import BrokenSamples, SampleRange, check_ranges
+from feedline.cache.damage import BrokenSamples, SampleRange, check_ranges
 from feedline.engine.defaults import worker_count
 from feedline.errors import ImageError
 from feedline.images.codec_registry import Decoder

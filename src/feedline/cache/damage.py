@@ -1,9 +1,12 @@
-"""Verification of a cache: each image of each resolution, and the index.
+"""Verification of a cache: each image of each resolution, and the index; and repair of the damage.
 
-Guarantees: nothing is changed. Damage is reported, not raised, and hides no other damage, even if
-reading a file ends a process. Only an unreadable manifest is an error.
-
-Relies on: the checksums of the build; `loader` for the workers.
+Guarantees: a verification changes nothing. Damage is reported, not raised, and hides no other
+damage, even if reading a file ends a process. Only an unreadable manifest is an error. A repair
+builds shards with damaged copies again from the originals: intact copies stay unchanged and
+readable, and files are replaced atomically; it can be repeated if it was interrupted. Originals
+that have changed since the build are refused, so the repaired cache has the bytes of the first
+build. The LMDB of a resolution is written to a new file that replaces the old one. If the index is
+damaged, everything is built again.
 """
 
 from __future__ import annotations
@@ -11,11 +14,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from feedline.cache.build import refuse_changes
+from feedline.cache.destination import open_destination
+from feedline.cache.job import CacheJob, current_fingerprint, open_workers
+from feedline.cache.shard import ExistingCopies, damaged_shards, write_records
+from feedline.cache.source import open_cache_source
+from feedline.cache.spec import Estimate, Spec, count_samples, split_into_shards
 from feedline.engine.defaults import worker_count
 from feedline.errors import DatasetError, FeedlineError, SampleError
 from feedline.images.codec_registry import Decoder
@@ -23,22 +35,28 @@ from feedline.loader import DataLoader
 from feedline.sources.cache_format_base import LevelReader
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_store import CacheLocation
-from feedline.sources.manifest import Manifest, index_damage
+from feedline.sources.files import sync_names
+from feedline.sources.manifest import CacheIndex, Manifest, index_damage
 from feedline.sources.remote_cache import open_location
+from feedline.system import write_through
 
 __all__ = [
     "BrokenSamples",
     "Damage",
     "FileDamage",
+    "Repair",
     "SampleRange",
     "Verification",
     "check_ranges",
     "count_copies",
+    "repair_cache",
     "verify",
 ]
 
 _RANGE = 256  # samples that a worker checks at a time
 _FATAL = "reading it ends the process: its file is damaged, or shrank while it was read"
+
+RepairCallback: TypeAlias = Callable[[str, int, int], None]
 
 
 class Damage(NamedTuple):
@@ -148,19 +166,18 @@ BrokenSamples: TypeAlias = list[tuple[int, str]]
 """Numbers of damaged samples, with the reasons."""
 
 
+@dataclass(frozen=True, eq=False)
 class _RangeDataset:
-    """Ranges as a dataset: item k is k and the damaged samples of range k."""
+    """Ranges as a dataset: an item is a range and its damaged samples."""
 
-    def __init__(
-        self, check: Callable[[SampleRange], BrokenSamples], ranges: Sequence[SampleRange]
-    ) -> None:
-        self._check, self.all = check, ranges
+    check: Callable[[SampleRange], BrokenSamples]
+    ranges: Sequence[SampleRange]
 
     def __len__(self) -> int:
-        return len(self.all)
+        return len(self.ranges)
 
-    def __getitem__(self, at: int) -> tuple[int, BrokenSamples]:
-        return at, self._check(self.all[at])
+    def __getitem__(self, at: int) -> tuple[SampleRange, BrokenSamples]:
+        return self.ranges[at], self.check(self.ranges[at])
 
 
 def check_ranges(
@@ -173,9 +190,20 @@ def check_ranges(
     """
     while ranges:
         lost = set(ranges)
-        for samples, found in _check_in_workers(_RangeDataset(check, ranges), workers):
-            lost.remove(samples)
-            yield samples, found
+        loader: DataLoader[Any] = DataLoader(
+            _RangeDataset(check, ranges),  # type: ignore[arg-type]
+            batch_size=None,
+            num_workers=max(1, min(workers, len(ranges))),
+            in_order=False,
+        )
+        with loader:
+            results = iter(loader)
+            while True:
+                with contextlib.suppress(SampleError):  # a range ended its worker
+                    for samples, found in results:
+                        lost.remove(samples)
+                        yield samples, found
+                    break
         ranges = []
         for level, start, stop in lost:
             if stop - start > 1:
@@ -188,22 +216,18 @@ def _check_copies(
     location: CacheLocation, manifest: Manifest, decode: bool, samples: SampleRange
 ) -> BrokenSamples:
     """Check copies of one resolution."""
-    level = manifest.levels[samples.level]
+    level, numbers = manifest.levels[samples.level], range(samples.start, samples.stop)
     try:
         reader = location.reader(manifest, level, location.index(manifest))
     except DatasetError as error:
-        return [(sample, error.message) for sample in range(samples.start, samples.stop)]
+        return [(sample, error.message) for sample in numbers]
     decoder = Decoder() if decode else None
-    damaged = []
     try:
-        reader.prepare(range(samples.start, samples.stop))
-        for sample in range(samples.start, samples.stop):
-            problem = _find_problem(reader, sample, decoder)
-            if problem:
-                damaged.append((sample, problem))
+        reader.prepare(numbers)
+        problems = ((sample, _find_problem(reader, sample, decoder)) for sample in numbers)
+        return [(sample, problem) for sample, problem in problems if problem]
     finally:
         reader.close()
-    return damaged
 
 
 def _find_problem(reader: LevelReader, sample: int, decoder: Decoder | None) -> str:
@@ -258,25 +282,6 @@ def verify(
     return Verification(done, tuple(damaged), broken, index)
 
 
-def _check_in_workers(
-    ranges: _RangeDataset, workers: int
-) -> Iterator[tuple[SampleRange, BrokenSamples]]:
-    """Check ranges in worker processes; those that end their worker are missing."""
-    loader: DataLoader[Any] = DataLoader(
-        ranges,  # type: ignore[arg-type]
-        batch_size=None,
-        num_workers=max(1, min(workers, len(ranges))),
-        in_order=False,
-    )
-    with loader:
-        checked = iter(loader)
-        while True:
-            with contextlib.suppress(SampleError):
-                for at, found in checked:
-                    yield ranges.all[at], found
-                return
-
-
 def _add_names(
     location: CacheLocation, manifest: Manifest, damaged: Sequence[Damage]
 ) -> list[Damage]:
@@ -304,10 +309,112 @@ def _damaged_files(
         except DatasetError as error:
             return (error.message,), []
         return (), []  # truncated shards show as missing images
-    levels = manifest.levels
-    files = [
-        found
-        for level in levels
-        for found in cache_format(manifest.format).file_damage(location.root, level).values()
-    ]
+    format = cache_format(manifest.format)
+    damage = (format.file_damage(location.root, level).values() for level in manifest.levels)
+    files = list(chain.from_iterable(damage))
     return index_damage(location.root, manifest), files
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Result of a repair.
+
+    Args:
+        verification: the damage that was found.
+        images: number of copies written; more than were damaged, as shards are written whole.
+    """
+
+    verification: Verification
+    images: int
+
+
+def repair_cache(
+    root: str | os.PathLike[str],
+    *,
+    source: Any = None,
+    workers: int | str = "auto",
+    progress: RepairCallback = lambda stage, done, total: None,
+) -> Repair:
+    """Rebuild damaged copies, shards, databases and index files of a cache.
+
+    All copies are checked first. An interrupted repair can be repeated.
+
+    Args:
+        root: folder or URL of the cache.
+        source: source of the cache if it has moved; must hold the same samples.
+        workers: number of processes; "auto" for one per usable core.
+        progress: called with "checking" or "repairing", the number of images done, and the total.
+
+    Raises:
+        DatasetError: there is no cache, or its source is missing or has changed.
+        ImageError: an original is broken; names it.
+        ResourceError: not enough disk space.
+        UsageError: an argument is invalid, or a build is running in the cache.
+
+    Example:
+        >>> feedline.repair_cache("train-cache/").verification.damaged            # doctest: +SKIP
+    """
+    destination = open_destination(root)
+    with open_workers(workers, None) as pool, destination.lock_cache() as manifest:
+        found = verify(root, workers=workers, progress=lambda *at: progress("checking", *at))
+        if found.is_sound and not index_damage(destination.root, manifest):
+            return Repair(found, 0)
+        images = open_cache_source(destination.root, manifest, source)
+        spec = Spec.of(manifest, destination.root)
+        job = CacheJob(images, spec, pool, destination)
+        return Repair(found, _rebuild(job, manifest, found, progress))
+
+
+def _rebuild(
+    job: CacheJob, manifest: Manifest, found: Verification, progress: RepairCallback
+) -> int:
+    """Build damaged shards again, or all if the index is damaged. Return the number of copies."""
+    images, spec, where = job.source, job.spec, job.spec.root
+    format = cache_format(manifest.format)
+    shards = todo = split_into_shards(manifest.samples_in_source, manifest.per_shard)
+    existing = None
+    if not index_damage(where, manifest):
+        index = CacheIndex(where, manifest)
+        refuse_changes(manifest, images, index)
+        rows = {each.sample for each in found.damaged}
+        if job.destination.is_local:
+            existing = ExistingCopies(where, manifest, rows)
+        if not format.merged_file:
+            damaged = {int(index.keys[row]) // manifest.per_shard for row in rows}
+            damaged |= damaged_shards(where, manifest)
+            todo = [shard for shard in shards if shard.number in damaged]
+    elif current_fingerprint(images, manifest) != manifest.fingerprint:
+        raise DatasetError(
+            f"the names or labels of the images in {images.where!r} have changed since the cache "
+            f"{where!r} was built, and its damaged index does not tell what is missing",
+            hint="restore the images, or remove the cache and build it again",
+        )
+    total, count = count_samples(todo), max(1, manifest.samples_in_source)
+    sizes = tuple(each.bytes / count for each in manifest.levels)
+    expected = Estimate(spec.levels, count, copy_bytes=sizes, seconds=0.0)
+    shutil.rmtree(spec.unfinished, ignore_errors=True)  # of a repair that was killed
+    with job.unfinished_work():
+        try:
+            if todo is not shards:
+                write_records(spec, manifest)
+            # Other processes may read the existing LMDB.
+            apart = replace(spec, root=str(spec.unfinished)) if format.merged_file else spec
+            parts = replace(job, spec=apart)
+            parts.check_disk_space(expected, todo)
+            parts.build_shards(
+                expected, todo, lambda done: progress("repairing", done.new_images, total), existing
+            )
+            if apart is not spec:
+                for level in spec.levels:
+                    path = Path(level.name, format.merged_file)
+                    new, replaced = Path(apart.root, path), Path(where, path)
+                    replaced.parent.mkdir(exist_ok=True)
+                    write_through(new)
+                    os.replace(new, replaced)
+                    sync_names(where, [replaced])
+            job.finish(shards, manifest.per_shard)
+        finally:
+            if existing is not None:  # the replaced LMDB is not read again
+                existing.close()
+            shutil.rmtree(spec.unfinished, ignore_errors=True)
+    return total * len(spec.levels)
