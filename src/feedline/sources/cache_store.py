@@ -154,9 +154,10 @@ class CacheStore(SampleStore):
         return reader.raw_copies(samples) if all_within(samples, len(self)) else None
 
     def _reader_for(self, side: int) -> LevelReader:
-        if side not in self._readers:
-            self._readers[side] = self.reader(self.level_for(side))
-        return self._readers[side]
+        reader = self._readers.get(side)
+        if reader is None:
+            reader = self._readers[side] = self.reader(self.level_for(side))
+        return reader
 
     def describe_resolution(self, side: int) -> str:
         """Resolution that serves images of this side. A damaged index is a DatasetError, an error
