@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
@@ -62,6 +62,30 @@ def tensors(batch: Any) -> list[torch.Tensor]:
     if isinstance(batch, int | np.ndarray):
         return []
     return [tensor for part in parts for tensor in tensors(part)]
+
+
+class ManyTensors(Dataset[torch.Tensor]):
+    """More tensors than can be moved to shared memory."""
+
+    def __init__(self) -> None:
+        self.tensors = [torch.full((3,), float(k), device="cpu") for k in range(200)]
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.tensors[index]
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be shared with worker processes")
+def test_datasets_of_many_tensors_reach_workers_with_any_default_device() -> None:
+    torch.set_default_device("meta")
+    try:
+        with DataLoader(ManyTensors(), 50, num_workers=1, start_method="forkserver") as loader:
+            first = [value for batch in loader for value in batch[:, 0].tolist()]
+    finally:
+        torch.set_default_device(None)
+    assert first == list(range(200))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

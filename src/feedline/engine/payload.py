@@ -384,7 +384,7 @@ class _SharingPickler(ForkingPickler):
 
     def _reduce_to_copy(self, storage: Any, reason: str) -> Any:
         self.sharing_errors.append(reason)
-        bytes_of = self._torch.empty(0, dtype=self._torch.uint8).set_(storage).numpy()
+        bytes_of = self._torch.empty(0, dtype=self._torch.uint8, device="cpu").set_(storage).numpy()
         return _storage_from, (pickle.PickleBuffer(bytes_of),)
 
 
