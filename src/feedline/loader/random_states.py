@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,11 +20,11 @@ import torch
 from feedline.errors import StateError
 from feedline.loader.torch_samplers import nested_samplers
 
-__all__ = ["RandomStates"]
+__all__ = ["RandomStates", "ReplayedStates"]
 
 _MAX_BYTES = 1 << 16
 """Upper limit of a random state in bytes: data that unpacks to more is damaged."""
-_END = object()
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -87,24 +86,30 @@ class RandomStates:
         finally:
             torch.default_generator.set_state(current)
 
-    def replay(self, values: Iterator[Any], first: RandomStates | None = None) -> Iterator[Any]:
-        """Yield the epoch's seed, then the keys of each batch, computed with these random states.
 
-        From the first batch on, `first` is used if given. The current global random state is
-        unchanged whenever a value is yielded.
-        """
-        rng_states = self
-        for number in count():
-            if number == 1 and first is not None:
-                rng_states = first
-                first.set_generators()
-            with rng_states.replace_global_state():
-                value = next(values, _END)
-                global_rng_state = _to_bytes(torch.default_generator.get_state())
-            if value is _END:
-                return
-            rng_states = replace(rng_states, global_rng_state=global_rng_state)
-            yield value
+class ReplayedStates:
+    """Recorded random states for several calls: each continues where the previous one ended.
+
+    The current global random state is not changed.
+    """
+
+    def __init__(self, rng_states: RandomStates, later: RandomStates | None = None) -> None:
+        self._rng_states, self._later = rng_states, later
+
+    def use_later(self) -> None:
+        """From now on use the states `later`, if there are any."""
+        if self._later is not None:
+            self._later.set_generators()
+            self._rng_states, self._later = self._later, None
+
+    def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Call a function with the states."""
+        with self._rng_states.replace_global_state():
+            try:
+                return function(*arguments)
+            finally:
+                now = _to_bytes(torch.default_generator.get_state())
+                self._rng_states = replace(self._rng_states, global_rng_state=now)
 
 
 def _generators(sampler: object, generator: torch.Generator | None) -> tuple[torch.Generator, ...]:

@@ -21,7 +21,7 @@ import copy
 import io
 import pickle
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -32,13 +32,13 @@ from numpy.typing import NDArray
 
 from feedline.engine.messages import error_message
 from feedline.errors import StateError
-from feedline.loader.random_states import RandomStates
+from feedline.loader.random_states import RandomStates, ReplayedStates
 from feedline.loader.state import Position
 from feedline.loader.torch_samplers import (
     describe,
+    draw,
     draws_nothing,
     epoch_of,
-    next_keys,
     set_epoch,
     stateful_part,
 )
@@ -113,12 +113,52 @@ def _indices(keys: Any) -> NDArray[np.int64] | None:
     return array.astype(np.int64, copy=False) if whole else None
 
 
+class SamplerPass:
+    """One pass over a sampler. As in torch, an exception of the sampler does not end it.
+
+    Args:
+        source: begins the pass.
+        seed: seed of the epoch; None draws one.
+        start: state entry. It gets the random states before the first batch if other code has drawn
+            random numbers since `iter()`: without workers the first `next()` reads the sampler.
+        replayed: recorded random states to use; None uses the current ones.
+    """
+
+    def __init__(
+        self,
+        source: EpochSource,
+        seed: int | None,
+        start: dict[str, Any],
+        replayed: ReplayedStates | None,
+    ) -> None:
+        self._source, self._start, self._replayed = source, start, replayed
+        self._keys, self.seed = self._call(source.begin_pass, seed)
+        records_first = replayed is None and "random" in start
+        self._before_first = source.capture_rng_states() if records_first else None
+
+    def next(self) -> Any:
+        """Return the keys of the next batch; _END at the end."""
+        if self._replayed is not None:
+            self._replayed.use_later()
+        elif self._before_first is not None:
+            first = self._source.capture_rng_states()
+            if first != self._before_first:
+                self._start["first"] = first.as_json()
+            self._before_first = None
+        return self._call(next, self._keys, _END)
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self._replayed is not None:
+            return draw(self._replayed.call, function, *arguments)
+        return draw(function, *arguments)
+
+
 class SampledEpoch:
     """Open epoch: one pass over the sampler, and the position in it."""
 
     def __init__(
         self,
-        keys: Iterator[Any],
+        keys: SamplerPass,
         sampler: object,
         *,
         seed: int,
@@ -160,7 +200,7 @@ class SampledEpoch:
                     return None
                 self._draws[draw.step] = draw
                 self._newest = draw
-            except Exception:  # raised by the sampler, which ends the pass
+            except Exception:  # raised by the sampler
                 raise
             except BaseException:
                 self.broken = True
@@ -168,7 +208,7 @@ class SampledEpoch:
         return self._draws[step]
 
     def _next(self) -> Draw | None:
-        keys = next_keys(self._keys, _END)
+        keys = self._keys.next()
         if self.sampler_epoch is not None:
             self.sampler_epoch = epoch_of(self._sampler)
         if keys is _END:
@@ -314,39 +354,22 @@ class EpochSource:
             first: recorded random states that replace them from the first batch on.
         """
         before = self.capture_rng_states() if rng_states is None else rng_states
-        # If only the epoch's seed is drawn, it is saved itself, and the random states need not be.
-        start = self.start(None if draws_nothing(self.sampler) else before)
-        keys = self._seed_and_keys(seed)
-        if rng_states is not None:
-            keys = rng_states.replay(keys, first)
-        elif "random" in start:
-            keys = self._record_first_states(keys, start)
-        epoch_seed = next_keys(keys)
-        return SampledEpoch(keys, self.sampler, seed=epoch_seed, rng_states=before, start=start)
+        # If only the epoch's seed is drawn, and from the global state, the seed itself is saved.
+        seed_only = draws_nothing(self.sampler) and self.generator is None
+        start = self.start(None if seed_only else before)
+        replayed = None if rng_states is None else ReplayedStates(rng_states, first)
+        keys = SamplerPass(self, seed, start, replayed)
+        return SampledEpoch(keys, self.sampler, seed=keys.seed, rng_states=before, start=start)
 
-    def _record_first_states(self, keys: Iterator[Any], start: dict[str, Any]) -> Iterator[Any]:
-        """Record the random states again before the first batch if other code drew random numbers
-        since `iter()`: without workers the sampler is first read in the first `next()`.
-        """
-        seed = next(keys)
-        after = self.capture_rng_states()
-        yield seed
-        if (first := self.capture_rng_states()) != after:
-            start["first"] = first.as_json()
-        yield from keys
-
-    def _seed_and_keys(self, seed: int | None) -> Iterator[Any]:
-        """Yield the epoch's seed, drawn if None, then the keys of each batch."""
+    def begin_pass(self, seed: int | None) -> tuple[Iterator[Any], int]:
+        """Return an iterator of the sampler, and the epoch's seed, drawn if None."""
         keys = iter(self.sampler)  # before the seed: it may draw random numbers
         if seed is None:
             # Set explicitly, because torch.set_default_device may have set another.
             device = "cpu" if self.generator is None else self.generator.device
             number = torch.empty((), dtype=torch.int64, device=device)
             seed = int(number.random_(generator=self.generator).item())
-        yield seed
-        # `yield from` would close a generator that the next epoch continues.
-        for batch in keys:  # noqa: UP028
-            yield batch
+        return keys, seed
 
     def load_seeds(self, state: Mapping[str, Any], number: int) -> None:
         """Continue with the seeds of a state, which is in epoch `number`."""

@@ -12,10 +12,10 @@ import contextlib
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.data import (
     BatchSampler,
@@ -36,11 +36,11 @@ __all__ = [
     "PublicBatchSampler",
     "accelerate_processes",
     "describe",
+    "draw",
     "draws_nothing",
     "epoch_of",
     "has_state",
     "nested_samplers",
-    "next_keys",
     "random_sampler_name",
     "sampler_rank_and_world_size",
     "set_epoch",
@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 
+_Result = TypeVar("_Result")
 _drawing: ContextVar[bool] = ContextVar("feedline_drawing", default=False)
 
 
@@ -57,15 +58,15 @@ def draws_for_feedline() -> bool:
     return _drawing.get()
 
 
-def next_keys(keys: Iterator[Any], default: Any = None) -> Any:
-    """Return the keys of the next batch, or `default`. `draws_for_feedline` is True meanwhile."""
+def draw(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Call a function that draws from a sampler. `draws_for_feedline` is True meanwhile."""
     # In a separate context, so that Ctrl-C at any line cannot leave the variable set.
-    return copy_context().run(_next_keys, keys, default)
+    return copy_context().run(_draw, function, *arguments)
 
 
-def _next_keys(keys: Iterator[Any], default: Any) -> Any:
+def _draw(function: Callable[..., _Result], *arguments: Any) -> _Result:
     _drawing.set(True)
-    return next(keys, default)
+    return function(*arguments)
 
 
 _MAX_DEPTH = 10  # of nested samplers
