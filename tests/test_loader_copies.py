@@ -41,6 +41,16 @@ class Named(DataLoader[Any]):
         return [(self.name, batch.tolist()) for batch in self]
 
 
+@pytest.mark.parametrize("copied", COPIES)
+def test_a_copy_has_attributes_that_were_set_later(copied: Callable[[Any], Any]) -> None:
+    loader = DataLoader(list(range(8)), 4)
+    loader.collate_fn = doubled
+    loader.timeout = 5
+    other = copied(loader)
+    assert [batch.tolist() for batch in other] == [[0, 2, 4, 6], [8, 10, 12, 14]]
+    assert other.timeout == 5
+
+
 def doubled(samples: list[int]) -> torch.Tensor:
     return 2 * default_collate(samples)  # type: ignore[no-any-return]
 

@@ -312,6 +312,22 @@ def test_an_iterable_dataset_follows_at_the_next_iteration() -> None:
             loader.prefetch = 2
 
 
+@pytest.mark.parametrize("name", ["seed", "schedule", "image_size", "device", "rank", "weights"])
+def test_attributes_without_effect_cannot_be_set(name: str) -> None:
+    with rows(0) as loader:
+        setattr(loader, name, getattr(loader, name))
+        with pytest.raises(UsageError) as caught:
+            setattr(loader, name, "1")
+        assert caught.value.argument == name
+
+
+@pytest.mark.parametrize(("name", "value"), [("on_error", "ignore"), ("timeout", "long")])
+def test_invalid_values_of_attributes_are_refused(name: str, value: str) -> None:
+    with rows(0) as loader, pytest.raises(UsageError) as caught:
+        setattr(loader, name, value)
+    assert caught.value.argument == name
+
+
 def test_a_closed_loader_is_not_changed() -> None:
     loader = rows(0)
     loader.close()

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import SampleError, UsageError
 from feedline.loader import DataLoader
@@ -291,6 +292,52 @@ def test_uncollatable_batch_raises(workers: int) -> None:
         told = "".join(traceback.format_exception(alone.value))
         assert "1 of 1 failed" in told
         assert "drop_last=True" in told
+
+
+def ending_its_worker(index: int) -> int:
+    if index in (5, 8):
+        os._exit(3)
+    return index
+
+
+@pytest.mark.parametrize("method", ["fork", *slow("spawn")])
+def test_samples_that_end_their_workers_are_skipped(method: str) -> None:
+    options: dict[str, Any] = {"collate_fn": list, "on_error": "skip", "start_method": method}
+    with DataLoader(Made(9, ending_its_worker), 4, num_workers=2, **options) as loader:
+        batches = iter(loader)
+        assert [next(batches), next(batches)] == [[0, 1, 2, 3], [4, 6, 7]]
+        ((key, reason),) = loader.skipped
+        assert key == "5"
+        assert "killed its worker 2 times" in reason
+        with pytest.raises(SampleError, match="8: killed its worker 2 times"):
+            next(batches)
+
+
+class RaisesOnce:
+    """Batch sampler whose iterator raises before its third batch, and continues."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> RaisesOnce:
+        self.batches, self.has_raised = iter(range(5)), False
+        return self
+
+    def __next__(self) -> list[int]:
+        number = next(self.batches)
+        if number == 2 and not self.has_raised:
+            self.has_raised, self.batches = True, iter(range(2, 5))
+            raise ValueError("once")
+        return [2 * number, 2 * number + 1]
+
+
+@pytest.mark.parametrize("loader_class", [TorchDataLoader, DataLoader])
+def test_a_sampler_continues_after_an_exception(loader_class: Any) -> None:
+    batches = iter(loader_class(list(range(10)), batch_sampler=RaisesOnce(), collate_fn=list))
+    assert [next(batches), next(batches)] == [[0, 1], [2, 3]]
+    with pytest.raises(ValueError, match="once"):
+        next(batches)
+    assert list(batches) == [[4, 5], [6, 7], [8, 9]]
 
 
 def test_skipped_sample_keeps_no_object_alive() -> None:

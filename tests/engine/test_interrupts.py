@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch.utils.data import Dataset, RandomSampler
@@ -28,6 +29,7 @@ from feedline.errors import StateError
 from feedline.loader.torch_samplers import draws_for_feedline
 from feedline.order.requested_size import current_request
 from feedline.randomness import fingerprint, seeded
+from processes import newcomers, own_family
 from row_sources import Rows
 from slow import slow
 
@@ -153,6 +155,24 @@ def test_an_interrupt_at_any_line_of_the_end_begins_no_other_epoch(
         assert (
             sum(spent.tasks for spent in loader._runtime.stream.stage_timings().values()) > 0
         )  # it is noted
+
+
+@pytest.mark.parametrize("stride", [13, *slow(2)])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_close_continues_after_an_interrupted_close(stride: int) -> None:
+    """No process and no descriptor is left, wherever the first `close` was interrupted."""
+    before, fds = own_family(), psutil.Process().num_fds()
+    for line in lines(stride):
+        loader = DataLoader(Numbers(40), 4, num_workers=1, seed=0, persistent_workers=True)
+        next(iter(loader))
+        _, where = interrupted(loader.close, line)
+        loader.close()
+        del loader
+        gc.collect()
+        assert newcomers(before) == [], where
+        assert psutil.Process().num_fds() <= fds, where
+        if where is None:
+            break
 
 
 class Interrupting(RandomSampler):

@@ -44,10 +44,9 @@ def test_batches_of_all_sizes_are_intact_in_shared_slots(seed: int) -> None:
         )
         report = make_batch(task, Repeated(), chance.choice(workers), np.zeros(8, np.int64), 0)
         assert report.failures == ()
-        if report.memory >= 0:
-            sent = os.dup(report.memory)
-            os.close(report.memory)
-            slots.set_memory(slot, SharedFile(sent))
+        if report.memory is not None:
+            slots.set_memory(slot, SharedFile(os.dup(report.memory.fd)))
+            report.memory.close()
         assert report.used == nbytes
         assert np.array_equal(slots.view(slot, nbytes), np.full(nbytes, id % 10, np.uint8))
         slots.release(slot)

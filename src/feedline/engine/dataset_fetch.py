@@ -45,7 +45,7 @@ from feedline.engine.worker_errors import (
     note_failing_sample,
     note_unpicklable,
 )
-from feedline.errors import UsageError, note
+from feedline.errors import SampleError, UsageError, note
 from feedline.order.batch_spec import BatchSpec, Item
 from feedline.order.requested_size import SampleRequest, current_request, set_request
 from feedline.order.seeds import mix, row_seed
@@ -222,7 +222,8 @@ class DatasetFetcher:
                 )
             skipped: list[tuple[str, str]] = []
             if self._batched:
-                samples, keys = self._samples(keys, make_sample, skipped, on_sample)
+                reasons = dict(task.skipped_rows)
+                samples, keys = self._samples(keys, make_sample, skipped, on_sample, reasons)
                 batch = self._collated(samples, keys, space)
                 stage_timer.end_stage("collate")
             else:
@@ -253,8 +254,9 @@ class DatasetFetcher:
         make_sample: SampleFunction | None,
         skipped: list[tuple[str, str]],
         on_sample: OnSample | None,
+        skipped_rows: dict[int, str],
     ) -> tuple[Any, Any]:
-        """Make the samples of a batch. Return them and their keys."""
+        """Make the samples of a batch, without `skipped_rows`. Return them and their keys."""
         dataset, times_each_sample, skip = self.dataset, stage_timer.each_sample, self._skip
         if make_sample is None and not skip:
             if getitems := getattr(dataset, "__getitems__", None):
@@ -275,6 +277,10 @@ class DatasetFetcher:
         first: Exception | None = None
         try:
             for k, key in enumerate(keys):
+                if k in skipped_rows:
+                    failed.add(k)
+                    skipped.append((repr(key), skipped_rows[k]))
+                    continue
                 if on_sample is not None:
                     on_sample(k)
                 try:
@@ -289,11 +295,12 @@ class DatasetFetcher:
                     continue
                 if times_each_sample:
                     stage_timer.end_sample(key, "dataset")
-            if first is None:
+            if not failed:
                 return samples, keys
             if samples:
                 return samples, [key for k, key in enumerate(keys) if k not in failed]
             count = len(failed)
+            first = first or SampleError(": ".join(skipped[0]))
             note(
                 first,
                 f"No sample of the batch could be loaded ({count} of {count} failed), and a batch "

@@ -206,11 +206,10 @@ class WholeBatchTransfer(CpuTransfer):
         self._pin = should_pin(pin)
 
     def _read(self, in_flight: InFlightBatch) -> Any:
-        if in_flight.failures:
-            self._slots.release(in_flight.slot)
-            return _failed(in_flight)
         report, slot = in_flight.report, in_flight.slot
-        assert report is not None, "a whole batch has a report or failures"
+        if report is None:
+            self._slots.release(slot)
+            return _failed(in_flight)
         if report.data is not None:
             memory = report.data
             self._slots.release(slot)

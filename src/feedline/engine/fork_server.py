@@ -392,9 +392,10 @@ def run_worker(
         return None
 
     def send_report(report: Report) -> None:
-        send(results, report.pack(), report.memory, wait=True)
-        if report.memory >= 0:
-            os.close(report.memory)
+        new = report.memory
+        send(results, report.pack(), -1 if new is None else new.fd, wait=True)
+        if new is not None:
+            new.close()
 
     memory = MappedMemory()
     do_tasks(load, receive_task, send_report, block.array, memory, worker_id, workers)

@@ -248,11 +248,11 @@ class MappedMemory:
     def __init__(self) -> None:
         # By slot: device and inode, bytes.
         self._mapped: dict[int, tuple[tuple[int, int], NDArray[np.uint8]]] = {}
-        self._new_fd = -1
+        self._new: SharedFile | None = None
 
     def of(self, task: BatchTask) -> NDArray[np.uint8]:
         """Memory of a task's slot, shape (bytes,), mapped once; empty if it has none."""
-        self._new_fd = -1
+        self._new = None
         if task.memory < 0:
             return np.empty(0, np.uint8)
         file = _identity(task.memory)
@@ -260,23 +260,23 @@ class MappedMemory:
         if mapped_file == file and memory is not None:
             os.close(task.memory)
             return memory
-        memory = SharedFile(task.memory).array
-        os.close(task.memory)  # the mapping stays
+        opened = SharedFile(task.memory)
+        memory = opened.array
+        opened.close()  # the mapping stays
         self._mapped[task.slot] = file, memory
         return memory
 
     def allocate(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
         """Allocate new memory for a slot, to be sent with the report."""
-        file = SharedFile.create(nbytes)
-        self._new_fd = file.fd
+        self._new = file = SharedFile.create(nbytes)
         # Mapped again with the slot's next task: workers that only get long tasks, which come
         # without the slot's memory, would each keep a batch per slot.
         self._mapped.pop(slot, None)
         return file.array
 
     def attach(self, report: Report) -> None:
-        """Add new memory to a report, if any; the sender then closes the descriptor."""
-        report.memory, self._new_fd = self._new_fd, -1
+        """Add new memory to a report, if any; the sender then closes it."""
+        report.memory, self._new = self._new, None
 
 
 def _identity(fd: int) -> tuple[int, int]:

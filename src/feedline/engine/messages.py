@@ -25,6 +25,7 @@ from feedline.errors import FeedlineError
 from feedline.trace.stage_timings import PAGE_BYTES, PAGE_WORDS
 
 if TYPE_CHECKING:
+    from feedline.engine.shared_memory import SharedFile
     from feedline.order.batch_spec import BatchSpec
 
 __all__ = [
@@ -140,6 +141,7 @@ class BatchTask(NamedTuple):
     first_position: int = 0  # and `stride`: see `order.seeds.row_seed`
     stride: int = 0
     strength: float = 1.0  # of augmentation
+    skipped_rows: tuple[tuple[int, str], ...] = ()  # rows that must not be made, with the reasons
 
     @classmethod
     def for_batch(cls, batch: BatchSpec) -> BatchTask:
@@ -208,7 +210,7 @@ class Report:
     failures: tuple[Failure, ...] = ()
     used: int = 0  # bytes of the slot used by a whole batch
     structure_bytes: int = 0  # bytes at their end that describe its structure
-    memory: int = -1  # descriptor of new memory, sent with the report; -1 for none
+    memory: SharedFile | None = None  # new memory of the slot; its descriptor is sent as well
     data: NDArray[np.uint8] | None = None  # the batch, if it was sent through a pipe
 
     @classmethod

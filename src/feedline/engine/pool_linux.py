@@ -172,7 +172,7 @@ class LinuxPool(WorkerPool):
             if not message:
                 return
             report = Report.unpack(message)
-            report.memory = memory
+            report.memory = None if memory < 0 else _map_memory(memory)
             self._events.append(self._check_report(report))
             self._outstanding.pop(report.id, None)
 
@@ -245,9 +245,6 @@ class LinuxPool(WorkerPool):
         self._outstanding.clear()
         self._workers.clear()
         self._kill_reasons.clear()
-        for event in self._events:
-            if isinstance(event, Report) and event.memory >= 0:
-                os.close(event.memory)
         self._events.clear()
         self._connect()
         self._start_missing()
@@ -266,6 +263,7 @@ class LinuxPool(WorkerPool):
         try:
             self._disconnect(release_server=True)
         finally:
+            self._events.clear()
             self._release_memory()
             self._memory.close()
             if self._payload is not None:
@@ -307,6 +305,18 @@ class LinuxPool(WorkerPool):
                 if not self._results.recv(MAX_MESSAGE_BYTES):
                     return True
         return False
+
+
+def _map_memory(fd: int) -> SharedFile:
+    """Map the memory of a descriptor, which the mapping then owns."""
+    try:
+        return SharedFile(fd)
+    except OSError as error:  # Python's mmap duplicates the descriptor
+        os.close(fd)
+        raise ResourceError(
+            f"cannot receive a batch: {error}. If this process has too many open files, raise the "
+            "limit (ulimit -n), or use fewer num_workers or a smaller prefetch_factor"
+        ) from error
 
 
 class ForkServer:

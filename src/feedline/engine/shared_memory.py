@@ -12,6 +12,7 @@ import contextlib
 import mmap
 import os
 import sys
+import weakref
 from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
@@ -27,7 +28,10 @@ _SHARED_MEMORY = "/dev/shm"
 
 def require_memory(nbytes: int, purpose: str, remedy: str) -> None:
     """Raise ResourceError if less memory is available: the kernel would kill processes later."""
-    available = available_memory_bytes()
+    try:
+        available = available_memory_bytes()
+    except OSError:  # unknown, e.g. with too many open files
+        return
     if nbytes > available:
         raise ResourceError(
             f"{purpose} needs {nbytes / 2**20:,.0f} MiB of memory, but only "
@@ -36,13 +40,15 @@ def require_memory(nbytes: int, purpose: str, remedy: str) -> None:
 
 
 class SharedFile:
-    """A block with a file descriptor, which `close` closes. Linux."""
+    """A block with a file descriptor, which is closed by `close` or with the object. Linux."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         # The last array closes the mapping: batches may outlive the loader.
         self.array: NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, 0), dtype=np.uint8)
         self.nbytes = self.array.nbytes
+        self._close = weakref.finalize(self, os.close, fd)  # last: if mapping fails, the caller's
+        self._close.atexit = False
 
     @classmethod
     def create(cls, nbytes: int) -> SharedFile:
@@ -63,9 +69,8 @@ class SharedFile:
 
     def close(self) -> None:
         """Close the descriptor and, once no batch uses it, free the memory."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._close()
+        self.fd = -1
         self.array = np.empty(0, np.uint8)
 
 

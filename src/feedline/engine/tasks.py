@@ -10,7 +10,6 @@ death.
 from __future__ import annotations
 
 import operator
-import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -26,8 +25,7 @@ from feedline.engine.messages import (
     Report,
     RowTask,
 )
-from feedline.engine.shared_memory import SharedFile
-from feedline.errors import ResourceError, UsageError
+from feedline.errors import UsageError
 from feedline.order.batch_spec import (
     NO_SAMPLE_INDEX,
     BatchSpec,
@@ -128,10 +126,16 @@ class RowTasks:
 
 
 class BatchTasks:
-    """Tasks of whole batches, one each. `max_user_batches` may be kept without a copy."""
+    """Tasks of whole batches, one each. `max_user_batches` may be kept without a copy.
 
-    def __init__(self, slots: WholeBatchBuffers, *, max_user_batches: int) -> None:
+    With `skips_failures`, a batch is made without the rows that kill their workers.
+    """
+
+    def __init__(
+        self, slots: WholeBatchBuffers, *, max_user_batches: int, skips_failures: bool = False
+    ) -> None:
         self.slots = slots
+        self._skips_failures = skips_failures
         self._max_user_batches = max_user_batches
 
     def resize(self, settings: LiveSettings) -> None:
@@ -161,17 +165,18 @@ class BatchTasks:
             keys=pickle.dumps(in_flight.batch.dataset_keys),
             memory=self.slots.memory(in_flight.slot),
             slot=in_flight.slot,
+            skipped_rows=tuple((each.row, each.message) for each in in_flight.failures),
         )
 
     def store_result(self, in_flight: InFlightBatch, report: Report) -> None:
         """Keep the report of the batch, and the new memory that came with it."""
         in_flight.report = report
-        if report.memory >= 0:
-            self.slots.set_memory(in_flight.slot, _map_memory(report.memory))
+        if report.memory is not None:
+            self.slots.set_memory(in_flight.slot, report.memory)
 
     def retry_spans(self, span: Span, row: int, give_up: bool) -> list[Span]:
-        """Return the whole batch, or nothing: `collate_fn` needs every sample."""
-        return [] if give_up else [span]
+        """Return the whole batch, or nothing if it cannot be made without the row."""
+        return [] if give_up and not self._skips_failures else [span]
 
 
 def _with_integer_keys(batch: BatchSpec) -> BatchSpec:
@@ -184,15 +189,3 @@ def _with_integer_keys(batch: BatchSpec) -> BatchSpec:
             f"{batch.step + 1}), but this dataset needs integer indices"
         ) from error
     return replace(batch, samples=samples)
-
-
-def _map_memory(fd: int) -> SharedFile:
-    """Map the memory of a descriptor, which the mapping then owns."""
-    try:
-        return SharedFile(fd)
-    except OSError as error:  # Python's mmap duplicates the descriptor
-        os.close(fd)
-        raise ResourceError(
-            f"cannot receive a batch: {error}. If this process has too many open files, raise the "
-            "limit (ulimit -n), or use fewer num_workers or a smaller prefetch_factor"
-        ) from error

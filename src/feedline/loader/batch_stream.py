@@ -70,6 +70,7 @@ class BatchStream:
         self.position = position
         self.record = EngineRecord()
         self.engine: Engine = NO_ENGINE
+        self._ending: list[Engine] = []  # replaced engines whose workers have not ended yet
         self.batch: BatchSpec | None = None  # specification of the last batch
         self.filling = CacheFilling(options.cache)
         self._choice = CurrentChoice()
@@ -166,20 +167,27 @@ class BatchStream:
             "it at the start",
             *(size / 2**20 for size in (before, self._slot_bytes, nbytes)),
         )
-        self._end(old)
+        self._ending.append(old)
+        self._end_engines()
 
     def end_workers(self) -> list[Any]:
         """End the workers. Return their handles. No effect in a process forked from theirs."""
         if os.getpid() != self._owner:
             return []
         old, self.engine = self.engine, NO_ENGINE
+        self._ending.append(old)
         handles = old.handles
-        self._end(old)
+        self._end_engines()
         return handles
 
-    def _end(self, engine: Engine) -> None:
-        self._stage_timings = merge_timings(self._stage_timings, engine.stage_timings())
-        engine.close()
+    def _end_engines(self) -> None:
+        """End the replaced engines. After an interrupt, the next call continues."""
+        while self._ending:
+            engine = self._ending[-1]
+            timings = merge_timings(self._stage_timings, engine.stage_timings())
+            engine.close()
+            self._stage_timings = timings
+            self._ending.pop()
 
     # Batches
 

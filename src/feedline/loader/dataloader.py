@@ -23,10 +23,17 @@ from feedline.control.decision import SettingChange
 from feedline.engine.load_samples import Source
 from feedline.engine.normalise import BatchTransform, PixelTransform
 from feedline.engine.start_pool import unpickling_arguments
+from feedline.errors import UsageError
 from feedline.loader.dataset_kind import is_row_source
 from feedline.loader.epoch_iterator import LIVE_ATTRIBUTES, EpochIterator, LoaderRuntime
 from feedline.loader.explain import explain
-from feedline.loader.options import Arguments, Options, build_from_arguments, create_order
+from feedline.loader.options import (
+    Arguments,
+    Options,
+    build_from_arguments,
+    check_argument,
+    create_order,
+)
 from feedline.loader.saved_settings import add_saved_settings, name_file_in_errors, warn_if_unused
 from feedline.loader.torch_samplers import (
     PlannedSampler,
@@ -47,6 +54,13 @@ __all__ = ["DataLoader"]
 _T = TypeVar("_T", covariant=True)
 _NOT_COPIED = {"end_of_dataloader", "remainder", "_watch_iterator", "_warns_of_stock_loader"}
 """Attributes that a copy does not get."""
+_FIXED = (
+    *("seed", "schedule", "weights", "replacement", "image_size", "max_image_size", "device"),
+    *("dtype", "mean", "std", "pixel_transform", "batch_transform", "cache", "rank", "world_size"),
+)
+"""Attributes that have no effect after construction."""
+_READ_LATER = ("collate_fn", "worker_init_fn", "generator", "timeout", "pin_memory", "on_error")
+"""Attributes whose current values a copy gets, because each `iter()` reads them."""
 _TORCH_ARGUMENTS = (
     *("sampler", "batch_sampler", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
     *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
@@ -264,7 +278,7 @@ class DataLoader(TorchDataLoader[_T]):
         self.start_method, self.device = completed.start_method, options.device
         self.settings = None  # the file's values are in the other attributes
         self._runtime = runtime = LoaderRuntime(self, completed, options, order)
-        self._finalizer = weakref.finalize(self, runtime.close)
+        weakref.finalize(self, runtime.close)
         self._is_built = True
         if options.adapts and options.num_workers and not options.iterable:
             self.adapts = True
@@ -272,22 +286,38 @@ class DataLoader(TorchDataLoader[_T]):
             warn_if_unused(arguments, completed, str(choice))
         if options.is_row_source:
             runtime.stream.start()
-            self.max_image_size = runtime.stream.choice().max_image_size
+            largest = runtime.stream.choice().max_image_size
+            object.__setattr__(self, "max_image_size", largest)
         elif options.device is not None or options.cache is not None:
             runtime.stream.choice()  # raises now if the device or the cache cannot be used
         self._not_added = frozenset({*vars(self), "_not_added"} - added_before)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; `num_workers` and others take effect at once, see the arguments."""
-        if name in LIVE_ATTRIBUTES and self._is_built:
-            value = self._runtime.change_attribute(name, value)
+        """Set an attribute; `num_workers` and others take effect at once, see the arguments.
+
+        Raises:
+            UsageError: the value is invalid, or the argument has no effect after construction.
+        """
+        if self._is_built:
+            if name in LIVE_ATTRIBUTES:
+                value = self._runtime.change_attribute(name, value)
+            elif name in _FIXED and value is not getattr(self, name):
+                instead = "call set_image_size, or " if name == "image_size" else ""
+                raise UsageError(
+                    f"cannot be changed in a built loader, got {value!r}; {instead}build a new one",
+                    argument=name,
+                )
+            elif name in ("on_error", "timeout"):
+                check_argument(name, value)
         super().__setattr__(name, value)
 
     # Copies
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles consist of the arguments, without the running engine."""
-        return _rebuild, (type(self), dict(vars(self._runtime.arguments))), self.__getstate__()
+        current = {name: getattr(self, name) for name in _READ_LATER}
+        arguments = {**vars(self._runtime.arguments), **current}
+        return _rebuild, (type(self), arguments), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         """Attributes added by a subclass or a user."""
@@ -527,8 +557,8 @@ class DataLoader(TorchDataLoader[_T]):
     # Life
 
     def close(self) -> None:
-        """End the workers. Delivered batches stay valid. May be called twice."""
-        self._finalizer()
+        """End the workers. Delivered batches stay valid. May be called again."""
+        self._runtime.close()
 
     def __enter__(self) -> DataLoader[_T]:
         return self

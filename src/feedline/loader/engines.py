@@ -50,7 +50,7 @@ class WorkerHandle:
     def __init__(self, pid: int | None) -> None:
         self.pid = pid
         self._process: psutil.Process | None = None
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, OSError):  # e.g. too many open files
             self._process = None if pid is None else psutil.Process(pid)
 
     def is_alive(self) -> bool:

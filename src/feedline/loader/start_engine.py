@@ -210,7 +210,8 @@ def _batch_engine(
 ) -> WorkerEngine:
     """Build workers that make whole batches, one each."""
     pool, slots = start(fetcher, 0), WholeBatchBuffers(0)
-    tasks = BatchTasks(slots, max_user_batches=_MAX_USER_BATCHES)
+    skips_failures = options.on_error == "skip" and options.batched
+    tasks = BatchTasks(slots, max_user_batches=_MAX_USER_BATCHES, skips_failures=skips_failures)
     live = LiveSettings(
         workers=options.num_workers,
         prefetch_factor=options.prefetch_factor,
