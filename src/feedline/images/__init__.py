@@ -2,8 +2,8 @@
 
 folder.py, image_list.py, array.py   public sources: `ImageFolder`, `ImageList`, `ImageArray`
 rows.py                              from a store of images to rows of a batch
-codec_registry.py, codec_base.py     registry of image formats and `Decoder` of any; base class
-pillow_codecs.py                     PNG, WebP, GIF, TIFF and others; conversion to RGB, L or I;16
+pillow_codecs.py                     all formats except JPEG: add one here; conversion to a mode
+codec_registry.py, codec_base.py     `Decoder` of any format, formats added by users; base class
 jpeg.py                              decoding of a JPEG, of which only a part if possible
 crops.py                             which part of an image becomes a row: `TrainCrop`, `EvalCrop`
 resize.py                            resize into a row, mirror, table lookup; rows of raw pixels

@@ -117,7 +117,7 @@ class ImageDecoder:
 
     def __init__(self, codec: Codec, options: DecodeOptions) -> None:
         self._codec, self._options = codec, options
-        # An image to be rotated is decoded completely: only then the part is known.
+        # With exif=True the upright size is known only after decoding, so the whole is decoded.
         self._decodes_parts = codec.decodes_parts and not options.exif
         self._data = b""
         self._size = 0, 0

@@ -86,8 +86,8 @@ class Box(NamedTuple):
     """A part of an image, in pixels, to be resized to a row and optionally mirrored.
 
     `edges`: fractional top, left, height and width of the area to resize, relative to the part. Set
-    if a crop of the original is mapped to a smaller copy, whose pixels its edges may divide; None
-    for the whole part.
+    if a crop of the original is mapped to a smaller copy, because its edges may then lie inside
+    pixels of the copy. None: resize the whole part.
     """
 
     top: int

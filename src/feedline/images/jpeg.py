@@ -75,7 +75,7 @@ class JpegDecoder(ImageDecoder):
         options = self._options
         self._data, self._whole = b"", None
         orientation = self._orientation = jpeg_orientation(data) if options.exif else 1
-        # An image to be rotated is decoded completely: only then the part is known.
+        # Parts are in upright coordinates: decode a rotated image completely, rotate it, then cut.
         size = self._compiled.open(data) if self._compiled and orientation == 1 else None
         self._is_compiled = size is not None
         height, width = self._size = size or _read_header(data)

@@ -6,9 +6,9 @@ allocated. All errors of Pillow become ImageErrors; no warning is issued; Pillow
 changed (if a user set `ImageFile.LOAD_TRUNCATED_IMAGES` in this process, Pillow completes truncated
 files here too).
 
-Of a WebP only the part is decoded, by the libwebp that Pillow brings. Pillow itself uses libwebp's
-animation decoder, for all of the image, to four channels, which are copied three times. It decodes
-what is not certain to give the same pixels: an animation, a damaged file, or without a libwebp.
+Of a WebP only the requested part is decoded, by the libwebp bundled with Pillow. Pillow's own
+decoder always decodes the whole image to four channels and copies it three times, so it is the
+fallback: for animations and damaged files, or if libwebp cannot be loaded.
 
 Relies on: libwebp's interface for decoding with options (webp/decode.h), which checks the version
 that this file was written for. Pillow's readers being callable without `Image.open`, whose own size

@@ -152,7 +152,10 @@ class LevelReader:
         return copy
 
     def check_entry(self, sample: int) -> None:
-        """Check data around a copy that `read` skips, e.g. its tar header; raises like `read`."""
+        """Check data stored around a copy, which `read` does not check, e.g. its tar header.
+
+        Raises like `read`.
+        """
 
     def size(self, sample: int) -> tuple[int, int]:
         """Height and width of a copy, in pixels."""

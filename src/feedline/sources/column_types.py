@@ -239,8 +239,8 @@ def convert_texts(
 ) -> list[Any]:
     """Convert the texts among labels to whole numbers or floats, if all are; otherwise unchanged.
 
-    With `classes` they are only converted to whole numbers, if none is a class. Numbers and texts
-    together raise a UsageError.
+    With `classes`, texts are converted to whole numbers only, never to floats, and only if none of
+    them is a class name. Numbers and texts together raise a UsageError.
     """
     places = [sample for sample, label in enumerate(labels) if isinstance(label, str)]
     texts = [labels[sample] for sample in places]

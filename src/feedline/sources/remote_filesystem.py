@@ -73,8 +73,9 @@ _S3 = ("s3", "s3a")
 
 Result = TypeVar("Result")
 
-# Open filesystems, because opening one takes up to a second. The key contains the repr of the
-# options; the value keeps the options, so that no other object gets a memory address in that repr.
+# Open filesystems, because opening one takes up to a second. The key contains repr(options),
+# which may have memory addresses. The value refers to the options, so that no later object gets
+# such an address and matches the key by mistake.
 _opened: dict[tuple[str, str, int], tuple[Any, object]] = {}
 # By their ids, as two that were opened alike are equal.
 _alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -182,9 +183,9 @@ def request_options(options: Mapping[str, Any] | None) -> tuple[int, dict[str, A
 class Filesystem:
     """Files below a URL. Its text is the URL without user and password.
 
-    If `requests`, the maximum number of concurrent requests, is above 0, responses are checked and
-    only `retry` repeats a failed request. If it is 0, whole files are read and written in several
-    requests, and the fsspec filesystem also retries single ones if it can.
+    `requests` is the maximum number of concurrent requests. If it is above 0, responses are checked
+    and fsspec's own retries are disabled: only `retry` repeats a failed request. If it is 0, whole
+    files are read and written, each in several requests, and fsspec's own retries stay enabled.
 
     Raises:
         UsageError: the URL or an option is invalid, or a package is missing.

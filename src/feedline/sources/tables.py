@@ -62,8 +62,8 @@ def read_csv(
 ) -> Table:
     """Read two columns of a CSV file, UTF-8, whose first line names the columns.
 
-    Labels are texts if one is among `classes`, whatever they look like; otherwise whole numbers if
-    all of a column are. Without class names they are also floats, if all are numbers.
+    If any label is in `classes`, the column stays text. Otherwise a column of whole numbers becomes
+    int and, without `classes`, a column of numbers becomes float.
     """
     if not isinstance(sep, str) or len(sep) != 1 or sep in '"\r\n':
         raise UsageError(

@@ -308,7 +308,7 @@ def posterize(pixels: Pixels, bits: int) -> Pixels:
 
 
 def solarize(pixels: Pixels, threshold: float) -> Pixels:
-    """Invert the grey levels that are not below a threshold, as for NaN."""
+    """Invert grey levels at or above a threshold; if the threshold is NaN, all levels."""
     if threshold > 255:
         return pixels
     first = np.uint8(math.ceil(threshold) if threshold > 0 else 0)
