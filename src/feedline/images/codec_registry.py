@@ -1,5 +1,8 @@
 """Registry of image formats, and decoding of files to pixels.
 
+To add a format that Pillow or a plugin of it reads, add an entry to `PILLOW_CODECS` in
+`pillow_codecs.py`; for a format with its own decoder, add a `Codec` to `CODECS`.
+
 Guarantees: JPEGs are decoded like by libjpeg-turbo, Pillow and so torchvision's loader, bit for bit
 (`jpeg.py`); everything else by Pillow (`pillow_codecs.py`). The format is detected from the bytes,
 never from the file name. The pixel count in the header is checked before any decoding. A truncated

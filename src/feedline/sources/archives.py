@@ -2,8 +2,8 @@
 
 Guarantees: the samples and class indices that `scan_folder` finds in the unpacked archive; only
 headers are read for that, and nothing is extracted; a name that leads out of the archive raises an
-error; a tar file that is truncated, or damaged in its headers, raises an error and is never a
-smaller one; memory is limited to the directory and one file's bytes, whatever headers claim. An
+error; so does a truncated tar file, or one with damaged headers, which is never read as one with
+fewer images; memory is limited to the directory and one file's bytes, whatever headers claim. An
 archive is scanned once, and a change since its scan is noticed; a pickle carries no descriptor;
 several threads may read at once. A saved index is whole or missing; one that is damaged, of another
 kind, or of a file with another size, modification time or other bytes at its beginning, middle or

@@ -145,7 +145,7 @@ def _jitter(step: Any, pixels: Pixels) -> Pixels:
 def _blur(step: Any, pixels: Pixels) -> Pixels:
     width, height = step.kernel_size
     if width // 2 >= pixels.shape[1] or height // 2 >= pixels.shape[0]:
-        # It has no room to mirror, which the step itself reports.
+        # The image is too small for the kernel's reflect padding: the step raises the error.
         return np.asarray(step(Image.fromarray(pixels)))
     if is_v2(step):
         sigmas = draw_step_params(step, [])["sigma"]
