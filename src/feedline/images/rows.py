@@ -157,7 +157,8 @@ class RowPipeline(Generic[Store]):
         elif isinstance(inner, CacheStore):
             why = f"{inner.root!r} is a cache; name(sample) returns an image's original name"
         else:
-            why = f"the images are inside {inner!r}: remove cache=, or use feedline.build_cache"
+            own = type(self).__name__
+            why = f"those of {own} are in {inner!r}: remove cache=, or use feedline.build_cache"
         raise UsageError(f"image files are needed here, but {why}")
 
     @property

@@ -173,6 +173,9 @@ class SampleStore:
         """Path of the file that holds a sample; "" without one."""
         return ""
 
+    def __repr__(self) -> str:
+        return f"a {type(self).__name__}"
+
     def pick(self, count: int) -> list[int]:
         """Return about `count` samples, spread over all, that are cheap to read in sequence."""
         return spread_evenly(len(self), count)
