@@ -6,13 +6,15 @@ import random
 from dataclasses import replace
 
 import pytest
-from feeds import expected, order_of, planned, take, working
+from feeds import expected, feed_on, order_of, planned, slot_bytes, take, working
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.engine.defaults import LiveSettings
 from feedline.engine.feed import Feed
 from feedline.engine.load_samples import Row
+from feedline.engine.messages import Report, Task
+from feedline.engine.pool import InProcessPool, WorkerDeath
 from feedline.errors import UsageError
 from feedline.loader.position import PlannedPosition
 from feedline.order.batch_spec import Item
@@ -119,6 +121,34 @@ def test_the_oldest_batch_is_made_first_after_a_change() -> None:
         take(feed, source, 1)
         feed.apply(LiveSettings(workers=0, task_ns=1))
         take(feed, source)
+    assert source.made == [int(sample) for batch in planned(order) for sample in batch.samples]
+
+
+class LosingPool(InProcessPool):
+    """Reports the death of a worker with the first task."""
+
+    lost: Task | None = None
+
+    def submit(self, task: Task) -> bool:
+        if self.lost is not None:
+            return super().submit(task)
+        self.lost = task
+        self.events: list[Report | WorkerDeath] = [WorkerDeath("lost", (task.id,), task.id)]
+        return True
+
+    def wait(self, timeout_s: float) -> list[Report | WorkerDeath]:
+        events, self.events = self.events, []
+        return events or super().wait(timeout_s)
+
+
+def test_a_lost_task_is_repeated_before_those_of_later_batches() -> None:
+    source = Noting(60)
+    order = order_of(source, 6)
+    pool = LosingPool(source, 4 * slot_bytes(source, 6))
+    feed = feed_on(pool, source, 6, slots=4, workers=0)
+    feed.start(planned(order))
+    take(feed, source)
+    feed.close()
     assert source.made == [int(sample) for batch in planned(order) for sample in batch.samples]
 
 
