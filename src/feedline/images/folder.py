@@ -80,11 +80,6 @@ class ImageFiles(ImageSource[Store]):
         """Class indices by name; a new dictionary each time."""
         return {name: number for number, name in enumerate(self.classes)}
 
-    @property
-    def targets(self) -> np.ndarray[Any, Any]:
-        """Label of every sample, (n, ...), of the labels' dtype; a new array each time."""
-        return np.array(self.store.labels, self.store.label_field.dtype)
-
 
 class ImageFolder(ImageFiles["FileStore[Any] | ArchiveStore | CacheStore"]):
     """Images under root/CLASS/, indexed like torchvision.datasets.ImageFolder.

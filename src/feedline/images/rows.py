@@ -166,6 +166,11 @@ class RowPipeline(Generic[Store]):
         """True if the images are files, of which a cache may hold copies."""
         return isinstance(_unselected(self.store), FileStore | CachedFiles)
 
+    @property
+    def targets(self) -> np.ndarray[Any, Any]:
+        """Label of every sample, (n, ...), of the labels' dtype; a new array each time."""
+        return np.array(self.store.labels, self.store.label_field.dtype)
+
     def _begin(self) -> None:
         """Create what is not pickled."""
         self._is_open = False

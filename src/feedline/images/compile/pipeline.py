@@ -160,11 +160,6 @@ class SamplePipeline(RowPipeline[SampleStore]):
         except Exception:
             return None
 
-    @property
-    def targets(self) -> np.ndarray[Any, Any]:
-        """Label of every sample, (n, ...), of the labels' dtype; a new array each time."""
-        return np.array(self.store.labels, self.store.label_field.dtype)
-
     def _form(self) -> str:
         """Settings of reading and store that affect pixels, after a comma."""
         form = self.store.describe_copies()
