@@ -182,7 +182,7 @@ class RemoteFolder(Filesystem):
         if not paths:
             return self, []
         folder = posixpath.commonpath(list(map(posixpath.dirname, paths)))
-        there = RemoteFolder(f"{self.url.partition('://')[0]}://{folder}", self._options)
+        there = RemoteFolder(f"{self.url.partition('://')[0]}://{folder}", self.options)
         return there, [posixpath.relpath(path, folder) for path in paths]
 
     def has(self, name: str) -> bool:

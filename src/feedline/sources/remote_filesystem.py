@@ -195,7 +195,7 @@ class Filesystem:
         self, url: str, options: Mapping[str, Any] | None = None, *, requests: int = 0
     ) -> None:
         self.url = url.rstrip("/")
-        self._options, self._requests = dict(options or {}), requests
+        self.options, self._requests = dict(options or {}), requests
         self._host = host_of(self.url)
         self._unreachable_until = 0.0
         self.opened()
@@ -212,7 +212,7 @@ class Filesystem:
 
     @property
     def _key(self) -> tuple[str, str, int]:
-        return self._host, repr(self._options), self._requests
+        return self._host, repr(self.options), self._requests
 
     def opened(self) -> tuple[Any, str]:
         """Filesystem of this process, and the path of the URL in it."""
@@ -220,7 +220,7 @@ class Filesystem:
             filesystem, _ = _opened.get(self._key) or (None, None)
             if filesystem is None:
                 filesystem = self._open()
-                _opened[self._key] = filesystem, self._options
+                _opened[self._key] = filesystem, self.options
             return filesystem, filesystem._strip_protocol(self.url).rstrip("/")
         except ImportError as error:
             raise UsageError(
@@ -239,9 +239,9 @@ class Filesystem:
 
         if self._requests:
             protocol = self.url.partition("://")[0]
-            options = _checked_options(protocol, self._options, self._requests)
+            options = _checked_options(protocol, self.options, self._requests)
         else:
-            options = {**self._options, "use_listings_cache": False}  # others write there, too
+            options = {**self.options, "use_listings_cache": False}  # others write there, too
         filesystem, _ = url_to_fs(self._host, skip_instance_cache=True, **options)
         if self._requests and hasattr(filesystem, "retries"):  # of s3fs
             filesystem.retries = 1

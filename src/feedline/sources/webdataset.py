@@ -146,7 +146,9 @@ class WebDatasetStore(IndexedStore):
         self._folder, self._shards = folder, shards
         self._entries, self._status = entries, status
         self._files = OpenFiles("shard", "ImageList")
-        self._reader = RemoteReader([folder.url]) if isinstance(folder, RemoteFolder) else None
+        self._reader = None
+        if isinstance(folder, RemoteFolder):
+            self._reader = RemoteReader([folder.url], folder.options)
 
     @property
     def folder(self) -> str:
