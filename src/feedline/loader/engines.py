@@ -25,7 +25,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from feedline.engine.device_transfer import DeviceTransfer
 from feedline.engine.feed import Feed
@@ -38,7 +37,16 @@ from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.split import Timing
 from feedline.trace.stage_timings import PAGE_WORDS, StagePage, StageTimings, read_page
 
-__all__ = ["NO_ENGINE", "Engine", "EngineRecord", "InProcessEngine", "Skipped", "WorkerEngine"]
+__all__ = [
+    "NO_ENGINE",
+    "QUICK_NS",
+    "QUICK_STEPS",
+    "Engine",
+    "EngineRecord",
+    "InProcessEngine",
+    "Skipped",
+    "WorkerEngine",
+]
 
 
 class WorkerHandle:
@@ -91,13 +99,12 @@ class EngineRecord:
     skipped: list[Skipped] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)  # causes of death of replaced workers
     # Of batches made in this process:
-    num_quick: int = 0  # batches faster than _QUICK_NS since the last slower one
+    num_quick: int = 0  # batches faster than QUICK_NS since the last slower one
     page: StagePage | None = None
-    page_memory: NDArray[np.int64] = field(default_factory=lambda: np.zeros(PAGE_WORDS, np.int64))
 
     def stage_timings(self) -> dict[int, StageTimings]:
         """Time per stage of this process, as if it were a worker."""
-        return {} if self.page is None else {0: read_page(self.page_memory)}
+        return {} if self.page is None else {0: read_page(self.page.memory)}
 
 
 class Engine:
@@ -328,8 +335,10 @@ class WorkerEngine(Engine):
                 self._next_batch_failed = True  # made again when requested, and then raised
 
 
-_QUICK = 64
-_QUICK_NS = 400_000  # recording a batch costs some 3 us
+QUICK_STEPS = 64
+QUICK_NS = 400_000
+"""After this number of steps or batches of less than this time, few are recorded, as the record of
+one costs 3 to 4 us."""
 
 
 class InProcessEngine(Engine):
@@ -346,7 +355,7 @@ class InProcessEngine(Engine):
         self._after_batch: Iterator[BatchSpec] | None = None  # `_upcoming` after the delivery
         self._returned_s = 0.0  # when the last batch was returned
         if record.page is None and is_recording_enabled():
-            record.page = StagePage(record.page_memory)
+            record.page = StagePage(np.zeros(PAGE_WORDS, np.int64))
         self._page = record.page
         self._skipped_now: list[Skipped] = []  # of the latest batch, until it is delivered
 
@@ -404,7 +413,9 @@ class InProcessEngine(Engine):
         """Make a batch and record its time; of batches faster than 0.4 ms only every 64th."""
         record = self._record
         stage_timer.drop_task(self._page)
-        if self._page is None or (record.num_quick > _QUICK and record.num_quick % _QUICK):
+        if self._page is None or (
+            record.num_quick > QUICK_STEPS and record.num_quick % QUICK_STEPS
+        ):
             record.num_quick += 1
             return self._make(batch)
         begin_ns = time.monotonic_ns()
@@ -414,10 +425,10 @@ class InProcessEngine(Engine):
         finally:
             if is_recorded:
                 stage_timer.end_task()
-            if time.monotonic_ns() - begin_ns < _QUICK_NS:
+            if time.monotonic_ns() - begin_ns < QUICK_NS:
                 record.num_quick += 1
             else:  # maybe only preempted
-                record.num_quick = max(0, min(record.num_quick, _QUICK) - _QUICK // 4)
+                record.num_quick = max(0, min(record.num_quick, QUICK_STEPS) - QUICK_STEPS // 4)
 
     def record_delivery(self) -> None:
         assert self.batch is not None, "no batch was made"

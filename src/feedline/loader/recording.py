@@ -17,6 +17,7 @@ from typing import Any
 
 from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engine_choice import EngineChoice, keeps_workers
+from feedline.loader.engines import QUICK_NS, QUICK_STEPS
 from feedline.loader.options import Options
 from feedline.trace import is_recording_enabled
 from feedline.trace.batch_probe import BatchProbe
@@ -28,8 +29,6 @@ __all__ = ["Recording", "describe_feedline_loader"]
 
 _log = logging.getLogger("feedline")
 
-_QUICK_NS = 400_000  # a step costs the record some 4 us
-_QUICK_STEPS = 64
 _SKIPPED_BATCHES = 62
 _MAX_NAMES = 256
 
@@ -118,13 +117,13 @@ class Recording:
         record.add_batch(self._probe.inspect(batch), requested_ns, got_ns, requested_cpu_ns)
         is_whole_step = self._got_ns > 0 and not was_skipping
         took_ns, self._got_ns = got_ns - self._got_ns, got_ns
-        if is_whole_step and took_ns > _QUICK_NS:
-            self._quick = max(0, self._quick - _QUICK_STEPS // 4)
+        if is_whole_step and took_ns > QUICK_NS:
+            self._quick = max(0, self._quick - QUICK_STEPS // 4)
         elif self._may_skip:
             self._quick += 1
-            if self._quick >= _QUICK_STEPS:
+            if self._quick >= QUICK_STEPS:
                 # After the skipped batches, one batch begins a timed step and the next ends it.
-                self._quick = _QUICK_STEPS - 2
+                self._quick = QUICK_STEPS - 2
                 self.unrecorded_batches = _SKIPPED_BATCHES
                 record.count_unreported(_SKIPPED_BATCHES)
                 timing.listener = None

@@ -137,7 +137,7 @@ class StagePage:
     """
 
     def __init__(self, memory: NDArray[np.int64]) -> None:
-        self._bytes = memory.view(np.uint8)
+        self.memory = memory
         self._words = memory.data  # indexing it is twice as fast as an array
         self.sample_ns = 1 << 62
         """Running mean of the durations of samples; before the first one a large value."""
@@ -218,7 +218,8 @@ class StagePage:
         if stage not in self._places:
             name = stage.encode()[: 8 * _NAME_WORDS]
             begin = 8 * (_NAMES + _NAME_WORDS * known)
-            self._bytes[begin : begin + len(name)] = np.frombuffer(name, np.uint8)
+            names = self.memory.view(np.uint8)
+            names[begin : begin + len(name)] = np.frombuffer(name, np.uint8)
             self._words[_STAGES] = known + 1  # last, so that a reader sees complete names only
             self._places[stage] = _place(known)
         return self._places[stage]
