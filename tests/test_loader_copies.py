@@ -117,6 +117,14 @@ def test_copy_can_load_state_of_original() -> None:
     assert [batch.tolist() for batch in other] == [batch.tolist() for batch in batches]
 
 
+@pytest.mark.parametrize("copied", COPIES)
+def test_copy_has_attributes_that_were_set_later(copied: Callable[[Any], Any]) -> None:
+    with DataLoader(list(range(10)), 5, num_workers=1) as loader:
+        loader.in_order, loader.start_method, loader.timeout = False, "spawn", 3
+        with copied(loader) as other:
+            assert (other.in_order, other.start_method, other.timeout) == (False, "spawn", 3)
+
+
 def test_a_closed_loader_can_be_copied() -> None:
     loader = DataLoader(list(range(10)), 5)
     loader.close()

@@ -59,7 +59,10 @@ _FIXED = (
     *("dtype", "mean", "std", "pixel_transform", "batch_transform", "cache", "rank", "world_size"),
 )
 """Attributes that have no effect after construction."""
-_READ_LATER = ("collate_fn", "worker_init_fn", "generator", "timeout", "pin_memory", "on_error")
+_READ_LATER = (
+    *("collate_fn", "worker_init_fn", "generator", "timeout", "pin_memory", "on_error", "in_order"),
+    *("start_method", "multiprocessing_context"),
+)
 """Attributes whose current values a copy gets, because each `iter()` reads them."""
 _TORCH_ARGUMENTS = (
     *("sampler", "batch_sampler", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
