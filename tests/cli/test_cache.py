@@ -315,23 +315,26 @@ def test_invalid_cache_is_rejected(
 
 SLOW = """
 import sys
+import time
 from pathlib import Path
 import feedline.cache.level_encoder as encoder
 from feedline.cli.app import main
 
-put, seen, done = encoder.LevelEncoder.make_copies, 0, Path(sys.argv[1])
+put, seen, paused, root = encoder.LevelEncoder.make_copies, 0, Path(sys.argv[1]), Path(sys.argv[2])
 
 def one_shard_alone(self, image):
     # The estimate looks at 64 images, a shard has 32; then it stands still.
     global seen
     seen += 1
     if seen > 64 + 40:
-        done.touch()
-        __import__("time").sleep(600)
+        while not list(root.glob("unfinished*/*.npz")):
+            time.sleep(0.01)
+        paused.touch()
+        time.sleep(600)
     return put(self, image)
 
 encoder.LevelEncoder.make_copies = one_shard_alone
-main(sys.argv[2:])
+main(sys.argv[3:])
 """
 
 
@@ -363,7 +366,7 @@ def test_signal_leaves_no_partial_files_and_same_command_resumes(
     before = {path: path.read_bytes() for path in root.rglob("*.tar")}
     paused = tmp_path / "paused"
     run = subprocess.Popen(
-        [sys.executable, "-c", SLOW, str(paused), *arguments, "--workers", "1"],
+        [sys.executable, "-c", SLOW, str(paused), str(root), *arguments, "--workers", "1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
