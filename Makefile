@@ -18,7 +18,7 @@ DEMO_RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 DEMO_SIZES := 64,96,160
 DEMO_TRAINING := --model resnet18 --schedule "64x2,96x2,160x2" --batch-size 16
 
-.PHONY: demo test test-all test-sanitized test-arm fuzz lint docs bench-peers clean
+.PHONY: demo test test-all run-tests test-sanitized test-arm fuzz lint docs bench-peers clean
 
 # Each demo starts a new run. `feedline report` exits with 1 if it has a recommendation, which is not
 # an error here.
@@ -36,14 +36,19 @@ demo: $(DEMO)
 	@echo "HTML report: $(DEMO_RUN)/report.html"
 
 # More test processes than cores: many tests wait for worker processes. tests/conftest.py orders them.
-# Bytecode is cached, because the tests start several hundred processes.
+# Bytecode is cached, because the tests start several hundred processes. Type checks, which use one
+# core for more than a minute, run in parallel.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+QUICK := -m "not slow"
 
-test: lint
-	$(PYTEST) -m "not slow"
+test: $(READY)
+	@$(MAKE) --no-print-directory -j 2 lint run-tests
 
-test-all: lint
-	$(PYTEST)
+test-all:
+	@$(MAKE) --no-print-directory test QUICK=
+
+run-tests: $(READY)
+	$(PYTEST) $(QUICK)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks conformance docs examples laboratory
@@ -89,19 +94,19 @@ bench-peers:
 	benchmarks/install_peers.sh $(PEERS)/bin/python
 
 # torch comes first: pip unpacks nothing before it has downloaded everything, and so the archives of
-# torch, 3 GB, are deleted before the rest is installed. The rest keeps that version of torch. pip
-# would compile on one core; some packages contain templates that do not compile, which is harmless.
+# torch, 3 GB, are deleted before the rest is installed. The rest keeps that version of torch. Modules
+# are compiled when they are first imported, which is a sixth of all; torch's at once, so that test
+# processes do not each compile them.
 $(DEMO): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile --editable ".[train]" torchvision
 	$(BIN)/python -m pip freeze | grep ^torch > $(VENV)/torch.txt
-	$(BIN)/python -m compileall -qq -j 0 $(VENV) || true
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c "import torch, torchvision"
 	touch $(DEMO)
 
 $(READY): $(DEMO)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint $(VENV)/torch.txt --editable ".[dev]"
-	$(BIN)/python -m compileall -qq -j 0 $(VENV) || true
 	touch $(READY)
 
 clean:

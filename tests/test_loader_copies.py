@@ -136,6 +136,7 @@ def tell(loader: DataLoader[Any], results: Any) -> None:
         results.put([batch[1].tolist() for batch in loader])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prepared", [True, *slow(False)])
 def test_a_loader_may_be_an_argument_of_a_spawned_process(prepared: bool) -> None:
     context = multiprocessing.get_context("spawn")

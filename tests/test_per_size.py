@@ -243,6 +243,7 @@ def test_function_is_called_once_per_size_and_draws_nothing(
     assert random.random() == expected
 
 
+@pytest.mark.slow
 def test_spawned_workers_match(root: Path) -> None:
     data = folder(root, stronger)
     with loader(data) as ours, loader(data, start_method="forkserver") as other:

@@ -80,6 +80,7 @@ def test_bare_processes_write_as_much_memory_as_the_loader(
     assert bare_rows(batch_size, slots, processes) == rows
 
 
+@pytest.mark.slow
 def test_bare_processes_make_rows(folder: ImageFolder, image_pool: ProcessPool) -> None:
     bare = BareProcesses(image_pool, ImageSample(folder, [0, 1, 2]), name="bare", size=32, rows=4)
     turn = bare.turn(0.01)

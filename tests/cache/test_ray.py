@@ -102,6 +102,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_task_cancelled_during_import_leaves_usable_process() -> None:
     task = ray.cloudpickle.dumps(ray_workers._task(feedline.__version__))
     said = subprocess.check_output([sys.executable, "-c", CANCELLED], input=task)

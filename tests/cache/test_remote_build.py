@@ -240,6 +240,7 @@ def test_interrupted_build_resumes_on_any_machine(
     assert_same(bucket.contents("cache"), contents(here), stamps=False)
 
 
+@pytest.mark.slow
 def test_killed_build_leaves_lock_with_resume_hint(
     bucket: Bucket, source: Path, here: Path
 ) -> None:
@@ -551,6 +552,7 @@ def test_a_source_in_a_store_is_pickled_without_its_connection(train: str) -> No
     assert images.read(1) == again.read(1)
 
 
+@pytest.mark.slow
 def test_a_plan_is_measured_on_some_images_of_a_store(
     train: str, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,6 +161,7 @@ def test_folders_without_images_are_rejected(feedline: Command, tmp_path: Path) 
     assert_refused(feedline("bench", tmp_path), "without images, 1 of 1: 'ant'")
 
 
+@pytest.mark.slow
 def test_missing_torchvision_raises_with_install_hint(
     feedline: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_stop_is_confirmed_with_signal_name(
     assert ("SIGTERM" in confirmed) == (signum == signal.SIGTERM)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_a_terminal_gets_a_bar_on_stderr_and_the_lines(tiny_set: Path, tmp_path: Path) -> None:
     main, terminal = pty.openpty()

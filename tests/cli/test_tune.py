@@ -27,6 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
 def test_each_size_is_tuned_with_a_paced_step(
     feedline: Command, folder: Path, tmp_path: Path
@@ -95,6 +96,7 @@ def step(batch):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
 def test_functions_are_tuned(
     feedline: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +142,7 @@ def test_files_are_written_if_output_is_closed(folder: Path, tmp_path: Path) -> 
     assert not saved.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_result_is_printed_and_written_if_one_file_fails(
     feedline: Command, folder: Path, tmp_path: Path

@@ -49,6 +49,7 @@ print(torch.get_num_threads())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it takes two cores")
 def test_invalid_thread_count_is_ignored() -> None:
     environ = {name: text for name, text in os.environ.items() if not name.endswith("_THREADS")}

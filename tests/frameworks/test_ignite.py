@@ -114,6 +114,7 @@ def test_a_checkpoint_holds_the_loaders_place(options: dict[str, int]) -> None:
     assert rest == whole[9:]
 
 
+@pytest.mark.slow
 def test_a_batch_size_that_changes_with_the_epochs() -> None:
     found = []
     for loader in KINDS:

@@ -60,6 +60,7 @@ def test_signal_to_one_rank_stops_all(tiny_set: Path, tmp_path: Path, forked: Fo
     assert [said_in(tmp_path, rank)["stopped_by"] for rank in range(2)] == [None] * 2
 
 
+@pytest.mark.slow
 def test_ranks_with_rare_checks_stop_at_same_step(
     tiny_set: Path, tmp_path: Path, forked: Forks
 ) -> None:
@@ -97,6 +98,7 @@ assert distributed.is_initialized(), "the program's own group stays"
 """
 
 
+@pytest.mark.slow
 def test_a_process_group_for_cuda_alone_gets_one_for_the_cpu() -> None:
     expected = {"sum": 3.0, "stop": [None, None, 15], "all": [0, 1], "mean": [1.0, 1.0]}
     assert said_by_ranks(_OWN_GROUP) == [expected, expected]

@@ -56,6 +56,7 @@ def test_a_schedule_comes_in_any_form(schedule: Any) -> None:
     assert found.phases[0].bound == "most"
 
 
+@pytest.mark.slow
 def test_lower_precision_has_room_for_more() -> None:
     plain, lower = (
         feedline.find_batch_size(

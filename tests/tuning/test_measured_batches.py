@@ -385,6 +385,7 @@ def test_outputs_other_than_logits_require_a_loss() -> None:
     assert tried(what, "32x1", BoundedMemory(3 * MB)).phases[0].rows > 8
 
 
+@pytest.mark.slow
 def test_with_other_ranks_the_copy_of_gradients_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def wide() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 600), nn.Linear(600, 2))

@@ -143,6 +143,7 @@ def test_model_and_optimizer_are_not_touched() -> None:
     assert torch.equal(torch.get_rng_state(), random)
 
 
+@pytest.mark.slow
 def test_a_model_without_data_is_counted_as_one_with_it() -> None:
     with torch.device("meta"):
         bare = create_model("test_resnet.r160_in1k", classes=10, sizes=[])

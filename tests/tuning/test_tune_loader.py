@@ -250,6 +250,7 @@ def test_loader_without_workers_is_rejected() -> None:
         tune(loader, step_ms=1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
 def test_one_image_size_with_two_batch_sizes_is_tuned_with_both() -> None:
     with DataLoader(images(), 8, schedule="8x1@8,8x1@32", drop_last=True, num_workers=1) as loader:

@@ -143,6 +143,7 @@ list(watched)
 """
 
 
+@pytest.mark.slow
 def test_each_rank_writes_its_files_and_only_rank_0_draws(tmp_path: Path) -> None:
     for rank in range(2):
         done = subprocess.run(
