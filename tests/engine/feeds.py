@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from math import inf
-from typing import Any
 
 from feedline.engine.buffers import RowBuffers, batch_bytes
 from feedline.engine.defaults import LiveSettings
@@ -39,19 +38,15 @@ def slot_bytes(source: Source, batch_size: int) -> int:
     return batch_bytes(source.fields(SIZE_PX), batch_size)
 
 
-def feed_on(
-    pool: WorkerPool, source: Source, batch_size: int, *, slots: int, workers: int, **options: Any
-) -> Feed:
+def feed_on(pool: WorkerPool, source: Source, batch_size: int, *, slots: int, workers: int) -> Feed:
     """A feed on a pool with memory for this many slots."""
     fixed = RowBuffers(pool.block, slot_bytes(source, batch_size), slots)
-    usual = {"timeout_s": inf, **options}
-    return Feed(RowTasks(fixed, source.fields), pool, LiveSettings(workers=workers), **usual)
+    settings = LiveSettings(workers=workers)
+    return Feed(RowTasks(fixed, source.fields), pool, settings, timeout_s=inf)
 
 
 @contextmanager
-def working(
-    source: Source, batch_size: int, *, slots: int = 4, workers: int = 2, **options: Any
-) -> Iterator[Feed]:
+def working(source: Source, batch_size: int, *, slots: int = 4, workers: int = 2) -> Iterator[Feed]:
     """A feed with workers of its own, or in this process if `workers` is 0."""
     pool = start_pool(
         source,
@@ -59,7 +54,7 @@ def working(
         workers=workers,
         method=None,
     )
-    feed = feed_on(pool, source, batch_size, slots=slots, workers=workers, **options)
+    feed = feed_on(pool, source, batch_size, slots=slots, workers=workers)
     try:
         yield feed
     finally:
