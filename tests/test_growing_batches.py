@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
 
@@ -167,15 +168,29 @@ def test_size_without_memory_is_rejected_and_smaller_ones_continue() -> None:
         assert next(batches)[0].shape == (30000, 3, 2, 2)
 
 
-def pair(index: int) -> tuple[int, int]:
-    return 0, range(10, 20)[index]
+def test_a_max_image_size_remains_a_limit() -> None:
+    with DataLoader(Rows(8), 4, image_size=8, max_image_size=16, num_workers=0) as loader:
+        loader.set_image_size(16)
+        with pytest.raises(UsageError, match="max_image_size=16"):
+            loader.set_image_size(17)
+
+
+class Listed(Dataset[Any]):
+    def __init__(self) -> None:
+        self.samples = list(range(10, 20))
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return 0, self.samples[index]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_true_and_false_are_the_indices_1_and_0(workers: int, jpeg_folder: Path) -> None:
     batches = [[True, False], [3, True], [False, False, True]]
     data = folder(jpeg_folder)
-    for dataset in (data, Made(10, pair)):
+    for dataset in (data, Listed()):
         options: dict[str, Any] = {"batch_sampler": batches, "num_workers": workers}
         expected = labels(TorchDataLoader(dataset, batch_sampler=batches))
         with DataLoader(dataset, **options) as loader:

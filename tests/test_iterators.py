@@ -14,14 +14,18 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import TensorDataset, get_worker_info
+from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 from feedline import DataLoader
 from feedline.errors import ClosedError
 from processes import descriptors, eventually, gone, newcomers, own_family
 from row_sources import Rows
 from sets import Made
-from streams import Stream
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(40))
 
 
 def number(index: int) -> torch.Tensor:
@@ -37,7 +41,7 @@ def of_dataset(**options: Any) -> DataLoader[Any]:
 
 
 def of_iterable(**options: Any) -> DataLoader[Any]:
-    return DataLoader(Stream(40), 4, num_workers=2, **options)
+    return DataLoader(Numbers(), 4, num_workers=2, **options)
 
 
 ENGINES = [of_rows, of_dataset, of_iterable]
@@ -230,9 +234,13 @@ def test_private_next_data_returns_next_batch() -> None:
         assert batches._index_sampler is loader.batch_sampler
 
 
+def numbered(count: int) -> TensorDataset:
+    return TensorDataset(torch.arange(count))
+
+
 @pytest.mark.parametrize(
     "data",
-    [Made(12, number), TensorDataset(torch.arange(12)), Stream(40)],
+    [Made(12, number), numbered(12), Numbers()],
     ids=["own", "tensors", "stream"],
 )
 @pytest.mark.parametrize("workers", [0, 1])

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.control.decision import SettingChange, What
 from feedline.control.window import StepWindow
 from feedline.errors import UsageError
 from feedline.loader import adaptation
-from streams import Stream
 
 _MOST = 5000  # batches: many more than these tests need
 
@@ -36,6 +35,11 @@ class Numbers(Dataset[torch.Tensor]):
     def __getitem__(self, number: int) -> torch.Tensor:
         time.sleep(self.seconds(number) if callable(self.seconds) else self.seconds)
         return torch.tensor([number])
+
+
+class Sevens(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([7] * 9)
 
 
 Change = int | tuple[What, float]
@@ -81,20 +85,6 @@ def images(rows: int = 256) -> ImageArray:
     return ImageArray(pixels, np.arange(rows) % 10, transform=TrainCrop())
 
 
-def source(kind: str, length: int = 256) -> tuple[Any, dict[str, Any]]:
-    """Data, and options that fix its batches."""
-    options: dict[str, Any] = {"shuffle": True, "seed": 3}
-    if kind == "rows":
-        return images(length), {"image_size": 16, **options}
-    return Numbers(length), options
-
-
-def assert_equal(found: list[Any], expected: list[Any]) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert all(torch.equal(*parts) for parts in zip(one, other, strict=True))
-
-
 def scripted(loader: DataLoader[Any], *changes: Change) -> Script:
     script = Script(*changes)
     loader.adapts = True
@@ -135,7 +125,9 @@ def test_steps_that_wait_get_more_workers() -> None:
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("kind", ["rows", "batches"])
 def test_batches_are_equal_for_any_decisions(kind: str) -> None:
-    data, options = source(kind)
+    data: Any = images() if kind == "rows" else Numbers(256)
+    options: dict[str, Any] = {"shuffle": True, "seed": 3}
+    options |= {"image_size": 16} if kind == "rows" else {}
     with DataLoader(data, 8, **options) as still:
         expected = list(itertools.chain(*(still for _ in range(3))))
     with DataLoader(data, 8, num_workers=1, **options) as loader:
@@ -144,7 +136,9 @@ def test_batches_are_equal_for_any_decisions(kind: str) -> None:
         assert [decision.after for decision in loader.adaptations] == [3, 1, 2, 4, 1]
         assert loader.num_workers == 1
         assert all(window.steps >= 2 for window in script.windows)
-    assert_equal(found, expected)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(*parts) for parts in zip(one, other, strict=True))
 
 
 EVEN: dict[str, list[Change]] = {
@@ -156,7 +150,9 @@ EVEN: dict[str, list[Change]] = {
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("kind", EVEN)
 def test_batches_are_equal_for_any_depth_and_task_size(kind: str) -> None:
-    data, options = source(kind, 1024)
+    data: Any = images(1024) if kind == "rows" else Numbers(1024)
+    options: dict[str, Any] = {"shuffle": True, "seed": 3}
+    options |= {"image_size": 16} if kind == "rows" else {}
     with DataLoader(data, 8, **options) as still:
         expected = list(itertools.chain(*(still for _ in range(2))))
     with DataLoader(data, 8, num_workers=1, persistent_workers=True, **options) as loader:
@@ -176,7 +172,9 @@ def test_batches_are_equal_for_any_depth_and_task_size(kind: str) -> None:
             assert list(dict.fromkeys(seen)) == [(1, 2), (1, 12), (2, 12), (2, 4), (2, 30)]
             assert (script.limits.for_each, script.limits.batches > 0) == (2, True)
         assert any(window.tasks for window in script.windows)
-    assert_equal(found, expected)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(*parts) for parts in zip(one, other, strict=True))
 
 
 @pytest.mark.usefixtures("often")
@@ -211,7 +209,9 @@ def test_time_while_adapting_was_off_is_not_in_window() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_memory_suffices_for_additional_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_suffices_for_additional_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(adaptation, "available_memory_bytes", lambda: 1 << 30)
     monkeypatch.setattr(adaptation, "WORKER_BYTES", 0)
     with DataLoader(Numbers(256), 8, num_workers=1, prefetch_factor=4) as loader:
@@ -224,17 +224,15 @@ def test_memory_suffices_for_additional_workers(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("kind", EVEN)
-def test_adapting_changes_nothing_while_it_is_off(kind: str) -> None:
-    data, options = source(kind)
-    with DataLoader(data, 8, num_workers=1, **options) as loader:
-        scripted(loader, 3, EVEN[kind][0])
+def test_switch_keeps_depth_and_task_size(kind: str) -> None:
+    data: Any = images() if kind == "rows" else Numbers(256)
+    size = {"image_size": 16} if kind == "rows" else {}
+    with DataLoader(data, 8, num_workers=1, **size) as loader:
+        scripted(loader, *EVEN[kind])
         loader.adapts = False
         assert sum(1 for _ in read(loader)) == 32
-        assert (loader.num_workers, loader.adaptations) == (1, [])
+        assert loader.adaptations == []
         assert (loader.task_ms, loader._runtime.stream.options.min_prefetched_batches) == (None, 0)
-        loader.adapts = True
-        assert sum(1 for _ in read(loader)) == 32
-        assert loader.num_workers == 3
 
 
 def test_a_depth_is_found_for_batches_that_come_unevenly(
@@ -278,6 +276,18 @@ def test_state_resumes_with_another_number_of_workers() -> None:
 
 
 @pytest.mark.usefixtures("often")
+def test_switch_keeps_workers() -> None:
+    with DataLoader(images(), 8, num_workers=1, image_size=16) as loader:
+        scripted(loader, 3)
+        loader.adapts = False
+        assert sum(1 for _ in read(loader)) == 32
+        assert (loader.num_workers, loader.adaptations) == (1, [])
+        loader.adapts = True
+        assert sum(1 for _ in read(loader)) == 32
+        assert loader.num_workers == 3
+
+
+@pytest.mark.usefixtures("often")
 def test_windows_of_two_sizes_are_separate_and_next_is_prepared() -> None:
     with DataLoader(images(), 8, num_workers=1, schedule="8x1,16x1", seed=0) as loader:
         script = scripted(loader)
@@ -313,7 +323,7 @@ def test_auto_adapts_and_a_number_does_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "workers"), [(list(range(9)), 0), (Stream(9), 1)], ids=["none", "iterable"]
+    ("data", "workers"), [(list(range(9)), 0), (Sevens(), 1)], ids=["none", "iterable"]
 )
 def test_loader_with_fixed_workers_rejects_adaptation(data: Any, workers: int) -> None:
     with DataLoader(data, 4, num_workers=workers) as loader:

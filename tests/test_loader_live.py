@@ -6,7 +6,6 @@ import itertools
 import math
 import pickle
 import random
-import re
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -14,17 +13,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
 from feedline.engine.buffers import WholeBatchBuffers
 from feedline.engine.defaults import LiveSettings
 from feedline.engine.tasks import BatchTasks
-from feedline.errors import UsageError
+from feedline.errors import ClosedError, UsageError
 from feedline.loader import DataLoader
 from loader_reading import Seen, planned_epoch, read, seen
 from row_sources import Rows
 from sets import Made
 from slow import slow
-from streams import Stream
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> Iterator[None]:
+    """A loader that keeps the fork server, so that the others start in no time."""
+    with rows(1):
+        yield
 
 
 def rows(workers: int, **options: Any) -> DataLoader[Any]:
@@ -236,25 +242,46 @@ def test_copy_inherits_settings() -> None:
         assert pickle.loads(pickle.dumps(loader)).prefetch_factor == 3
 
 
-INVALID: dict[str, tuple[Any, ...]] = {
-    "task_ms": (0, -1, math.nan, math.inf, -math.inf, True, "50", [1], 1j, Fraction(0)),
-    "prefetch": (0, True, 2.0, math.nan, 5),  # there is memory for 4
-    "prefetch_factor": (0, -1, 1025, True, 1.5, "2", math.nan),
-    "on_error": ("ignore",),
-    "timeout": ("long",),
-}
+BAD_PIECES = [0, -1, math.nan, math.inf, -math.inf, True, "50", [1], 1j, Fraction(0)]
+
+
+@pytest.mark.parametrize("task_ms", BAD_PIECES)
+def test_invalid_task_size_is_rejected(task_ms: Any) -> None:
+    said = r"task_ms must be .* above 0 .*, got"
+    with pytest.raises(UsageError, match=said):
+        rows(0, task_ms=task_ms)
+    with pytest.raises(UsageError, match=said):
+        whole(0, task_ms=task_ms)
+    with rows(0) as loader:
+        with pytest.raises(UsageError, match=said):
+            loader.task_ms = task_ms
+        assert loader.task_ms is None
+        assert read(loader) == planned_epoch(loader, 0)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name in INVALID for value in INVALID[name]]
+    ("prefetch", "said"),
+    [
+        (0, "prefetch must be a whole number from 1 to 64, got 0"),
+        (True, "prefetch must be .* got True"),
+        (2.0, r"prefetch must be .* got 2\.0"),
+        (math.nan, "prefetch must be .* got nan"),
+        (5, "prefetch 5 is larger than 4.*build it with prefetch=5"),
+    ],
 )
-def test_invalid_setting_is_rejected_and_changes_nothing(name: str, value: Any) -> None:
-    with whole(1) if name == "prefetch_factor" else rows(0) as loader:
-        before = getattr(loader, name)
-        with pytest.raises(UsageError, match=re.escape(repr(value))) as caught:
-            setattr(loader, name, value)
-        assert caught.value.argument == name
-        assert getattr(loader, name) == before
+def test_invalid_depth_is_rejected(prefetch: Any, said: str) -> None:
+    with rows(0) as loader:
+        with pytest.raises(UsageError, match=said):
+            loader.prefetch = prefetch
+        assert loader.prefetch == 4
+
+
+@pytest.mark.parametrize("factor", [0, -1, 1025, True, 1.5, "2", math.nan])
+def test_invalid_prefetch_factor_is_rejected(factor: Any) -> None:
+    with whole(1) as loader:
+        with pytest.raises(UsageError, match="prefetch_factor must be None or a whole number"):
+            loader.prefetch_factor = factor
+        assert loader.prefetch_factor == 2
 
 
 def test_settings_without_effect_are_rejected() -> None:
@@ -271,8 +298,13 @@ def test_settings_without_effect_are_rejected() -> None:
         loader.prefetch_factor = 4
 
 
+class Sevens(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([7] * 9)
+
+
 def test_an_iterable_dataset_follows_at_the_next_iteration() -> None:
-    with DataLoader(Stream(9), 3, num_workers=1) as loader:
+    with DataLoader(Sevens(), 3, num_workers=1) as loader:
         assert len(list(loader)) == 3
         loader.prefetch_factor = 3
         assert len(list(loader)) == 3
@@ -287,6 +319,20 @@ def test_attributes_without_effect_cannot_be_set(name: str) -> None:
         with pytest.raises(UsageError) as caught:
             setattr(loader, name, "1")
         assert caught.value.argument == name
+
+
+@pytest.mark.parametrize(("name", "value"), [("on_error", "ignore"), ("timeout", "long")])
+def test_invalid_values_of_attributes_are_refused(name: str, value: str) -> None:
+    with rows(0) as loader, pytest.raises(UsageError) as caught:
+        setattr(loader, name, value)
+    assert caught.value.argument == name
+
+
+def test_a_closed_loader_is_not_changed() -> None:
+    loader = rows(0)
+    loader.close()
+    with pytest.raises(ClosedError):
+        loader.task_ms = 5
 
 
 def test_invalid_setting_within_epoch_changes_nothing() -> None:

@@ -21,7 +21,6 @@ from feedline.errors import StateError, UsageError
 from feedline.loader import DataLoader
 from loader_reading import Seen, planned, planned_epoch, read, seen
 from row_sources import Rows
-from sets import through_json
 
 SCHEDULE = "8x1@5,12x1@7,6x1"
 EPOCHS = 3
@@ -30,6 +29,20 @@ EPOCHS = 3
 def loader(workers: int = 0, **options: Any) -> DataLoader:
     chosen = {"schedule": SCHEDULE, "seed": 5, "num_workers": workers, "prefetch": 4, **options}
     return DataLoader(Rows(23), 4, **chosen)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> Iterator[None]:
+    """A loader that keeps the fork server, so that the others start in no time."""
+    with loader(1):
+        yield
+
+
+def through_json(state: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps(state)
+    assert len(text) < 1000
+    restored: dict[str, Any] = json.loads(text)
+    return restored
 
 
 def rest_of_three_epochs(made: DataLoader) -> list[Seen]:
@@ -49,7 +62,6 @@ def test_state_saved_at_any_step_gives_remainder_with_any_number_of_workers() ->
         states.append((len(whole), through_json(first.state_dict())))
         assert whole == [batch for epoch in range(EPOCHS) for batch in planned_epoch(first, epoch)]
     for number, (done, state) in enumerate(states):
-        assert len(json.dumps(state)) < 1000
         with loader((0, 2, 3, 1)[number % 4]) as fresh:
             fresh.load_state_dict(state)
             assert fresh.state_dict() == state
@@ -126,18 +138,25 @@ def test_size_without_memory_is_rejected_and_changes_nothing() -> None:
 
 
 def test_state_of_four_ranks_resumes_on_two_with_same_global_batch() -> None:
-    options: dict[str, Any] = {"image_size": 4, "num_workers": 0, "shuffle": True, "seed": 0}
-
     def ranks(world: int, batch: int) -> list[DataLoader]:
         return [
-            DataLoader(Rows(40), batch, rank=rank, world_size=world, **options)
-            for rank in range(world)
+            DataLoader(
+                Rows(40),
+                batch,
+                image_size=4,
+                num_workers=0,
+                rank=k,
+                world_size=world,
+                shuffle=True,
+                seed=0,
+            )
+            for k in range(world)
         ]
 
     def step_of(iterations: list[Iterator[Any]]) -> list[int]:
         return sorted(label for each in iterations for label in next(each)[1].tolist())
 
-    (alone,) = ranks(1, 16)
+    alone = DataLoader(Rows(40), 16, image_size=4, num_workers=0, shuffle=True, seed=0)
     expected = [sorted(labels.tolist()) for _, labels in alone]
     four, two = ranks(4, 4), ranks(2, 8)
     iterations: list[Iterator[Any]] = [iter(each) for each in four]

@@ -59,6 +59,18 @@ for folder, options in (
 print("fine")
 """
 
+UNGUARDED_CLASS = """
+import feedline
+from row_sources import Rows
+
+class Mine(Rows):
+    pass
+
+with feedline.DataLoader(Mine(10), 4, image_size=4, num_workers=2) as loader:
+    list(loader)
+print("fine")
+"""
+
 UNGUARDED_MODULE = """
 import feedline
 from sets import Kept
@@ -242,7 +254,11 @@ def run(folder: Path, text: str, *, by: str = "file") -> tuple[str, str]:
     return done.stdout.strip(), done.stderr
 
 
-@pytest.mark.parametrize("text", slow(GUARDED, IMPORTS), ids=["guard", "imports"])
+@pytest.mark.parametrize(
+    "text",
+    slow(GUARDED, IMPORTS),
+    ids=["guard", "imports"],
+)
 def test_a_script_runs_to_its_end(text: str, tmp_path: Path) -> None:
     assert run(tmp_path, text) == ("fine", "")
 
@@ -254,7 +270,7 @@ def test_a_script_whose_workers_run_no_code_of_the_user_needs_no_guard(
     assert run(tmp_path, UNGUARDED.format(root=str(jpeg_folder))) == ("fine", "")
 
 
-@pytest.mark.parametrize("text", [UNGUARDED_MODULE, *slow(UNGUARDED_PROCESS)])
+@pytest.mark.parametrize("text", [UNGUARDED_MODULE, *slow(UNGUARDED_CLASS, UNGUARDED_PROCESS)])
 def test_script_without_guard_raises_with_hint(text: str, tmp_path: Path) -> None:
     output, errors = run(tmp_path, text)
     assert "fine" not in output

@@ -80,6 +80,20 @@ def test_copy_has_transforms() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"pixel_transform": darker}, "has no effect without device="),
+        ({"batch_transform": noisy}, "has no effect without device="),
+        ({"device": "cpu", "pixel_transform": 7}, "pixel_transform must be a function"),
+        ({"device": "cpu", "batch_transform": "mixup"}, "batch_transform must be a function"),
+    ],
+)
+def test_invalid_transform_is_rejected(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        loader(num_workers=0, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
         ({"pixel_transform": lambda x, batch: x.float()}, "pixel_transform.*torch.float32"),
         ({"pixel_transform": lambda x, batch: x[:2]}, r"returned a tensor of shape \(2, 3"),
         ({"pixel_transform": lambda x, batch: None}, "returned a NoneType"),

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, IterableDataset
 
 from feedline.errors import StateError, UsageError
 from feedline.loader import DataLoader
 from feedline.order.sample_order import BLOCK_SIZE
 from loader_reading import planned_epoch, read
 from row_sources import Rows
-from streams import Stream
+from slow import slow
 
 SAMPLES = 4 * BLOCK_SIZE + 76
 WINDOW = "window:512"
@@ -49,12 +51,36 @@ def test_a_batch_is_of_its_windows_blocks_and_an_epoch_of_all() -> None:
     assert all(blocks(batch) <= windows[k // 4] for k, batch in enumerate(first))
 
 
+@pytest.mark.parametrize("every", [4, *slow(1)])
+def test_state_saved_at_any_step_resumes_with_any_number_of_workers(
+    every: int,
+) -> None:
+    with loader(2) as first:
+        states, whole = [json.dumps(first.state_dict())], []
+        for batch in first:
+            whole += read([batch])
+            states.append(json.dumps(first.state_dict()))
+        assert whole == planned_epoch(first, 0)
+    for done, state in list(enumerate(states))[::every]:
+        with loader((0, 2, 1)[done % 3]) as fresh:
+            fresh.load_state_dict(json.loads(state))
+            assert read(fresh) == whole[done:]
+
+
 @pytest.mark.parametrize("shuffle", ["window:513", True, False])
 def test_state_of_another_order_is_rejected_by_name(shuffle: bool | str) -> None:
     state = loader().state_dict()
     assert state["sample_order"] == WINDOW
     with pytest.raises(StateError, match=f"order was '{WINDOW}', is '"):
         loader(shuffle=shuffle).load_state_dict(state)
+
+
+def test_two_ranks_divide_each_epoch_like_one_rank() -> None:
+    alone = labels(loader(batch_size=128))
+    ranks = [labels(loader(batch_size=64, rank=rank, world_size=2)) for rank in range(2)]
+    together = [sorted(one + other) for one, other in zip(*ranks, strict=True)]
+    assert together == [sorted(batch) for batch in alone]
+    assert not set(flat(ranks[0])) & set(flat(ranks[1]))
 
 
 @pytest.mark.parametrize("name", [WINDOW, np.str_(WINDOW)])
@@ -71,6 +97,12 @@ def test_any_dataset_can_be_read_in_windows() -> None:
     data = torch.arange(SAMPLES)
     with DataLoader(data, 128, WINDOW, seed=5, num_workers=1) as made:
         assert [batch.tolist() for batch in made] == labels(loader())
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_a_copy_reads_in_the_same_windows(copied: Any) -> None:
+    made = loader()
+    assert labels(copied(made)) == labels(made)
 
 
 def test_frameworks_see_a_sampler_that_shares_out_and_shuffles() -> None:
@@ -95,6 +127,11 @@ def test_string_that_names_no_order_is_rejected_with_form(
         DataLoader(range(10), 2, shuffle, **options)  # type: ignore[arg-type]
 
 
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(10))
+
+
 @pytest.mark.parametrize(
     ("dataset", "options", "found"),
     [
@@ -104,7 +141,7 @@ def test_string_that_names_no_order_is_rejected_with_form(
         (range(10), {"batch_sampler": [[1], [2]]}, "a sampler and no seed"),
         (range(10), {"batch_size": None}, "batch_size=None and no seed"),
         (range(10), {"batch_size": None, "seed": 1}, "batch_size=None"),
-        (Stream(10), {}, "an IterableDataset and no seed"),
+        (Numbers(), {}, "an IterableDataset and no seed"),
     ],
 )
 def test_windows_without_feedline_order_raise_with_requirement(

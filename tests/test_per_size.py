@@ -23,7 +23,6 @@ from torchvision.transforms import v2
 import feedline
 from feedline import DataLoader
 from feedline.errors import UsageError
-from own_sources import assert_same, flat
 from slow import slow
 from torchvision_folder import pixel_error, write_images
 
@@ -92,6 +91,16 @@ def compiled(made: DataLoader[Any]) -> bool:
     return "\nfused " in made.explain()
 
 
+def flat(batch: Any) -> list[torch.Tensor]:
+    return [batch] if isinstance(batch, torch.Tensor) else [x for part in batch for x in flat(part)]
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    for one, other in zip(flat(ours), flat(theirs), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize(
     ("make", "workers"),
     [
@@ -110,7 +119,7 @@ def test_batches_equal_those_of_pipeline_for_their_size(
             with loader(alone, schedule=f"{size}x2", num_workers=workers) as one:
                 one.set_epoch(epoch)
                 for batch, other in zip(ours, one, strict=True):
-                    assert next(flat(batch)).shape[-1] == size
+                    assert flat(batch)[0].shape[-1] == size
                     assert_same(batch, other)
 
 
@@ -129,9 +138,11 @@ def test_pixels_equal_those_of_transform_for_that_size(root: Path, size: int) ->
 def test_a_pipeline_within_a_compose_and_parts_of_folders_are_made_for_each_size(
     root: Path,
 ) -> None:
-    whole, again = (  # the same transform, by two `per_size`
-        ImageFolder(str(root), v1.Compose([feedline.per_size(v1.RandomResizedCrop), v1.ToTensor()]))
-        for _ in range(2)
+    crop = v1.Compose([feedline.per_size(v1.RandomResizedCrop), v1.ToTensor()])
+    whole = ImageFolder(str(root), crop)
+    # The same transform, by another `per_size`.
+    again = ImageFolder(
+        str(root), v1.Compose([feedline.per_size(v1.RandomResizedCrop), v1.ToTensor()])
     )
     for data in (Subset(whole, range(5)), ConcatDataset([whole, again])):
         with loader(data) as ours:
@@ -162,8 +173,8 @@ def test_size_that_fails_is_rejected_when_set(root: Path) -> None:
     with loader(folder(root, make)) as ours:
         batches = iter(ours)
         next(batches)
-        for size in (20, 23):
-            with pytest.raises(UsageError, match="KeyError"):
+        for size, said in ((20, "KeyError"), (23, "KeyError")):
+            with pytest.raises(UsageError, match=said):
                 ours.set_image_size(size)
         assert next(batches)[0].shape[-1] == 16
 
@@ -212,7 +223,9 @@ def test_default_size_is_used_without_image_size(root: Path) -> None:
             next(iter(ours))
 
 
-def test_function_is_called_once_per_size_and_draws_nothing(root: Path) -> None:
+def test_function_is_called_once_per_size_and_draws_nothing(
+    root: Path,
+) -> None:
     calls = []
 
     def make(size: int) -> Any:

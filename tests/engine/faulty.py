@@ -1,24 +1,15 @@
-"""Faulty sources, killed workers and interrupts, to test how the engine handles them."""
+"""Faulty sources, to test how the engine handles them."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-import random
-import signal
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from feedline.order.batch_spec import Field, Item
-
-if TYPE_CHECKING:  # workers would load torch
-    from feedline.loader import DataLoader
 
 
 class Steady:
@@ -121,56 +112,3 @@ class Speechless(Steady):
 class _Speechless(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
-
-
-class Killer(threading.Thread):
-    """Context manager: kills random workers of a loader, with random pauses between.
-
-    With `progress`, it waits for this event before each kill. On a slow machine, workers would
-    otherwise be killed while they start.
-    """
-
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        pause_s: tuple[float, float],
-        seed: int,
-        progress: threading.Event | None = None,
-    ) -> None:
-        super().__init__(daemon=True)
-        self.loader, self.pause_s, self.progress = loader, pause_s, progress
-        self.random = random.Random(seed)
-        self.kills = 0
-        self.stopped = threading.Event()
-
-    def run(self) -> None:
-        while not self.stopped.wait(self.random.uniform(*self.pause_s)):
-            if self.progress is not None:
-                self.progress.wait()
-                self.progress.clear()
-            if pids := self.loader.worker_pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.random.choice(pids), signal.SIGKILL)
-                    self.kills += 1
-
-    def __enter__(self) -> Killer:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stopped.set()
-        if self.progress is not None:
-            self.progress.set()
-        self.join()
-
-
-@contextlib.contextmanager
-def interrupt_after(seconds: float) -> Iterator[None]:
-    """Raise KeyboardInterrupt in the block after this time; 0 does not."""
-    usual = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, usual)

@@ -12,7 +12,8 @@ import torch
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from model import ModelDevice, ModelValues
+from model import ModelDevice
+from model_values import ModelValues
 from watched_slots import Made, WatchedSlots, make
 
 from feedline.engine.device_transfer import AcceleratorTransfer

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from faulty import Steady
+from PIL import Image
 
 from feedline.errors import ResourceError
 from feedline.images.folder import ImageFolder
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.own_fork_server
 MANY_BATCHES = """
 import os, resource
 from faulty import Steady
+from PIL import Image
 
 if __name__ == "__main__":
     from feedline.loader import DataLoader  # not at the top: workers would load torch
@@ -48,14 +50,15 @@ def mapped(name: str) -> set[str]:
     return {line.split()[4] for line in lines if name in line}
 
 
-def check_many_batches(folder: Path, before: str, workers: int, *prefix: str) -> None:
-    script = MANY_BATCHES.format(before=before, workers=workers)
-    output, errors = start_script(script, folder, prefix=prefix).communicate(timeout=100)
-    assert output.strip() + errors == "fine"
+def outcome(script: subprocess.Popen[str]) -> str:
+    output, errors = script.communicate(timeout=100)
+    return output.strip() + errors
 
 
 def test_sixty_four_open_files_are_enough_for_eight_workers(tmp_path: Path) -> None:
-    check_many_batches(tmp_path, "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))", 8)
+    limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+    script = start_script(MANY_BATCHES.format(before=limit, workers=8), tmp_path)
+    assert outcome(script) == "fine"
 
 
 def _can_mount() -> bool:
@@ -67,8 +70,14 @@ def _can_mount() -> bool:
 @pytest.mark.skipif(not _can_mount(), reason="needs the right to mount in a namespace")
 def test_dev_shm_of_16_mb_is_sufficient(tmp_path: Path) -> None:
     shell = 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"'
-    before = "assert os.statvfs('/dev/shm').f_blocks * 4096 <= 16 << 20"
-    check_many_batches(tmp_path, before, 2, "unshare", "-m", "sh", "-c", shell, "sh")
+    script = start_script(
+        MANY_BATCHES.format(
+            before="assert os.statvfs('/dev/shm').f_blocks * 4096 <= 16 << 20", workers=2
+        ),
+        tmp_path,
+        prefix=("unshare", "-m", "sh", "-c", shell, "sh"),
+    )
+    assert outcome(script) == "fine"
 
 
 def test_no_dev_shm_is_used() -> None:
@@ -85,8 +94,12 @@ def test_no_dev_shm_is_used() -> None:
         assert not mapped("/dev/shm") - others
 
 
-def test_workers_that_decode_jpegs_do_not_load_torch(jpeg_folder: Path) -> None:
-    with DataLoader(ImageFolder(jpeg_folder), 2, num_workers=1, image_size=32, seed=0) as loader:
+def test_workers_that_decode_jpegs_do_not_load_torch(tmp_path: Path) -> None:
+    for name in ("a/1.jpg", "b/2.jpg"):
+        path = tmp_path / name
+        path.parent.mkdir()
+        Image.new("RGB", (60, 50), (9, 8, 7)).save(path)
+    with DataLoader(ImageFolder(tmp_path), 2, num_workers=1, image_size=32, seed=0) as loader:
         for _ in range(4):
             list(loader)
         [pid] = loader.worker_pids

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset
 from torch.utils.data import DataLoader as TorchDataLoader
 from torchvision import transforms
@@ -86,7 +87,6 @@ def test_seeded_workers_end_with_epoch_and_prefetch_none_of_the_next() -> None:
             assert eventually(lambda: not any(worker.is_alive() for worker in workers))  # noqa: B023
             assert (made == epoch).all()
         assert "new ones each epoch" in loader.explain()
-        assert "refresh()" not in loader.explain()
 
 
 KEPT = {
@@ -97,13 +97,9 @@ KEPT = {
 
 
 @pytest.mark.parametrize("way", KEPT)
-def test_persistent_workers_see_set_attributes_and_changed_tensors(
-    way: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "feedline")
+def test_persistent_workers_see_set_attributes_and_changed_tensors(way: str) -> None:
     data = Own()
     with DataLoader(data, 2, num_workers=1, **KEPT[way]) as loader:
-        assert ("refresh()" in loader.explain()) == (way == "schedule")
         assert epoch_of(loader) == [0, 0, 0, 0, 1]
         pids = loader.worker_pids
         assert epoch_of(loader) == [0, 0, 0, 0, 2]
@@ -112,7 +108,6 @@ def test_persistent_workers_see_set_attributes_and_changed_tensors(
         assert epoch_of(loader) == [0, 0, 1, 0, 1]
         data.state.epoch = 2
         assert epoch_of(loader) == [2, 0, 1, 0, 1]
-        assert any("dataset.state.epoch" in message for message in caplog.messages)
         pids = loader.worker_pids
         change(data)
         data.state.epoch, data.tensor = 2, data.tensor
@@ -121,10 +116,35 @@ def test_persistent_workers_see_set_attributes_and_changed_tensors(
         assert loader.worker_pids != pids
 
 
+def test_explain_reports_that_schedule_keeps_workers() -> None:
+    with DataLoader(Own(), 2, num_workers=1, schedule="ownx9") as loader:
+        assert "refresh()" in loader.explain()
+    with DataLoader(Own(), 2, num_workers=1, seed=0) as loader:
+        assert "refresh()" not in loader.explain()
+
+
+def test_change_that_restarts_workers_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    data = Own()
+    with DataLoader(data, 2, num_workers=1, persistent_workers=True) as loader:
+        epoch_of(loader)
+        data.state.epoch = 1
+        with caplog.at_level(logging.INFO, "feedline"):
+            epoch_of(loader)
+    assert any("dataset.state.epoch" in record.getMessage() for record in caplog.records)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    (root / "class").mkdir()
+    Image.new("RGB", (8, 8)).save(root / "class" / "0.jpg")
+    return root
+
+
 def folder(root: Path) -> ImageFolder:
     steps = [transforms.Resize(8), transforms.CenterCrop(8), transforms.ToTensor()]
     data = ImageFolder(root, transforms.Compose(steps))
-    data.samples = data.imgs = data.samples[:1] * MANY
+    data.samples = data.imgs = data.samples * MANY
     return data
 
 
@@ -151,9 +171,9 @@ FORMS: dict[str, Any] = {
     ],
 )
 def test_changed_labels_of_folder_are_used_in_next_epoch(
-    jpeg_folder: Path, form: str, options: dict[str, Any]
+    root: Path, form: str, options: dict[str, Any]
 ) -> None:
-    data = folder(jpeg_folder)
+    data = folder(root)
     with DataLoader(FORMS[form](data), 100, num_workers=1, **options) as loader:
         for label in (0, 3):
             data.samples[MANY - 1] = (data.samples[MANY - 1][0], label)
@@ -165,8 +185,8 @@ def test_changed_labels_of_folder_are_used_in_next_epoch(
             assert labels == {0, label}
 
 
-def test_changed_indices_of_subset_are_used_in_next_epoch(jpeg_folder: Path) -> None:
-    data = folder(jpeg_folder)
+def test_changed_indices_of_subset_are_used_in_next_epoch(root: Path) -> None:
+    data = folder(root)
     data.samples[0] = (data.samples[0][0], 5)
     indices = [*range(1, MANY)] * 2
     with DataLoader(Subset(data, indices), 400, num_workers=1) as loader:

@@ -7,32 +7,20 @@ import os
 import random
 import signal
 import socket
+import threading
 import time
 import weakref
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from faulty import (
-    Deadly,
-    Killer,
-    Sleeper,
-    Speechless,
-    Steady,
-    Stillborn,
-    Unborn,
-    interrupt_after,
-)
+from faulty import Deadly, Sleeper, Speechless, Steady, Stillborn, Unborn
 
 from feedline.engine import pool_linux
 from feedline.errors import LoadTimeoutError, SampleError, WorkerError
 from feedline.loader import DataLoader
 from processes import descendants, eventually, gone, newcomers, own_family
-from sets import Slow
 from slow import slow
-
-OPTIONS: dict[str, Any] = {"batch_size": 16, "image_size": 8, "shuffle": True, "seed": 0}
 
 
 def take(loader: DataLoader, epochs: int) -> list[tuple[bytes, bytes]]:
@@ -43,15 +31,35 @@ def take(loader: DataLoader, epochs: int) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def expected(source: Steady, epochs: int, **options: Any) -> list[tuple[bytes, bytes]]:
-    with DataLoader(source, num_workers=0, **options) as loader:
+def expected(source: Steady, epochs: int, **options: object) -> list[tuple[bytes, bytes]]:
+    with DataLoader(source, num_workers=0, **options) as loader:  # type: ignore[arg-type]
         return take(loader, epochs)
+
+
+class Killer(threading.Thread):
+    """Kills a random process out of a changing list, again and again, until stopped."""
+
+    def __init__(self, loader: DataLoader, pause_s: tuple[float, float], seed: int) -> None:
+        super().__init__(daemon=True)
+        self.loader, self.pause_s = loader, pause_s
+        self.random = random.Random(seed)
+        self.kills = 0
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self.stopped.wait(self.random.uniform(*self.pause_s)):
+            if pids := self.loader.worker_pids:
+                try:
+                    os.kill(self.random.choice(pids), signal.SIGKILL)
+                    self.kills += 1
+                except ProcessLookupError:
+                    pass
 
 
 def test_progress_before_death_counts_without_message_of_fork_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with DataLoader(Steady(64), num_workers=1, **OPTIONS) as loader:
+    with DataLoader(Steady(64), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as loader:
         with monkeypatch.context() as patched:
             patched.setattr(pool_linux.LinuxPool, "_server_messages", lambda _: ())
             next(iter(loader))
@@ -67,21 +75,40 @@ def test_workers_killed_at_random_moments_do_not_change_a_byte(
     # Chance may kill two workers on one row, which is not the row's fault here.
     monkeypatch.setattr("feedline.engine.feed._DEATHS_PER_ROW", 1000)
     monkeypatch.setattr("feedline.engine.pool.MAX_CONSECUTIVE_DEATHS", 1000)
-    options: dict[str, Any] = {"batch_size": 16, "schedule": "8x3,12x3", "seed": 5}
-    with DataLoader(Steady(200, row_s=0.002), num_workers=3, **options) as loader:
+    options = {"batch_size": 16, "schedule": "8x3,12x3", "seed": 5}
+    with DataLoader(Steady(200, row_s=0.002), num_workers=3, **options) as loader:  # type: ignore[arg-type]
         next(iter(loader))
         loader.set_epoch(0)
-        with Killer(loader, (0.02, 0.08), seed=1) as killer:
-            seen = take(loader, 6)
+        killer = Killer(loader, (0.02, 0.08), seed=1)
+        killer.start()
+        seen = take(loader, 6)
+        killer.stopped.set()
+        killer.join()
         assert seen == expected(Steady(200), 6, **options)
         assert killer.kills >= 10
         assert len(loader.worker_deaths) >= 10
 
 
+@pytest.mark.slow  # test_pools.py kills spawned workers too
+def test_spawned_workers_killed_in_mid_work_do_not_change_a_byte() -> None:
+    options = {"batch_size": 16, "schedule": "8x1,12x2", "seed": 5}
+    source = Steady(200, row_s=0.002)
+    with DataLoader(source, num_workers=2, start_method="spawn", **options) as loader:  # type: ignore[arg-type]
+        seen = []
+        for _ in range(3):
+            for step, (images, labels) in enumerate(loader):
+                seen.append((images.numpy().tobytes(), labels.numpy().tobytes()))
+                if step == 4:
+                    os.kill(loader.worker_pids[0], signal.SIGKILL)
+        assert seen == expected(Steady(200), 3, **options)
+        assert len(loader.worker_deaths) == 3
+
+
 @pytest.mark.slow
 @pytest.mark.own_fork_server
 def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte() -> None:
-    with DataLoader(Steady(row_s=0.002), num_workers=2, **OPTIONS) as loader:
+    options = {"batch_size": 16, "image_size": 8, "shuffle": True, "seed": 0}
+    with DataLoader(Steady(200, row_s=0.002), num_workers=2, **options) as loader:  # type: ignore[arg-type]
         seen = []
         for epoch in range(3):
             for step, (images, labels) in enumerate(loader):
@@ -92,7 +119,7 @@ def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte() -> None:
                     for child in descendants(server):
                         if child.pid not in old and child.children():
                             child.kill()
-        assert seen == expected(Steady(), 3, **OPTIONS)
+        assert seen == expected(Steady(200), 3, **options)
         assert any("fork server" in how for how in loader.worker_deaths)
 
 
@@ -101,8 +128,9 @@ def test_sample_that_kills_worker_once_is_redone(way: str, tmp_path: Path) -> No
     # Of two workers that hang at the same time neither is known to be at fault.
     ways = {7: way} if way == "hang" else {7: way, 50: way}
     source = Deadly(ways, first_time_only=tmp_path)
-    with DataLoader(source, num_workers=2, timeout=1.5, **OPTIONS) as loader:
-        assert take(loader, 1) == expected(Steady(96), 1, **OPTIONS)
+    options = {"batch_size": 16, "image_size": 8, "shuffle": True, "seed": 0}
+    with DataLoader(source, num_workers=2, timeout=1.5, **options) as loader:  # type: ignore[arg-type]
+        assert take(loader, 1) == expected(Steady(96), 1, **options)
         assert len(loader.worker_deaths) == len(ways)
 
 
@@ -144,8 +172,17 @@ def test_sample_that_kills_worker_twice_is_named(way: str, words: str) -> None:
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
 def test_samples_that_fail_in_every_way_are_skipped_and_all_others_arrive(method: str) -> None:
     ways = {3: "segfault", 20: "raise", 21: "kill", 50: "exit", 51: "quit", 95: "raise"}
-    options = {**OPTIONS, "on_error": "skip", "start_method": method}
-    with DataLoader(Deadly(ways), num_workers=2, **options) as loader:
+    loader = DataLoader(
+        Deadly(ways),
+        16,
+        num_workers=2,
+        image_size=8,
+        on_error="skip",
+        start_method=method,
+        shuffle=True,
+        seed=0,
+    )
+    with loader:
         for _ in range(2):
             labels = [label for _, labels in loader for label in labels.tolist()]
             assert sorted(labels) == [k for k in range(96) if k not in ways]
@@ -154,56 +191,95 @@ def test_samples_that_fail_in_every_way_are_skipped_and_all_others_arrive(method
         assert len(loader.skipped) == 2 * len(ways)
 
 
-@pytest.mark.parametrize(
-    ("source", "cause"),
-    [(Stillborn(), r"(?s)no licence.*faulty\.py"), (Unborn(), "exited with status 7")],
-)
-def test_source_that_no_worker_can_open_raises_with_cause(source: Steady, cause: str) -> None:
+def test_worker_error_has_traceback_and_can_be_raised_again() -> None:
+    loader = DataLoader(
+        Deadly({5: "raise"}), 16, num_workers=2, image_size=8, shuffle=False, seed=0
+    )
+    with loader:
+        batches = iter(loader)
+        for _ in range(2):
+            with pytest.raises(SampleError, match=r"(?s)sample-5.*bad sector.*faulty\.py"):
+                next(batches)
+
+
+def test_source_that_no_worker_can_open_raises_with_worker_traceback() -> None:
     with (
-        DataLoader(source, num_workers=2, **OPTIONS) as loader,
-        pytest.raises(WorkerError, match=cause),
+        DataLoader(Stillborn(), 16, num_workers=2, image_size=8, shuffle=True, seed=0) as loader,
+        pytest.raises(WorkerError, match=r"(?s)no licence.*faulty\.py"),
+    ):
+        next(iter(loader))
+
+
+def test_source_that_kills_every_worker_raises() -> None:
+    with (
+        DataLoader(Unborn(), 16, num_workers=2, image_size=8, shuffle=True, seed=0) as loader,
+        pytest.raises(WorkerError, match="exited with status 7"),
     ):
         next(iter(loader))
 
 
 @pytest.mark.own_fork_server
-@pytest.mark.parametrize("started", [True, False])
-def test_close_leaves_no_process_even_while_the_fork_server_is_starting(started: bool) -> None:
-    before = own_family()
-    loader = DataLoader(Steady(row_s=0.01), num_workers=3, **OPTIONS)
-    if started:
-        next(iter(loader))
-    mine = newcomers(before)
-    assert len(mine) >= (4 if started else 1)
+def test_close_leaves_no_process() -> None:
+    before = {child.pid for child in descendants(os.getpid())}
+    loader = DataLoader(
+        Steady(200, row_s=0.01), 16, num_workers=3, image_size=8, shuffle=True, seed=0
+    )
+    next(iter(loader))
+    mine = [child for child in descendants(os.getpid()) if child.pid not in before]
+    assert len(mine) >= 4
     loader.close()
     assert gone(mine)
 
 
 @pytest.mark.own_fork_server
-@pytest.mark.parametrize(
-    ("data", "options"), [(Steady(), OPTIONS), (Slow(1000, 0.01), {"batch_size": 2})]
-)
-def test_garbage_collected_loader_leaves_no_process(data: Any, options: dict[str, Any]) -> None:
-    before = own_family()
-    loader = DataLoader(data, num_workers=2, **options)
-    batches = iter(loader)
-    kept = next(batches)
-    mine = newcomers(before)
-    assert len(mine) >= 2
-    del batches, loader
+def test_closing_while_the_fork_server_is_still_starting_leaves_no_process() -> None:
+    before = {child.pid for child in descendants(os.getpid())}
+    loader = DataLoader(Steady(), 16, num_workers=3, image_size=8, shuffle=True, seed=0)
+    mine = [child for child in descendants(os.getpid()) if child.pid not in before]
+    loader.close()
+    assert mine
+    assert gone(mine)
+
+
+@pytest.mark.own_fork_server
+def test_garbage_collected_loader_leaves_no_process() -> None:
+    before = {child.pid for child in descendants(os.getpid())}
+    loader = DataLoader(Steady(), 16, num_workers=2, image_size=8, shuffle=True, seed=0)
+    next(iter(loader))
+    mine = [child for child in descendants(os.getpid()) if child.pid not in before]
+    del loader
     assert eventually(lambda: gone(mine))
-    assert kept is not None
+
+
+def test_a_batch_that_a_forked_child_holds_is_never_written_over() -> None:
+    with DataLoader(Steady(400), 16, num_workers=2, image_size=8, shuffle=True, seed=0) as loader:
+        batches = iter(loader)
+        images, labels = next(batches)
+        begin, go = os.pipe()
+        said, say = os.pipe()
+        child = os.fork()
+        if child == 0:
+            before = images.clone()
+            os.read(begin, 1)
+            os.write(say, b"same" if images.equal(before) else b"other")
+            os._exit(0)
+        del images, labels
+        for _ in batches:
+            pass
+        os.write(go, b"!")
+        assert os.read(said, 10) == b"same"
+        os.waitpid(child, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.own_fork_server
 def test_stopped_fork_server_does_not_delay_close() -> None:
-    before = own_family()
-    keeper = DataLoader(Steady(), num_workers=1, **OPTIONS)
-    loader = DataLoader(Steady(), num_workers=2, **OPTIONS)
+    before = {child.pid for child in descendants(os.getpid())}
+    keeper = DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
+    loader = DataLoader(Steady(), 16, num_workers=2, image_size=8, shuffle=True, seed=0)
     next(iter(loader))
     next(iter(keeper))
-    mine = newcomers(before)
+    mine = [child for child in descendants(os.getpid()) if child.pid not in before]
     server = next(child for child in mine if child.children())
     server.suspend()
     loader.close()
@@ -214,10 +290,14 @@ def test_stopped_fork_server_does_not_delay_close() -> None:
     keeper.close()
 
 
-def test_workers_that_all_hang_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_all_hang_raise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("feedline.engine.hang_detection.OPEN_S", 1.0)
     with (
-        DataLoader(Sleeper(), num_workers=2, timeout=1.0, **OPTIONS) as loader,
+        DataLoader(
+            Sleeper(), 16, num_workers=2, image_size=8, timeout=1.0, shuffle=True, seed=0
+        ) as loader,
         pytest.raises(LoadTimeoutError) as caught,
     ):
         next(iter(loader))
@@ -228,20 +308,24 @@ def test_workers_that_all_hang_raise(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets whose making was interrupted
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_at_any_moment_lose_and_repeat_no_batch() -> None:
-    options: dict[str, Any] = {"batch_size": 16, "image_size": 8, "seed": 2}
+    options = {"batch_size": 16, "image_size": 8, "seed": 2}
     chance = random.Random(3)
     interrupts = 0
     seen: list[tuple[bytes, bytes]] = []
-    with DataLoader(Steady(200, row_s=0.002), num_workers=2, **options) as loader:
+    usual = signal.signal(signal.SIGALRM, _interrupt)
+    with DataLoader(Steady(200, row_s=0.002), num_workers=2, **options) as loader:  # type: ignore[arg-type]
         for epoch in range(3):
             handed_out = 0
             while handed_out < len(loader):
-                seconds = chance.uniform(0.0003, 0.03) if chance.random() < 0.5 else 0
                 try:
-                    with interrupt_after(seconds):
+                    try:
+                        if chance.random() < 0.5:
+                            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0003, 0.03))
                         if not handed_out:
                             batches = iter(loader)
                         batch = next(batches)
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
                 except KeyboardInterrupt:
                     interrupts += 1
                     # It may have come after the batch was counted and before it arrived here.
@@ -252,15 +336,28 @@ def test_interrupts_at_any_moment_lose_and_repeat_no_batch() -> None:
                 handed_out += 1
                 seen.append((batch[0].numpy().tobytes(), batch[1].numpy().tobytes()))
             assert next(batches, None) is None
+    signal.signal(signal.SIGALRM, usual)
     assert interrupts > 5
     assert seen == expected(Steady(200), 3, **options)
     gc.collect()
 
 
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_exception_with_failing_str_is_reported(workers: int) -> None:
-    options = {**OPTIONS, "shuffle": False, "on_error": "skip"}
-    with DataLoader(Speechless(64), num_workers=workers, **options) as loader:
+    loader = DataLoader(
+        Speechless(64),
+        16,
+        num_workers=workers,
+        image_size=8,
+        shuffle=False,
+        on_error="skip",
+        seed=0,
+    )
+    with loader:
         assert [len(labels) for _, labels in loader] == [15, 16, 16, 16]
         assert loader.skipped[0][0] == "sample-5"
         assert "_Speechless" in loader.skipped[0][1]
@@ -270,8 +367,8 @@ def test_exception_with_failing_str_is_reported(workers: int) -> None:
 @pytest.mark.own_fork_server
 def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanwhile() -> None:
     with (
-        DataLoader(Steady(), num_workers=1, **OPTIONS) as first,
-        DataLoader(Steady(), num_workers=1, **OPTIONS) as second,
+        DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as first,
+        DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as second,
     ):
         next(iter(first))
         next(iter(second))
@@ -294,7 +391,9 @@ def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanw
 def test_garbage_collected_loader_does_not_block_another_starting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    garbage: list[object] = [DataLoader(Steady(), num_workers=1, **OPTIONS)]
+    garbage: list[object] = [
+        DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
+    ]
     garbage.append(garbage)
     kept = pool_linux.ForkServer.alive
 
@@ -305,7 +404,7 @@ def test_garbage_collected_loader_does_not_block_another_starting(
     monkeypatch.setattr(pool_linux.ForkServer, "alive", alive)
     collected = weakref.ref(garbage[0])
     del garbage
-    with DataLoader(Steady(), num_workers=1, **OPTIONS) as loader:
+    with DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as loader:
         assert collected() is None
         assert sum(len(labels) for _, labels in loader) == 200
 
@@ -322,7 +421,9 @@ def test_disconnected_fork_server_counts_as_dead() -> None:
 def test_deaths_are_detected_with_blocked_signals() -> None:
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     try:
-        with DataLoader(Steady(row_s=0.005), num_workers=1, **OPTIONS) as loader:
+        with DataLoader(
+            Steady(row_s=0.005), 16, num_workers=1, image_size=8, shuffle=True, seed=0
+        ) as loader:
             batches = iter(loader)
             next(batches)
             os.kill(loader.worker_pids[0], signal.SIGKILL)
@@ -351,7 +452,9 @@ def test_reducing_workers_takes_effect_with_a_full_queue(
 
 def test_busy_worker_ids_do_not_shorten_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feedline.engine.pool.MAX_WORKERS", 3)
-    with DataLoader(Steady(row_s=0.005), num_workers=3, **OPTIONS) as loader:
+    with DataLoader(
+        Steady(row_s=0.005), 16, num_workers=3, image_size=8, shuffle=True, seed=0
+    ) as loader:
         batches = iter(loader)
         next(batches)
         loader.num_workers = 1
@@ -376,7 +479,7 @@ def test_an_interrupt_while_a_loader_is_built_leaves_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(pool_linux.ForkServer, "register_pool", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            DataLoader(Steady(), num_workers=1, **OPTIONS)
+            DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
     gc.collect()
     assert not newcomers(processes)
     assert len(os.listdir("/proc/self/fd")) <= descriptors

@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DistributedSampler,
     RandomSampler,
     Subset,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
 )
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -27,14 +29,19 @@ from slow import slow
 
 
 def both(dataset: Any, epochs: int = 1, **options: Any) -> tuple[list[Any], list[Any]]:
-    """Results of torch and feedline; a `generator` is given as a function that creates it."""
+    """Results of torch and feedline; `options` may be functions that create an argument."""
     found = []
     for kind in (TorchDataLoader, DataLoader):
         torch.manual_seed(7)
-        made = {k: v() if k == "generator" else v for k, v in options.items()}
+        made = {k: v() if getattr(v, "anew", False) else v for k, v in options.items()}
         loader = kind(dataset, **made)
         found.append([plain(batch) for _ in range(epochs) for batch in loader])
     return found[0], found[1]
+
+
+def anew(make: Any) -> Any:
+    make.anew = True
+    return make
 
 
 class Pair(NamedTuple):
@@ -136,7 +143,7 @@ def test_samples_without_batches(workers: int) -> None:
 DATA = Made(23, lambda i: i)
 ORDERS: dict[str, Any] = {
     "drop last": {"batch_size": 4, "shuffle": True, "drop_last": True},
-    "generator": {"shuffle": True, "generator": lambda: torch.Generator().manual_seed(3)},
+    "generator": {"shuffle": True, "generator": anew(lambda: torch.Generator().manual_seed(3))},
     "replacement": {"sampler": RandomSampler(DATA, replacement=True, num_samples=30)},
     "weighted": {"sampler": WeightedRandomSampler(torch.arange(1, 24).float(), 40)},
     "subset": {"sampler": SubsetRandomSampler(range(3, 20)), "batch_size": 2},
@@ -191,8 +198,27 @@ def test_keys_of_any_kind(kind: type[Made], workers: int) -> None:
             assert ours == theirs
 
 
+class Filled:
+    """Yields one list, filled again and again."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batch: list[int] = []
+        for index in range(20):
+            batch.append(index)
+            if len(batch) == 4:
+                yield batch
+                batch.clear()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_sampler_may_fill_the_same_list_again(workers: int) -> None:
+    loader = DataLoader(DATA, batch_sampler=Filled(), num_workers=workers)
+    assert [x for batch in loader for x in batch.tolist()] == list(range(20))
+    assert [x for batch in loader for x in batch.tolist()] == list(range(20))
+
+
 class FilledInPlace:
-    """Yields one list, array or tensor, filled again and again."""
+    """Yields one array or tensor, filled again and again."""
 
     def __init__(self, keys: Any) -> None:
         self.keys = keys
@@ -205,18 +231,30 @@ class FilledInPlace:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(
-    "keys", [[0] * 4, np.zeros(4, int), torch.zeros(4, dtype=torch.int64)], ids=type
-)
+@pytest.mark.parametrize("keys", [np.zeros(4, int), torch.zeros(4, dtype=torch.int64)], ids=type)
 def test_a_batch_sampler_may_fill_the_same_array_again(keys: Any, workers: int) -> None:
     loader = DataLoader(
         DATA, batch_sampler=FilledInPlace(keys), num_workers=workers, collate_fn=as_it_is
     )
-    for _ in range(2):
-        assert [int(key) for batch in loader for key in batch] == list(range(20))
+    assert [int(key) for batch in loader for key in batch] == list(range(20))
 
 
-def test_collate_functions_registered_by_users(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_tensors_in_memory(workers: int) -> None:
+    data = TensorDataset(
+        torch.arange(480.0).view(10, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.arange(10),
+        torch.ones(10, 1).expand(10, 5),
+        torch.ones(10, dtype=torch.bfloat16),
+    )
+    for dataset in (data, Subset(data, [3, -1, 0, 3]), ConcatDataset([data, data])):
+        theirs, ours = both(dataset, batch_size=4, shuffle=True, num_workers=workers)
+        assert ours == theirs
+
+
+def test_collate_functions_registered_by_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def words(batch: Any, *, collate_fn_map: Any = None) -> str:
         return " ".join(batch)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from feedline.engine.buffers import arrays, batch_bytes
 from feedline.engine.load_samples import Row, fill
-from feedline.engine.messages import ROW, Report, RowTask
+from feedline.engine.messages import ROW, RowTask
 from feedline.order.batch_spec import Item, divide_rows
 from row_sources import Breaking, Rows
 
@@ -59,23 +59,19 @@ def test_repeated_sample_is_redrawn_if_draws_depend_on_position() -> None:
         assert len({image.tobytes() for image in images}) == 1
 
 
-def fill_rows(source: Rows, samples: list[int], line: NDArray[np.int64]) -> Report:
-    """Fill the rows of a batch of 8 from row 3 on, as worker 2."""
+def test_a_failure_names_its_row_of_the_batch_and_the_heartbeat_table_its_row_of_the_task() -> None:
+    source = Breaking(10, {6})
     nbytes = batch_bytes(source.fields(SIZE_PX), 8)
+    line = np.zeros(8, np.int64)
     task = RowTask(
         id=1,
         slot_bytes=nbytes,
         batch_rows=8,
         start=3,
         image_size=SIZE_PX,
-        samples=np.array(samples, np.int64),
+        samples=np.array([5, 6, 7, 8], np.int64),
     )
-    return fill(task, source, np.zeros(nbytes, np.uint8), line, 2)
-
-
-def test_a_failure_names_its_row_of_the_batch_and_the_heartbeat_table_its_row_of_the_task() -> None:
-    line = np.zeros(8, np.int64)
-    report = fill_rows(Breaking(10, {6}), [5, 6, 7, 8], line)
+    report = fill(task, source, np.zeros(nbytes, np.uint8), line, 2)
     assert [(failure.row, failure.kind) for failure in report.failures] == [(4, "ValueError")]
     assert (report.worker_id, int(line[ROW])) == (2, 3)
     assert report.started_ns <= report.ended_ns
@@ -101,7 +97,16 @@ class Prepared(Rows):
 
 def test_a_source_prepares_a_task_before_its_rows_and_outside_of_the_work() -> None:
     source = Prepared()
-    report = fill_rows(source, [9, 4, 7], np.zeros(8, np.int64))
+    nbytes = batch_bytes(source.fields(SIZE_PX), 8)
+    task = RowTask(
+        id=1,
+        slot_bytes=nbytes,
+        batch_rows=8,
+        start=3,
+        image_size=SIZE_PX,
+        samples=np.array([9, 4, 7], np.int64),
+    )
+    report = fill(task, source, np.zeros(nbytes, np.uint8), np.zeros(8, np.int64), 0)
     assert source.calls == [([9, 4, 7], SIZE_PX), 9, 4, 7]
     assert report.failures == ()
     assert report.started_ns >= source.prepared_ns > 0

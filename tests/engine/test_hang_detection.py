@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from faulty import Deadly, Steady
+from faulty import Steady
 from torch.utils.data import IterableDataset
 
 from feedline.engine.hang_detection import HangDetector, RowLocation
 from feedline.engine.pool import CurrentRow
-from feedline.errors import LoadTimeoutError, WorkerError
+from feedline.errors import LoadTimeoutError, SampleError, WorkerError
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.order.batch_spec import Item
@@ -25,8 +26,8 @@ from slow import slow
 LIMIT_S = 3.5
 
 
-class FakePool:
-    """A worker pool whose tasks are set by hand. Each task is a row of one batch."""
+class Workers:
+    """Workers as seen by `HangDetector`, with tasks set by hand."""
 
     def __init__(self) -> None:
         self.rows: dict[int, CurrentRow] = {}
@@ -34,10 +35,6 @@ class FakePool:
         self.reading: set[int] = set()
         self.killed: list[int] = []
         self.pids = {0: 1, 1: 2}
-        self.detector = HangDetector(self, LIMIT_S, self.locate_row)  # type: ignore[arg-type]
-
-    def locate_row(self, task_id: int, row: int) -> RowLocation:
-        return RowLocation(0, task_id % 100, task_id, f"sample {task_id}")
 
     def busy(self) -> dict[int, CurrentRow]:
         return self.rows
@@ -51,72 +48,93 @@ class FakePool:
     def kill(self, worker_id: int, why: str) -> None:
         self.killed.append(worker_id)
 
-    def wait(self, seconds: int) -> None:
-        for _ in range(seconds):
-            self.detector.record_wait(1.0)
+
+def patience_on(workers: Workers) -> HangDetector:
+    """Each task is a row of one batch, by its id."""
+
+    def locate_row(task_id: int, row: int) -> RowLocation:
+        return RowLocation(0, task_id % 100, task_id, f"sample {task_id}")
+
+    return HangDetector(workers, LIMIT_S, locate_row)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def pool() -> FakePool:
-    return FakePool()
+def check(patience: HangDetector, seconds: int = 6) -> None:
+    for _ in range(seconds):
+        patience.record_wait(1.0)
 
 
-def test_single_stuck_worker_is_replaced_when_others_are_idle(pool: FakePool) -> None:
-    pool.rows, pool.ready = {0: CurrentRow(7, 0, since_ns=10)}, {1}
-    pool.detector.record_finished_task(1, 20)
-    pool.wait(6)
-    assert pool.killed == [0]
+def test_single_stuck_worker_is_replaced_when_others_are_idle() -> None:
+    workers = Workers()
+    patience = patience_on(workers)
+    workers.rows, workers.ready = {0: CurrentRow(7, 0, since_ns=10)}, {1}
+    patience.record_finished_task(1, 20)
+    check(patience)
+    assert workers.killed == [0]
     # Again, on another worker, with no other task left.
-    pool.rows, pool.ready = {1: CurrentRow(107, 0, since_ns=30)}, {0}
-    pool.wait(6)
-    assert pool.killed == [0, 1]
+    workers.rows, workers.ready = {1: CurrentRow(107, 0, since_ns=30)}, {0}
+    check(patience)
+    assert workers.killed == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("finished", "ready", "reading"),
-    [
-        pytest.param((1, 5), {1}, set(), id="older task of another worker"),
-        pytest.param(None, {1}, set(), id="no finished task"),
-        pytest.param((0, 5), set(), set(), id="only worker"),
-        pytest.param((1, 20), {1}, {0}, id="waits for storage"),
-    ],
-)
-def test_worker_without_progress_of_others_or_on_storage_is_never_replaced(
-    finished: tuple[int, int] | None, ready: set[int], reading: set[int], pool: FakePool
-) -> None:
-    pool.rows = {0: CurrentRow(7, 0, since_ns=10)}
-    pool.ready, pool.reading = ready, reading
-    if finished is not None:
-        pool.detector.record_finished_task(*finished)
-    pool.wait(100)
-    assert pool.killed == []
+@pytest.mark.parametrize("begun_ns", [5, None])
+def test_older_tasks_of_other_workers_are_not_progress(begun_ns: int | None) -> None:
+    workers = Workers()
+    patience = patience_on(workers)
+    workers.rows, workers.ready = {0: CurrentRow(7, 0, since_ns=10)}, {1}
+    if begun_ns is not None:
+        patience.record_finished_task(1, begun_ns)
+    check(patience)
+    assert workers.killed == []
 
 
 def test_workers_that_are_all_stuck_cause_one_warning(
-    pool: FakePool, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pool.rows = {0: CurrentRow(7, 0, since_ns=10), 1: CurrentRow(8, 0, since_ns=15)}
-    pool.detector.record_finished_task(1, 12)
+    workers = Workers()
+    patience = patience_on(workers)
+    workers.rows = {0: CurrentRow(7, 0, since_ns=10), 1: CurrentRow(8, 0, since_ns=15)}
+    patience.record_finished_task(1, 12)
     with caplog.at_level(logging.WARNING, "feedline"):
-        pool.wait(100)
-    assert pool.killed == []
+        check(patience, 100)
+    assert workers.killed == []
     assert len(caplog.records) == 1
     assert "sample 7" in caplog.text
 
 
-def test_ready_workers_that_start_nothing_raise(pool: FakePool) -> None:
-    pool.ready = {0, 1}
+def test_one_worker_is_never_replaced() -> None:
+    workers = Workers()
+    patience = patience_on(workers)
+    patience.record_finished_task(0, 5)
+    workers.rows = {0: CurrentRow(7, 0, since_ns=10)}
+    check(patience, 100)
+    assert workers.killed == []
+
+
+def test_a_worker_that_reads_from_storage_is_never_replaced() -> None:
+    workers = Workers()
+    patience = patience_on(workers)
+    workers.rows, workers.ready, workers.reading = {0: CurrentRow(7, 0, 10)}, {1}, {0}
+    patience.record_finished_task(1, 20)
+    check(patience, 100)
+    assert workers.killed == []
+
+
+def test_ready_workers_that_start_nothing_raise() -> None:
+    workers = Workers()
+    workers.ready = {0, 1}
     with pytest.raises(WorkerError):
-        pool.wait(100)
+        check(patience_on(workers), 100)
 
 
-def test_a_worker_that_begins_row_after_row_of_a_task_is_not_stuck(pool: FakePool) -> None:
-    pool.ready = {1}
+def test_a_worker_that_begins_row_after_row_of_a_task_is_not_stuck() -> None:
+    workers = Workers()
+    patience = patience_on(workers)
+    workers.ready = {1}
     for second in range(20):
-        pool.rows = {0: CurrentRow(7, second, since_ns=10 * second)}
-        pool.detector.record_finished_task(1, 10 * second + 5)
-        pool.wait(1)
-    assert pool.killed == []
+        workers.rows = {0: CurrentRow(7, second, since_ns=10 * second)}
+        patience.record_finished_task(1, 10 * second + 5)
+        patience.record_wait(1.0)
+    assert workers.killed == []
 
 
 @pytest.fixture
@@ -125,14 +143,16 @@ def row_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stalled(Steady):
-    """Rows that are made only when a file is there."""
+    """Rows that are all made only when a file is there; or one of them never."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hangs: int = -1) -> None:
         super().__init__(96)
-        self.here = folder / "here"
+        self.here, self.hangs = folder / "here", hangs
 
     def load(self, item: Item, row: tuple[np.ndarray, ...]) -> None:
         assert eventually(self.here.exists, within_s=60)
+        if item.sample == self.hangs:
+            threading.Event().wait()
         super().load(item, row)
 
 
@@ -167,13 +187,19 @@ def test_stalled_storage_is_waited_for(workers: int, row_limit: None, tmp_path: 
     assert "sample-" in warned.texts[0]
 
 
-@pytest.mark.slow  # test_deaths.py raises the error
-def test_only_hanging_sample_is_skipped(row_limit: None) -> None:
-    options: dict[str, Any] = {"image_size": 8, "shuffle": False, "seed": 0, "on_error": "skip"}
-    with DataLoader(Deadly({41: "hang"}), 16, num_workers=2, **options) as loader:
-        labels = [label for _, labels in loader for label in labels.tolist()]
-        assert labels == [k for k in range(96) if k != 41]
-        assert [name for name, _ in loader.skipped] == ["sample-41"]
+@pytest.mark.slow
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_only_hanging_sample_is_named(on_error: str, row_limit: None, tmp_path: Path) -> None:
+    source = Stalled(tmp_path, hangs=41)
+    source.here.touch()
+    options: dict[str, Any] = {"image_size": 8, "shuffle": False, "seed": 0, "on_error": on_error}
+    with DataLoader(source, 16, num_workers=2, **options) as loader:
+        if on_error == "raise":
+            with pytest.raises(SampleError, match="sample-41"):
+                list(loader)
+        else:
+            labels = [label for _, labels in loader for label in labels.tolist()]
+            assert labels == [k for k in range(96) if k != 41]
         assert len(loader.worker_deaths) == 2
 
 
@@ -197,6 +223,10 @@ def test_slow_file_open_is_waited_for(
     assert victim.decode() in warned.texts[0]
 
 
+def rows(folder: Path) -> Any:
+    return Stalled(folder)
+
+
 def samples(folder: Path) -> Any:
     return Made(96, lambda index: eventually((folder / "here").exists, within_s=60) and index)
 
@@ -210,11 +240,11 @@ class Stream(IterableDataset[int]):
         return iter(range(96))
 
 
-@pytest.mark.parametrize("dataset", [Stalled, samples, Stream])
+@pytest.mark.parametrize("dataset", [rows, samples, Stream])
 def test_timeout_is_torch_error_with_facts_and_batch_arrives_later(
     dataset: Any, tmp_path: Path
 ) -> None:
-    options = {"image_size": 8, "seed": 0} if dataset is Stalled else {}
+    options = {"image_size": 8, "seed": 0} if dataset is rows else {}
     with DataLoader(dataset(tmp_path), 16, num_workers=1, timeout=1, **options) as loader:
         batches = iter(loader)
         with pytest.raises(RuntimeError, match="timed out") as caught:

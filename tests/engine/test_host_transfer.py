@@ -1,12 +1,12 @@
-"""Transfer to pinned memory of the CPU."""
+"""Transfer to the CPU: views, copies, and the release of slots."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from watched_slots import WatchedSlots, make
+from watched_slots import Made, WatchedSlots, make
 
-from feedline.engine.device_transfer import HostTransfer
+from feedline.engine.device_transfer import HostTransfer, Tensors
 from feedline.engine.normalise import Normalise
 
 
@@ -19,22 +19,38 @@ def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def carried(
+    transfer: HostTransfer, slots: WatchedSlots, number: int, failed: set[int]
+) -> tuple[Tensors, Made]:
+    """A batch that was handed out, and the bytes that it must hold."""
+    in_flight, _ = make(slots, number, 4, 5, failed, Normalise())
+    images, labels = slots.view(in_flight.slot, in_flight.fields, 4)
+    keep = [row for row in range(4) if row not in failed]
+    pixels = torch.from_numpy(images[keep]).permute(0, 3, 1, 2)
+    made = pixels, torch.from_numpy(labels[keep])
+    transfer.send(in_flight)
+    return transfer.receive(), made
+
+
 @pytest.mark.parametrize("failed", [set(), {0, 2}])
 @pytest.mark.usefixtures("unpinned")
 def test_pinned_batch_is_not_a_slot(failed: set[int]) -> None:
     """The device may read it long after it is garbage, when workers write to its slot."""
     slots = WatchedSlots(8)
     transfer = HostTransfer(slots, None, pin=True)
-    keep = [row for row in range(4) if row not in failed]
-    kept = []
-    for number in range(10):
-        in_flight, _ = make(slots, number, 4, 5, failed, Normalise())
-        images, labels = slots.view(in_flight.slot, in_flight.fields, 4)
-        pixels = torch.from_numpy(images[keep]).permute(0, 3, 1, 2)
-        wanted = pixels, torch.from_numpy(labels[keep])
-        transfer.send(in_flight)
-        kept.append((transfer.receive(), wanted))
+    kept = [carried(transfer, slots, number, failed) for number in range(10)]
     assert not slots.out
-    for tensors, wanted in kept:
-        assert all(map(torch.equal, tensors, wanted))
+    for tensors, made in kept:
+        assert all(map(torch.equal, tensors, made))
         assert tensors[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_slots_are_exported_while_workers_have_enough_and_copied_then() -> None:
+    slots = WatchedSlots(4)
+    transfer = HostTransfer(slots, None)
+    kept = [carried(transfer, slots, number, set()) for number in range(6)]
+    assert slots.num_exported == 2
+    for tensors, made in kept:
+        assert all(map(torch.equal, tensors, made))
+    del kept, tensors
+    assert not slots.num_exported

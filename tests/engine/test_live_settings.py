@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 from feeds import expected, feed_on, order_of, planned, slot_bytes, take, working
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feedline.engine.defaults import LiveSettings
 from feedline.engine.feed import Feed
@@ -21,26 +23,39 @@ from row_sources import Rows
 SOURCE = Rows(150)
 
 
-@pytest.mark.parametrize(
-    ("workers", "seed"), [*((2, seed) for seed in range(4)), *((0, seed) for seed in range(12))]
-)
-def test_all_settings_changed_at_any_moment_change_no_byte(workers: int, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_all_settings_changed_at_any_moment_change_no_byte(seed: int) -> None:
     chance = random.Random(seed)
     order = order_of(SOURCE, 7, seed=seed, epochs=2)
     seen: list[tuple[bytes, ...]] = []
-    with working(SOURCE, 7, slots=5, workers=workers) as feed:
+    with working(SOURCE, 7, slots=5, workers=2) as feed:
         feed.start(planned(order))
         for _ in range(30):
             feed.apply(
                 LiveSettings(
-                    workers=chance.randint(1, 4) if workers else 0,
-                    prefetch=chance.choice([None, 1, 2, 3, 4, 8, 50]),
+                    workers=chance.randint(1, 4),
+                    prefetch=chance.choice([None, 1, 2, 4, 50]),
                     task_ns=chance.choice([1, 10_000, 1_000_000, 10**10]),
                 )
             )
             seen += take(feed, SOURCE, chance.randint(0, 3))
         seen += take(feed, SOURCE)
         assert not feed.deaths
+    assert seen == expected(SOURCE, order)
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 10**9), st.integers(0, 3)), max_size=9))
+def test_depth_and_task_time_change_no_byte_without_workers(
+    changes: list[tuple[int, int, int]],
+) -> None:
+    order = order_of(SOURCE, 11)
+    seen: list[tuple[bytes, ...]] = []
+    with working(SOURCE, 11, slots=4, workers=0) as feed:
+        feed.start(planned(order))
+        for prefetch, task_ns, count in changes:
+            feed.apply(LiveSettings(workers=0, prefetch=prefetch, task_ns=task_ns))
+            seen += take(feed, SOURCE, count)
+        seen += take(feed, SOURCE)
     assert seen == expected(SOURCE, order)
 
 
@@ -98,6 +113,17 @@ class Noting(Rows):
         super().load(item, row)
 
 
+def test_the_oldest_batch_is_made_first_after_a_change() -> None:
+    source = Noting(60)
+    order = order_of(source, 6)
+    with working(source, 6, slots=4, workers=0) as feed:
+        feed.start(planned(order))
+        take(feed, source, 1)
+        feed.apply(LiveSettings(workers=0, task_ns=1))
+        take(feed, source)
+    assert source.made == [int(sample) for batch in planned(order) for sample in batch.samples]
+
+
 class LosingPool(InProcessPool):
     """Reports the death of a worker with the first task."""
 
@@ -115,17 +141,12 @@ class LosingPool(InProcessPool):
         return events or super().wait(timeout_s)
 
 
-@pytest.mark.parametrize("kind", [InProcessPool, LosingPool])
-def test_the_oldest_batch_is_made_first_after_a_change_or_a_death(
-    kind: type[InProcessPool],
-) -> None:
+def test_a_lost_task_is_repeated_before_those_of_later_batches() -> None:
     source = Noting(60)
     order = order_of(source, 6)
-    pool = kind(source, 4 * slot_bytes(source, 6))
+    pool = LosingPool(source, 4 * slot_bytes(source, 6))
     feed = feed_on(pool, source, 6, slots=4, workers=0)
     feed.start(planned(order))
-    take(feed, source, 1)
-    feed.apply(LiveSettings(workers=0, task_ns=1))
     take(feed, source)
     feed.close()
     assert source.made == [int(sample) for batch in planned(order) for sample in batch.samples]

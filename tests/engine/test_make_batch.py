@@ -10,7 +10,7 @@ import pytest
 
 from feedline.engine.buffers import BatchAllocator, WholeBatchBuffers
 from feedline.engine.load_samples import MappedMemory, make_batch
-from feedline.engine.messages import BatchTask
+from feedline.engine.messages import ROW, BatchTask
 from feedline.engine.shared_memory import SharedFile
 
 
@@ -51,3 +51,17 @@ def test_batches_of_all_sizes_are_intact_in_shared_slots(seed: int) -> None:
         assert np.array_equal(slots.view(slot, nbytes), np.full(nbytes, id % 10, np.uint8))
         slots.release(slot)
     slots.close()
+
+
+def test_heartbeat_table_names_current_sample() -> None:
+    line = np.zeros(8, np.int64)
+
+    class Telling(Repeated):
+        def fetch_into(
+            self, keys: bytes, task: BatchTask, space: BatchAllocator, at: object
+        ) -> int:
+            at(7)  # type: ignore[operator]
+            return super().fetch_into(keys, task, space, at)
+
+    make_batch(BatchTask(id=1, keys=b"3"), Telling(), MappedMemory(), line, 0)
+    assert line[ROW] == 7

@@ -20,18 +20,26 @@ from torchvision.datasets import ImageFolder
 from feedline import ImageArray
 from feedline.loader import DataLoader
 from feedline.randomness import fingerprint, seeded
-from sets import Drawing
 from slow import slow
 
 
-class Own(Drawing):
+class Random(Dataset[Any]):
+    """Returns a number of each generator."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        return index, float(torch.rand(())), random.random(), float(np.random.rand())
+
+
+class Own(Random):
     """Also draws from its own generator."""
 
     def __init__(self) -> None:
-        super().__init__(12)
         self.rng = np.random.default_rng(0)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
         return *super().__getitem__(index), float(self.rng.random())
 
 
@@ -134,7 +142,7 @@ def test_runs_are_reproducible_with_any_worker_init_fn(
             return [plain(made) for _ in range(2)]
 
     expected = epochs(0)
-    assert len({draw for epoch in expected for batch in epoch for draw in batch[2]}) == 24
+    assert len({draw for epoch in expected for batch in epoch for draw in batch[3]}) == 24
     for workers in (1, 2, 3):
         assert epochs(workers) == expected
     with loader(2) as first, loader(1) as other:
@@ -163,7 +171,9 @@ def test_an_iterable_datasets_workers_keep_the_streams_that_worker_init_fn_seeds
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_explain_and_log_report_ignored_worker_init_seeds(tmp_path: Path) -> None:
+def test_explain_and_log_report_ignored_worker_init_seeds(
+    tmp_path: Path,
+) -> None:
     """The log is that of a worker: its handlers came along with the fork."""
     log, handler = logging.getLogger("feedline"), logging.FileHandler(tmp_path / "log")
     level = log.level
@@ -189,18 +199,16 @@ def test_no_two_batches_have_the_same_draws_on_any_rank(
     options: dict[str, Any], workers: int
 ) -> None:
     torch.manual_seed(0)
-    data = Drawing(12)
     seen: list[float] = []
     for rank in range(2):
         chosen = dict(options)
         if "sampler" in chosen:
-            chosen["sampler"] = DistributedSampler(data, num_replicas=2, rank=rank)
+            chosen["sampler"] = DistributedSampler(Random(), num_replicas=2, rank=rank)
         elif "seed" in chosen:
             chosen |= {"rank": rank, "world_size": 2}
-        with DataLoader(data, 2, num_workers=workers, **chosen) as loader:
+        with DataLoader(Random(), 2, num_workers=workers, **chosen) as loader:
             for _ in range(2):
-                for _, *draws in loader:
-                    seen += torch.cat([each.flatten() for each in draws]).tolist()
+                seen += [float(draw) for _, *draws in loader for each in draws for draw in each]
     assert len(set(seen)) == len(seen)
 
 

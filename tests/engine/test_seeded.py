@@ -54,6 +54,9 @@ def test_batches_and_draws_are_the_same_everywhere(
 def test_draws_differ_by_epoch_and_seed(expected: list[Any]) -> None:
     assert len({repr(epoch) for epoch in expected}) == 3
     assert epochs(1, seed=4)[0] != expected[0]
+    same_order = epochs(2, shuffle=False)
+    assert [b[1][0] for b in same_order[0]] == [b[1][0] for b in same_order[1]]
+    assert [b[1][1] for b in same_order[0]] != [b[1][1] for b in same_order[1]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -17,6 +17,7 @@ from feedline.order.sample_order import SEQUENTIAL, SHUFFLED, Order
 from feedline.order.schedule import Phase, Schedule
 
 __all__ = [
+    "ORDER_NAMES",
     "batch_equals",
     "every_rank",
     "global_rows",
@@ -26,6 +27,8 @@ __all__ = [
     "schedules",
     "snapshot",
 ]
+
+ORDER_NAMES = [SEQUENTIAL, SHUFFLED, "window:7", "window:300"]
 
 
 def _phases(image_sizes: st.SearchStrategy[int | None]) -> st.SearchStrategy[Phase]:
@@ -53,7 +56,7 @@ def orders(draw: st.DrawFn, worlds: int = 5) -> Order:
         length=draw(st.integers(largest if drop_last else 1, 120)),
         schedule=schedule,
         batch_size=batch_size,
-        sample_order=draw(st.sampled_from([SEQUENTIAL, SHUFFLED, "window:7", "window:300"])),
+        sample_order=draw(st.sampled_from(ORDER_NAMES)),
         drop_last=drop_last,
         seed=draw(st.integers(0, 2**64 - 1)),
         world_size=world_size,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -126,14 +127,20 @@ def places(batches: Iterator[BatchSpec]) -> list[tuple[int, int]]:
     return [(batch.epoch, batch.step) for batch in batches]
 
 
-def test_lookahead_is_the_schedule_or_one_epoch_after_it_or_infinite() -> None:
-    position = PlannedPosition(ORDER, endless=False)
+def test_lookahead_covers_whole_schedule() -> None:
     expected = [(epoch, step) for epoch in range(3) for step in range(STEPS[epoch])]
-    assert places(position.upcoming()) == expected
-    position.restore(Position(epoch=7, step=1))
-    assert places(position.upcoming()) == [(7, 1), (7, 2), (7, 3)]
+    assert places(PlannedPosition(ORDER, endless=False).upcoming()) == expected
+
+
+def test_lookahead_is_infinite_without_schedule() -> None:
     ahead = places(islice(PlannedPosition(ORDER, endless=True).upcoming(), 14))
     assert ahead[-4:] == [(3, 0), (3, 1), (3, 2), (3, 3)]
+
+
+def test_lookahead_after_schedule_is_one_epoch() -> None:
+    position = PlannedPosition(ORDER, endless=False)
+    position.restore(Position(epoch=7, step=1))
+    assert places(position.upcoming()) == [(7, 1), (7, 2), (7, 3)]
 
 
 def test_start_beyond_prefetched_batches_raises() -> None:
@@ -147,3 +154,21 @@ def test_start_beyond_prefetched_batches_raises() -> None:
             assert position.begin() != endless
             position.upcoming()
             position.finish()
+
+
+def test_size_change_covers_whole_lookahead() -> None:
+    position = PlannedPosition(ORDER, endless=False)
+    assert position.set_image_size(5)
+    assert {batch.image_size for batch in position.upcoming()} == {5}
+    assert position.set_image_size(None)
+    assert [batch.image_size for batch in position.upcoming()] == [8] * 6 + [16] * 4
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2, 9])
+def test_restored_position_survives_set_epoch_of_same_epoch(epoch: int) -> None:
+    position = PlannedPosition(ORDER, endless=False)
+    position.restore(Position(epoch=epoch, step=2))
+    assert not position.set_epoch(epoch)
+    assert position.current.step == 2
+    assert position.set_epoch(epoch + 1)
+    assert position.current == Position(epoch=epoch + 1, step=0)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from orders import ORDER_NAMES
 
 from feedline.errors import UsageError
 from feedline.order.sample_order import (
     BLOCK_SIZE,
-    SEQUENTIAL,
-    SHUFFLED,
+    describe_sample_order,
     epoch_order,
     window_size,
 )
@@ -21,18 +21,7 @@ seeds = st.integers(0, 2**64 - 1)
 epochs = st.integers(0, 1_000_000)
 
 
-windows = st.integers(1, 3 * BLOCK_SIZE) | st.sampled_from(
-    [BLOCK_SIZE, 4 * BLOCK_SIZE, 10**9, 10**12 - 1]
-)
-orders = st.sampled_from([SEQUENTIAL, SHUFFLED]) | windows.map("window:{}".format)
-
-
-@given(st.integers(0, 5 * BLOCK_SIZE), seeds, epochs, orders)
-@example(0, 0, 0, "window:1")
-@example(1, 0, 0, "window:1")
-@example(BLOCK_SIZE, 0, 0, f"window:{BLOCK_SIZE}")
-@example(BLOCK_SIZE + 1, 0, 0, f"window:{BLOCK_SIZE - 1}")
-@example(4 * BLOCK_SIZE - 1, 0, 0, f"window:{2 * BLOCK_SIZE}")
+@given(lengths, seeds, epochs, st.sampled_from(ORDER_NAMES))
 def test_an_epoch_holds_every_sample_exactly_once(
     length: int, seed: int, epoch: int, order: str
 ) -> None:
@@ -46,13 +35,31 @@ def test_without_shuffling_the_order_is_the_samples_own(length: int, seed: int, 
     assert epoch_order(length, seed, epoch, "sequential").tolist() == list(range(length))
 
 
+@given(lengths, seeds, epochs)
+def test_order_is_reproducible(length: int, seed: int, epoch: int) -> None:
+    first = epoch_order(length, seed, epoch, "shuffled").tolist()
+    epoch_order.cache_clear()
+    assert epoch_order(length, seed, epoch, "shuffled").tolist() == first
+
+
 def test_the_order_differs_between_all_epochs_and_seeds() -> None:
     orders = {
         tuple(epoch_order(50, seed, epoch, "shuffled").tolist())
-        for seed in (*range(20), 1 + (1 << 40))
+        for seed in range(20)
         for epoch in range(20)
     }
-    assert len(orders) == 420
+    assert len(orders) == 400
+
+
+def test_seed_and_epoch_are_not_interchangeable() -> None:
+    assert epoch_order(50, 1, 2, "shuffled").tolist() != epoch_order(50, 2, 1, "shuffled").tolist()
+
+
+def test_the_high_half_of_the_seed_counts() -> None:
+    assert (
+        epoch_order(50, 1, 0, "shuffled").tolist()
+        != epoch_order(50, 1 + (1 << 40), 0, "shuffled").tolist()
+    )
 
 
 def test_a_shared_order_cannot_be_written_to() -> None:
@@ -60,8 +67,21 @@ def test_a_shared_order_cannot_be_written_to() -> None:
         epoch_order(10, 0, 0, "shuffled")[0] = 1
 
 
-def test_shuffled_orders_match_saved_states() -> None:
-    assert epoch_order(10, 0, 0, "shuffled").tolist() == [1, 4, 9, 0, 7, 6, 8, 5, 3, 2]
+@pytest.mark.parametrize(
+    ("length", "seed", "epoch", "order"),
+    [
+        (10, 0, 0, [1, 4, 9, 0, 7, 6, 8, 5, 3, 2]),
+        (10, 0, 1, [2, 5, 3, 4, 0, 6, 7, 9, 8, 1]),
+        (10, 1, 0, [4, 7, 6, 0, 2, 3, 8, 5, 9, 1]),
+        (10, 2**63, 5, [6, 8, 2, 3, 7, 1, 5, 0, 4, 9]),
+        (11, 0, 0, [5, 3, 2, 1, 7, 10, 9, 6, 8, 0, 4]),
+    ],
+)
+def test_order_matches_saved_states(length: int, seed: int, epoch: int, order: list[int]) -> None:
+    assert epoch_order(length, seed, epoch, "shuffled").tolist() == order
+
+
+def test_all_orders_match_saved_states() -> None:
     digests = [
         hashlib.blake2b(epoch_order(length, seed, epoch, "shuffled").tobytes(), digest_size=8)
         for length in (1, 2, 10, 257, 5000)
@@ -71,6 +91,25 @@ def test_shuffled_orders_match_saved_states() -> None:
     text = "".join(digest.hexdigest() for digest in digests)
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     assert digest == "cc29744d9dca2a5a7b6712d9e4527411"
+
+
+windows = st.integers(1, 3 * BLOCK_SIZE) | st.sampled_from(
+    [BLOCK_SIZE, 4 * BLOCK_SIZE, 10**9, 10**12 - 1]
+)
+
+
+@given(st.integers(0, 5 * BLOCK_SIZE), seeds, epochs, windows)
+@example(0, 0, 0, 1)
+@example(1, 0, 0, 1)
+@example(BLOCK_SIZE, 0, 0, BLOCK_SIZE)
+@example(BLOCK_SIZE + 1, 0, 0, BLOCK_SIZE - 1)
+@example(4 * BLOCK_SIZE - 1, 0, 0, 2 * BLOCK_SIZE)
+def test_an_order_in_windows_holds_every_sample_exactly_once(
+    length: int, seed: int, epoch: int, window: int
+) -> None:
+    samples = epoch_order(length, seed, epoch, f"window:{window}")
+    assert samples.dtype == np.int64
+    assert sorted(samples.tolist()) == list(range(length))
 
 
 def blocks_of_windows(length: int, window: int) -> list[list[int]]:
@@ -130,8 +169,20 @@ def test_an_order_in_windows_differs_between_all_epochs_and_seeds_and_windows() 
     assert len(orders) == 300
 
 
-def test_windowed_orders_match_saved_states() -> None:
-    assert epoch_order(10, 0, 0, "window:4").tolist() == [2, 0, 1, 3, 4, 5, 6, 7, 8, 9]
+@pytest.mark.parametrize(
+    ("length", "seed", "epoch", "window", "order"),
+    [
+        (10, 0, 0, 4, [2, 0, 1, 3, 4, 5, 6, 7, 8, 9]),
+        (10, 2**63, 5, 100, [6, 8, 2, 3, 7, 1, 5, 0, 4, 9]),
+    ],
+)
+def test_windowed_order_matches_saved_states(
+    length: int, seed: int, epoch: int, window: int, order: list[int]
+) -> None:
+    assert epoch_order(length, seed, epoch, f"window:{window}").tolist() == order
+
+
+def test_all_windowed_orders_match_saved_states() -> None:
     together = hashlib.blake2b(digest_size=16)
     for length in (1, 255, 256, 257, 5000):
         for window in (1, 100, 256, 1000, 10**6):
@@ -162,3 +213,9 @@ def test_misspelt_order_is_rejected(name: str) -> None:
     assert window_size(name) is None
     with pytest.raises(UsageError, match="order must be one of shuffled, sequential, window:N"):
         epoch_order(10, 0, 0, name)
+
+
+def test_repr_describes_order() -> None:
+    said = "shuffled in windows of 16384 samples, blocks of 256"
+    assert describe_sample_order("window:16384") == said
+    assert describe_sample_order("shuffled") == "shuffled"

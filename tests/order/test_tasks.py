@@ -5,31 +5,50 @@ from hypothesis import strategies as st
 
 from feedline.order.batch_spec import MAX_ROWS_PER_TASK, divide_rows, rows_per_task
 
+rows = st.integers(0, 3000)
+task_rows = st.integers(1, 64)
 
-@given(st.integers(0, 3000), st.integers(1, 64))
-def test_tasks_are_few_and_equal_and_cover_every_row_in_order(rows: int, task_rows: int) -> None:
-    tasks = divide_rows(rows, task_rows)
-    covered = [row for start, count in tasks for row in range(start, start + count)]
+
+@given(rows, task_rows)
+def test_tasks_cover_every_row_exactly_once_in_order(rows: int, task_rows: int) -> None:
+    covered = [
+        row for start, count in divide_rows(rows, task_rows) for row in range(start, start + count)
+    ]
     assert covered == list(range(rows))
-    counts = [count for _, count in tasks]
-    assert all(1 <= count <= task_rows for count in counts)
+
+
+@given(rows, task_rows)
+def test_no_task_is_empty_or_above_the_limit(rows: int, task_rows: int) -> None:
+    assert all(1 <= count <= task_rows for _, count in divide_rows(rows, task_rows))
+
+
+@given(rows, task_rows)
+def test_tasks_are_few_and_equal(rows: int, task_rows: int) -> None:
+    counts = [count for _, count in divide_rows(rows, task_rows)]
     assert len(counts) == -(-rows // task_rows)
     assert max(counts, default=0) - min(counts, default=0) <= 1
 
 
-@given(st.integers(1, 5000), st.integers(0, 512), st.floats(0, 1e12), st.integers(1, 8))
-def test_batches_queued_together_hold_a_task_for_every_worker(
-    batch: int, workers: int, row_ns: float, batches: int
-) -> None:
-    size = rows_per_task(batch, workers, row_ns, batches)
-    assert 1 <= size <= min(batch, MAX_ROWS_PER_TASK)
-    assert batches * len(divide_rows(batch, size)) >= min(batch, workers) // 2
+@given(st.integers(1, 5000), st.integers(0, 512), st.floats(0, 1e12))
+def test_every_worker_gets_a_task_if_rows_suffice(batch: int, workers: int, row_ns: float) -> None:
+    size = rows_per_task(batch, workers, row_ns)
+    assert 1 <= size <= MAX_ROWS_PER_TASK
+    assert len(divide_rows(batch, size)) >= min(batch, workers) // 2
 
 
 def test_slow_rows_make_small_tasks_and_quick_rows_large_ones() -> None:
     assert rows_per_task(256, 2, row_ns=1e9) == 1
     assert rows_per_task(256, 2, row_ns=1e6) == 50
     assert rows_per_task(256, 2, row_ns=1e3) == 128
+
+
+@given(st.integers(1, 5000), st.integers(1, 512), st.floats(0, 1e12), st.integers(1, 8))
+def test_batches_queued_together_hold_a_task_for_every_worker(
+    batch: int, workers: int, row_ns: float, batches: int
+) -> None:
+    size = rows_per_task(batch, workers, row_ns, batches)
+    assert 1 <= size <= min(batch, MAX_ROWS_PER_TASK)
+    assert batches * len(divide_rows(batch, size)) >= min(batch, workers) // 2
 
 
 def test_fast_batches_stay_whole_while_tasks_remain() -> None:
