@@ -27,8 +27,9 @@ def test_fast_disk_is_still_a_disk(on_disk: Path) -> None:
     with open(on_disk, "rb", buffering=0) as file:
         if stays_in_memory(file.fileno()) is not False:
             pytest.skip("temporary files lie in memory here")
-        answers = {stays_in_memory(file.fileno(), 0, 100_000) for _ in range(2000)}
-    assert answers == {False}
+        answers = [stays_in_memory(file.fileno(), 0, 100_000) for _ in range(2000)]
+    assert set(answers) <= {False, True}
+    assert sum(map(bool, answers)) < 100  # 12 next to busy loops on all cores
 
 
 def test_what_is_mapped_stays(on_disk: Path) -> None:

@@ -34,7 +34,7 @@ def test_each_size_is_tuned_with_a_paced_step(
 ) -> None:
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "16x1,32x1", "--batch-size", "8"]
-    arguments += ["--step-ms", "20", "--budget", "16", "--json", str(file)]
+    arguments += ["--step-ms", "20", "--budget", "120", "--json", str(file)]
     done = feedline(*arguments)
     assert done.status in {0, 3}, done.output  # 3: the machine was too busy for a whole search
     said = json.loads(file.read_text())
@@ -50,7 +50,7 @@ def test_settings_and_a_picture_are_written(
 ) -> None:
     saved, drawn = tmp_path / "tuned.json", tmp_path / "curve.svg"
     arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8"]
-    arguments += ["--step-ms", "20", "--budget", "30", "--save", str(saved), "--svg", str(drawn)]
+    arguments += ["--step-ms", "20", "--budget", "120", "--save", str(saved), "--svg", str(drawn)]
     done = feedline(*arguments)
     assert done.status in {0, 3}, done.output
     chosen = re.search(r"num_workers=(\d+)", done.output)
@@ -73,7 +73,7 @@ def test_alternatives_are_tried_if_step_waits(
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "32x1", "--batch-size", "16", "--step-ms", "0"]
     for more, name in (([], "decode='scaled'"), (["--cache", str(cache)], "the originals")):
-        done = feedline(*arguments, *more, "--budget", "60", "--json", str(file))
+        done = feedline(*arguments, *more, "--budget", "120", "--json", str(file))
         assert done.status in {0, 3}, done.output
         (phase,) = json.loads(file.read_text())["phases"]
         assert not phase["step_is_the_limit"]
@@ -105,7 +105,7 @@ def test_functions_are_tuned(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for source, kind in (("theirs", "torch.utils.data"), ("dataset", "feedline")):
-        arguments = ["tune", f"feedline_tuned_code:{source}", "--budget", "30"]
+        arguments = ["tune", f"feedline_tuned_code:{source}", "--budget", "120"]
         arguments += ["--model", "feedline_tuned_code:step"]
         arguments += ["--batch-size", "4"] if source == "dataset" else []
         done = feedline(*arguments)

@@ -94,7 +94,7 @@ def test_what_if_works_for_loader_from_function(
         arguments = ["tune", f"feedline_what_if_code:{source}", "--step-ms", "20", "--json"]
         arguments += [str(file), "--what-if", "workers=2,cores=4", "--what-if", "gpu=0.5"]
         arguments += ["--batch-size", "4"] if source == "own" else []
-        done = feedline(*arguments, "--budget", "10")
+        done = feedline(*arguments, "--budget", "120")
         assert done.status in {0, 3}, done.output
         assert "what if gpu=0.5 (images/s)" in done.output
         said = json.loads(file.read_text())
@@ -130,7 +130,7 @@ def test_failed_measurement_of_copies_is_reported(
     monkeypatch.setattr(rates, "measure_copies", full)
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8", "--json"]
-    arguments += [str(file), "--step-ms", "20", "--budget", "6"]
+    arguments += [str(file), "--step-ms", "20", "--budget", "120"]
     arguments += ["--what-if", "cache=32", "--what-if", "gpu=0.5"]
     done = feedline(*arguments)
     assert done.status in {0, 3}, done.output

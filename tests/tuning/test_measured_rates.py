@@ -39,7 +39,7 @@ class Far(Dataset[torch.Tensor]):
 
 def test_images_are_counted_and_waits_are_distinguished_from_work() -> None:
     with DataLoader(Far(), 8, num_workers=1) as loader:
-        found = tune(loader, step_ms=4, budget_s=8)
+        found = tune(loader, step_ms=4, budget_s=120)
     (phase,) = found.rates
     assert (phase.size, phase.rows, phase.wanted_px) == (None, 8, None)
     assert len(phase.points) == len(found.phases[0].trials) > 1
@@ -120,7 +120,7 @@ def test_torch_workers_report_work_or_its_absence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loader = TorchDataLoader(Far(), 8, num_workers=1)
-    found = tune(loader, step_ms=4, budget_s=8)
+    found = tune(loader, step_ms=4, budget_s=120)
     (phase,) = found.rates
     assert (phase.size, phase.rows) == (None, 8)
     assert phase.now.load.blocked_share > 0.5
@@ -128,7 +128,7 @@ def test_torch_workers_report_work_or_its_absence(
     (one,) = found.what_if("workers=1").phases
     assert one.limit == "workers"
     monkeypatch.setattr(TunableTorchLoader, "stage_timings", lambda self: StageTimings())
-    unseen = tune(loader, step_ms=4, budget_s=4)
+    unseen = tune(loader, step_ms=4, budget_s=120)
     assert unseen.setting is not None
     assert unseen.rates == ()
     for ask in (

@@ -53,7 +53,7 @@ def test_sufficient_workers_are_found_and_loader_is_restored() -> None:
         state = loader.state_dict()
         told: list[int] = []
         found = tune(
-            loader, step_ms=12, budget_s=40, on_trial=lambda _, trial: told.append(trial.workers)
+            loader, step_ms=12, budget_s=120, on_trial=lambda _, trial: told.append(trial.workers)
         )
         assert (loader.num_workers, loader.adapts) == (1, False)
         assert loader.state_dict() == state
@@ -78,7 +78,7 @@ def test_each_size_of_a_schedule_is_tuned() -> None:
         time.sleep(0.01)
 
     with DataLoader(images(), 8, schedule="8x1,16x1", seed=0, num_workers=1) as loader:
-        found = tune(loader, step, budget_s=12)
+        found = tune(loader, step, budget_s=120)
         assert next(iter(loader))[0].shape[-1] == 8
     assert [phase.size for phase in found.phases] == [8, 16]
     assert list(dict.fromkeys(steps)) == [8, 16]
@@ -95,7 +95,7 @@ def test_batches_are_as_large_as_the_phase_says() -> None:
         time.sleep(0.01)
 
     with DataLoader(images(), 8, schedule="8x1@32,24x1@4,16x2", num_workers=1) as loader:
-        found = tune(loader, step, budget_s=12)
+        found = tune(loader, step, budget_s=120)
         assert (loader.epoch, next(iter(loader))[0].shape) == (0, (32, 3, 8, 8))
     assert seen == {(8, 32), (24, 4), (16, 8)}
     assert [(phase.size, phase.batch_size) for phase in found.phases] == [(8, 32), (24, 4), (16, 8)]
@@ -254,7 +254,7 @@ def test_loader_without_workers_is_rejected() -> None:
 @pytest.mark.usefixtures("quick_trials")
 def test_one_image_size_with_two_batch_sizes_is_tuned_with_both() -> None:
     with DataLoader(images(), 8, schedule="8x1@8,8x1@32", drop_last=True, num_workers=1) as loader:
-        found = tune(loader, step_ms=10, budget_s=8)
+        found = tune(loader, step_ms=10, budget_s=120)
     assert [(phase.size, phase.batch_size) for phase in found.phases] == [(8, 8), (8, 32)]
     assert [each.rows for each in found.rates] == [8, 32]
     assert "8 px, batches of 8\n" in str(found)

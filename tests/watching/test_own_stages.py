@@ -92,8 +92,9 @@ def test_each_kind_of_batches_has_its_stages(kind: Any, workers: int, jpeg_folde
         names = {slow.name for slow in run.slowest}
         files = {str(path) for path in jpeg_folder.glob("*/*")}
         assert names <= files or names <= {f"sample {k}" for k in range(12)}
-        if kind in (native, rows, samples):
-            assert names == files
+        if kind in (native, rows, samples):  # which files depends on how long they took
+            assert names
+            assert names <= files
 
 
 def test_the_run_is_the_same_after_the_loader_is_closed(jpeg_folder: Path) -> None:

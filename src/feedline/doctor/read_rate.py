@@ -154,10 +154,10 @@ def _drop(parts: Sequence[_FilePart]) -> None:
 
 def _read_source(probes: Sequence[_FilePart]) -> ReadFrom:
     """Source of reads after files were dropped from memory."""
-    found: set[bool | None] = set()
+    found: list[bool | None] = []
     for part in probes if can_drop_pages() else ():
         with contextlib.suppress(OSError), open(part.path, "rb", buffering=0) as file:
-            found.add(stays_in_memory(file.fileno(), part.offset, part.bytes))
-    if found == {False}:
+            found.append(stays_in_memory(file.fileno(), part.offset, part.bytes))
+    if found.count(False) > len(found) / 2:
         return "disk"
-    return "memory" if found == {True} else "unknown"
+    return "memory" if found and all(found) else "unknown"
