@@ -85,7 +85,6 @@ def read_epoch_metrics(folder: Path) -> tuple[list[EpochMetrics], str]:
         )
     note = f"{unread} lines of {_NAME} are invalid or out of order, and are left out"
     return list(found.values()), note if unread else ""
-    return list(found.values()), note
 
 
 def _object(line: bytes) -> dict[str, Any]:

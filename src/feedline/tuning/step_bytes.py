@@ -62,12 +62,6 @@ class StepBytes:
         (few, less), (many, more) = self.counted[-2:]
         return (more - less) / (many - few)
 
-    @property
-    def fixed(self) -> float:
-        """Bytes that do not depend on the size of a large batch."""
-        rows, peak = self.counted[-1]
-        return peak - rows * self.per_image
-
     def at(self, rows: int) -> float:
         """Return the bytes of a step with a number of images."""
         pairs = list(zip(self.counted, self.counted[1:], strict=False))
