@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from feedline.order.requested_size import image_size
 
@@ -44,6 +44,16 @@ class Drawing(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor, float, float]:
         return int(index), torch.rand(2), float(np.random.rand()), random.random()
+
+
+class Counting(IterableDataset[int]):
+    """Yields the numbers below a length."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.length))
 
 
 class Sized(Drawing):
@@ -175,6 +185,17 @@ class Unrepeatable:
 
     def __iter__(self) -> Iterator[int]:
         return iter(random.sample(range(self.length), self.length))
+
+
+class Repeated:
+    """A batch sampler without end, as timm's MultiEpochsDataLoader puts in a loader."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from iter(self.sampler)
 
 
 def as_it_is(batch: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, Dataset, RandomSampler, Sampler, Subset, TensorDataset
+from torch.utils.data import BatchSampler, Dataset, RandomSampler, Subset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
@@ -18,8 +18,8 @@ from torchvision.transforms import functional
 import feedline
 from feedline import DataLoader
 from feedline.errors import StateError, UsageError
-from feedline.loader.engine_choice import choose_engine
 from row_sources import Rows
+from sets import Repeated
 from torchvision_folder import write_images
 
 STEPS = [transforms.RandomResizedCrop(24), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
@@ -32,8 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
     )
 
 
-def kind(loader: DataLoader[Any]) -> str:
-    return loader._runtime.stream.choice().engine
+def engine(loader: DataLoader[Any]) -> str:
+    (line,) = (line for line in loader.explain().splitlines() if line.startswith("engine"))
+    return line.split()[1]
 
 
 def together(samples: list[Any]) -> Any:
@@ -50,16 +51,6 @@ def one(sample: Any) -> Any:
     return sample
 
 
-class Sized(Sampler[list[int]]):
-    """A batch sampler of batches of unknown size."""
-
-    def __iter__(self) -> Any:
-        return iter([[0, 1], [2, 3, 4], [5]])
-
-    def __len__(self) -> int:
-        return 3
-
-
 # The size that is reported is the size of the images
 
 
@@ -67,18 +58,18 @@ class Sized(Sampler[list[int]]):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"batch_size": 4}, "image rows"),
-        ({"batch_size": 4, "collate_fn": together}, "samples"),
-        ({"batch_size": None, "collate_fn": one}, "samples"),
-        ({"batch_sampler": Sized()}, "image rows"),
-        ({"batch_size": 4, "worker_init_fn": lambda worker: None}, "samples"),
+        ({"batch_size": 4}, "image-row"),
+        ({"batch_size": 4, "collate_fn": together}, "sample"),
+        ({"batch_size": None, "collate_fn": one}, "sample"),
+        ({"batch_sampler": [[0, 1], [2, 3, 4], [5]]}, "image-row"),
+        ({"batch_size": 4, "worker_init_fn": lambda worker: None}, "sample"),
     ],
 )
 def test_recognised_pipeline_follows_the_schedule_for_any_use_of_samples(
     folder: ImageFolder, options: dict[str, Any], expected: str, workers: int
 ) -> None:
     with DataLoader(folder, schedule="8x1,12x1", num_workers=workers, **options) as loader:
-        assert kind(loader) == expected
+        assert engine(loader) == expected
         for size in (8, 12):
             for batch in loader:
                 assert batch[0].shape[-1] == loader.phase.image_size == size
@@ -86,7 +77,7 @@ def test_recognised_pipeline_follows_the_schedule_for_any_use_of_samples(
 
 def test_batches_out_of_order_are_made_by_the_recognised_pipeline_too(folder: ImageFolder) -> None:
     with DataLoader(folder, 4, image_size=8, in_order=False, num_workers=2) as loader:
-        assert kind(loader) == "samples"
+        assert engine(loader) == "sample"
         assert {images.shape[-1] for images, _ in loader} == {8}
 
 
@@ -96,7 +87,7 @@ def test_a_collate_fn_changes_no_pixel(folder: ImageFolder) -> None:
         DataLoader(folder, 4, **options) as rows,
         DataLoader(folder, 4, collate_fn=images_of, **options) as own,
     ):
-        assert (kind(rows), kind(own)) == ("image rows", "samples")
+        assert (engine(rows), engine(own)) == ("image-row", "sample")
         for (images, _), same in zip(rows, own, strict=True):
             assert torch.equal(images, same)
 
@@ -107,20 +98,6 @@ class Unaware(Dataset[Any]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.zeros(3, 24, 24)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("dataset", [Unaware(), TensorDataset(torch.zeros(8, 2))])
-@pytest.mark.parametrize("options", [{"schedule": "8x1"}, {"image_size": 8}])
-def test_unused_size_raises_at_first_batch(
-    dataset: Any, options: dict[str, Any], workers: int
-) -> None:
-    said = r"(?s)nothing in .* asked for the size.*per_size"
-    with (
-        DataLoader(dataset, 4, num_workers=workers, **options) as loader,
-        pytest.raises(UsageError, match=said),
-    ):
-        next(iter(loader))
 
 
 def test_size_set_later_must_be_requested_by_dataset() -> None:
@@ -226,17 +203,16 @@ def test_engine_choice_is_logged_once_and_repeated_after_changes(
         data.transform.transforms[0].size = (12, 12)
         assert next(iter(loader))[0].shape[-1] == 12
         data.transform = transforms.Compose([*STEPS, lambda image: image[:, :5, :5]])
-        assert kind(loader) == "samples"
+        assert engine(loader) == "sample"
         assert next(iter(loader))[0].shape[-1] == 5
 
 
 def test_choosing_an_engine_changes_nothing(folder: ImageFolder) -> None:
-    loader = DataLoader(folder, 4, shuffle=True)
+    loader, other = (DataLoader(folder, 4, shuffle=True) for _ in range(2))
     state = loader.state_dict()
-    first = choose_engine(loader._runtime.stream.options)
-    again = choose_engine(loader._runtime.stream.options)
-    assert (first.engine, str(first), first.pixels) == (again.engine, str(again), again.pixels)
-    assert loader.state_dict() == state
+    assert state["made_by"]["pixels"]
+    assert loader.explain() == other.explain()
+    assert loader.state_dict() == other.state_dict() == state
 
 
 # Workers and settings
@@ -298,17 +274,6 @@ def test_len_plans_nothing() -> None:
     assert len(list(loader)) == 3
 
 
-class Repeated:
-    """A batch sampler without end, as timm's MultiEpochsDataLoader puts in a loader."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-
-    def __iter__(self) -> Any:
-        while True:
-            yield from iter(self.sampler)
-
-
 class MultiEpochs(DataLoader[Any]):
     """One iterator for all epochs."""
 
@@ -342,7 +307,8 @@ def test_samplers_have_torch_names() -> None:
     assert "BatchSampler of RandomSampler" in said
     assert "none: batches are made in this process" in said
     assert len(DataLoader([torch.zeros(9)] * 30).explain()) < 1000
-    assert type(DataLoader(list(range(8)), 4, shuffle=True).sampler) is RandomSampler
+    loader = DataLoader(list(range(8)), 4, shuffle=True)
+    assert (type(loader.sampler), type(loader.batch_sampler)) == (RandomSampler, BatchSampler)
 
 
 def test_the_death_of_a_worker_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,18 +14,13 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import TensorDataset, get_worker_info
 
 from feedline import DataLoader
 from feedline.errors import ClosedError
 from processes import descriptors, eventually, gone, newcomers, own_family
 from row_sources import Rows
-from sets import Made
-
-
-class Numbers(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(40))
+from sets import Counting, Made, Repeated
 
 
 def number(index: int) -> torch.Tensor:
@@ -41,7 +36,7 @@ def of_dataset(**options: Any) -> DataLoader[Any]:
 
 
 def of_iterable(**options: Any) -> DataLoader[Any]:
-    return DataLoader(Numbers(), 4, num_workers=2, **options)
+    return DataLoader(Counting(40), 4, num_workers=2, **options)
 
 
 ENGINES = [of_rows, of_dataset, of_iterable]
@@ -101,21 +96,12 @@ def test_workers_terminated_by_caller_are_not_reported_as_lost(
     assert caplog.messages == []
 
 
-class Repeat:
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield from iter(self.sampler)
-
-
 class Infinite(DataLoader[Any]):
     """One iterator for all epochs, created with the loader."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        object.__setattr__(self, "batch_sampler", Repeat(self.batch_sampler))
+        object.__setattr__(self, "batch_sampler", Repeated(self.batch_sampler))
         self.iterator = super().__iter__()
 
     def __len__(self) -> int:
@@ -240,7 +226,7 @@ def numbered(count: int) -> TensorDataset:
 
 @pytest.mark.parametrize(
     "data",
-    [Made(12, number), numbered(12), Numbers()],
+    [Made(12, number), numbered(12), Counting(40)],
     ids=["own", "tensors", "stream"],
 )
 @pytest.mark.parametrize("workers", [0, 1])

@@ -23,6 +23,12 @@ from row_sources import Breaking, Rows
 SCHEDULE = "8x1@5,12x1@7,6x1"
 
 
+def shuffled(source: Any, batch_size: int, workers: int = 0, **options: Any) -> DataLoader:
+    """A loader of shuffled rows, by default at 8 px."""
+    options = {"image_size": 8, "seed": 0, **options}
+    return DataLoader(source, batch_size, shuffle=True, num_workers=workers, **options)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def fork_server() -> Iterator[None]:
     """A loader that keeps the fork server, so that the others start in no time."""
@@ -33,16 +39,7 @@ def fork_server() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def shared() -> Iterator[DataLoader]:
     """A loader of 23 samples without a schedule. It is used in turn: begin with set_epoch."""
-    with DataLoader(
-        Rows(23),
-        5,
-        image_size=8,
-        max_image_size=16,
-        num_workers=2,
-        prefetch=4,
-        shuffle=True,
-        seed=0,
-    ) as loader:
+    with shuffled(Rows(23), 5, 2, max_image_size=16, prefetch=4) as loader:
         yield loader
 
 
@@ -97,13 +94,8 @@ def test_changing_the_number_of_workers_at_any_step_keeps_the_batches() -> None:
 
 
 def test_the_ranks_of_a_run_share_each_batch_out() -> None:
-    ranks = [
-        DataLoader(
-            Rows(23), 3, image_size=4, num_workers=0, rank=rank, world_size=2, shuffle=True, seed=0
-        )
-        for rank in range(2)
-    ]
-    alone = DataLoader(Rows(23), 6, image_size=4, num_workers=0, shuffle=True, seed=0)
+    ranks = [shuffled(Rows(23), 3, rank=rank, world_size=2) for rank in range(2)]
+    alone = shuffled(Rows(23), 6)
     for one, other, both in zip(*ranks, alone, strict=True):
         labels = torch.stack([one[1], other[1]], dim=1).ravel()
         images = torch.stack([one[0], other[0]], dim=1).flatten(0, 1)
@@ -116,11 +108,9 @@ def test_the_ranks_of_a_run_share_each_batch_out() -> None:
 def test_rank_and_world_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    order = DataLoader(Rows(9), 1, image_size=4, num_workers=0, shuffle=True, seed=0).order
+    order = shuffled(Rows(9), 1).order
     assert (order.rank, order.world_size) == (2, 3)
-    order = DataLoader(
-        Rows(9), 1, image_size=4, num_workers=0, rank=0, world_size=1, shuffle=True, seed=0
-    ).order
+    order = shuffled(Rows(9), 1, rank=0, world_size=1).order
     assert (order.rank, order.world_size) == (0, 1)
 
 
@@ -155,16 +145,7 @@ def test_a_new_size_holds_from_the_very_next_batch_and_loses_no_sample(shared: D
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_last_of_concurrent_size_changes_wins(method: str) -> None:
-    with DataLoader(
-        Rows(23),
-        5,
-        image_size=32,
-        num_workers=2,
-        prefetch=2,
-        start_method=method,
-        shuffle=True,
-        seed=0,
-    ) as loader:
+    with shuffled(Rows(23), 5, 2, image_size=32, prefetch=2, start_method=method) as loader:
         iteration = iter(loader)
         for step in range(len(loader)):
             for size in range(1, 33):
@@ -188,14 +169,6 @@ def test_size_above_allocated_memory_raises_with_hint(shared: DataLoader) -> Non
     shared.set_epoch(300)
     assert next(iter(shared))[0].shape[-1] == 16
     shared.set_image_size(None)
-
-
-def test_without_a_max_image_size_any_size_may_be_set() -> None:
-    loader = DataLoader(Rows(9), 3, schedule="4x1@9,10x1", num_workers=0)
-    assert loader.max_image_size is None
-    for size in (3, 40):
-        loader.set_image_size(size)
-        assert next(iter(loader))[0].shape[1:] == (3, size, size)
 
 
 @pytest.mark.parametrize("schedule", ["16x1@30,64x1@4", "64x1@4,16x1@30"])
@@ -245,9 +218,7 @@ def test_held_batches_are_unchanged_after_close(workers: int, prefetch: int) -> 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_view_of_a_batch_keeps_its_memory(workers: int) -> None:
-    with DataLoader(
-        Rows(23), 4, image_size=8, num_workers=workers, prefetch=4, shuffle=True, seed=0
-    ) as loader:
+    with shuffled(Rows(23), 4, workers, prefetch=4) as loader:
         expected = [row for batch in planned_epoch(loader, 0) for row in batch.labels]
         rows = [labels[1:][:1] for _, labels in loader]  # the batches themselves are released
         read(loader)
@@ -256,9 +227,7 @@ def test_a_view_of_a_batch_keeps_its_memory(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_writing_to_a_batch_changes_no_other(workers: int) -> None:
-    with DataLoader(
-        Rows(23), 4, image_size=8, num_workers=workers, prefetch=4, shuffle=True, seed=0
-    ) as loader:
+    with shuffled(Rows(23), 4, workers, prefetch=4) as loader:
         for epoch in range(3):
             got = []
             for images, labels in loader:
@@ -379,14 +348,7 @@ def test_len_is_of_the_epoch_under_way_and_then_of_the_next() -> None:
     assert len(loader) == 2
     assert [loader.steps_in(epoch) for epoch in range(4)] == [3, 2, 2, 2]
     assert loader.total_steps == 5
-    assert (
-        len(
-            DataLoader(
-                Rows(10), 4, image_size=4, num_workers=0, drop_last=True, shuffle=True, seed=0
-            )
-        )
-        == 2
-    )
+    assert len(shuffled(Rows(10), 4, drop_last=True)) == 2
 
 
 def test_batch_spec_is_available_with_batch() -> None:
@@ -418,15 +380,9 @@ def test_no_process_starts_or_stops_for_an_epoch_phase_or_size() -> None:
 # Life
 
 
-def test_second_close_does_nothing() -> None:
-    loader = DataLoader(Rows(10), 4, image_size=4, num_workers=1, shuffle=True, seed=0)
-    loader.close()
-    loader.close()
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_closed_loader_raises_on_any_use(workers: int) -> None:
-    with DataLoader(Rows(10), 4, image_size=4, num_workers=workers, shuffle=True, seed=0) as loader:
+    with shuffled(Rows(10), 4, workers) as loader:
         state = loader.state_dict()
         iteration = iter(loader)
         next(iteration)
@@ -485,20 +441,9 @@ def test_on_a_device_images_are_normalised_bit_for_bit(
 def test_skip_leaves_out_exactly_the_rows_that_failed_and_lists_them(
     workers: int, device: str | None
 ) -> None:
-    whole = DataLoader(
-        Rows(23), 5, image_size=4, num_workers=0, device=device, shuffle=True, seed=0
-    )
+    whole = shuffled(Rows(23), 5, device=device)
     source = Breaking(23, {3, 11, 20})
-    with DataLoader(
-        source,
-        5,
-        image_size=4,
-        num_workers=workers,
-        device=device,
-        on_error="skip",
-        shuffle=True,
-        seed=0,
-    ) as loader:
+    with shuffled(source, 5, workers, device=device, on_error="skip") as loader:
         for (images, labels), (all_images, all_labels) in zip(loader, whole, strict=True):
             good = [k for k, sample in enumerate(all_labels.tolist()) if sample not in (3, 11, 20)]
             assert torch.equal(labels, all_labels[good])
@@ -542,9 +487,7 @@ def test_failing_sample_is_named_with_worker_traceback(workers: int) -> None:
 
 
 def test_a_broken_image_is_an_image_error_that_names_its_file(jpeg_folder: Path) -> None:
-    with DataLoader(
-        ImageFolder(jpeg_folder), 12, image_size=8, num_workers=1, shuffle=True, seed=0
-    ) as loader:
+    with shuffled(ImageFolder(jpeg_folder), 12, 1) as loader:
         missing = jpeg_folder / "cats" / "3.jpg"
         missing.rename(missing.with_suffix(".gone"))
         try:
@@ -581,14 +524,6 @@ def test_explain_describes_engine() -> None:
     assert "endless at 8 px, batch size 4" in plain.explain()
     assert "sequential" in plain.explain()
     assert "normalised floats, channels_last, on cpu" in plain.explain()
-
-
-@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (0, 3), (2, 3)])
-def test_sampler_has_length_of_its_output(rank: int, world_size: int) -> None:
-    options: dict[str, Any] = {"image_size": 8, "seed": 0, "num_workers": 0}
-    with DataLoader(Rows(11), 4, rank=rank, world_size=world_size, **options) as loader:
-        sampler: Any = loader.sampler
-        assert len(sampler) == len(list(sampler)) == (11 if world_size == 1 else 4)
 
 
 def test_the_workers_of_an_earlier_iteration_end_with_it() -> None:

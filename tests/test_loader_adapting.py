@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.control.decision import SettingChange, What
 from feedline.control.window import StepWindow
 from feedline.errors import UsageError
 from feedline.loader import adaptation
+from sets import Counting
 
 _MOST = 5000  # batches: many more than these tests need
 
@@ -35,11 +36,6 @@ class Numbers(Dataset[torch.Tensor]):
     def __getitem__(self, number: int) -> torch.Tensor:
         time.sleep(self.seconds(number) if callable(self.seconds) else self.seconds)
         return torch.tensor([number])
-
-
-class Sevens(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter([7] * 9)
 
 
 Change = int | tuple[What, float]
@@ -323,7 +319,7 @@ def test_auto_adapts_and_a_number_does_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "workers"), [(list(range(9)), 0), (Sevens(), 1)], ids=["none", "iterable"]
+    ("data", "workers"), [(list(range(9)), 0), (Counting(9), 1)], ids=["none", "iterable"]
 )
 def test_loader_with_fixed_workers_rejects_adaptation(data: Any, workers: int) -> None:
     with DataLoader(data, 4, num_workers=workers) as loader:

@@ -10,11 +10,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import Sampler
 
 from feedline.errors import ResourceError, ScheduleError, UsageError
 from feedline.loader import DataLoader
 from row_sources import Rows
+from sets import Counting
 
 
 class Unpicklable(Rows):
@@ -180,17 +181,12 @@ def test_the_iterator_of_a_subclass_is_used() -> None:
             return super()._get_iterator()
 
     assert list(Letters([1, 2, 3])) == ["a", "b"]
-    for data in (list(range(4)), Countable()):
+    for data in (list(range(4)), Counting(4)):
         with Told(data, seed=None) as loader:
             batches = iter(loader)
             next(batches)
             assert loader.state_dict()["step"] == 1
             assert len(list(batches)) == 3
-
-
-class Countable(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(4))
 
 
 def test_wrapped_source_is_accepted() -> None:

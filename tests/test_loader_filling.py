@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from feedline import DataLoader, ImageFolder, TrainCrop, build_cache
 from feedline.errors import FeedlineError, ImageError, ResourceError, StateError, UsageError
 from feedline.loader import cache_filling
 from feedline.sources.manifest import MANIFEST, read_manifest
+from processes import eventually, gone
 
 TRAIN = v2.Compose(
     [
@@ -89,11 +89,8 @@ def same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
     return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
 
 
-def until(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 300  # idle processes get little of a busy machine
-    while not what():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.01)
+def until(what: Callable[[], bool]) -> None:
+    assert eventually(what, within_s=300)  # idle processes get little of a busy machine
 
 
 # What is read when
@@ -288,11 +285,11 @@ def test_filler_ends_with_trainer_and_next_one_resumes(
     trainer = run(photos, root, "slow")
     assert trainer.stdout is not None
     assert trainer.stdout.readline() == "begun\n"
-    until(lambda: fillers(root))
+    until(lambda: bool(fillers(root)))
     processes = [*fillers(root), *fillers(root)[0].children(recursive=True)]
     trainer.send_signal(how)
     trainer.communicate()
-    until(lambda: not any(map(runs, processes)))
+    until(lambda: gone(processes))
     assert not list(root.rglob("*.partial"))
     again = run(photos, root)
     said = again.communicate()[0].splitlines()
@@ -319,15 +316,11 @@ def test_filler_ends_with_trainer_even_if_a_child_survives(photos: Path, tmp_pat
         processes = [*fillers(root), *fillers(root)[0].children(recursive=True)]
         trainer.kill()
         trainer.communicate()
-        until(lambda: not any(map(runs, processes)))
+        until(lambda: gone(processes))
         assert not (root / MANIFEST).exists()
     finally:
         child.kill()
     assert not list(root.rglob("*.partial"))
-
-
-def runs(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.slow

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
 from itertools import chain
 from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from feedline import DataLoader
 from feedline.errors import UsageError
 from row_sources import Rows
+from sets import Counting
 from slow import slow
 
 # Python 3.12 and later warn of forking with threads: torch has threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(8))
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -36,9 +31,9 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "seed": {"dataset": list(range(8)), "num_workers": 1, "seed": 1, "shuffle": True},
     "tensors": {"dataset": TensorDataset(torch.arange(8))},
-    "stream": {"dataset": Stream()},
+    "stream": {"dataset": Counting(8)},
     "stream, lasting workers": {
-        "dataset": Stream(),
+        "dataset": Counting(8),
         "num_workers": 1,
         "persistent_workers": True,
     },

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset
 
 from feedline.engine.buffers import WholeBatchBuffers
 from feedline.engine.defaults import LiveSettings
@@ -22,7 +21,7 @@ from feedline.errors import ClosedError, UsageError
 from feedline.loader import DataLoader
 from loader_reading import Seen, planned_epoch, read, seen
 from row_sources import Rows
-from sets import Made
+from sets import Counting, Made
 from slow import slow
 
 
@@ -184,19 +183,16 @@ def test_memory_of_whole_batches_grows_only_if_more_are_requested() -> None:
 
 
 def test_shorter_task_time_makes_more_tasks() -> None:
-    def tasks(loader: DataLoader[Any]) -> int:
-        return sum(each.tasks for each in loader._runtime.stream.engine.stage_timings().values())
-
     with rows(0, schedule=None, image_size=4) as loader:
         batches = iter(loader)
         next(batches)
         loader.task_ms = 1e-6
         assert len(list(batches)) == 15
         # One batch had been made in one task; then there is one task per row.
-        assert tasks(loader) == 1 + 61 - 4
+        assert loader.run.tasks == 1 + 61 - 4
     with rows(0, schedule=None, image_size=4, task_ms=1e-6) as loader:
         next(iter(loader))
-        assert tasks(loader) == 4
+        assert loader.run.tasks == 4
 
 
 def test_settings_survive_other_workers() -> None:
@@ -298,13 +294,8 @@ def test_settings_without_effect_are_rejected() -> None:
         loader.prefetch_factor = 4
 
 
-class Sevens(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter([7] * 9)
-
-
 def test_an_iterable_dataset_follows_at_the_next_iteration() -> None:
-    with DataLoader(Sevens(), 3, num_workers=1) as loader:
+    with DataLoader(Counting(9), 3, num_workers=1) as loader:
         assert len(list(loader)) == 3
         loader.prefetch_factor = 3
         assert len(list(loader)) == 3

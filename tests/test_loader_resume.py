@@ -138,25 +138,17 @@ def test_size_without_memory_is_rejected_and_changes_nothing() -> None:
 
 
 def test_state_of_four_ranks_resumes_on_two_with_same_global_batch() -> None:
+    options: dict[str, Any] = {"image_size": 4, "num_workers": 0, "shuffle": True, "seed": 0}
+
     def ranks(world: int, batch: int) -> list[DataLoader]:
         return [
-            DataLoader(
-                Rows(40),
-                batch,
-                image_size=4,
-                num_workers=0,
-                rank=k,
-                world_size=world,
-                shuffle=True,
-                seed=0,
-            )
-            for k in range(world)
+            DataLoader(Rows(40), batch, rank=k, world_size=world, **options) for k in range(world)
         ]
 
     def step_of(iterations: list[Iterator[Any]]) -> list[int]:
         return sorted(label for each in iterations for label in next(each)[1].tolist())
 
-    alone = DataLoader(Rows(40), 16, image_size=4, num_workers=0, shuffle=True, seed=0)
+    alone = DataLoader(Rows(40), 16, **options)
     expected = [sorted(labels.tolist()) for _, labels in alone]
     four, two = ranks(4, 4), ranks(2, 8)
     iterations: list[Iterator[Any]] = [iter(each) for each in four]

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, IterableDataset
+from torch.utils.data import DistributedSampler
 
 from feedline import DataLoader
 from feedline.errors import UsageError
+from sets import Counting
 from slow import slow
 
 ORDERS: list[Any] = [
@@ -22,11 +23,6 @@ ORDERS: list[Any] = [
         {"schedule": "ownx3"},
     ),
 ]
-
-
-class Sevens(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter([7] * 9)
 
 
 def made(order: dict[str, Any]) -> DataLoader[Any]:
@@ -183,7 +179,7 @@ def test_invalid_step_is_rejected(step: Any) -> None:
 
 def test_iterable_dataset_cannot_skip_batches() -> None:
     with pytest.raises(UsageError, match="skip its first samples in its __iter__"):
-        DataLoader(Sevens(), 2).set_step(1)
+        DataLoader(Counting(9), 2).set_step(1)
 
 
 def test_iteration_overtaken_before_its_first_batch_is_recorded() -> None:

@@ -75,7 +75,7 @@ def test_share_of_rank_is_shown_like_in_torch_sampler(
     assert loader.sampler.epoch == 3
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_incomplete_batch_is_left_to_batch_sampler(world_size: int, drop_last: bool) -> None:
     kept = []

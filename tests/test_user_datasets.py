@@ -12,23 +12,22 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import (
-    BatchSampler,
     Dataset,
-    IterableDataset,
     RandomSampler,
     Subset,
     TensorDataset,
     default_collate,
     get_worker_info,
 )
-from torch.utils.data import DataLoader as TorchDataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import feedline
 from feedline.errors import ImageError, SampleError, StateError, UsageError
 from processes import all_workers, eventually
+from sets import Counting
 from slow import slow
 
 TRAIN = transforms.Compose(
@@ -460,27 +459,22 @@ def test_unknown_size_raises_or_uses_default() -> None:
 # IterableDataset, and unsupported datasets
 
 
-class Counting(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(10))
-
-
 def test_iterable_dataset_reports_torch_engine() -> None:
-    made = loader(Counting(), num_workers=1)
+    made = loader(Counting(10), num_workers=1)
     batches = iter(made)
     assert next(batches).tolist() == [0, 1, 2, 3]
     assert "torch's engine" in made.explain()
     state = made.state_dict()
     rest = [batch.tolist() for batch in batches]
-    other = loader(Counting(), num_workers=1)
+    other = loader(Counting(10), num_workers=1)
     other.load_state_dict(state)
     assert [batch.tolist() for batch in other] == rest == [[4, 5, 6, 7], [8, 9]]
     with pytest.raises(StateError, match="num_workers was 1, is 0"):
-        loader(Counting(), num_workers=0).load_state_dict(state)
+        loader(Counting(10), num_workers=0).load_state_dict(state)
 
 
 def test_workers_of_torch_engine_are_torch_objects_even_after_their_end() -> None:
-    with loader(Counting(), num_workers=2) as made:
+    with loader(Counting(10), num_workers=2) as made:
         epoch = iter(made)
         workers = epoch._workers
         assert len(list(epoch)) == 6
@@ -492,11 +486,11 @@ def test_workers_of_torch_engine_are_torch_objects_even_after_their_end() -> Non
 @pytest.mark.parametrize(
     ("dataset", "options", "said"),
     [
-        (Counting(), {"seed": 1}, "seed 1 .*IterableDataset"),
-        (Counting(), {"image_size": 8}, "image_size 8 .*IterableDataset"),
-        (Counting(), {"on_error": "skip"}, "on_error 'skip' .*IterableDataset"),
+        (Counting(10), {"seed": 1}, "seed 1 .*IterableDataset"),
+        (Counting(10), {"image_size": 8}, "image_size 8 .*IterableDataset"),
+        (Counting(10), {"on_error": "skip"}, "on_error 'skip' .*IterableDataset"),
         ([1, 2], {"device": "cpu"}, 'device "cpu" .*This list uses the dataset engine'),
-        (Counting(), {"device": "cpu"}, "device 'cpu' .*IterableDataset"),
+        (Counting(10), {"device": "cpu"}, "device 'cpu' .*IterableDataset"),
         ([1, 2], {"device": "cpu", "std": 1}, "std 1 is only for feedline sources"),
         ([1, 2], {"seed": 0.5}, "seed must be a whole number or None"),
         ([1, 2], {"num_workers": -1}, "num_workers option should be non-negative"),
@@ -521,12 +515,6 @@ def test_replaced_stock_loader_is_detected() -> None:
     stock = TorchDataLoader(made.dataset, batch_sampler=made.batch_sampler)
     with pytest.warns(RuntimeWarning, match="replaced the loader by a torch DataLoader"):
         list(stock)
-
-
-def test_samplers_without_a_plan_are_torch_samplers() -> None:
-    made = loader(list(range(12)), shuffle=True)
-    assert type(made.batch_sampler) is BatchSampler
-    assert type(made.sampler) is RandomSampler
 
 
 def test_constructor_arguments_can_be_read_and_reused() -> None:

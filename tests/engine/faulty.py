@@ -7,41 +7,27 @@ import os
 import time
 from pathlib import Path
 
-import numpy as np
+from feedline.engine.load_samples import Row
+from feedline.order.batch_spec import Item
+from row_sources import Rows
 
-from feedline.order.batch_spec import Field, Item
 
-
-class Steady:
-    """Rows that are a pure function of (sample, size, seed), with a delay each."""
+class Steady(Rows):
+    """Rows with a delay each, between the pixels and the label."""
 
     def __init__(self, length: int = 200, row_s: float = 0.0) -> None:
-        self.length = length
+        super().__init__(length)
         self.row_s = row_s
 
-    def __len__(self) -> int:
-        return self.length
-
-    def fields(self, image_size: int) -> tuple[Field, ...]:
-        return (
-            Field("image", "uint8", (image_size, image_size, 3)),
-            Field("label", "int64", ()),
-        )
-
-    def load(self, item: Item, row: tuple[np.ndarray, ...]) -> None:
-        ramp = np.arange(row[0].size, dtype=np.uint64)
-        row[0][...] = (
-            (ramp * (item.seed | 1) >> np.uint64(7)).astype(np.uint8).reshape(row[0].shape)
-        )
+    def load(self, item: Item, row: Row) -> None:
+        super().load(item, row)
         if self.row_s:
+            row[1][()] = -1
             time.sleep(self.row_s)
-        row[1][()] = item.sample
+            row[1][()] = item.sample
 
     def name(self, sample: int) -> str:
         return f"sample-{sample}"
-
-    def fingerprint(self) -> str:
-        return f"steady-{self.length}"
 
 
 class Deadly(Steady):
@@ -52,7 +38,7 @@ class Deadly(Steady):
         self.ways = ways
         self.first_time_only = first_time_only
 
-    def load(self, item: Item, row: tuple[np.ndarray, ...]) -> None:
+    def load(self, item: Item, row: Row) -> None:
         way = self.ways.get(item.sample)
         if way and self._is_time(item.sample):
             if way == "segfault":
@@ -103,7 +89,7 @@ class Unborn(Steady):
 class Speechless(Steady):
     """A sample that fails with an exception whose `__str__` fails."""
 
-    def load(self, item: Item, row: tuple[np.ndarray, ...]) -> None:
+    def load(self, item: Item, row: Row) -> None:
         if item.sample == 5:
             raise _Speechless
         super().load(item, row)

@@ -29,13 +29,12 @@ DTYPES = [
 
 def through(value: Any, memory_bytes: int = 0) -> Any:
     """Lay a value out in memory of a given size, and load it from there."""
-    space = BatchAllocator(np.empty(memory_bytes, np.uint8))
+    memory = np.empty(memory_bytes, np.uint8)
+    space = BatchAllocator(memory)
     shell = write_batch(value, space)
-    if space.fits:
-        memory = space._memory[: space.used].copy()
-    else:
-        memory = space.copy_to_larger(lambda nbytes: np.full(nbytes, 99, np.uint8))[: space.used]
-    return read_batch(memory, shell)
+    if not space.fits:
+        memory = space.copy_to_larger(lambda nbytes: np.full(nbytes, 99, np.uint8))
+    return read_batch(memory[: space.used].copy(), shell)
 
 
 @st.composite
@@ -247,13 +246,14 @@ def test_repeated_object_needs_no_more_memory() -> None:
 
 
 def test_view_of_shared_memory_is_not_copied() -> None:
-    space = BatchAllocator(np.empty(1 << 16, np.uint8))
+    memory = np.empty(1 << 16, np.uint8)
+    space = BatchAllocator(memory)
     whole = empty_in(space, (100, 10), torch.float32)
     whole.copy_(torch.arange(1000.0).view(100, 10))
     before = space.used
     shell = write_batch({"tail": whole[90:].t(), "whole": whole}, space)
     assert space.used - shell - before < 64  # nothing but the gap to the next line
-    back = read_batch(space._memory[: space.used].copy(), shell)
+    back = read_batch(memory[: space.used].copy(), shell)
     assert plain(back["tail"]) == plain(whole[90:].t())
     assert torch.equal(back["whole"], whole)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from feedline.engine.dataset_fetch import DatasetFetcher, WorkerInit
 from feedline.engine.messages import BatchTask
 from feedline.loader import DataLoader
+from feedline.trace import RECORD_SWITCH
 from sets import Made
 
 KEYS = [40, 10, 30, 20, 50]
@@ -28,20 +29,6 @@ class Raising:
         return index
 
 
-def named_by(error: BaseException) -> list[str]:
-    """The indices that the notes of an error name."""
-    return [note.split()[6] for note in error.__notes__ if "sample with index" in note]
-
-
-@pytest.mark.parametrize("told", [None, lambda row: None])
-@pytest.mark.parametrize("bad", KEYS)
-def test_a_batch_names_the_sample_that_raised(bad: int, told: Callable[[int], None] | None) -> None:
-    source = DatasetFetcher(WorkerInit(Made(60, Raising(bad)), None, 0), list, batched=True)
-    with pytest.raises(ValueError, match="cannot be read") as caught:
-        source._make(KEYS, TASK, None, told)
-    assert named_by(caught.value) == [str(bad)]
-
-
 def test_the_heartbeat_table_shows_each_sample_before_it_is_made() -> None:
     made: list[Any] = []
 
@@ -54,14 +41,21 @@ def test_the_heartbeat_table_shows_each_sample_before_it_is_made() -> None:
     assert made == [each for row, key in enumerate(KEYS) for each in (("at", row), key)]
 
 
+@pytest.mark.parametrize("recorded", ["0", "1"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_names_the_sample_that_raised(workers: int) -> None:
-    with DataLoader(
-        Made(60, Raising(50)), batch_sampler=[KEYS, [1, 2]], num_workers=workers, collate_fn=list
-    ) as loader:
+@pytest.mark.parametrize("bad", KEYS)
+def test_a_loader_names_the_sample_that_raised(
+    bad: int, workers: int, recorded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RECORD_SWITCH, recorded)
+    options: dict[str, Any] = {"num_workers": workers, "collate_fn": list}
+    with DataLoader(Made(60, Raising(bad)), batch_sampler=[KEYS, [1, 2]], **options) as loader:
         batches = iter(loader)
-        with pytest.raises(ValueError, match=r"sample with index 50 of Made\."):
+        with pytest.raises(ValueError, match="cannot be read") as caught:
             next(batches)
+        said, _, _ = str(caught.value).partition("Original Traceback")
+        said += "".join(getattr(caught.value, "__notes__", ()))
+        assert re.findall(r"sample with index (\d+) of Made\.", said) == [str(bad)]
         assert next(batches) == [1, 2]
 
 

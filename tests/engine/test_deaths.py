@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,6 +22,11 @@ from feedline.errors import LoadTimeoutError, SampleError, WorkerError
 from feedline.loader import DataLoader
 from processes import descendants, eventually, gone, newcomers, own_family
 from slow import slow
+
+
+def loader_of(source: Steady, workers: int, **options: Any) -> DataLoader:
+    """A loader of batches of 16 rows of 8 px."""
+    return DataLoader(source, 16, num_workers=workers, image_size=8, seed=0, **options)
 
 
 def take(loader: DataLoader, epochs: int) -> list[tuple[bytes, bytes]]:
@@ -172,16 +178,8 @@ def test_sample_that_kills_worker_twice_is_named(way: str, words: str) -> None:
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
 def test_samples_that_fail_in_every_way_are_skipped_and_all_others_arrive(method: str) -> None:
     ways = {3: "segfault", 20: "raise", 21: "kill", 50: "exit", 51: "quit", 95: "raise"}
-    loader = DataLoader(
-        Deadly(ways),
-        16,
-        num_workers=2,
-        image_size=8,
-        on_error="skip",
-        start_method=method,
-        shuffle=True,
-        seed=0,
-    )
+    options = {"on_error": "skip", "start_method": method, "shuffle": True}
+    loader = loader_of(Deadly(ways), 2, **options)
     with loader:
         for _ in range(2):
             labels = [label for _, labels in loader for label in labels.tolist()]
@@ -192,10 +190,7 @@ def test_samples_that_fail_in_every_way_are_skipped_and_all_others_arrive(method
 
 
 def test_worker_error_has_traceback_and_can_be_raised_again() -> None:
-    loader = DataLoader(
-        Deadly({5: "raise"}), 16, num_workers=2, image_size=8, shuffle=False, seed=0
-    )
-    with loader:
+    with loader_of(Deadly({5: "raise"}), 2, shuffle=False) as loader:
         batches = iter(loader)
         for _ in range(2):
             with pytest.raises(SampleError, match=r"(?s)sample-5.*bad sector.*faulty\.py"):
@@ -204,7 +199,7 @@ def test_worker_error_has_traceback_and_can_be_raised_again() -> None:
 
 def test_source_that_no_worker_can_open_raises_with_worker_traceback() -> None:
     with (
-        DataLoader(Stillborn(), 16, num_workers=2, image_size=8, shuffle=True, seed=0) as loader,
+        loader_of(Stillborn(), 2, shuffle=True) as loader,
         pytest.raises(WorkerError, match=r"(?s)no licence.*faulty\.py"),
     ):
         next(iter(loader))
@@ -212,7 +207,7 @@ def test_source_that_no_worker_can_open_raises_with_worker_traceback() -> None:
 
 def test_source_that_kills_every_worker_raises() -> None:
     with (
-        DataLoader(Unborn(), 16, num_workers=2, image_size=8, shuffle=True, seed=0) as loader,
+        loader_of(Unborn(), 2, shuffle=True) as loader,
         pytest.raises(WorkerError, match="exited with status 7"),
     ):
         next(iter(loader))
@@ -221,9 +216,7 @@ def test_source_that_kills_every_worker_raises() -> None:
 @pytest.mark.own_fork_server
 def test_close_leaves_no_process() -> None:
     before = {child.pid for child in descendants(os.getpid())}
-    loader = DataLoader(
-        Steady(200, row_s=0.01), 16, num_workers=3, image_size=8, shuffle=True, seed=0
-    )
+    loader = loader_of(Steady(200, row_s=0.01), 3, shuffle=True)
     next(iter(loader))
     mine = [child for child in descendants(os.getpid()) if child.pid not in before]
     assert len(mine) >= 4
@@ -295,9 +288,7 @@ def test_workers_that_all_hang_raise(
 ) -> None:
     monkeypatch.setattr("feedline.engine.hang_detection.OPEN_S", 1.0)
     with (
-        DataLoader(
-            Sleeper(), 16, num_workers=2, image_size=8, timeout=1.0, shuffle=True, seed=0
-        ) as loader,
+        loader_of(Sleeper(), 2, timeout=1.0, shuffle=True) as loader,
         pytest.raises(LoadTimeoutError) as caught,
     ):
         next(iter(loader))
@@ -348,16 +339,7 @@ def _interrupt(*_: object) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_exception_with_failing_str_is_reported(workers: int) -> None:
-    loader = DataLoader(
-        Speechless(64),
-        16,
-        num_workers=workers,
-        image_size=8,
-        shuffle=False,
-        on_error="skip",
-        seed=0,
-    )
-    with loader:
+    with loader_of(Speechless(64), workers, shuffle=False, on_error="skip") as loader:
         assert [len(labels) for _, labels in loader] == [15, 16, 16, 16]
         assert loader.skipped[0][0] == "sample-5"
         assert "_Speechless" in loader.skipped[0][1]
@@ -421,9 +403,7 @@ def test_disconnected_fork_server_counts_as_dead() -> None:
 def test_deaths_are_detected_with_blocked_signals() -> None:
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     try:
-        with DataLoader(
-            Steady(row_s=0.005), 16, num_workers=1, image_size=8, shuffle=True, seed=0
-        ) as loader:
+        with loader_of(Steady(row_s=0.005), 1, shuffle=True) as loader:
             batches = iter(loader)
             next(batches)
             os.kill(loader.worker_pids[0], signal.SIGKILL)
@@ -452,9 +432,7 @@ def test_reducing_workers_takes_effect_with_a_full_queue(
 
 def test_busy_worker_ids_do_not_shorten_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feedline.engine.pool.MAX_WORKERS", 3)
-    with DataLoader(
-        Steady(row_s=0.005), 16, num_workers=3, image_size=8, shuffle=True, seed=0
-    ) as loader:
+    with loader_of(Steady(row_s=0.005), 3, shuffle=True) as loader:
         batches = iter(loader)
         next(batches)
         loader.num_workers = 1

@@ -90,25 +90,19 @@ def test_ctrl_c_ends_program_once_and_silently(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_exception_in_the_loop_ends_everything(tmp_path: Path) -> None:
-    body = "assert step < 3, 'the model has had enough'"
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [("assert step < 3, 'the model has had enough'", 1), ("if step == 3: sys.exit(0)", 0)],
+)
+def test_an_exception_or_an_exit_in_the_loop_ends_everything(
+    body: str, status: int, tmp_path: Path
+) -> None:
     script = start_script(TRAIN.format(method="forkserver", body=body), tmp_path)
     processes = running(script, least=4)
     _, errors = script.communicate(timeout=60)
-    assert script.returncode == 1
-    assert "the model has had enough" in errors
-    assert errors.count("Traceback") == 1, errors
-    assert gone(processes)
-
-
-@pytest.mark.slow
-def test_a_loader_that_is_never_closed_ends_with_the_program(tmp_path: Path) -> None:
-    body = "\n            if step == 3: sys.exit(0)"
-    script = start_script(TRAIN.format(method="forkserver", body=body), tmp_path)
-    processes = running(script, least=4)
-    _, errors = script.communicate(timeout=60)
-    assert script.returncode == 0
-    assert errors == ""
+    assert script.returncode == status
+    assert ("the model has had enough" in errors) == bool(errors) == bool(status)
+    assert errors.count("Traceback") == status, errors
     assert gone(processes)
 
 

@@ -248,17 +248,6 @@ def test_too_large_length_is_named(workers: int) -> None:
     assert "__len__: it returns 8" in said
 
 
-def test_failing_sample_is_named_without_workers() -> None:
-    def sample(index: int) -> int:
-        if index == 5:
-            raise ValueError("bad")
-        return index
-
-    with pytest.raises(ValueError, match="bad") as caught:
-        list(DataLoader(Made(8, sample), 4, num_workers=0))
-    assert "index 5 of Made" in "".join(caught.value.__notes__)
-
-
 def test_sample_raising_stop_iteration_is_named_without_workers() -> None:
     def sample(index: int) -> int:
         return next(iter(())) if index == 5 else index

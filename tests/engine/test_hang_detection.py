@@ -76,17 +76,6 @@ def test_single_stuck_worker_is_replaced_when_others_are_idle() -> None:
     assert workers.killed == [0, 1]
 
 
-@pytest.mark.parametrize("begun_ns", [5, None])
-def test_older_tasks_of_other_workers_are_not_progress(begun_ns: int | None) -> None:
-    workers = Workers()
-    patience = patience_on(workers)
-    workers.rows, workers.ready = {0: CurrentRow(7, 0, since_ns=10)}, {1}
-    if begun_ns is not None:
-        patience.record_finished_task(1, begun_ns)
-    check(patience)
-    assert workers.killed == []
-
-
 def test_workers_that_are_all_stuck_cause_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -101,21 +90,24 @@ def test_workers_that_are_all_stuck_cause_one_warning(
     assert "sample 7" in caplog.text
 
 
-def test_one_worker_is_never_replaced() -> None:
+@pytest.mark.parametrize(
+    ("ready", "reading", "finished", "seconds"),
+    [
+        pytest.param({1}, set(), None, 6, id="no task is finished"),
+        pytest.param({1}, set(), (1, 5), 6, id="an older task is finished"),
+        pytest.param(set(), set(), (0, 5), 100, id="no other worker"),
+        pytest.param({1}, {0}, (1, 20), 100, id="reading from storage"),
+    ],
+)
+def test_worker_is_not_replaced(
+    ready: set[int], reading: set[int], finished: tuple[int, int] | None, seconds: int
+) -> None:
     workers = Workers()
     patience = patience_on(workers)
-    patience.record_finished_task(0, 5)
-    workers.rows = {0: CurrentRow(7, 0, since_ns=10)}
-    check(patience, 100)
-    assert workers.killed == []
-
-
-def test_a_worker_that_reads_from_storage_is_never_replaced() -> None:
-    workers = Workers()
-    patience = patience_on(workers)
-    workers.rows, workers.ready, workers.reading = {0: CurrentRow(7, 0, 10)}, {1}, {0}
-    patience.record_finished_task(1, 20)
-    check(patience, 100)
+    workers.rows, workers.ready, workers.reading = {0: CurrentRow(7, 0, 10)}, ready, reading
+    if finished is not None:
+        patience.record_finished_task(*finished)
+    check(patience, seconds)
     assert workers.killed == []
 
 
@@ -223,10 +215,6 @@ def test_slow_file_open_is_waited_for(
     assert victim.decode() in warned.texts[0]
 
 
-def rows(folder: Path) -> Any:
-    return Stalled(folder)
-
-
 def samples(folder: Path) -> Any:
     return Made(96, lambda index: eventually((folder / "here").exists, within_s=60) and index)
 
@@ -240,11 +228,11 @@ class Stream(IterableDataset[int]):
         return iter(range(96))
 
 
-@pytest.mark.parametrize("dataset", [rows, samples, Stream])
+@pytest.mark.parametrize("dataset", [Stalled, samples, Stream])
 def test_timeout_is_torch_error_with_facts_and_batch_arrives_later(
     dataset: Any, tmp_path: Path
 ) -> None:
-    options = {"image_size": 8, "seed": 0} if dataset is rows else {}
+    options = {"image_size": 8, "seed": 0} if dataset is Stalled else {}
     with DataLoader(dataset(tmp_path), 16, num_workers=1, timeout=1, **options) as loader:
         batches = iter(loader)
         with pytest.raises(RuntimeError, match="timed out") as caught:
@@ -254,8 +242,12 @@ def test_timeout_is_torch_error_with_facts_and_batch_arrives_later(
         assert caught.value.seconds >= 1
         assert caught.value.sample == (None if dataset is Stream else 0)
         assert not loader.worker_deaths
+        assert loader.state_dict()["step"] == 0
         (tmp_path / "here").touch()
-        assert len(list(batches)) == 6
+        found = [batch[1] if dataset is Stalled else batch for batch in batches]
+        assert [each.tolist() for each in found] == [
+            list(range(start, start + 16)) for start in range(0, 96, 16)
+        ]
 
 
 def test_timeout_does_not_end_ongoing_work(tmp_path: Path) -> None:

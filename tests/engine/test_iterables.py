@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from feedline.errors import StateError
 from feedline.loader import DataLoader
-from processes import eventually, newcomers, own_family
+from processes import newcomers, own_family
 from sets import through_json
 
 
@@ -186,25 +185,6 @@ def test_work_of_workers_is_counted_once(workers: int, persistent: bool) -> None
             assert {
                 seat: each.tasks for seat, each in loader._runtime.stream.stage_timings().items()
             } == {0: epoch * (len(EPOCH) + 1)}
-
-
-class Waiting(IterableDataset[int]):
-    def __init__(self, until: Path) -> None:
-        self.until = until
-
-    def __iter__(self) -> Iterator[int]:
-        assert eventually(self.until.exists)
-        return iter(range(4))
-
-
-def test_batch_is_delivered_after_timeout(tmp_path: Path) -> None:
-    with DataLoader(Waiting(tmp_path / "now"), 2, num_workers=1, timeout=1) as loader:
-        batches = iter(loader)
-        with pytest.raises(RuntimeError, match="timed out"):
-            next(batches)
-        assert loader.state_dict()["step"] == 0
-        (tmp_path / "now").touch()
-        assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize("raised", [None, 1, "1", [2], [-1], [0.5], [True], {"0": 1}])

@@ -157,8 +157,7 @@ class PoolTests:
         next(iter(loader))
         loader.close()
         # The fork server of other tests, and multiprocessing's resource tracker, stay.
-        workers = [p for p in newcomers(before) if not p.children() and _is_worker(p)]
-        assert not workers
+        assert not [process for process in newcomers(before) if not process.children()]
 
 
 class WorkerPoolTests(PoolTests):
@@ -228,13 +227,6 @@ class TestLinuxPool(WorkerPoolTests):
 class TestLinuxPoolByFork(WorkerPoolTests):
     options: ClassVar[dict[str, Any]] = {"num_workers": 2, "start_method": "fork"}
     pickles: ClassVar[bool] = False
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    try:
-        return "resource_tracker" not in " ".join(process.cmdline())
-    except psutil.Error:
-        return False
 
 
 class _interrupt_after:

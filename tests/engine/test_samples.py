@@ -67,12 +67,14 @@ def test_unused_size_raises(workers: int, options: dict[str, Any]) -> None:
                 assert not workers or "Original Traceback" in cause
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_unused_size_raises_for_tensors(workers: int) -> None:
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("options", [{"image_size": 8}, {"schedule": "8x1"}])
+def test_unused_size_raises_for_tensors(workers: int, options: dict[str, Any]) -> None:
     data = torch.utils.data.TensorDataset(torch.arange(8))
+    said = r"(?s)nothing in TensorDataset asked for the size.*per_size"
     with (
-        DataLoader(data, 4, image_size=8, num_workers=workers) as loader,
-        pytest.raises(UsageError, match="nothing in TensorDataset asked for the size"),
+        DataLoader(data, 4, num_workers=workers, **options) as loader,
+        pytest.raises(UsageError, match=said),
     ):
         next(iter(loader))
 

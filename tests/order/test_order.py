@@ -139,17 +139,12 @@ def test_a_step_that_an_epoch_does_not_have_is_an_index_error(
     order: Order, epoch: int, beyond: int
 ) -> None:
     steps = order.steps(epoch)
+    with pytest.raises(IndexError, match=f"epoch {epoch} has {steps} steps, got step {steps}"):
+        order.batch(epoch, steps)
     with pytest.raises(IndexError, match=f"epoch {epoch} has {steps} steps"):
-        order.batch(epoch, steps + beyond + order.drop_last)
+        order.batch(epoch, steps + beyond)
     with pytest.raises(IndexError, match="got step -1"):
         order.batch(epoch, -1)
-
-
-def test_dropped_tail_is_not_a_step() -> None:
-    order = Order(length=10, schedule=Schedule.parse("8x1"), batch_size=4, drop_last=True)
-    assert order.steps(0) == 2
-    with pytest.raises(IndexError, match="epoch 0 has 2 steps, got step 2"):
-        order.batch(0, 2)
 
 
 @pytest.mark.parametrize(

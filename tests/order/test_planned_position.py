@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -162,13 +161,3 @@ def test_size_change_covers_whole_lookahead() -> None:
     assert {batch.image_size for batch in position.upcoming()} == {5}
     assert position.set_image_size(None)
     assert [batch.image_size for batch in position.upcoming()] == [8] * 6 + [16] * 4
-
-
-@pytest.mark.parametrize("epoch", [0, 1, 2, 9])
-def test_restored_position_survives_set_epoch_of_same_epoch(epoch: int) -> None:
-    position = PlannedPosition(ORDER, endless=False)
-    position.restore(Position(epoch=epoch, step=2))
-    assert not position.set_epoch(epoch)
-    assert position.current.step == 2
-    assert position.set_epoch(epoch + 1)
-    assert position.current == Position(epoch=epoch + 1, step=0)
