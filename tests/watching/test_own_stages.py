@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 from torchvision import datasets
 from torchvision.transforms import v2
 
@@ -17,14 +16,9 @@ import feedline
 from feedline.loader import recording
 from feedline.loader.recording import Recording
 from feedline.trace import RECORD_SWITCH
-from sets import Drawing, as_it_is
+from sets import Counting, Drawing, as_it_is
 
 EPOCHS = 3  # of 12 batches: each worker comes to a task that is timed
-
-
-class Counting(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(24))
 
 
 def step_of_mine(image: torch.Tensor) -> torch.Tensor:
@@ -60,7 +54,7 @@ def dataset(path: Path, workers: int) -> Any:
 
 
 def iterable(path: Path, workers: int) -> Any:
-    return feedline.DataLoader(Counting(), 2, num_workers=workers)
+    return feedline.DataLoader(Counting(24), 2, num_workers=workers)
 
 
 STAGES = {
@@ -214,7 +208,7 @@ def test_a_dataset_that_refuses_to_say_its_length_is_recorded() -> None:
         def __len__(self) -> int:
             raise NotImplementedError("unknown length")
 
-    with feedline.DataLoader(Endless(), 2) as loader:
+    with feedline.DataLoader(Endless(24), 2) as loader:
         assert sum(1 for _ in loader) == 12
         run = loader.run
     assert run.notes == []
