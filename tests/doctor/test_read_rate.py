@@ -80,8 +80,11 @@ def test_files_of_a_disk_are_read_from_the_disk(tmp_path: Path) -> None:
     with open(other.path, "rb") as file:
         if stays_in_memory(file.fileno()) is not False:
             pytest.skip("temporary files lie in memory here")
-    before = psutil.Process().io_counters().read_bytes
-    found = measure_read_rate(files, readers=2, seconds=LONG_S)
+    for _ in range(10):  # the kernel cannot drop pages that another core has just written or read
+        before = psutil.Process().io_counters().read_bytes
+        found = measure_read_rate(files, readers=2, seconds=LONG_S)
+        if found is None or found.read_from == "disk":
+            break
     assert found is not None
     assert found.read_from == "disk"
     assert psutil.Process().io_counters().read_bytes - before >= found.bytes
