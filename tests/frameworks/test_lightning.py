@@ -42,14 +42,25 @@ class Learner(lightning.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.0)
 
+class HookLearner(Learner):
+    def train_dataloader(self):
+        loader = load(on_error="skip")
+        loader.note = "set in the hook"
+        return loader
+
+def load(**options):
+    return feedline.DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=1, **options)
+
 def main():
     options = json.loads(sys.argv[1])
-    loader = feedline.DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=1, **options)
     trainer = lightning.Trainer(
         accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
     )
-    learner = Learner()
+    if options == "in a hook":  # where the class is imported, too
+        learner, loader = HookLearner(), None
+    else:
+        learner, loader = Learner(), load(**options)
     trainer.fit(learner, loader)
     used = trainer.train_dataloader
     # A file each: lines that two processes print can come out as one.
@@ -59,6 +70,8 @@ def main():
         "distributed": isinstance(used.sampler, DistributedSampler),
         "seed": used.seed,
         "workers": used.num_workers,
+        "on_error": used.on_error,
+        "note": getattr(used, "note", None),
         "seen": learner.seen,
     }))
 
@@ -68,9 +81,15 @@ if __name__ == "__main__":
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("options", [{}, {"seed": 7}], ids=["torch's order", "feedline's order"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"seed": 7}, "in a hook"],
+    ids=["torch's order", "feedline's order", "imported in a hook"],
+)
 @pytest.mark.slow
-def test_two_processes_share_each_epoch_out(options: dict[str, int], tmp_path: Path) -> None:
+def test_two_processes_share_each_epoch_out(
+    options: dict[str, int] | str, tmp_path: Path
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
@@ -85,9 +104,13 @@ def test_two_processes_share_each_epoch_out(options: dict[str, int], tmp_path: P
     for each in said:
         assert each["class"] == "feedline.loader.dataloader"
         assert each["distributed"]
-        assert each["same"] == bool(options)  # otherwise rebuilt with a DistributedSampler
-        assert each["seed"] == options.get("seed")
+        # Otherwise rebuilt with a DistributedSampler.
+        assert each["same"] == (each["seed"] is not None)
+        assert each["seed"] == (7 if options == {"seed": 7} else None)
         assert each["workers"] == 1
+        assert (each["on_error"], each["note"]) == (
+            ("skip", "set in the hook") if options == "in a hook" else ("raise", None)
+        )
     for epoch in range(2):
         halves = [each["seen"][epoch] for each in said]
         assert [len(half) for half in halves] == [11, 11]

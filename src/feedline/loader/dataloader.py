@@ -59,6 +59,12 @@ _FIXED = (
     *("dtype", "mean", "std", "pixel_transform", "batch_transform", "cache", "rank", "world_size"),
 )
 """Attributes that have no effect after construction."""
+_USER_VALUES = (*_FIXED, "prefetch", "task_ms", "on_error", "start_method")
+"""Attributes with the user's values, from which frameworks rebuild the loader."""
+_RECORDED_ARGUMENTS = "__pl_saved"
+"""Prefix of attributes in which Lightning stores the arguments of a constructor that is called in a
+hook, and from which it rebuilds the loader. If this class is first imported in the hook, these are
+torch's arguments, without feedline's; without them Lightning reads the loader's attributes."""
 _READ_LATER = (
     *("collate_fn", "worker_init_fn", "generator", "timeout", "pin_memory", "on_error", "in_order"),
     *("start_method", "multiprocessing_context"),
@@ -184,9 +190,29 @@ class DataLoader(TorchDataLoader[_T]):
 
     dataset: Any
     num_workers: int
-    prefetch: int | None
     prefetch_factor: int | None
+    seed: int | None
+    schedule: Any
+    weights: Any
+    replacement: bool
+    image_size: int | None
+    max_image_size: int | None
+    prefetch: int | None
     task_ms: float | None
+    device: torch.device | None
+    dtype: torch.dtype | None
+    mean: tuple[float, float, float] | None
+    std: tuple[float, float, float] | None
+    pixel_transform: PixelTransform | None
+    batch_transform: BatchTransform | None
+    cache: Any
+    on_error: str
+    start_method: str | None
+    rank: int | None
+    world_size: int | None
+    settings: None
+    _runtime: LoaderRuntime
+    _not_added: frozenset[str]  # attributes set by the constructor
     _is_built = False  # True once the constructor has created the runtime
     _torch_iterator: Any = None
     # Of Accelerate: see `feedline.integrations.accelerate`.
@@ -262,38 +288,30 @@ class DataLoader(TorchDataLoader[_T]):
             drop_last=False if order else drop_last,
             **values,
         )
-        self.in_order = options.in_order
-        if order is not None:
-            # The user's values: torch has those of the batch sampler only. Frameworks read them.
-            for name, value in (("batch_size", batch_size), ("drop_last", drop_last)):
-                object.__setattr__(self, name, value)
-            object.__setattr__(self, "sampler", planned)
-        # The user's values, too: frameworks rebuild the loader from these attributes.
-        self.seed, self.schedule = completed.seed, completed.schedule
-        self.weights, self.replacement = completed.weights, completed.replacement
-        self.image_size, self.max_image_size = completed.image_size, completed.max_image_size
-        self.prefetch, self.task_ms = completed.prefetch, completed.task_ms
-        self.cache, self.on_error = completed.cache, completed.on_error
-        self.dtype, self.mean, self.std = completed.dtype, completed.mean, completed.std
-        self.pixel_transform = completed.pixel_transform
-        self.batch_transform = completed.batch_transform
-        self.rank, self.world_size = completed.rank, completed.world_size
-        self.start_method, self.device = completed.start_method, options.device
-        self.settings = None  # the file's values are in the other attributes
-        self._runtime = runtime = LoaderRuntime(self, completed, options, order)
+        recorded = {name for name in vars(self) if name.startswith(_RECORDED_ARGUMENTS)}
+        public = {name: getattr(completed, name) for name in _USER_VALUES}
+        # The file's values are in the other attributes.
+        public |= {"in_order": options.in_order, "device": options.device, "settings": None}
+        if order is not None:  # torch has the values of the batch sampler only
+            public |= {"batch_size": batch_size, "drop_last": drop_last, "sampler": planned}
+        # Not by `__setattr__`: a framework may have replaced it to repeat the user's assignments.
+        attributes = vars(self)
+        attributes.update(public)
+        for name in recorded - added_before:
+            del attributes[name]
+        runtime = LoaderRuntime(self, completed, options, order)
+        attributes.update(_runtime=runtime, _is_built=True)
         weakref.finalize(self, runtime.close)
-        self._is_built = True
         if options.adapts and options.num_workers and not options.iterable:
-            self.adapts = True
+            runtime.set_adapting(True)
         if arguments.settings is not None and not (choice := runtime.stream.choice()).makes_rows:
             warn_if_unused(arguments, completed, str(choice))
         if options.is_row_source:
             runtime.stream.start()
-            largest = runtime.stream.choice().max_image_size
-            object.__setattr__(self, "max_image_size", largest)
+            attributes["max_image_size"] = runtime.stream.choice().max_image_size
         elif options.device is not None or options.cache is not None:
             runtime.stream.choice()  # raises now if the device or the cache cannot be used
-        self._not_added = frozenset({*vars(self), "_not_added"} - added_before)
+        attributes["_not_added"] = frozenset({*attributes, "_not_added"} - added_before)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; `num_workers` and others take effect at once, see the arguments.
@@ -351,7 +369,7 @@ class DataLoader(TorchDataLoader[_T]):
 
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:
-        self._torch_iterator = iterator
+        vars(self)["_torch_iterator"] = iterator
         if iterator is None and self._is_built:
             self._runtime.end_idle_workers()
 
@@ -363,7 +381,7 @@ class DataLoader(TorchDataLoader[_T]):
         reading it calls `warn_of_stock_loader`, which warns once.
         """
         if self._watch_iterator is None and self._warns_of_stock_loader:
-            self._warns_of_stock_loader = not warn_of_stock_loader(self)
+            vars(self)["_warns_of_stock_loader"] = not warn_of_stock_loader(self)
         return self._watch_iterator is not None
 
     @_is_accelerate_prepared.setter
