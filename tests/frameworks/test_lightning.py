@@ -87,9 +87,7 @@ if __name__ == "__main__":
     ids=["torch's order", "feedline's order", "imported in a hook"],
 )
 @pytest.mark.slow
-def test_two_processes_share_each_epoch_out(
-    options: dict[str, int] | str, tmp_path: Path
-) -> None:
+def test_two_processes_share_each_epoch_out(options: dict[str, int] | str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     done = subprocess.run(

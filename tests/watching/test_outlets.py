@@ -558,6 +558,16 @@ def test_all_epochs_are_written_for_any_loop(arguments: list[str], tmp_path: Pat
     assert [entry.epoch for entry in read_run(tmp_path / "run").passes] == [0, 1, 2]
 
 
+def test_an_epoch_is_written_if_its_loop_outlives_the_watched_object(tmp_path: Path) -> None:
+    watched = watch([1, 2, 3], run=tmp_path)
+    list(watched)
+    loop = iter(watched)
+    del watched
+    list(loop)
+    del loop
+    assert [entry.batches for entry in read_run(tmp_path).passes] == [3, 3]
+
+
 def test_a_watched_loop_that_ends_does_not_make_its_folder_again(tmp_path: Path) -> None:
     watched = watch([1, 2, 3], run=tmp_path / "run")
     list(watched)

@@ -165,9 +165,12 @@ class RunOutputs:
         run = self._recorder.run()
         return run if self.earlier is None else merge_runs(self.earlier, run)
 
-    def drop(self) -> None:
-        """Write unsaved data when the loader is freed, unless the folder was deleted."""
-        if self._started and (self.folder is None or self.folder.exists()):
+    def __del__(self) -> None:
+        """Write unsaved data once no loop uses the outputs, unless the folder was deleted.
+
+        The loader, its loops and the outputs may be local variables of a function.
+        """
+        if self._started and self._files and (self.folder is None or self.folder.exists()):
             self.save_last()
 
     def save_last(self) -> None:
@@ -230,6 +233,7 @@ def _rank_path(trace: Path, rank: int) -> Path:
 def _save_all() -> None:
     for outputs in list(_unsaved):
         outputs.save_last()
+        outputs._started = False  # written; the interpreter frees it when modules may be gone
 
 
 @functools.cache

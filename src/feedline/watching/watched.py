@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -114,8 +113,6 @@ class WatchedLoader(Generic[_T]):
         self._outputs = outputs
         self._clock: DeviceClock | None = None
         self._start_in_process()
-        # A local variable of a function is freed before the program ends.
-        weakref.finalize(self, outputs.drop).atexit = False
 
     def _start_in_process(self) -> None:
         """Start recording in this process."""
