@@ -80,7 +80,8 @@ def spoiled(dice: Dice, array: np.ndarray) -> np.ndarray:
 
 
 def fuzz_resample(dice: Dice) -> None:
-    image = pixels(dice)
+    channels = int(dice.choice([3, 3, 3, 1, 2, 4, 8, 9]))
+    image = pixels(dice, size(dice, 400), size(dice, 400), channels)
     rows, columns = size(dice, 60), size(dice, 60)
     to = [n + int(dice.integers(0, 1 + size(dice, 4200))) for n in (rows, columns)]
     corner = [int(dice.integers(-1 if chance(dice, 0.05) else 0, t + 1)) for t in to]
@@ -104,7 +105,7 @@ def fuzz_resample(dice: Dice) -> None:
     found = []
     for path in _resample.PATHS:
         _resample.use_path(path)
-        row = np.full((rows, columns, 3), 99, np.uint8)
+        row = np.full((rows, columns, channels), 99, np.uint8)
         found.append((_resample.resample(image, row, *numbers, *box), row))
     for taken, row in found:
         assert taken == found[0][0]

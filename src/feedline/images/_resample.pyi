@@ -31,16 +31,16 @@ def resample(
     """Resize an image to (to_height, to_width) and write a window of it to the row.
 
     Args:
-        image: uint8 (h, w, 3); its rows may have padding between them.
-        row: uint8 (height, width, 3), C-contiguous: the window from (to_top, to_left).
+        image: uint8 (h, w, channels); its rows may have padding between them.
+        row: uint8 (height, width, channels), C-contiguous: the window from (to_top, to_left).
         flip: mirror the window.
         down_first: the vertical pass comes before the horizontal one, not after it.
         filter: its index in `resize.FILTERS`.
         box: top, left, height and width of the resized area of the image; default: all of it.
 
     Returns:
-        False, with nothing written, if the resize is too steep or too large, or the layout is
-        not supported.
+        False, with nothing written, if the resized image has a side above 131,072 pixels, the
+        image is too large, or its layout is not supported.
 
     Raises:
         ValueError: the image is empty, the window is not in the resized image or the box not in

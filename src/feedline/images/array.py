@@ -9,7 +9,6 @@ import os
 from typing import Any
 
 import numpy as np
-import torch  # noqa: F401  # mirrors rows; so it is loaded once, before workers are forked
 
 from feedline.images.crops import without_addresses
 from feedline.images.rows import ImageSource, ImageTransform, check_transform

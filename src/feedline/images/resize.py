@@ -14,11 +14,12 @@ warning for read-only or oddly strided images. Pixels, without a `ResizeMode`:
 With a `ResizeMode`: the bytes of torchvision's own resize of tensors, and on average within 0.01
 grey levels of Pillow's for PIL images.
 
-Relies on: `_resample`, compiled, which makes those bytes in about half of torch's time. If it was
-not compiled, or does not support the resize (steeper than 16 : 1, bicubic 8 : 1), torch itself does
-it (its `out=` form saves the copy that `interpolate` needs); filters that torch lacks are then
-numpy's, with the same bytes. `_lut`, compiled, takes a fraction of numpy's time. Pillow's order of
-passes, as since version 13.
+Relies on: `_resample`, compiled, which makes those bytes in about half of torch's time, at any
+ratio and with any number of channels, so a worker of image rows never imports torch. If it was not
+compiled, torch itself resizes (its `out=` form saves the copy that `interpolate` needs), and is
+imported with this module; filters that torch lacks are then numpy's, with the same bytes. So are
+resizes to more than 131,072 pixels. `_lut`, compiled, takes a fraction of numpy's time. Pillow's
+order of passes, as since version 13.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def nearest_pixels(
 
 
 if compiled is None:
-    import torch  # noqa: F401  # for every row; otherwise imported when first needed: it takes 1 s
+    import torch  # noqa: F401  # for every row: before the first one, because it takes 1 s
 
 _WHOLE_LIMIT = 64
 """Largest resized whole of an elongated image, in multiples of the row's pixels."""
@@ -153,13 +154,9 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
         np.copyto(row, image[top : top + rows, left : left + columns])
     elif row.itemsize > 1:
         _resize_floats(image, area, Window(height, width, top, left, filter=filter), row)
-    elif (
-        channels == 3
-        and compiled is not None
-        and compiled.resample(
-            *(image, row, height, width, top, left, flip, down_first, FILTERS.index(filter)),
-            *(() if edges is None else (edges,)),
-        )
+    elif compiled is not None and _resample(
+        *(image, row, height, width, top, left, flip, down_first, FILTERS.index(filter)),
+        *(() if edges is None else (edges,)),
     ):
         return
     elif edges is not None:
@@ -192,6 +189,13 @@ def fill_as(mode: ResizeMode, row: Pixels, image: Pixels, placement: Placement) 
     less_height, less_width = image.shape[0] - height, image.shape[1] - width
     down_first = _PILLOW_CHOOSES and less_height > max(0, 2 * less_width)
     fill(row, image, placement, down_first=mode == "pillow" and down_first)
+
+
+def _resample(image: Pixels, *arguments: Any) -> bool:
+    """Resize any strides, or return False, as `_resample.resample`."""
+    return compiled.resample(image, *arguments) or (
+        not image.flags.c_contiguous and compiled.resample(np.ascontiguousarray(image), *arguments)
+    )
 
 
 def _pick(image: Pixels, row: Pixels, window: Window, edges: Edges) -> None:
@@ -247,8 +251,8 @@ def _whole_weights(
 
 
 def _resize(source: Pixels, target: Pixels, filter: Filter, down_first: bool) -> None:
-    """Resize all of `source` (h, w, 3) to all of `target` (H, W, 3)."""
-    if filter not in ("bilinear", "bicubic"):
+    """Resize all of `source` (h, w, channels) to all of `target` (H, W, channels)."""
+    if compiled is not None or filter not in ("bilinear", "bicubic"):
         _resize_edges(source, target, (0.0, 0.0, *source.shape[:2]), filter, down_first)
         return
     if down_first:
@@ -258,7 +262,7 @@ def _resize(source: Pixels, target: Pixels, filter: Filter, down_first: bool) ->
         return
     if not source.flags.writeable or min(source.strides) < 0:  # torch warns, or refuses
         source = source.copy()
-    import torch
+    import torch  # was imported with this module
 
     # What torch.nn.functional.interpolate calls; the same through torch.ops takes 2 us longer.
     resize: Any = getattr(torch._C._nn, f"_upsample_{filter}2d_aa")
@@ -312,7 +316,7 @@ def _shares(
 def _resized_in_floats(image: Pixels, height: int, width: int, filter: Filter) -> Pixels:
     if image.shape[:2] == (height, width):
         return image
-    import torch  # heavy, and rarely needed
+    import torch  # was imported with the compiled pipelines, which alone need this
 
     resized = torch.nn.functional.interpolate(
         # The image may be read-only, of which torch would warn: convert before.

@@ -3,17 +3,20 @@
 Guarantees: the bytes of torch's antialiased bilinear or bicubic resize of uint8, which is Pillow's
 algorithm with 16-bit weights: horizontal pass, rounded to bytes, then vertical pass; or the vertical
 pass first, as newer Pillows do it with some images. Pillow's box, Hamming and Lanczos filters
-likewise. A box with fractional edges gets Pillow's weights. Nothing outside the image is read,
-nothing outside the row is written; padding between the image's rows does not affect the result. The
-GIL is released.
+likewise, at any ratio and with any number of channels. A box with fractional edges gets Pillow's
+weights. Nothing outside the image is read, nothing outside the row is written; padding between the
+image's rows does not affect the result. The GIL is released.
 
 Relies on AVX2 or NEON (`_simd.h`), or plain C: the same bytes, chosen at run time.
 
 Speed: a block of neighbouring output pixels finds its first two source pixels within the same 16
 bytes. A shuffle arranges these as pairs of int16, and a multiply-add weighs and sums the pairs. The
-third and fourth source pixels are 6 bytes further, and so on. Two rows are processed at once. Rows
-between the passes are kept only while the vertical pass needs them, usually in the L1 cache.
-Mirroring only changes the shuffles and costs nothing. */
+third and fourth source pixels are 6 bytes further, and so on; RGB, and usual ratios, get their own
+code. Two rows are processed at once. Rows between the passes are kept only while the vertical pass
+needs them, usually in the L1 cache. Mirroring only changes the shuffles and costs nothing.
+
+Sums fit in int32: weights have at most 22 fractional bits, and those of an output pixel add up to 1,
+or to less than 2 if each is so small that rounding doubles it. */
 
 #include "_resample.h"
 
@@ -23,22 +26,18 @@ Mirroring only changes the shuffles and costs nothing. */
 #include "_simd.h"
 
 enum {
-    MAX_RESIZED = 4096, /* pixels of the resized image, in each direction */
-    MAX_TAPS = 32, /* source pixels of an output pixel, in each direction */
-    MAX_PAIRS = MAX_TAPS / 2,
+    MAX_RESIZED = 1 << 17, /* pixels of the resized image, in each direction */
+    MAX_BYTES = INT_MAX / 4, /* of a row, so that offsets fit in an int */
+    USUAL_PAIRS = 5, /* of source pixels, with their own code */
     HALF = 16, /* bytes that are loaded, and stored, at once */
-    SPAN = 4,  /* from the first to the last source pixel that lie entirely in those */
-    MAX_BLOCK = 5, /* output pixels, likewise */
-    PAIR = 2 * CHANNELS, /* bytes of two source pixels */
-    SLACK = 112, /* bytes after a buffered row that may be read or written, and have no effect */
+    MAX_CHANNELS = HALF / 2, /* of which two pixels lie in those; others take the scalar path */
+    SLACK = 2 * HALF, /* bytes after a row between the passes that may be read and written */
 };
-_Static_assert(SLACK >= PAIR * (MAX_PAIRS - 1) + HALF, "reads of a copied row");
-_Static_assert(SLACK >= 2 * HALF, "reads and writes of a row between the passes");
 
 /* The source pixels of an output pixel: the first, and their weights; 0 beyond the last. */
 typedef struct {
     int start;
-    int16_t weights[MAX_TAPS];
+    const int16_t *weights;
 } Taps;
 
 /* Weight of a source pixel by its distance, in pixels of the smaller of the two images. */
@@ -96,10 +95,11 @@ typedef struct {
 /* The horizontal pass. */
 typedef struct {
     Axis axis;
+    int channels;
     const Taps *first; /* of the leftmost pixel of the row; `step` to the next, -1 if mirrored */
     int step, width;
     int pixels;  /* neighbours computed together: a block */
-    int vectors; /* that hold their bytes, four in each half */
+    int vectors; /* that hold their bytes, four in each half; 0 for the scalar path */
     int blocks;
     int reach;   /* bytes of a source row that are read */
     int *source; /* offset of each block's first 16 bytes in a source row */
@@ -111,13 +111,21 @@ typedef struct {
     const uint8_t *image;
     const uint8_t *end; /* of the image */
     Py_ssize_t stride;
-    int height, width;                             /* of the image */
+    int height, width, channels;                   /* of the image */
     double box_top, box_left, box_height, box_width;
     int resized_height, resized_width;
     int top, left, row_height, row_width; /* the window */
     int flip, down_first, filter;
     uint8_t *row;
 } Task;
+
+/* Memory between the passes. */
+typedef struct {
+    const uint8_t **rows; /* of the source pixels of a row */
+    uint8_t *made; /* rows of the first pass */
+    uint8_t *copies; /* two source rows, or two rows of them blended, and what is read after each */
+    int copy_bytes;
+} Space;
 
 /* Horizontal pass over two rows, and vertical pass over the `bytes` of one. */
 typedef struct {
@@ -133,23 +141,31 @@ static double support_of(int filter, double extent, int resized)
     return filters[filter].support * (scale >= 1.0 ? scale : 1.0);
 }
 
+/* Number of weights of an output pixel, even: the ends of its source pixels are 2 * support apart. */
+static int taps_of(int filter, int source, double extent, int resized)
+{
+    const double apart = 2.0 * support_of(filter, extent, resized);
+    const int whole = (int)apart, room = whole + (whole < apart);
+    return ((room < source ? room : source) + 1) / 2 * 2;
+}
+
 /* Compute weights by torch's arithmetic for uint8, step by step: they are equal to the bit.
 
-The resized part begins at `first` and has `extent` of the `source` pixels. */
+The resized part begins at `first` and has `extent` of the `source` pixels. An output pixel has
+`count` of the `shares` and `weights`. */
 static Axis weigh(
-    Taps *taps, double *shares, int filter, int source, double first, double extent, int resized)
+    Taps *taps, double *shares, int16_t *weights, int count, int filter, int source, double first,
+    double extent, int resized)
 {
     const Filter weight = filters[filter].weight;
     const double scale = extent / resized;
     const double support = support_of(filter, extent, resized);
     const double shrink = scale >= 1.0 ? 1.0 / scale : 1.0;
-    /* The ends of an output pixel's sources are 2 * support apart: at most that many, rounded up. */
-    const int whole = (int)(2.0 * support), room = whole + (whole < 2.0 * support);
-    const int count = room > MAX_TAPS ? MAX_TAPS : (room + 1) / 2 * 2;
-    double largest = 0.0;
+    const size_t all = (size_t)resized * (size_t)count;
+    double largest = 0.0, *share = shares;
     int precision = 0;
-    for (int i = 0; i < resized; i++) {
-        double *share = shares + i * MAX_TAPS, total = 0.0;
+    for (int i = 0; i < resized; i++, share += count) {
+        double total = 0.0;
         const double centre = first + scale * (i + 0.5);
         int start = (int)(centre - support + 0.5), stop = (int)(centre + support + 0.5);
         start = start < 0 ? 0 : start < source ? start : source - 1; /* rounded up to the end */
@@ -166,37 +182,40 @@ static Axis weigh(
         }
         for (int k = own; k < count; k++)
             share[k] = 0.0;
-        taps[i].start = start;
+        taps[i] = (Taps){start, weights + (size_t)i * (size_t)count};
     }
     while (precision < 22 && (int)(0.5 + largest * (1 << (precision + 1))) < 1 << 15)
         precision++;
-    for (int i = 0; i < resized; i++)
-        for (int k = 0; k < count; k++) {
-            const double exact = shares[i * MAX_TAPS + k] * (1 << precision);
-            taps[i].weights[k] = (int16_t)(exact < 0.0 ? exact - 0.5 : exact + 0.5);
-        }
+    for (size_t k = 0; k < all; k++) {
+        const double exact = shares[k] * (1 << precision);
+        weights[k] = (int16_t)(exact < 0.0 ? exact - 0.5 : exact + 0.5);
+    }
     return (Axis){count / 2, precision};
 }
 
-static int32_t pair_of(const Taps *taps, int pair)
+static INLINE int32_t pair_of(const int16_t *weights, int pair)
 {
     int32_t both;
-    memcpy(&both, taps->weights + 2 * pair, sizeof both);
+    memcpy(&both, weights + 2 * pair, sizeof both);
     return both;
 }
 
 /* Number of pixels of a block: as many as surely find their source pixels in the same 16 bytes.
 
-Pixels n - 1 apart start at most ceil((n - 1) * scale) source pixels apart, at most 3 if
-(n - 1) * scale is. If that is 3 exactly, and there is no box, the scale is 3, 3/2, 1 or 3/4 and no
-double is rounded; otherwise it is less by 1/4096 or more, far above any rounding. A box is given
-that margin. */
+Pixels n - 1 apart start at most ceil((n - 1) * scale) source pixels apart, at most `last` if
+(n - 1) * scale is. If that is 3 exactly, of RGB without a box, the scale is 3, 3/2, 1 or 3/4 and no
+double is rounded; otherwise it is less by 1 / MAX_RESIZED or more, far above any rounding. A box, and
+other channels, are given that margin. */
 static int block_pixels(const Task *task)
 {
-    const int whole = task->box_left == 0.0 && task->box_width == task->width;
-    const double most = 1.0 + (whole ? (SPAN - 1) * task->resized_width / task->width
-        : floor((SPAN - 1 - 1.0 / 4096) * task->resized_width / task->box_width));
-    const int pixels = most < MAX_BLOCK ? (int)most : MAX_BLOCK;
+    if (task->channels > MAX_CHANNELS)
+        return 1;
+    const int last = HALF / task->channels - 2, most = HALF / task->channels;
+    const int whole = task->channels == CHANNELS && task->box_left == 0.0
+        && task->box_width == task->width;
+    const double apart = whole ? last * task->resized_width / task->width
+        : last ? floor((last - 1.0 / MAX_RESIZED) * task->resized_width / task->box_width) : 0.0;
+    const int pixels = apart + 1.0 < most ? (int)apart + 1 : most;
     return pixels < task->row_width ? pixels : task->row_width;
 }
 
@@ -207,33 +226,56 @@ static int block_start(const Plan *plan, int block)
     return first + plan->pixels <= plan->width ? first : plan->width - plan->pixels;
 }
 
+/* Bytes from a block's first source pixel on that are read. */
+static int block_reach(int channels, int pairs)
+{
+    const int before_last = 2 * channels * (pairs - 1);
+    return before_last + (channels > MAX_CHANNELS ? 2 * channels : HALF);
+}
+
+/* Two bytes from `at` and a pixel later, each widened to 16 bits: 0x80 gives a zero. */
+static int32_t pick_two(int at, int channels)
+{
+    return (int32_t)(0x80008000u | (uint32_t)(at + channels) << 16 | (uint32_t)at);
+}
+
+/* Return True if blocks are single pixels with many source pixels, of which four lie in 16 bytes. */
+static int is_steep(const Plan *plan)
+{
+    return plan->pixels == 1 && plan->axis.pairs > USUAL_PAIRS
+        && plan->channels <= MAX_CHANNELS / 2;
+}
+
 /* Write the shuffles and weights of all blocks. */
 static void plan_blocks(Plan *plan)
 {
+    const int channels = plan->channels;
     int32_t *step = plan->program;
     plan->reach = 0;
     for (int block = 0; block < plan->blocks; block++) {
         const Taps *first = plan->first + block_start(plan, block) * plan->step;
         const int low = (plan->step > 0 ? first : first - (plan->pixels - 1))->start;
-        const int reach = CHANNELS * low + PAIR * (plan->axis.pairs - 1) + HALF;
-        plan->source[block] = CHANNELS * low;
+        const int reach = channels * low + block_reach(channels, plan->axis.pairs);
+        plan->source[block] = channels * low;
         plan->reach = reach > plan->reach ? reach : plan->reach;
+        if (is_steep(plan))
+            continue;
         for (int byte = 0; byte < 4 * plan->vectors; byte++) {
-            const int k = byte / CHANNELS; /* the pixel; none in the last bytes */
+            const int k = byte / channels; /* the pixel; none in the last bytes */
             const Taps *taps = k < plan->pixels ? first + k * plan->step : NULL;
             /* Two rows, one in each half of a vector, are processed alike. */
             int32_t *lane = step + byte / 4 * 8 + byte % 4;
-            /* Two bytes, each widened to 16 bits: 0x80 gives a zero. */
-            const uint32_t at = taps ? (uint32_t)(CHANNELS * (taps->start - low) + byte % 3) : 0;
-            const uint32_t both = taps ? 0x80008000u | (at + 3) << 16 | at : 0x80808080u;
-            lane[0] = lane[4] = (int32_t)both;
+            const int at = taps ? channels * (taps->start - low) + byte % channels : 0;
+            lane[0] = lane[4] = taps ? pick_two(at, channels) : (int32_t)0x80808080u;
             for (int pair = 0; pair < plan->axis.pairs; pair++) {
                 lane += 8 * plan->vectors;
-                lane[0] = lane[4] = taps ? pair_of(taps, pair) : 0;
+                lane[0] = lane[4] = taps ? pair_of(taps->weights, pair) : 0;
             }
         }
-        step += 8 * plan->vectors * (1 + plan->axis.pairs);
+        step += 8 * (Py_ssize_t)plan->vectors * (1 + plan->axis.pairs);
     }
+    for (int lane = 0; is_steep(plan) && lane < 16; lane++) /* two vectors */
+        step[lane] = pick_two(lane / 8 * 2 * channels + lane % 4, channels);
 }
 
 static uint8_t clip(int32_t value)
@@ -243,14 +285,17 @@ static uint8_t clip(int32_t value)
 
 static void across_scalar(const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
 {
+    const int channels = plan->channels;
     for (int row = 0; row < 2; row++)
-        for (int at = 0; at < CHANNELS * plan->width; at++) {
-            const Taps *taps = plan->first + at / CHANNELS * plan->step;
-            const uint8_t *source = from[row] + CHANNELS * taps->start + at % CHANNELS;
-            int32_t sum = 1 << (plan->axis.precision - 1);
-            for (int k = 0; k < 2 * plan->axis.pairs; k++)
-                sum += taps->weights[k] * source[CHANNELS * k];
-            to[row][at] = clip(sum >> plan->axis.precision);
+        for (int x = 0; x < plan->width; x++) {
+            const Taps *taps = plan->first + x * plan->step;
+            for (int channel = 0; channel < channels; channel++) {
+                const uint8_t *source = from[row] + channels * taps->start + channel;
+                int32_t sum = 1 << (plan->axis.precision - 1);
+                for (int k = 0; k < 2 * plan->axis.pairs; k++)
+                    sum += taps->weights[k] * source[channels * k];
+                to[row][channels * x + channel] = clip(sum >> plan->axis.precision);
+            }
         }
 }
 
@@ -273,7 +318,8 @@ static void down_scalar(
 
 #ifdef SIMD_NAME
 SIMD INLINE void across(
-    int pairs, int vectors, const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
+    int pairs, int vectors, int channels, const Plan *plan, uint8_t *const to[2],
+    const uint8_t *const from[2])
 {
     const Plan local = *plan; /* which no store can change */
     const uint8_t *const low = from[0], *const high = from[1];
@@ -281,77 +327,128 @@ SIMD INLINE void across(
     const Vector half = repeat(1 << (local.axis.precision - 1));
     const int32_t *step = local.program;
     for (int block = 0; block < local.blocks; block++) {
-        const int source = local.source[block], target = CHANNELS * block_start(&local, block);
+        const int source = local.source[block], target = channels * block_start(&local, block);
         const int32_t *weights = step + 8 * vectors;
         Vector sums[4] = {half, half, half, half};
         for (int pair = 0; pair < pairs; pair++) {
-            const Vector bytes = load_halves(low + source + PAIR * pair, high + source + PAIR * pair);
+            const int at = source + 2 * channels * pair;
+            const Vector bytes = load_halves(low + at, high + at);
             for (int k = 0; k < vectors; k++, weights += 8)
                 sums[k] = multiply_add(sums[k], shuffle(bytes, load(step + 8 * k)), load(weights));
         }
         store_halves(to_low + target, to_high + target, pack(sums, local.axis.precision));
-        step += 8 * vectors * (1 + pairs);
+        step = weights;
     }
 }
 
-/* 32 bytes of a row, vertically. */
+/* The same if `is_steep`: the shuffles of the first four source pixels are equal in all blocks, and the
+weights are read where they are. */
+SIMD INLINE void across_steep(const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
+{
+    const Plan local = *plan;
+    const uint8_t *const low = from[0], *const high = from[1];
+    uint8_t *const to_low = to[0], *const to_high = to[1];
+    const Vector half = repeat(1 << (local.axis.precision - 1));
+    const Vector first = load(local.program), second = load(local.program + 8);
+    for (int x = 0; x < local.width; x++) {
+        const int16_t *weights = local.first[x * local.step].weights;
+        Vector sums[4] = {half, half, half, half};
+        int at = local.source[x];
+        for (int pair = 0; pair < local.axis.pairs; pair += 2, at += 4 * local.channels) {
+            const Vector bytes = load_halves(low + at, high + at);
+            sums[0] = multiply_add(sums[0], shuffle(bytes, first), repeat(pair_of(weights, pair)));
+            if (pair + 1 < local.axis.pairs)
+                sums[0] = multiply_add(
+                    sums[0], shuffle(bytes, second), repeat(pair_of(weights, pair + 1)));
+        }
+        store_halves(
+            to_low + local.channels * x, to_high + local.channels * x,
+            pack(sums, local.axis.precision));
+    }
+}
+
+/* 32 bytes of a row, vertically; `held` are the first weights. */
 SIMD INLINE Vector blend(
-    const uint8_t *const *rows, int at, const Vector *weights, int pairs, int precision)
+    const uint8_t *const *rows, int at, const Vector *held, const int16_t *weights, int pairs,
+    int precision)
 {
     const Vector half = repeat(1 << (precision - 1));
     Vector sums[4] = {half, half, half, half};
     for (int pair = 0; pair < pairs; pair++) {
         Vector parts[4];
+        const Vector weight = held ? held[pair] : repeat(pair_of(weights, pair));
         interleave(load(rows[2 * pair] + at), load(rows[2 * pair + 1] + at), parts);
         for (int k = 0; k < 4; k++)
-            sums[k] = multiply_add(sums[k], parts[k], weights[pair]);
+            sums[k] = multiply_add(sums[k], parts[k], weight);
     }
     return pack(sums, precision);
 }
 
-SIMD INLINE void down(
-    int pairs, int precision, const Taps *taps, uint8_t *to, const uint8_t *const *rows, int bytes)
+SIMD INLINE void blend_all(
+    const uint8_t *const *rows, uint8_t *to, int bytes, const Vector *held, const int16_t *weights,
+    int pairs, int precision)
 {
-    Vector weights[MAX_PAIRS];
-    for (int pair = 0; pair < pairs; pair++)
-        weights[pair] = repeat(pair_of(taps, pair));
     if (bytes < 2 * HALF) {
         uint8_t few[2 * HALF];
-        store(few, blend(rows, 0, weights, pairs, precision));
+        store(few, blend(rows, 0, held, weights, pairs, precision));
         memcpy(to, few, (size_t)bytes);
         return;
     }
     for (int at = 0; at < bytes; at += 2 * HALF) {
         at = at + 2 * HALF <= bytes ? at : bytes - 2 * HALF; /* the last overlap those before */
-        store(to + at, blend(rows, at, weights, pairs, precision));
+        store(to + at, blend(rows, at, held, weights, pairs, precision));
     }
 }
 
+SIMD INLINE void down(
+    int pairs, int precision, const Taps *taps, uint8_t *to, const uint8_t *const *rows, int bytes)
+{
+    Vector held[USUAL_PAIRS];
+    for (int pair = 0; pair < pairs; pair++)
+        held[pair] = repeat(pair_of(taps->weights, pair));
+    blend_all(rows, to, bytes, held, NULL, pairs, precision);
+}
+
 /* The usual numbers of pairs and vectors get their own code, without inner loops. */
-#define EACH_PAIRS(function, pairs, ...) \
-    switch (pairs) { \
+#define EACH_PAIRS(function, ...) \
     case 1: function(1, __VA_ARGS__); break; \
     case 2: function(2, __VA_ARGS__); break; \
     case 3: function(3, __VA_ARGS__); break; \
     case 4: function(4, __VA_ARGS__); break; \
-    case 5: function(5, __VA_ARGS__); break; \
-    default: function(pairs, __VA_ARGS__); \
+    case USUAL_PAIRS: function(USUAL_PAIRS, __VA_ARGS__); break;
+#define ACROSS_PAIRS(vectors, channels) \
+    switch (plan->axis.pairs) { \
+    EACH_PAIRS(across, vectors, channels, plan, to, from) \
+    default: across(plan->axis.pairs, vectors, channels, plan, to, from); \
+    }
+#define ACROSS(vectors) \
+    if (plan->channels == CHANNELS) { \
+        ACROSS_PAIRS(vectors, CHANNELS) \
+    } else { \
+        ACROSS_PAIRS(vectors, plan->channels) \
     }
 
 SIMD void across_simd(const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
 {
+    if (is_steep(plan)) {
+        across_steep(plan, to, from);
+        return;
+    }
     switch (plan->vectors) {
-    case 1: EACH_PAIRS(across, plan->axis.pairs, 1, plan, to, from) break;
-    case 2: EACH_PAIRS(across, plan->axis.pairs, 2, plan, to, from) break;
-    case 3: EACH_PAIRS(across, plan->axis.pairs, 3, plan, to, from) break;
-    default: EACH_PAIRS(across, plan->axis.pairs, 4, plan, to, from)
+    case 1: ACROSS(1) break;
+    case 2: ACROSS(2) break;
+    case 3: ACROSS(3) break;
+    default: ACROSS(4)
     }
 }
 
 SIMD void down_simd(
     Axis axis, const Taps *taps, uint8_t *to, const uint8_t *const *rows, int bytes)
 {
-    EACH_PAIRS(down, axis.pairs, axis.precision, taps, to, rows, bytes)
+    switch (axis.pairs) {
+    EACH_PAIRS(down, axis.precision, taps, to, rows, bytes)
+    default: blend_all(rows, to, bytes, NULL, taps->weights, axis.pairs, axis.precision);
+    }
 }
 #endif
 
@@ -373,15 +470,15 @@ static int ring_rows(Axis vertical)
 }
 
 static void resize(
-    const Task *task, const Plan *plan, const Taps *lines, Axis vertical, uint8_t *ring,
-    uint8_t *copies)
+    const Task *task, const Path *with, const Plan *plan, const Taps *lines, Axis vertical,
+    const Space *space)
 {
-    const int bytes = CHANNELS * task->row_width, pitch = bytes + SLACK;
+    const int bytes = task->channels * task->row_width;
     const int mask = ring_rows(vertical) - 1;
+    const size_t pitch = (size_t)bytes + SLACK;
     int next = lines[task->top].start;
     for (int y = 0; y < task->row_height; y++) {
         const Taps *line = lines + task->top + y;
-        const uint8_t *rows[MAX_TAPS];
         int stop = line->start + 2 * vertical.pairs;
         stop = stop > task->height ? task->height : stop;
         for (; next < stop; next += 2) {
@@ -390,42 +487,47 @@ static void resize(
             for (int k = 0; k < 2; k++) { /* after the last row: the last again */
                 const int at = next + k < task->height ? next + k : next;
                 from[k] = task->image + at * task->stride;
-                to[k] = ring + ((next + k) & mask) * pitch;
+                to[k] = space->made + (size_t)((next + k) & mask) * pitch;
                 if (plan->reach > task->end - from[k]) {
-                    uint8_t *copy = copies + k * (CHANNELS * task->width + SLACK);
-                    from[k] = memcpy(copy, from[k], (size_t)(CHANNELS * task->width));
+                    uint8_t *copy = space->copies + (size_t)k * (size_t)space->copy_bytes;
+                    from[k] = memcpy(copy, from[k], (size_t)task->channels * (size_t)task->width);
                 }
             }
-            path->across(plan, to, from);
+            with->across(plan, to, from);
         }
-        for (int k = 0; k < 2 * vertical.pairs; k++) /* after the last row the weight is 0 */
-            rows[k] = ring + ((line->start + k < stop ? line->start + k : line->start) & mask) * pitch;
-        path->down(vertical, line, task->row + (Py_ssize_t)y * bytes, rows, bytes);
+        for (int k = 0; k < 2 * vertical.pairs; k++) { /* after the last row the weight is 0 */
+            const int row = line->start + k < stop ? line->start + k : line->start;
+            space->rows[k] = space->made + (size_t)(row & mask) * pitch;
+        }
+        with->down(vertical, line, task->row + (Py_ssize_t)y * bytes, space->rows, bytes);
     }
 }
 
 /* Resize with the vertical pass first, also rounded to bytes in between. */
 static void resize_down_first(
-    const Task *task, const Plan *plan, const Taps *lines, Axis vertical, uint8_t *made,
-    uint8_t *blended)
+    const Task *task, const Path *with, const Plan *plan, const Taps *lines, Axis vertical,
+    const Space *space)
 {
-    const int bytes = CHANNELS * task->row_width, source_bytes = CHANNELS * task->width;
+    const int bytes = task->channels * task->row_width;
+    const int source_bytes = task->channels * task->width;
+    /* Narrower rows may not be read at once: nothing follows the last row. */
+    const Path *blending = source_bytes < 2 * HALF ? paths : with;
     for (int y = 0; y < task->row_height; y += 2) {
         uint8_t *to[2];
         const uint8_t *from[2];
         for (int k = 0; k < 2; k++) { /* after the last row: the last again */
             const Taps *line = lines + task->top + (y + k < task->row_height ? y + k : y);
-            const uint8_t *rows[MAX_TAPS];
+            uint8_t *const between = space->copies + (size_t)k * (size_t)space->copy_bytes;
             for (int tap = 0; tap < 2 * vertical.pairs; tap++) {
                 const int row = line->start + tap; /* after the last the weight is 0 */
-                rows[tap] = task->image + (row < task->height ? row : line->start) * task->stride;
+                space->rows[tap] =
+                    task->image + (row < task->height ? row : line->start) * task->stride;
             }
-            uint8_t *const between = blended + k * (source_bytes + SLACK);
-            to[k] = made + k * (bytes + SLACK);
+            to[k] = space->made + (size_t)k * ((size_t)bytes + SLACK);
             from[k] = between;
-            path->down(vertical, line, between, rows, source_bytes);
+            blending->down(vertical, line, between, space->rows, source_bytes);
         }
-        path->across(plan, to, from);
+        with->across(plan, to, from);
         for (int k = 0; k < 2 && y + k < task->row_height; k++)
             memcpy(task->row + (Py_ssize_t)(y + k) * bytes, to[k], (size_t)bytes);
     }
@@ -434,36 +536,54 @@ static void resize_down_first(
 /* Run a task. Return 0, or -1 if memory is missing. */
 static int run_task(const Task *task)
 {
-    Plan plan = {.pixels = block_pixels(task), .width = task->row_width};
-    plan.vectors = (CHANNELS * plan.pixels + 3) / 4;
+    const int channels = task->channels, height = task->resized_height, width = task->resized_width;
+    const int across = taps_of(task->filter, task->width, task->box_width, width);
+    const int down = taps_of(task->filter, task->height, task->box_height, height);
+    Plan plan = {
+        .axis = {across / 2, 0}, .channels = channels, .width = task->row_width,
+        .pixels = block_pixels(task),
+    };
+    plan.vectors = channels > MAX_CHANNELS ? 0 : (channels * plan.pixels + 3) / 4;
     plan.blocks = (plan.width + plan.pixels - 1) / plan.pixels;
-    const int largest = task->resized_height > task->resized_width ? task->resized_height
-                                                                   : task->resized_width;
-    const size_t program = (size_t)plan.blocks * plan.vectors * (1 + MAX_PAIRS) * 2 * HALF;
-    const size_t shares = (size_t)largest * MAX_TAPS * sizeof(double);
-    const size_t taps = (size_t)(task->resized_height + task->resized_width) * sizeof(Taps);
+    const Axis most = {down / 2, 0};
+    Space space = {.copy_bytes = channels * (task->width - 1) + block_reach(channels, across / 2)};
+    space.copy_bytes = space.copy_bytes > channels * task->width + SLACK
+        ? space.copy_bytes : channels * task->width + SLACK;
+
+    const size_t columns = (size_t)width * (size_t)across, lines = (size_t)height * (size_t)down;
+    const size_t vectors = is_steep(&plan) ? 2
+        : (size_t)plan.blocks * (size_t)plan.vectors * (size_t)(1 + across / 2);
+    const size_t program = vectors * 2 * HALF;
+    const size_t shares = (columns > lines ? columns : lines) * sizeof(double);
+    const size_t taps = (size_t)(height + width) * sizeof(Taps);
+    const size_t rows = (size_t)down * sizeof *space.rows;
     const size_t sources = (size_t)plan.blocks * sizeof *plan.source;
-    const size_t ring = 2 * MAX_TAPS * (CHANNELS * (size_t)plan.width + SLACK);
-    const size_t copies = 2 * (CHANNELS * (size_t)task->width + SLACK);
-    uint8_t *memory = malloc(program + shares + taps + sources + ring + copies);
+    const size_t weights = (columns + lines) * sizeof(int16_t);
+    const size_t made = (size_t)ring_rows(most) * ((size_t)channels * (size_t)plan.width + SLACK);
+    uint8_t *memory = malloc(
+        program + shares + taps + rows + sources + weights + made + 2 * (size_t)space.copy_bytes);
     if (!memory)
         return -1;
     plan.program = (int32_t *)memory;
     double *share = (double *)(memory + program);
-    Taps *columns = (Taps *)(memory + program + shares), *lines = columns + task->resized_width;
-    plan.source = (int *)(lines + task->resized_height);
-    uint8_t *buffers = (uint8_t *)(plan.source + plan.blocks);
+    Taps *column = (Taps *)(memory + program + shares), *line = column + width;
+    space.rows = (const uint8_t **)(line + height);
+    plan.source = (int *)(space.rows + down);
+    int16_t *weight = (int16_t *)(plan.source + plan.blocks);
+    space.made = (uint8_t *)(weight + columns + lines);
+    space.copies = space.made + made;
+
     plan.axis = weigh(
-        columns, share, task->filter, task->width, task->box_left, task->box_width,
-        task->resized_width);
+        column, share, weight, across, task->filter, task->width, task->box_left, task->box_width,
+        width);
     const Axis vertical = weigh(
-        lines, share, task->filter, task->height, task->box_top, task->box_height,
-        task->resized_height);
+        line, share, weight + columns, down, task->filter, task->height, task->box_top,
+        task->box_height, height);
     plan.step = task->flip ? -1 : 1;
-    plan.first = columns + task->left + (task->flip ? plan.width - 1 : 0);
+    plan.first = column + task->left + (task->flip ? plan.width - 1 : 0);
     plan_blocks(&plan);
     (task->down_first ? resize_down_first : resize)(
-        task, &plan, lines, vertical, buffers, buffers + ring);
+        task, channels > MAX_CHANNELS ? paths : path, &plan, line, vertical, &space);
     free(memory);
     return 0;
 }
@@ -483,10 +603,8 @@ Check resample_check(const Request *request)
         return BAD_BOX; /* NaN, too */
     if (request->stride < 0 || request->to_height > MAX_RESIZED || request->to_width > MAX_RESIZED
         || height > MAX_SIDE || width > MAX_SIDE || request->filter < 0
-        || request->filter >= FILTERS
-        || 2.0 * support_of(request->filter, request->box_height, (int)request->to_height) > MAX_TAPS
-        || 2.0 * support_of(request->filter, request->box_width, (int)request->to_width) > MAX_TAPS
-        || (request->down_first && CHANNELS * width < 2 * HALF)) /* bytes that are read at once */
+        || request->filter >= FILTERS || request->channels > MAX_BYTES / width
+        || request->channels > MAX_BYTES / request->columns)
         return UNSUPPORTED;
     return POSSIBLE;
 }
@@ -495,9 +613,10 @@ int resample_run(const Request *request)
 {
     const Task task = {
         .image = request->image,
-        .end = request->image + (request->height - 1) * request->stride + request->width * CHANNELS,
+        .end = request->image + (request->height - 1) * request->stride + request->width * request->channels,
         .stride = request->stride,
         .height = (int)request->height, .width = (int)request->width,
+        .channels = (int)request->channels,
         .box_top = request->top, .box_left = request->left,
         .box_height = request->box_height, .box_width = request->box_width,
         .resized_height = (int)request->to_height, .resized_width = (int)request->to_width,
@@ -507,6 +626,11 @@ int resample_run(const Request *request)
         .row = request->row,
     };
     return run_task(&task);
+}
+
+static int is_image(const Py_buffer *view)
+{
+    return view->ndim == 3 && view->shape[2] > 0 && strcmp(view->format, "B") == 0;
 }
 
 static PyObject *resample(PyObject *module, PyObject *args)
@@ -522,11 +646,13 @@ static PyObject *resample(PyObject *module, PyObject *args)
         || !get_buffers(views, arrays, 2, PyBUF_STRIDES | PyBUF_FORMAT))
         return NULL;
     const Py_buffer *image = &views[0], *row = &views[1];
-    if (!is_rgb(image) || !is_rgb(row) || request.filter < 0 || request.filter >= FILTERS) {
-        PyErr_SetString(
-            PyExc_ValueError, "image and row must be uint8 (h, w, 3), and the filter in FILTERS");
+    if (!is_image(image) || !is_image(row) || image->shape[2] != row->shape[2]
+        || request.filter < 0 || request.filter >= FILTERS) {
+        PyErr_SetString(PyExc_ValueError, "image and row must be uint8 (h, w, channels), with "
+                        "equal channels, and the filter in FILTERS");
         goto done;
     }
+    request.channels = image->shape[2];
     request.image = image->buf;
     request.row = row->buf;
     request.stride = image->strides[0];
@@ -544,7 +670,8 @@ static PyObject *resample(PyObject *module, PyObject *args)
                         "image and row must hold pixels, and the row must lie in the resized image");
     } else if (found == BAD_BOX) {
         PyErr_SetString(PyExc_ValueError, "the box must lie in the image");
-    } else if (found == UNSUPPORTED || image->strides[2] != 1 || image->strides[1] != CHANNELS) {
+    } else if (found == UNSUPPORTED || image->strides[1] != request.channels
+               || (request.channels > 1 && image->strides[2] != 1)) {
         result = Py_NewRef(Py_False);
     } else {
         int failed;

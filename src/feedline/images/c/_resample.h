@@ -12,12 +12,12 @@ enum { MAX_SIDE = INT_MAX / 16 }; /* pixels of an image, so that offsets in a ro
 
 /* Resize of a box in an image, of which the window from (to_top, to_left) is written to a row. */
 typedef struct {
-    const uint8_t *image; /* RGB, its rows `stride` bytes apart */
-    Py_ssize_t stride, height, width;
+    const uint8_t *image; /* its rows `stride` bytes apart */
+    Py_ssize_t stride, height, width, channels;
     double top, left, box_height, box_width;
     Py_ssize_t to_height, to_width, to_top, to_left;
     int flip, down_first, filter;
-    uint8_t *row; /* (rows, columns, 3), contiguous */
+    uint8_t *row; /* (rows, columns, channels), contiguous */
     Py_ssize_t rows, columns;
 } Request;
 

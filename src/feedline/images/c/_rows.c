@@ -266,7 +266,7 @@ PyObject *rows_resample(PyObject *module, PyObject *args)
     for (Py_ssize_t row = 0; left && row < count; row++) {
         Request request = {
             .row = (uint8_t *)rows->buf + row * row_bytes,
-            .rows = rows->shape[1], .columns = rows->shape[2],
+            .rows = rows->shape[1], .columns = rows->shape[2], .channels = CHANNELS,
         };
         int made = -1;
         if (call(begin, row))
