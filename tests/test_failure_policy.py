@@ -33,7 +33,7 @@ def in_flight(rows: list[int], slot: int) -> InFlightBatch:
     return InFlightBatch(0, BATCH, slot, failures=failures)
 
 
-@given(st.permutations(range(5)), st.integers(1, 4))
+@given(st.permutations(range(5)), st.integers(1, 5))
 def test_skipped_samples_are_in_order_of_the_batch(came: list[int], count: int) -> None:
     skipped = samples_to_skip(Rows(60), BatchBuffers(1), "skip", in_flight(came[:count], 0))
     assert skipped == [
@@ -42,13 +42,13 @@ def test_skipped_samples_are_in_order_of_the_batch(came: list[int], count: int) 
     ]
 
 
-@pytest.mark.parametrize(("on_error", "rows"), [("raise", [3, 1, 4]), ("skip", [3, 2, 1, 4, 0])])
-def test_error_names_first_failing_sample_and_releases_slot(on_error: str, rows: list[int]) -> None:
+def test_error_names_first_failing_sample_and_releases_slot() -> None:
+    rows = [3, 1, 4]
     slots = BatchBuffers(1)
     slot = slots.acquire()
     assert slot is not None
     first = min(rows)
     named = rf"sample {BATCH.samples[first]}, .*row {first} is bad.*epoch 2, step 3"
     with pytest.raises(SampleError, match=named):
-        samples_to_skip(Rows(60), slots, on_error, in_flight(rows, slot))
+        samples_to_skip(Rows(60), slots, "raise", in_flight(rows, slot))
     assert slots.acquire() == slot

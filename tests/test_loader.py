@@ -455,16 +455,6 @@ def test_skip_leaves_out_exactly_the_rows_that_failed_and_lists_them(
         assert not loader.worker_deaths
 
 
-def test_batch_that_fails_as_a_whole_raises_even_with_skip() -> None:
-    loader = DataLoader(
-        Breaking(4, {2, 3}), 2, image_size=4, num_workers=0, shuffle=False, on_error="skip", seed=0
-    )
-    iteration = iter(loader)
-    next(iteration)
-    with pytest.raises(SampleError, match=r"none of the 2 samples.*row-2"):
-        next(iteration)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_failing_sample_is_named_with_worker_traceback(workers: int) -> None:
     with DataLoader(

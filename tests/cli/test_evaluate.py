@@ -128,6 +128,29 @@ def test_broken_image_raises_or_is_skipped(
     assert str(broken) in ended.out
 
 
+@pytest.mark.filterwarnings("ignore:epoch 1 has no batch")
+def test_batch_of_broken_images_is_skipped(
+    feedline: Command, tiny_set: Path, trained: Path, tmp_path: Path
+) -> None:
+    images = tmp_path / "set" / "dark"
+    shutil.copytree(tiny_set / "train" / "dark", images)
+    paths = sorted(images.iterdir())
+    options = *PLAIN, "--on-error", "skip", "--batch-size", "1"
+    for path in paths[2:]:
+        path.write_bytes(b"torn")
+    file = tmp_path / "said.json"
+    ended = feedline("predict", trained, images, *options, "--json", file)
+    assert ended.status == 0, ended.err
+    assert [line.split("\t")[0] for line in ended.out.splitlines()] == list(map(str, paths[:2]))
+    found = json.loads(file.read_text())
+    assert [path for path, _ in found["skipped"]] == list(map(str, paths[2:]))
+    for path in paths[:2]:
+        path.write_bytes(b"torn")
+    ended = feedline("evaluate", trained, images.parent, *options)
+    assert ended.status == 1
+    assert str(paths[0]) in ended.err
+
+
 def test_weights_are_exported_as_safetensors_and_load_again(
     feedline: Command, trained: Path, tmp_path: Path
 ) -> None:

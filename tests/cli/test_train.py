@@ -257,6 +257,20 @@ def test_broken_image_raises_or_is_skipped_by_option(
     assert "dark/3.jpg" in ended.out
 
 
+def test_validation_with_a_batch_of_broken_images_ends_with_a_checkpoint(
+    feedline: Command, tiny_set: Path, tmp_path: Path
+) -> None:
+    untidy, out = tmp_path / "untidy", tmp_path / "out"
+    shutil.copytree(tiny_set, untidy)
+    last = sorted((untidy / "val").rglob("*.jpg"))[-1]
+    last.write_bytes(b"torn")
+    options = "--on-error", "skip", "--batch-size", 3
+    ended = feedline("train", untidy, *QUICK, "--out", out, *options)
+    assert ended.status == 0, ended.err
+    assert str(last) in ended.out
+    assert (out / "last.pt").is_file()
+
+
 def test_damaged_cached_copy_prints_repair_command(
     feedline: Command, tiny_set: Path, tmp_path: Path
 ) -> None:

@@ -17,7 +17,13 @@ from feedline.errors import UsageError
 from feedline.train.evaluate import evaluate
 from feedline.train.recipe import Recipe
 from feedline.train.runtime import choose_device, choose_precision
-from feedline.train.train_state import TrainState, create_optimizer, lr_factor, train_step
+from feedline.train.train_state import (
+    TrainState,
+    create_optimizer,
+    finish_step,
+    lr_factor,
+    train_step,
+)
 
 CPU = torch.device("cpu")
 
@@ -122,6 +128,24 @@ def test_parts_of_a_batch_make_the_step_of_the_whole() -> None:
     train_step(learners[1], images, labels)
     for mine, other in zip(*(each.model.parameters() for each in learners), strict=True):
         assert torch.allclose(mine, other, atol=1e-6)
+
+
+def test_step_without_its_last_part_keeps_no_gradient_for_the_next() -> None:
+    images, labels = batch(12)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+    recipe = Recipe(opt="sgd", lr=0.1)
+    learners = [
+        TrainState(copy.deepcopy(model), recipe, device=CPU, precision=torch.float32)
+        for _ in range(2)
+    ]
+    for rows in (slice(4), slice(4, 8)):
+        for each, part, parts in ((learners[0], 0, 2), (learners[1], 1, 2)):
+            train_step(each, images[rows], labels[rows], part=part, parts=parts)
+            finish_step(each)
+            assert not each.has_gradients
+    assert [each.step for each in learners] == [2, 2]
+    for mine, other in zip(*(each.model.parameters() for each in learners), strict=True):
+        assert torch.equal(mine, other)
 
 
 def test_gradients_are_cut_to_a_norm() -> None:

@@ -19,6 +19,8 @@ import torch
 from tiny_training import Recorder, assert_same_training
 
 from feedline.errors import FeedlineError, StateError, UsageError
+from feedline.order.sample_order import Order
+from feedline.order.schedule import Schedule
 from feedline.report.report_data import load_report
 from feedline.train.checkpoint import CheckpointWriter, load_checkpoint
 from feedline.train.config import make_recipe, read_config
@@ -75,6 +77,23 @@ def test_run_learns_and_records_history(tiny_set: Path, tmp_path: Path) -> None:
     assert result.best_top1 == max(r.val_top1 or 0 for r in result.records)
     assert result.best_top1 > 0.9
     json.dumps(result.as_dict(), allow_nan=False)
+
+
+def test_step_whose_last_batch_is_left_out_is_taken(tiny_set: Path, tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    shutil.copytree(tiny_set, root)
+    paths = sorted((root / "train").rglob("*.jpg"))
+    order = Order(length=len(paths), batch_size=8, seed=0, schedule=Schedule.of("32x1"))
+    for sample in order.batch(0, 1).samples:
+        paths[sample].write_bytes(b"torn")
+    report = Recorder()
+    options = {"schedule": "32x1", "grad_accum_steps": 2, "on_error": "skip"}
+    result = run(root, tmp_path / "out", report, **options)
+    assert report.steps == [2, 3]
+    assert [(record.steps, record.samples) for record in result.records] == [(4, 32)]
+    assert {Path(path) for path, _ in result.skipped} == {
+        paths[sample] for sample in order.batch(0, 1).samples
+    }
 
 
 def test_best_weights_are_saved_with_classes(uninterrupted: Path) -> None:

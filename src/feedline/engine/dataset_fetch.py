@@ -45,7 +45,7 @@ from feedline.engine.worker_errors import (
     note_failing_sample,
     note_unpicklable,
 )
-from feedline.errors import SampleError, UsageError, note
+from feedline.errors import UsageError, note
 from feedline.order.batch_spec import BatchSpec, Item
 from feedline.order.requested_size import SampleRequest, current_request, set_request
 from feedline.order.seeds import mix, row_seed
@@ -119,8 +119,9 @@ class DatasetFetcher:
     """Makes batches of a Dataset: anything with `__getitem__`.
 
     If `batched`, keys are lists of sample keys; otherwise one key is fetched and collated. With
-    `skip_errors`, samples that raise are left out. `samples` is a compiled replacement of the
-    dataset, used unless `worker_init_fn` sets attributes of the dataset.
+    `skip_errors`, samples that raise are left out; if none is left, there is no batch. `samples` is
+    a compiled replacement of the dataset, used unless `worker_init_fn` sets attributes of the
+    dataset.
     """
 
     def __init__(
@@ -221,20 +222,16 @@ class DatasetFetcher:
                     self._compiled, self.dataset, all_keys, task, request
                 )
             skipped: list[tuple[str, str]] = []
+            reasons = dict(task.skipped_rows)
+            wanted = keys if self._batched else [keys]
+            samples, kept = self._samples(wanted, make_sample, skipped, on_sample, reasons)
+            if skipped and not kept:
+                return SkippedBatch(None, tuple(skipped), is_empty=True)
             if self._batched:
-                reasons = dict(task.skipped_rows)
-                samples, keys = self._samples(keys, make_sample, skipped, on_sample, reasons)
-                batch = self._collated(samples, keys, space)
+                batch = self._collated(samples, kept, space)
                 stage_timer.end_stage("collate")
             else:
-                if on_sample is not None:
-                    on_sample(0)
-                try:
-                    sample = self.dataset[keys] if make_sample is None else make_sample(0, keys)
-                except (Exception, SystemExit) as error:
-                    note_failing_sample(error, self.dataset, keys)
-                    raise
-                batch = self._collate(sample)
+                batch = self._collate(samples[0])
         _check_request(request, self.dataset)
         return SkippedBatch(batch, tuple(skipped)) if skipped else batch
 
@@ -258,7 +255,7 @@ class DatasetFetcher:
     ) -> tuple[Any, Any]:
         """Make the samples of a batch, without `skipped_rows`. Return them and their keys."""
         dataset, times_each_sample, skip = self.dataset, stage_timer.each_sample, self._skip
-        if make_sample is None and not skip:
+        if make_sample is None and not skip and self._batched:
             if getitems := getattr(dataset, "__getitems__", None):
                 fetched = getitems(keys)
                 stage_timer.end_stage("dataset")
@@ -273,42 +270,25 @@ class DatasetFetcher:
                     note_failing_sample(error, dataset, key)
                     raise
         samples: list[Any] = []
-        failed: set[int] = set()
-        first: Exception | None = None
-        try:
-            for k, key in enumerate(keys):
-                if k in skipped_rows:
-                    failed.add(k)
-                    skipped.append((repr(key), skipped_rows[k]))
-                    continue
-                if on_sample is not None:
-                    on_sample(k)
-                try:
-                    samples.append(dataset[key] if make_sample is None else make_sample(k, key))
-                except (Exception, SystemExit) as error:
-                    note_failing_sample(error, dataset, key)
-                    if not skip or not isinstance(error, Exception):
-                        raise
-                    first = first or error
-                    failed.add(k)
-                    skipped.append((repr(key), f"{type(error).__name__}: {error_message(error)}"))
-                    continue
-                if times_each_sample:
-                    stage_timer.end_sample(key, "dataset")
-            if not failed:
-                return samples, keys
-            if samples:
-                return samples, [key for k, key in enumerate(keys) if k not in failed]
-            count = len(failed)
-            first = first or SampleError(": ".join(skipped[0]))
-            note(
-                first,
-                f"No sample of the batch could be loaded ({count} of {count} failed), and a batch "
-                "cannot be empty. Use drop_last=True if this is a small last batch.",
-            )
-            raise first
-        finally:
-            first = None  # its traceback holds this frame, and with it the samples
+        kept: list[Any] = []
+        for k, key in enumerate(keys):
+            if k in skipped_rows:
+                skipped.append((repr(key), skipped_rows[k]))
+                continue
+            if on_sample is not None:
+                on_sample(k)
+            try:
+                samples.append(dataset[key] if make_sample is None else make_sample(k, key))
+            except (Exception, SystemExit) as error:
+                note_failing_sample(error, dataset, key)
+                if not skip or not isinstance(error, Exception):
+                    raise
+                skipped.append((repr(key), f"{type(error).__name__}: {error_message(error)}"))
+                continue
+            kept.append(key)
+            if times_each_sample:
+                stage_timer.end_sample(key, "dataset")
+        return samples, kept if skipped else keys
 
 
 class SampleMaker(Protocol):

@@ -33,10 +33,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SkippedBatch:
-    """A batch and its skipped samples, each with its key and the reason."""
+    """A batch and its skipped samples, each with its key and the reason.
+
+    `is_empty`: all samples were skipped, and there is no batch.
+    """
 
     batch: Any
     skipped: tuple[tuple[str, str], ...]
+    is_empty: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.engine.attribute_snapshot import find_shared_memory
 from feedline.engine.buffers import PAGE_BYTES, SlotTooSmallError, align
-from feedline.errors import ClosedError
+from feedline.errors import ClosedError, SampleError
 from feedline.loader.cache_filling import CacheFilling
 from feedline.loader.engine_choice import CurrentChoice, EngineChoice, keeps_workers
-from feedline.loader.engines import NO_ENGINE, Engine, EngineRecord
+from feedline.loader.engines import NO_BATCH, NO_ENGINE, Engine, EngineRecord, Skipped
 from feedline.loader.iterable_engine import IterablePosition
 from feedline.loader.options import Options, check_argument
 from feedline.loader.position import LoaderPosition, PlannedPosition
@@ -34,8 +34,10 @@ from feedline.loader.sampled_epoch import EpochSource
 from feedline.loader.sampled_position import SampledPosition
 from feedline.loader.start_engine import start_engine
 from feedline.loader.state import check_identity, check_state, compare_made_by
+from feedline.loader.torch_samplers import sampler_rank_and_world_size
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import is_image_size
+from feedline.system import rank_and_world
 from feedline.trace.split import Timing
 from feedline.trace.stage_timings import StageTimings, merge_timings
 
@@ -73,6 +75,8 @@ class BatchStream:
         self._ending: list[Engine] = []  # replaced engines whose workers have not ended yet
         self.batch: BatchSpec | None = None  # specification of the last batch
         self.filling = CacheFilling(options.cache)
+        # First skipped samples of an epoch that has returned no batch yet; otherwise None.
+        self._skipped_first: list[Skipped] | None = []
         self._choice = CurrentChoice()
         self._started_with: EngineChoice | None = None
         self._slot_bytes = 0  # size of a slot of rows, which grows if a batch needs more
@@ -202,6 +206,7 @@ class BatchStream:
             self.end_workers()
         self._is_inherited = False
         is_stale = self.position.begin()
+        self._skipped_first = None if self.position.current.step else []
         if self.engine is NO_ENGINE:
             self.start(choice)
             is_stale = False
@@ -214,7 +219,19 @@ class BatchStream:
         return self.position.has_delivered and not self._is_inherited
 
     def next(self) -> Any:
-        """Return the batch at the position, which stays unchanged until `record_delivery`."""
+        """Return the next batch. The position moves past batches without a sample that could be
+        loaded, and then stays unchanged until `record_delivery`.
+        """
+        while (batch := self._next_of_engine()) is NO_BATCH:
+            skipped = self.engine.skipped_now
+            self.record_delivery()
+            if (ranks := self._ranks) > 1:
+                raise _unequal_steps(self.batch, skipped, ranks)
+            self._skipped_first = self._skipped_first if self._skipped_first != [] else skipped
+        self._skipped_first = None
+        return batch
+
+    def _next_of_engine(self) -> Any:
         if self.engine is NO_ENGINE:  # after `split_off`, or in a forked process
             self.start()
         try:
@@ -226,6 +243,14 @@ class BatchStream:
         finally:
             self.batch = self.engine.batch
 
+    @property
+    def _ranks(self) -> int:
+        """Number of processes that must take the same number of steps, as far as known."""
+        if (order := self.options.order) is not None:
+            return order.world_size
+        _, ranks = sampler_rank_and_world_size(self.options.index_sampler)
+        return max(ranks, rank_and_world()[1])
+
     def record_delivery(self) -> None:
         """Record the delivery of the batch from `next`, and advance the position."""
         num_delivered = self.filling.delivered_after_one_more()
@@ -236,9 +261,18 @@ class BatchStream:
 
     def finish(self) -> list[Any]:
         """End the iteration after the epoch's last batch. Return handles of the ended workers."""
+        epoch = self.position.current.epoch + 1
         self.position.finish()
         self.filling.has_ended = True
-        return [] if self.keeps_workers else self.end_workers()
+        handles = [] if self.keeps_workers else self.end_workers()
+        if self._skipped_first:
+            warnings.warn(
+                f"epoch {epoch} has no batch, because none of its samples could be loaded. All are "
+                f"in loader.skipped; the first: {': '.join(self._skipped_first[0])}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return handles
 
     # Position
 
@@ -327,3 +361,16 @@ class BatchStream:
         """End the workers and free all memory, as `end_workers` does, for good."""
         self._is_closed = self._is_closed or os.getpid() == self._owner
         return self.end_workers()
+
+
+def _unequal_steps(batch: BatchSpec | None, skipped: list[Skipped], ranks: int) -> SampleError:
+    """Error for a batch that one of several ranks cannot leave out."""
+    assert batch is not None, "the batch was recorded"
+    return SampleError(
+        f"none of the {len(skipped)} samples of a batch could be loaded (epoch {batch.epoch + 1}, "
+        f"step {batch.step + 1}), the first: {': '.join(skipped[0])}. With {ranks} ranks the batch "
+        "cannot be left out, because this rank would take a step less than the others and they "
+        "would wait for it",
+        hint="repair or remove these samples, or use larger batches; for a loader of this rank "
+        "alone use seed=0, rank=0, world_size=1",
+    )

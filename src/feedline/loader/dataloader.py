@@ -173,7 +173,9 @@ class DataLoader(TorchDataLoader[_T]):
             unfinished cache folder is filled during an epoch of originals and read from the next
             iteration on.
         on_error: "raise" names a sample that cannot be loaded; "skip" leaves its row out of its
-            batch and lists it in `skipped`. If no sample of a batch can be loaded, both raise.
+            batch and lists it in `skipped`. If no sample of a batch can be loaded, the batch is
+            left out, and `len` counts it still; on several ranks, which must take equally many
+            steps, a SampleError names it in its place.
         start_method: "fork", "forkserver" or "spawn". Default: the platform's best, "forkserver" on
             Linux; multiprocessing's default if the dataset is not feedline's.
         rank, world_size: share of this process, with a seed or a schedule. Default: from

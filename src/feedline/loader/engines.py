@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import psutil
@@ -38,6 +38,7 @@ from feedline.trace.split import Timing
 from feedline.trace.stage_timings import PAGE_WORDS, StagePage, StageTimings, read_page
 
 __all__ = [
+    "NO_BATCH",
     "NO_ENGINE",
     "QUICK_NS",
     "QUICK_STEPS",
@@ -117,6 +118,7 @@ class Engine:
     feed: Feed | None = None  # feed of the worker pool; None for engines without one
 
     batch: BatchSpec | None = None  # specification of the batch that `next` returned last
+    skipped_now: list[Skipped]  # its skipped samples, until it is delivered
 
     @property
     def memory_bytes(self) -> int:
@@ -155,7 +157,8 @@ class Engine:
     def next(self) -> Any:
         """Return the batch at the position, which stays unchanged until `record_delivery`.
 
-        If an exception replaces the batch, the batch counts as delivered.
+        NO_BATCH if all of its samples were skipped. If an exception replaces the batch, the batch
+        counts as delivered.
 
         Raises:
             StopIteration: the epoch has no batches left.
@@ -190,6 +193,9 @@ class Engine:
         """End the workers. Delivered batches stay valid."""
 
 
+NO_BATCH: Final = object()
+"""Returned by `Engine.next` for a batch all of whose samples were skipped."""
+
 NO_ENGINE = Engine()
 """Placeholder before an engine is built, or after its workers have ended."""
 
@@ -220,7 +226,7 @@ class WorkerEngine(Engine):
         self._policy = policy
         # Batches in the device transfer.
         self._sent: list[tuple[BatchSpec, list[Skipped]]] = []
-        self._skipped_now: list[Skipped] = []  # of the latest batch, until it is delivered
+        self.skipped_now: list[Skipped] = []
         # True if the batch after those in `_sent` could not be made.
         self._next_batch_failed = False
         # True during operations that leave wrong records if interrupted.
@@ -245,22 +251,22 @@ class WorkerEngine(Engine):
         self.transfer.note_request()
         if not self._sent:
             self._send_requested()
-        result = self.transfer.receive()
-        self.batch, self._skipped_now = self._sent.pop(0)
+        result = NO_BATCH if _is_empty(*self._sent[0]) else self.transfer.receive()
+        self.batch, self.skipped_now = self._sent.pop(0)
         self._send_ahead()
         if isinstance(result, WorkerException):
             self.record_delivery()
             raise result.error()
         if isinstance(result, SkippedBatch):
-            self._skipped_now = [*self._skipped_now, *result.skipped]
-            return result.batch
+            self.skipped_now = [*self.skipped_now, *result.skipped]
+            return NO_BATCH if result.is_empty else result.batch
         return result
 
     def record_delivery(self) -> None:
         assert self.batch is not None, "no batch was made"
         skipped = self._record.skipped
         self._position.record_delivery(self.batch)
-        skipped += self._skipped_now  # no call, in which Ctrl-C could end this function
+        skipped += self.skipped_now  # no call, in which Ctrl-C could end this function
         self._needs_recovery = False
 
     def poll(self) -> None:
@@ -310,7 +316,10 @@ class WorkerEngine(Engine):
 
     def _send(self, in_flight: InFlightBatch) -> None:
         skipped = self._policy(in_flight) if in_flight.failures else []
-        self.transfer.send(in_flight)
+        if _is_empty(in_flight.batch, skipped):
+            self.feed.slots.release(in_flight.slot)
+        else:
+            self.transfer.send(in_flight)
         self._sent.append((in_flight.batch, skipped))
 
     def _send_requested(self) -> None:
@@ -335,6 +344,11 @@ class WorkerEngine(Engine):
                 self._next_batch_failed = True  # made again when requested, and then raised
 
 
+def _is_empty(batch: BatchSpec, skipped: list[Skipped]) -> bool:
+    """Return True if all rows of a batch were skipped, so that it was not sent."""
+    return bool(skipped) and len(skipped) == batch.rows
+
+
 QUICK_STEPS = 64
 QUICK_NS = 400_000
 """After this number of steps or batches of less than this time, few are recorded, as the record of
@@ -357,7 +371,7 @@ class InProcessEngine(Engine):
         if record.page is None and is_recording_enabled():
             record.page = StagePage(np.zeros(PAGE_WORDS, np.int64))
         self._page = record.page
-        self._skipped_now: list[Skipped] = []  # of the latest batch, until it is delivered
+        self.skipped_now: list[Skipped] = []
 
     def begin(self, restart: bool) -> None:
         self._returned_s = 0.0
@@ -379,7 +393,7 @@ class InProcessEngine(Engine):
             upcoming = position.upcoming()
             batch = next(upcoming)
         self.batch = batch
-        self._skipped_now = []
+        self.skipped_now = []
         try:
             result = self._make_recorded(batch)
         except StopIteration as error:
@@ -405,8 +419,8 @@ class InProcessEngine(Engine):
             )
         self._returned_s, self._after_batch = now_s, upcoming
         if isinstance(result, SkippedBatch):
-            self._skipped_now = list(result.skipped)
-            return result.batch
+            self.skipped_now = list(result.skipped)
+            return NO_BATCH if result.is_empty else result.batch
         return result
 
     def _make_recorded(self, batch: BatchSpec) -> Any:
@@ -434,7 +448,7 @@ class InProcessEngine(Engine):
         assert self.batch is not None, "no batch was made"
         skipped = self._record.skipped
         self._position.record_delivery(self.batch)
-        skipped += self._skipped_now  # no call, in which Ctrl-C could end this function
+        skipped += self.skipped_now  # no call, in which Ctrl-C could end this function
         self._upcoming = self._after_batch
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ def samples_to_skip(
     """Samples to skip in a batch with failed rows; or release the slot and raise a SampleError."""
     failures = sorted(in_flight.failures, key=lambda failure: failure.row)
     batch = in_flight.batch
-    if on_error == "skip" and len(failures) < batch.rows:
+    if on_error == "skip":
         return [
             (
                 _name(source, int(batch.samples[failure.row])),
@@ -70,10 +70,7 @@ def samples_to_skip(
         text = f"sample {sample}, {first.kind}: {text}"
     text += f" (epoch {batch.epoch + 1}, step {batch.step + 1})"
     hint, fix = "repair or remove it, or skip such samples", {"on_error": "skip"}
-    if on_error == "skip":
-        text = f"none of the {batch.rows} samples of a batch could be loaded; the first: {text}"
-        hint, fix = "repair or remove it, or drop small last batches with drop_last=True", {}
-    elif first.kind == HUNG:
+    if first.kind == HUNG:
         text += ". Its storage may be unavailable, or the code that loads it hangs"
         hint = "wait longer with timeout=, or skip such samples"
     if first.hint:
@@ -210,7 +207,7 @@ def _batch_engine(
 ) -> WorkerEngine:
     """Build workers that make whole batches, one each."""
     pool, slots = start(fetcher, 0), WholeBatchBuffers(0)
-    skips_failures = options.on_error == "skip" and options.batched
+    skips_failures = options.on_error == "skip"
     tasks = BatchTasks(slots, max_user_batches=_MAX_USER_BATCHES, skips_failures=skips_failures)
     live = LiveSettings(
         workers=options.num_workers,

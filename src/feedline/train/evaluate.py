@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from feedline.errors import FeedlineError
 from feedline.images.crops import EvalCrop
 from feedline.images.folder import ImageFolder
 from feedline.images.image_list import ImageList
@@ -145,7 +146,12 @@ def evaluate_folder(
             confusion=True,
             advance=lambda done: advance(done, len(images)),
         )
-        assert result is not None, "a folder has images"
+        if result is None:
+            path, reason = loader.skipped[0]
+            raise FeedlineError(
+                f"no image of {folder} could be read; the first: "
+                f"{reason if path in reason else f'{path}: {reason}'}"
+            )
         return replace(result, classes=trained.classes, skipped=loader.skipped)
 
 

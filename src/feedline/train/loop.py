@@ -36,7 +36,7 @@ from feedline.train.runtime import (
     warm_up,
 )
 from feedline.train.stop import StopRequest
-from feedline.train.train_state import StepCounter, train_step
+from feedline.train.train_state import StepCounter, finish_step, train_step
 from feedline.watching.watched import forget, watch
 
 __all__ = ["TrainingLoop"]
@@ -235,7 +235,7 @@ class TrainingLoop:
         state.model.train()
         before_s, before, began_s = current.seconds, current.split, time.monotonic()
         untimed = loader.timing.totals()
-        first = True
+        first, step_start = True, -1
 
         def update_sums() -> None:
             """Bring the sums up to date; waits for the device."""
@@ -253,8 +253,10 @@ class TrainingLoop:
                     current.first_wait_s += arrived_s - began_s
                     first, began_s = False, arrived_s
                 part, parts = self._steps.parts(current.epoch, loader.batch.step)
-                if part == 0:
-                    state.set_progress(self._steps.progress(current.epoch, loader.batch.step))
+                if loader.batch.step - part != step_start:
+                    finish_step(state)  # if its last batch was left out: no image could be read
+                    step_start = loader.batch.step - part
+                    state.set_progress(self._steps.progress(current.epoch, step_start))
                 loss = train_step(state, images, labels, part=part, parts=parts)
                 current.add(loss, len(labels))
                 if part + 1 < parts:  # no checkpoint has half of a step's gradients
@@ -268,6 +270,12 @@ class TrainingLoop:
                 if save_every and state.step % save_every == 0:
                     update_sums()
                     self._save()
+        finish_step(state)
+        if not current.steps:
+            raise FeedlineError(
+                f"no image of epoch {current.epoch + 1} could be read; the first: "
+                f"{loader.skipped[-1][1]}"
+            )
         update_sums()
         return True
 

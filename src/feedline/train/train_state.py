@@ -21,7 +21,15 @@ from torch.nn import functional
 from feedline.errors import UsageError
 from feedline.train.recipe import Recipe, TrainPhase
 
-__all__ = ["StepCounter", "TrainState", "autocast", "create_optimizer", "lr_factor", "train_step"]
+__all__ = [
+    "StepCounter",
+    "TrainState",
+    "autocast",
+    "create_optimizer",
+    "finish_step",
+    "lr_factor",
+    "train_step",
+]
 
 _FIRST, _LAST = 1 / 25, 1 / 25 / 10_000  # of the peak: the defaults of OneCycleLR
 
@@ -127,6 +135,8 @@ class TrainState:
         self.phase = recipe.phases[0]
         self.step = 0
         """Optimizer steps done."""
+        self.has_gradients = False
+        """True if batches were added up since the last optimizer step."""
         self._recipe = recipe
         self._rates = _module_rates(self.model)
         self.set_phase(self.phase)
@@ -212,7 +222,7 @@ def train_step(
     Images are float, shape (N, 3, H, W), targets int64, (N,), or class probabilities, (N, classes).
     Return the mean loss before the step: float32, shape (), on the device, detached.
     """
-    if part == 0:
+    if not state.has_gradients:
         state.optimizer.zero_grad(set_to_none=True)
     last = part + 1 == parts
     no_sync: Any = getattr(state.forward, "no_sync", nullcontext)  # of DistributedDataParallel
@@ -222,13 +232,22 @@ def train_step(
             smoothing = state.phase.smoothing or 0.0
             loss = functional.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
         state.scaler.scale(loss / parts).backward()
+    state.has_gradients = True
     if last:
-        if state.clip_grad:
-            state.scaler.unscale_(state.optimizer)
-            nn.utils.clip_grad_norm_(state.model.parameters(), state.clip_grad)
-        state.scaler.step(state.optimizer)
-        state.scaler.update()
-        state.step += 1
-        if state.ema is not None:
-            state.ema.update(state.model, step=state.step)
+        finish_step(state)
     return loss.detach()
+
+
+def finish_step(state: TrainState) -> None:
+    """Do the optimizer step of the batches so far, if there are any."""
+    if not state.has_gradients:
+        return
+    if state.clip_grad:
+        state.scaler.unscale_(state.optimizer)
+        nn.utils.clip_grad_norm_(state.model.parameters(), state.clip_grad)
+    state.scaler.step(state.optimizer)
+    state.scaler.update()
+    state.has_gradients = False
+    state.step += 1
+    if state.ema is not None:
+        state.ema.update(state.model, step=state.step)

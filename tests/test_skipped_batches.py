@@ -1,0 +1,214 @@
+"""A batch without a sample that could be loaded is left out: nothing else depends on it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DistributedSampler
+from torchvision import datasets
+from torchvision.transforms import v2
+
+from feedline import DataLoader, ImageFolder
+from feedline.errors import SampleError
+from ranks import said_by_ranks
+from row_sources import Breaking
+from sets import Made
+from slow import slow
+
+ENDS = [11]  # the last batch of one
+SINGLE = [0, 3, 4, 5, 11]  # batches of one, several running
+WORKERS = [0, 2]
+
+
+def numbered(index: int, broken: tuple[int, ...] = ()) -> torch.Tensor:
+    if index in broken:
+        raise OSError("torn")
+    return torch.tensor(index)
+
+
+def own(broken: tuple[int, ...]) -> Made:
+    return Made(12, functools.partial(numbered, broken=broken))
+
+
+@pytest.fixture(scope="module")
+def photos(jpeg_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    def broken(numbers: tuple[int, ...]) -> Path:
+        folder = tmp_path_factory.mktemp("broken") / "photos"
+        shutil.copytree(jpeg_folder, folder)
+        for number, path in enumerate(sorted(folder.rglob("*.jpg"))):
+            if number in numbers:
+                path.write_bytes(b"torn")
+        return folder
+
+    return broken
+
+
+def labelled(images: Any) -> Any:
+    """A torchvision folder, whose labels are the numbers of its samples."""
+    images.samples = [(path, number) for number, (path, _) in enumerate(images.samples)]
+    images.targets = list(range(len(images.samples)))
+    return images
+
+
+def seen(batch: Any) -> list[int]:
+    values = batch[1] if isinstance(batch, (list, tuple)) else batch
+    return torch.atleast_1d(torch.as_tensor(values)).tolist()
+
+
+def as_list(samples: Any) -> Any:
+    return torch.tensor([label for _, label in samples])
+
+
+def makers(photos: Callable[..., Path], broken: tuple[int, ...]) -> dict[str, tuple[Any, Any]]:
+    """Datasets of 12 samples, and options, by the engine that makes their batches."""
+    steps = v2.Compose([v2.Resize(32), v2.CenterCrop(32), v2.ToImage()])
+    return {
+        "rows": (Breaking(12, broken), {"image_size": 4, "seed": 0}),
+        "source": (ImageFolder(photos(broken)), {"image_size": 32, "seed": 0}),
+        "fused": (labelled(datasets.ImageFolder(photos(broken), steps)), {}),
+        "samples": (
+            labelled(datasets.ImageFolder(photos(broken), steps)),
+            {"collate_fn": as_list},
+        ),
+        "dataset": (own(broken), {}),
+    }
+
+
+ENGINES = ["rows", "source", "fused", "samples", "dataset"]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("size", "broken"), [(1, SINGLE), (11, ENDS), (3, [3, 4, 5, 7])])
+def test_batches_without_readable_samples_are_left_out(
+    photos: Any, engine: str, workers: int, size: int, broken: list[int]
+) -> None:
+    data, options = makers(photos, tuple(broken))[engine]
+    with DataLoader(data, size, num_workers=workers, on_error="skip", **options) as loader:
+        for _ in range(2):
+            batches = [seen(batch) for batch in loader]
+            wanted = [
+                [k for k in range(first, min(12, first + size)) if k not in broken]
+                for first in range(0, 12, size)
+            ]
+            if engine == "source":  # its labels are the classes
+                assert [len(batch) for batch in batches] == [len(w) for w in wanted if w]
+            else:
+                assert batches == [batch for batch in wanted if batch]
+        assert len(loader) == -(-12 // size)
+        assert len(loader.skipped) == 2 * len(broken)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("options", [{"seed": 3}, {}])
+def test_state_between_left_out_batches_resumes_exactly(
+    workers: int, options: dict[str, Any]
+) -> None:
+    def loader() -> DataLoader[Any]:
+        arguments = {"shuffle": True, "num_workers": workers, "on_error": "skip", **options}
+        return DataLoader(own(tuple(SINGLE)), 1, **arguments)
+
+    torch.manual_seed(5)
+    with loader() as whole:
+        epochs = [[seen(batch) for batch in whole] for _ in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == [[k] for k in range(12) if k not in SINGLE]
+    for step in range(len(epochs[0]) + 1):
+        torch.manual_seed(5)
+        with loader() as first:
+            batches = iter(first)
+            before = [seen(next(batches)) for _ in range(step)]
+            state = first.state_dict()
+        torch.manual_seed(6)
+        with loader() as second:
+            second.load_state_dict(state)
+            assert [*before, *map(seen, second)] == epochs[0]
+            if "seed" in options:
+                assert list(map(seen, second)) == epochs[1]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_keys_without_batches_are_left_out_one_by_one(workers: int) -> None:
+    data = own((2, 11))
+    with DataLoader(data, batch_size=None, num_workers=workers, on_error="skip") as loader:
+        assert [int(value) for value in loader] == [k for k in range(12) if k not in (2, 11)]
+        assert [name for name, _ in loader.skipped] == ["2", "11"]
+
+
+def dying(index: int) -> int:
+    if index in (1, 2):
+        os._exit(3)
+    return index
+
+
+@pytest.mark.parametrize("size", [1, None])
+@pytest.mark.parametrize("method", ["fork", *slow("spawn")])
+def test_batches_whose_samples_end_their_workers_are_left_out(
+    method: str, size: int | None
+) -> None:
+    options: dict[str, Any] = {"on_error": "skip", "num_workers": 1, "start_method": method}
+    with DataLoader(Made(4, dying), size, **options) as loader:
+        assert [int(batch) for batch in loader] == [0, 3]
+        assert [name for name, _ in loader.skipped] == ["1", "2"]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_an_iteration_without_any_batch_warns(workers: int) -> None:
+    with DataLoader(own(tuple(range(12))), 5, num_workers=workers, on_error="skip") as loader:
+        for epoch in (1, 2):
+            with pytest.warns(RuntimeWarning, match=rf"epoch {epoch} .*0: OSError: torn"):
+                assert list(loader) == []
+        assert len(loader.skipped) == 24
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("makes_rows", [True, False])
+def test_a_rank_of_several_names_the_batch_instead(makes_rows: bool, workers: int) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "on_error": "skip"}
+    if makes_rows:
+        data: Any = Breaking(8, {1, 5, 6})
+        options |= {"image_size": 4, "seed": 0, "rank": 1, "world_size": 2}
+    else:
+        data = Made(8, functools.partial(numbered, broken=(1, 5, 6)))
+        options["sampler"] = DistributedSampler(data, num_replicas=2, rank=1, shuffle=False)
+    with DataLoader(data, 1, **options) as loader:
+        batches = iter(loader)
+        rows: Iterator[Any] = (seen(batch) for batch in batches)
+        for step in (1, 3):
+            with pytest.raises(SampleError, match=rf"step {step}\).*2 ranks"):
+                next(rows)
+            rows = (seen(batch) for batch in batches)
+            assert next(rows) == [2 * step + 1]
+        assert list(batches) == []
+        assert len(loader.skipped) == 2
+
+
+_OF_A_GROUP = """
+import json, torch
+from torch import distributed
+from feedline import DataLoader
+from feedline.errors import SampleError
+distributed.init_process_group("gloo")
+class Own:
+    def __len__(self): return 3
+    def __getitem__(self, index):
+        if index == 1: raise OSError("torn")
+        return index
+def read(**options):
+    try: return [int(batch) for batch in DataLoader(Own(), 1, on_error="skip", **options)]
+    except SampleError as error: return str(error)[:16]
+print(json.dumps([read(), read(seed=0, rank=0, world_size=1)]))
+distributed.destroy_process_group()
+"""
+
+
+def test_a_loader_of_one_rank_alone_leaves_batches_out() -> None:
+    for shared, alone in said_by_ranks(_OF_A_GROUP):
+        assert shared == "none of the 1 sa"
+        assert alone == [0, 2]
