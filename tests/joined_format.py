@@ -52,6 +52,7 @@ class JoinedReader(LevelReader):
 
 class JoinedFormat(CacheFormat):
     name = "joined"
+    file_names = r"\d+\.joined"
     reader = JoinedReader
     writer = JoinedWriter
 

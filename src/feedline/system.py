@@ -12,6 +12,7 @@ which needs no rights beyond reading.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import platform
@@ -61,6 +62,7 @@ BINARY: int = getattr(os, "O_BINARY", 0)
 """Flag of `os.open`: without it Windows translates line endings."""
 
 _LOCKED_BYTE = 1 << 30  # far behind what is written: on Windows others cannot read a locked byte
+_LOCKED_ERRORS = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
 _PEEK_EVERY_S = 0.02
 _PROBES = 3
 _ROOT = Path("/")
@@ -323,6 +325,7 @@ def lock_file(descriptor: int) -> bool:
     """Lock an open file without waiting. Return True if no other process has it locked.
 
     The kernel releases the lock when the file is closed or the process ends, however it ends.
+    Raises an OSError if the file system supports no locks.
     """
     try:
         if sys.platform == "win32":
@@ -330,7 +333,9 @@ def lock_file(descriptor: int) -> bool:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         else:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
+        if error.errno not in _LOCKED_ERRORS:
+            raise
         return False
     return True
 

@@ -7,7 +7,6 @@ or the manifest gets its name.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,13 +193,13 @@ def test_a_folder_has_its_manifest_or_its_records(
     if format == "lmdb":
         pytest.importorskip("lmdb")
     source, root = photos(tmp_path / "photos", PER_CLASS), tmp_path / "cache"
-    rmtree, unlink = shutil.rmtree, Path.unlink
+    remove, unlink = os.unlink, Path.unlink
 
-    def noted_rmtree(path: Any, *arguments: Any, **options: Any) -> None:
-        if Path(path) == root / UNFINISHED:
+    def noted_remove(path: Any) -> None:
+        if Path(path) == root / UNFINISHED / "settings.json":
             disk.checked += 1
             assert disk.lists(root, disk.named[root / MANIFEST])
-        rmtree(path, *arguments, **options)
+        remove(path)
 
     def noted_unlink(path: Path, missing_ok: bool = False) -> None:
         if path == root / MANIFEST and path.exists():
@@ -211,7 +210,7 @@ def test_a_folder_has_its_manifest_or_its_records(
             assert disk.lists(root, disk.named[records[-1]])
         unlink(path, missing_ok=missing_ok)
 
-    monkeypatch.setattr(shutil, "rmtree", noted_rmtree)
+    monkeypatch.setattr(os, "unlink", noted_remove)
     monkeypatch.setattr(Path, "unlink", noted_unlink)
     made(source, root, format)
     assert disk.checked == 1

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -20,7 +19,13 @@ from typing import Any
 import numpy as np
 
 from feedline.cache.destination import open_destination
-from feedline.cache.job import BuildCallback, CacheJob, current_fingerprint, open_workers
+from feedline.cache.job import (
+    BuildCallback,
+    CacheJob,
+    current_fingerprint,
+    open_workers,
+    remove_unfinished,
+)
 from feedline.cache.shard import (
     Columns,
     ExistingCopies,
@@ -183,7 +188,7 @@ def build(job: CacheJob, progress: BuildCallback) -> Manifest:
             if shard.number in damaged or not shard_matches(source, spec, shard)
         ]
         if sound is not None and not todo and sound.samples_in_source == len(source):
-            shutil.rmtree(spec.unfinished, ignore_errors=True)
+            remove_unfinished(spec)
             return sound
         job.check_disk_space(expected, todo)
         # From here on the folder is not a cache until it is finished.
@@ -251,7 +256,7 @@ def add_size(
                     f"the cache {where!r} already has copies of {size} px; it has "
                     + ", ".join(map(str, manifest.levels))
                 )
-            shutil.rmtree(spec.unfinished)  # interrupted after the resolution was complete
+            remove_unfinished(spec)  # interrupted after the resolution was complete
             return manifest
         images = open_cache_source(where, manifest, source)
         index = CacheIndex(where, manifest)

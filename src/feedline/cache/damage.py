@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from feedline.cache.build import refuse_changes
 from feedline.cache.destination import open_destination
-from feedline.cache.job import CacheJob, current_fingerprint, open_workers
+from feedline.cache.job import CacheJob, current_fingerprint, open_workers, remove_unfinished
 from feedline.cache.shard import ExistingCopies, damaged_shards, write_records
 from feedline.cache.source import open_cache_source
 from feedline.cache.spec import Estimate, Spec, count_samples, split_into_shards
@@ -392,8 +391,9 @@ def _rebuild(
     total, count = count_samples(todo), max(1, manifest.samples_in_source)
     sizes = tuple(each.bytes / count for each in manifest.levels)
     expected = Estimate(spec.levels, count, copy_bytes=sizes, seconds=0.0)
-    shutil.rmtree(spec.unfinished, ignore_errors=True)  # of a repair that was killed
     with job.unfinished_work():
+        remove_unfinished(spec)  # of a repair that was killed
+        spec.unfinished.mkdir(exist_ok=True)
         try:
             if todo is not shards:
                 write_records(spec, manifest)
@@ -416,5 +416,5 @@ def _rebuild(
         finally:
             if existing is not None:  # the replaced LMDB is not read again
                 existing.close()
-            shutil.rmtree(spec.unfinished, ignore_errors=True)
+            remove_unfinished(spec)
     return total * len(spec.levels)

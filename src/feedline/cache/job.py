@@ -15,12 +15,12 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -41,16 +41,35 @@ from feedline.cache.shard import (
     source_column,
 )
 from feedline.cache.source import CacheSource
-from feedline.cache.spec import Estimate, ShardRange, Spec, count_samples
+from feedline.cache.spec import BuildSettings, Estimate, ShardRange, Spec, count_samples
 from feedline.engine.defaults import worker_count
 from feedline.errors import FeedlineError, ResourceError, UsageError
 from feedline.loader import DataLoader
 from feedline.sources.cache_formats import cache_format
-from feedline.sources.files import PARTIAL, report_disk_errors, write_atomic
-from feedline.sources.manifest import COLUMNS, INDEX, MANIFEST, CacheIndex, Level, Manifest
+from feedline.sources.files import report_disk_errors, write_atomic
+from feedline.sources.manifest import (
+    BUILD_FILES,
+    COLUMNS,
+    INDEX,
+    MANIFEST,
+    UNFINISHED,
+    CacheIndex,
+    Level,
+    Manifest,
+    is_finished,
+    read_manifest,
+)
+from feedline.sources.owned_files import refuse_link, remove_owned, remove_partial
 from feedline.system import write_through
 
-__all__ = ["BuildCallback", "BuildState", "CacheJob", "current_fingerprint", "open_workers"]
+__all__ = [
+    "BuildCallback",
+    "BuildState",
+    "CacheJob",
+    "current_fingerprint",
+    "open_workers",
+    "remove_unfinished",
+]
 
 _MARGIN = 1.05  # of disk space, as the estimate is from a few images
 _HASHED = ("labels", "names", "name_ends")  # columns of the fingerprint
@@ -134,25 +153,50 @@ class CacheJob:
 
     @contextmanager
     def unfinished_work(self) -> Iterator[None]:
-        """Context with a folder of unfinished work. At its end partial files are removed, and the
-        folders of a build without a finished shard.
+        """Context with a folder of unfinished work. At its end partial files are removed, and all
+        files of a build without a finished shard.
+
+        Raises a UsageError if it would write to a folder that is a link or is not the cache's.
         """
         spec, root = self.spec, Path(self.spec.root)
+        self._check_folders()
         try:
             with report_disk_errors(spec.root):
                 spec.unfinished.mkdir(exist_ok=True)
                 yield
         finally:
-            levels = [root / level.name for level in spec.levels]
-            folders = (*levels, root / INDEX, spec.unfinished)
-            for partial in chain(root.glob(PARTIAL), *(each.rglob(PARTIAL) for each in folders)):
-                with contextlib.suppress(OSError):
-                    partial.unlink()
+            files = cache_format(spec.format).file_names
+            remove_partial(
+                root,
+                rf"{re.escape(MANIFEST)}|{INDEX}/[\w-]+\.npy|\d+/(?:{files})"
+                rf"|{UNFINISHED}(-\d+)?/(?:{BUILD_FILES}|\d+/(?:{files}))",
+            )
             if spec.unfinished.is_dir() and not any(spec.unfinished.glob("*.npz")):
-                shutil.rmtree(spec.unfinished, ignore_errors=True)
                 if spec.adds_level or not (root / MANIFEST).exists():
-                    for level in levels:
-                        shutil.rmtree(level, ignore_errors=True)
+                    for level in spec.levels:
+                        remove_owned(root / level.name, files)
+                        with contextlib.suppress(OSError):  # others put files there, or it is gone
+                            (root / level.name).rmdir()
+                remove_unfinished(spec)
+
+    def _check_folders(self) -> None:
+        """Raise a UsageError if a folder to write to is a link, or is not recorded as the cache's
+        in the manifest or in the settings of an unfinished build.
+        """
+        spec, recorded = self.spec, {self.spec.unfinished.name}
+        if is_finished(spec.root):
+            recorded |= {INDEX, *(level.name for level in read_manifest(spec.root).levels)}
+        if settings := BuildSettings.read(spec.unfinished):
+            recorded |= {INDEX, *(Level.of(level).name for level in settings.levels)}
+        for name in (*(level.name for level in spec.levels), INDEX, spec.unfinished.name):
+            path = os.path.join(spec.root, name)
+            refuse_link(path)
+            if os.path.lexists(path) and (name not in recorded or not os.path.isdir(path)):
+                raise UsageError(
+                    f"{path!r} exists, but is not a folder of the cache; its files would be mixed "
+                    "with the cache's",
+                    hint="move it to another place, or use another folder for the cache",
+                )
 
     def check_disk_space(self, expected: Estimate, todo: Sequence[ShardRange]) -> None:
         """Raise ResourceError if the disk is too small for the shards to build: with a URL, for
@@ -292,8 +336,16 @@ class CacheJob:
         write_atomic(root / MANIFEST, manifest.as_text().encode())
         write_through(root)  # a folder with neither manifest nor work looks like a foreign one
         # A waiting process may write there at this moment: the next build removes the rest.
-        shutil.rmtree(spec.unfinished, ignore_errors=True)
+        remove_unfinished(spec)
         return manifest
+
+
+def remove_unfinished(spec: Spec) -> None:
+    """Remove the files of unfinished work, and its folder unless others put files there."""
+    files = cache_format(spec.format).file_names
+    remove_owned(spec.unfinished, rf"{BUILD_FILES}|\d+/(?:{files})")
+    with contextlib.suppress(OSError):
+        spec.unfinished.rmdir()
 
 
 def _fingerprint(columns: Columns) -> str:

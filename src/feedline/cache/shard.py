@@ -31,6 +31,7 @@ from feedline.sources.cache_formats import cache_format, level_reader
 from feedline.sources.cache_lock import sees_lock
 from feedline.sources.files import report_disk_errors, write_atomic
 from feedline.sources.manifest import COLUMNS, ENTRY, CacheIndex, Manifest, checksum, load_entries
+from feedline.sources.owned_files import refuse_link
 from feedline.sources.remote_files import RemoteFolder
 
 __all__ = [
@@ -260,9 +261,11 @@ class ShardTransfer:
 
 
 def make_level_folders(spec: Spec) -> None:
-    """Create the missing folders of the resolutions."""
+    """Create the missing folders of the resolutions; raises a UsageError if one is a link."""
     for level in spec.levels:
-        os.makedirs(os.path.join(spec.root, level.name), exist_ok=True)
+        folder = os.path.join(spec.root, level.name)
+        refuse_link(folder)
+        os.makedirs(folder, exist_ok=True)
 
 
 def list_files(root: str) -> list[tuple[str, Path]]:

@@ -18,7 +18,7 @@ from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY, LevelEncoder
 from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.codec_registry import DecodeOptions
-from feedline.sources.files import write_atomic
+from feedline.sources.files import sync_names, write_atomic
 from feedline.sources.manifest import UNFINISHED, Level, Manifest, read_manifest
 
 __all__ = [
@@ -234,6 +234,7 @@ def continue_settings(
         raise UsageError(f"{folder!r} holds {work} with {'; '.join(differences)}", hint=hint)
     if finished is not None or old is new:  # a finished build may have left others
         write_atomic(spec.unfinished / SETTINGS, json.dumps(new._asdict()).encode())
+        sync_names(spec.root, [spec.unfinished / SETTINGS])
     return old
 
 

@@ -64,13 +64,15 @@ def read_epoch_metrics(folder: Path) -> tuple[list[EpochMetrics], str]:
     lines = [line for line in data.split(b"\n") if line.strip()]
     found: dict[int, EpochMetrics] = {}
     passed_s: float | None = 0.0
+    latest = 0
     unread = max(0, len(lines) - _MAX_EPOCHS)
     for line in lines[:_MAX_EPOCHS]:
         values = _object(line)
         epoch = _whole(values.get("epoch"))
-        if epoch is None or epoch <= max(found, default=0):
+        if epoch is None or epoch <= latest:
             unread += 1
             continue
+        latest = epoch
         epoch_s = _seconds(values)
         passed_s = None if passed_s is None or epoch_s is None else passed_s + epoch_s
         found[epoch] = EpochMetrics(

@@ -15,6 +15,7 @@ cache_store.py      caches of resized copies; remote_cache.py those at URLs
   manifest.py         files of a cache, its manifest and the columns of its samples
   cache_formats.py    tar, LMDB and plain files; cache_format_base.py interface and registry
   cache_lock.py       one builder at a time
+  owned_files.py      removal of files that a cache wrote, and of no others
 files.py            safe reading and atomic writing of local files
 remote_filesystem.py   fsspec filesystem of a URL: requests, retries, errors
   remote_files.py     files of a folder at a URL

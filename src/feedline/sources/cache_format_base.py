@@ -195,6 +195,9 @@ class CacheFormat:
     """Name of the one file per resolution into which shards are merged; "" without one."""
     package = ""
     """Python package that it needs."""
+    file_names = ""
+    """Pattern of the paths of its files below a resolution's folder, with "/". Only these are ever
+    removed."""
     is_file_per_image = False
     supports_remote = False
     """True if shards are files that are uploaded one by one and read by ranges."""

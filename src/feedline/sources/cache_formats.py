@@ -17,7 +17,7 @@ import re
 import sys
 import tarfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -44,6 +44,7 @@ from feedline.sources.files import (
 )
 from feedline.sources.lmdb_store import LMDB_FILE, OpenLmdb, open_lmdb
 from feedline.sources.manifest import CacheIndex, Level, Manifest, load_entries, member, shard_name
+from feedline.sources.owned_files import refuse_link, remove_owned
 
 __all__ = ["cache_format", "level_reader"]
 
@@ -51,6 +52,7 @@ _MAX_MAPS = 256
 _BLOCK = 512  # bytes, of tar
 _MIN_MAP_BYTES = 64 << 20
 _MAX_STEM = 80
+_LMDB_LOCK = "lock.mdb"
 # From 3.13 on a map needs no descriptor.
 _HAS_TRACKFD = sys.version_info >= (3, 13) and sys.platform != "win32"
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if _HAS_TRACKFD else {}
@@ -185,6 +187,7 @@ class TarFormat(CacheFormat):
     """Tar shards in the layout of the `webdataset` package."""
 
     name = "webdataset"
+    file_names = r"\d{6}\.tar"
     reader: type[LevelReader] = TarReader
     writer = _TarWriter
     supports_remote = True
@@ -204,7 +207,8 @@ class TarFormat(CacheFormat):
         return damage
 
     def remove_stale(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
-        _remove_others(Path(root, level.name), map(shard_name, range(len(level.shards))))
+        shards = frozenset(map(shard_name, range(len(level.shards))))
+        remove_owned(Path(root, level.name), self.file_names, shards)
 
 
 class _MappedArray:
@@ -260,7 +264,7 @@ class _LmdbMerger:
         self._open: list[Any] = []
         for folder, size in zip(self._folders, map_bytes, strict=True):
             folder.mkdir(exist_ok=True)
-            self._open.append(lmdb.open(str(folder), map_size=max(size, _MIN_MAP_BYTES)))
+            self._open.append(_open_to_write(folder, max(size, _MIN_MAP_BYTES)))
 
     def __enter__(self) -> Callable[[int], None]:
         return self.put
@@ -297,6 +301,15 @@ class _LmdbMerger:
             return False
 
 
+def _open_to_write(folder: Path, map_bytes: int) -> Any:
+    """Open the LMDB in a folder, created if missing."""
+    import lmdb
+
+    for name in (LMDB_FILE, _LMDB_LOCK):
+        refuse_link(folder / name)
+    return lmdb.open(str(folder), map_size=map_bytes)
+
+
 def _close_lmdb(environment: Any, folder: Path) -> None:
     """Close an LMDB that was written to, and extend its file to the length that it reports."""
     pages, page_bytes = environment.info()["last_pgno"] + 1, environment.stat()["psize"]
@@ -304,13 +317,14 @@ def _close_lmdb(environment: Any, folder: Path) -> None:
     # Empty last pages may never have been written.
     if (folder / LMDB_FILE).stat().st_size < pages * page_bytes:
         os.truncate(folder / LMDB_FILE, pages * page_bytes)
-    (folder / "lock.mdb").unlink(missing_ok=True)
+    (folder / _LMDB_LOCK).unlink(missing_ok=True)
 
 
 class LmdbFormat(TarFormat):
     """One LMDB per resolution. Shards are written as tar files, and merged."""
 
     name = "lmdb"
+    file_names = rf"{TarFormat.file_names}|data\.mdb|lock\.mdb"
     reader = _LmdbReader
     merged_file = LMDB_FILE
     package = "lmdb"
@@ -338,14 +352,12 @@ class LmdbFormat(TarFormat):
         return max(0, _file_size(os.path.join(root, level.name, LMDB_FILE)))
 
     def remove_stale(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
-        import lmdb
-
         folder = Path(root, level.name)
-        _remove_others(folder, [LMDB_FILE])
+        remove_owned(folder, self.file_names, {LMDB_FILE})
         names = {member(key) for key in index.keys.tolist()}
         # Space for the pages that a deletion rewrites.
         room = 2 * (folder / LMDB_FILE).stat().st_size + _MIN_MAP_BYTES
-        environment = lmdb.open(str(folder), map_size=room)
+        environment = _open_to_write(folder, room)
         with environment.begin(write=True) as transaction:
             stale = [
                 entry
@@ -408,6 +420,7 @@ class _FileWriter(ShardWriter):
         name = file_name(sample.key, sample.name, sample.label, self.classes)
         path = Path(self.root, self.level.name, f"{name}.{self.level.ending}")
         path.parent.mkdir(exist_ok=True)
+        refuse_link(path.parent)
         write_atomic(path, image, durable=False)
         self._paths.append(path)
         self._bytes += len(image)
@@ -423,6 +436,7 @@ class FileFormat(CacheFormat):
     """One image file per copy, in folders of classes."""
 
     name = "folder"
+    file_names = r"[^/]+/\d{9}(-[\w.-]+)?\.(jpg|npy)"
     reader = _FileReader
     writer = _FileWriter
     is_file_per_image = True
@@ -449,7 +463,8 @@ class FileFormat(CacheFormat):
             file_name(key, index.name(row), index.labels[row], manifest.classes)
             for row, key in enumerate(index.keys.tolist())
         )
-        _remove_others(Path(root, level.name), (f"{name}.{level.ending}" for name in names))
+        keep = {f"{name}.{level.ending}" for name in names}
+        remove_owned(Path(root, level.name), self.file_names, keep)
 
 
 def _file_size(path: str) -> int:
@@ -458,17 +473,6 @@ def _file_size(path: str) -> int:
         return os.stat(path).st_size
     except OSError:
         return -1
-
-
-def _remove_others(folder: Path, names: Iterable[str]) -> None:
-    """Remove all files below a folder except those with these relative paths."""
-    expected = set(names)
-    for path in folder.rglob("*"):
-        if path.is_file() and path.relative_to(folder).as_posix() not in expected:
-            path.unlink()
-    for path in folder.iterdir():
-        if path.is_dir() and not os.listdir(path):
-            path.rmdir()
 
 
 for _format in (TarFormat(), LmdbFormat(), FileFormat()):

@@ -1,7 +1,8 @@
 """Lock of a cache's folder: one builder at a time, and a check that processes see the same folder.
 
 Guarantees: a builder's token in its lock is unique; so a process, on any machine, that reads it
-under the builder's path sees the builder's folder.
+under the builder's path sees the builder's folder. No file but a lock of feedline is opened through
+a link or changed.
 
 Relies on: file locks, which the kernel releases when the process ends, however it ends.
 """
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 
@@ -20,8 +23,13 @@ from feedline.system import BINARY, lock_file, read_at, write_at
 
 __all__ = ["is_locked", "only_builder", "sees_lock"]
 
-_MOST_BYTES = 64
-_FLAGS = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | BINARY
+_MAX_BYTES = 64
+_FLAGS = os.O_RDWR | BINARY
+for _name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"):  # no system has all of them
+    _FLAGS |= getattr(os, _name, 0)
+
+_CONTENTS = re.compile(rb"\0*|\d*( [0-9a-f]*\n?)?")
+"""Process and token of a builder, or less if its disk was full or the power was cut."""
 
 _PATIENCE_S = 5.0
 """Workers of a killed builder hold its lock until they have noticed."""
@@ -32,46 +40,85 @@ def only_builder(root: str, patience_s: float | None = None) -> Iterator[str]:
     """Work in a folder, created if missing, without another build; returns a token for `sees_lock`.
 
     Waits `patience_s`, by default a few seconds, for another build to end. Raises a UsageError if
-    it is running, and a ResourceError if the folder cannot be written.
+    it is running, and a ResourceError if the folder cannot be written or locked.
     """
+    token = secrets.token_hex(16)
+    with contextlib.ExitStack() as opened:
+        try:
+            os.makedirs(root, exist_ok=True)
+            descriptor = _open_lock(root, os.O_CREAT)
+            opened.callback(os.close, descriptor)
+            _wait_for_lock(descriptor, root, _PATIENCE_S if patience_s is None else patience_s)
+            os.ftruncate(descriptor, 0)
+            write_at(descriptor, f"{os.getpid()} {token}\n".encode(), 0)
+            os.fsync(descriptor)  # so that other machines see it, too
+        except OSError as error:
+            raise ResourceError(
+                f"cannot write to the cache folder {root!r}: {error.strerror or error}",
+                hint="use a folder that can be created and written to",
+            ) from error
+        yield token
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+
+
+def _open_lock(root: str, flags: int = 0) -> int:
+    """Open the lock in a folder; raises OSError, or a ResourceError if it is something else."""
     path = os.path.join(root, LOCK)
+    is_lock = not os.path.islink(path)  # not all systems refuse to follow a link
+    if is_lock:
+        descriptor = os.open(path, _FLAGS | flags, 0o644)
+        try:
+            status = os.fstat(descriptor)
+            is_lock = stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES
+            is_lock = is_lock and bool(_CONTENTS.fullmatch(read_at(descriptor, _MAX_BYTES, 0)))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if is_lock:
+            return descriptor
+        os.close(descriptor)
+    raise ResourceError(
+        f"the cache folder {root!r} cannot be locked: its {LOCK} is a link, or not a lock of "
+        "feedline",
+        hint="remove or rename it, or use another folder",
+    )
+
+
+def _wait_for_lock(descriptor: int, root: str, patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while not _lock(descriptor, root):
+        if time.monotonic() < deadline:
+            time.sleep(0.05)
+            continue
+        said = read_at(descriptor, _MAX_BYTES, 0).decode("ascii", "replace").split()
+        raise UsageError(
+            f"another build is running in {root!r} (process {said[0] if said else 'unknown'})",
+            hint="wait for it, or use another folder",
+        )
+
+
+def _lock(descriptor: int, root: str) -> bool:
+    """Lock an open file. Return True if no other process has it locked."""
     try:
-        os.makedirs(root, exist_ok=True)
-        descriptor = os.open(path, _FLAGS | os.O_CREAT, 0o644)
+        return lock_file(descriptor)
     except OSError as error:
         raise ResourceError(
-            f"cannot write to the cache folder {root!r}: {error}",
-            hint="use a folder that can be created and written to",
+            f"the cache folder {root!r} cannot be locked: {error.strerror or error}",
+            hint="use a folder whose file system supports locks, such as a local disk",
         ) from error
-    try:
-        deadline = time.monotonic() + (_PATIENCE_S if patience_s is None else patience_s)
-        while not lock_file(descriptor):
-            if time.monotonic() < deadline:
-                time.sleep(0.05)
-                continue
-            said = read_at(descriptor, _MOST_BYTES, 0).decode("ascii", "replace").split()
-            raise UsageError(
-                f"another build is running in {root!r} (process {said[0] if said else 'unknown'})",
-                hint="wait for it, or use another folder",
-            )
-        token = secrets.token_hex(16)
-        os.ftruncate(descriptor, 0)
-        write_at(descriptor, f"{os.getpid()} {token}\n".encode(), 0)
-        os.fsync(descriptor)  # so that other machines see it, too
-        yield token
-        os.ftruncate(descriptor, 0)
-    finally:
-        os.close(descriptor)
 
 
 def is_locked(root: str) -> bool:
     """Return True if a build is running in a folder."""
     try:
-        descriptor = os.open(os.path.join(root, LOCK), _FLAGS)
-    except OSError:
+        descriptor = _open_lock(root)
+    except (OSError, ResourceError):
         return False
     try:
         return not lock_file(descriptor)
+    except OSError:
+        return False
     finally:
         os.close(descriptor)
 
@@ -80,6 +127,6 @@ def sees_lock(root: str, token: str) -> bool:
     """Return True if this process sees the folder that a builder with this token has locked."""
     try:
         with open(os.path.join(root, LOCK), "rb") as file:
-            return file.read(_MOST_BYTES).split()[1:] == [token.encode()]
+            return file.read(_MAX_BYTES).split()[1:] == [token.encode()]
     except OSError:
         return False

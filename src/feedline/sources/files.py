@@ -29,7 +29,6 @@ from feedline.system import BINARY, read_at, write_through
 
 __all__ = [
     "MAX_FILE_BYTES",
-    "PARTIAL",
     "OpenFiles",
     "check_size",
     "open_nonblocking",
@@ -43,9 +42,6 @@ __all__ = [
     "sync_names",
     "write_atomic",
 ]
-
-PARTIAL = "*.partial"
-"""Pattern of the names of incomplete files."""
 
 MAX_FILE_BYTES = 1 << 30
 """Maximum length of a whole file, or of an image in one."""

@@ -41,6 +41,7 @@ from feedline.sources.store import path_starts
 
 __all__ = [
     "AWAITED",
+    "BUILD_FILES",
     "COLUMNS",
     "ENTRY",
     "INDEX",
@@ -78,8 +79,9 @@ UNFINISHED = "unfinished"
 AWAITED = "awaited"
 """File in it that waiting loaders touch, for a cache that is filled in the background."""
 
-_OF_A_BUILD = re.compile(rf"\..*|(?:settings\.json|\d{{6}}\.npz)(?:\.\w+\.partial)?|{AWAITED}")
-"""Contents of that folder."""
+BUILD_FILES = rf"settings\.json|\d{{6}}\.npz|{AWAITED}"
+"""Pattern of the names of the files in that folder."""
+_OF_A_BUILD = re.compile(rf"\..*|(?:{BUILD_FILES})(?:\.\w+\.partial)?")
 
 VERSION = 1
 MAX_MANIFEST_BYTES = 256 << 20

@@ -1,0 +1,70 @@
+"""Removal of the files that feedline wrote to a folder, in which others may have put files, too.
+
+Guarantees: a file is removed only if its relative path has the form of those that were written
+there; a folder only if such a file was removed from it and nothing else is in it. No link is
+followed or removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Container
+from pathlib import Path
+
+from feedline.errors import UsageError
+from feedline.system import slashed
+
+__all__ = ["refuse_link", "remove_owned", "remove_partial"]
+
+_PARTIAL = r"\.[0-9a-f]{32}\.partial"
+"""Pattern of what `files.partial_path` appends to a file's name."""
+
+
+def refuse_link(path: str | os.PathLike[str]) -> None:
+    """Raise a UsageError if a path in a cache is a link, as writing would change its target."""
+    if _is_link(path):
+        raise UsageError(
+            f"{os.fspath(path)!r} is a link, but a cache is only written to files and folders that "
+            "feedline created in it",
+            hint="remove the link, or use another folder; the cache's own folder may be a link",
+        )
+
+
+def _is_link(path: str | os.PathLike[str]) -> bool:
+    """Return True if a path is a symbolic link, or a junction of Windows."""
+    return os.path.islink(path) or bool(getattr(os.path, "isjunction", os.path.islink)(path))
+
+
+def remove_owned(folder: str | Path, names: str, keep: Container[str] = ()) -> None:
+    """Remove the files below a folder whose relative paths, with "/", match the pattern `names`,
+    except those in `keep`, and their incomplete files, as far as the system permits.
+    """
+    _remove(folder, rf"(?:{names})(?:{_PARTIAL})?", keep)
+
+
+def remove_partial(folder: str | Path, names: str) -> None:
+    """Remove the incomplete files below a folder of those whose paths match a pattern."""
+    _remove(folder, rf"(?:{names}){_PARTIAL}", ())
+
+
+def _remove(folder: str | Path, names: str, keep: Container[str]) -> None:
+    if _is_link(folder):
+        return
+    owned, top = re.compile(names, re.ASCII), os.fspath(folder)
+    for parent, _, files in os.walk(top):
+        start = "" if parent == top else slashed(os.path.relpath(parent, top)) + "/"
+        removed = [
+            path
+            for name in files
+            if owned.fullmatch(start + name)
+            and start + name not in keep
+            and not _is_link(path := os.path.join(parent, name))
+        ]
+        for path in removed:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        if removed and start:
+            with contextlib.suppress(OSError):  # it is not empty
+                os.rmdir(parent)

@@ -1,0 +1,215 @@
+"""Files of others in and around a cache's folders: no command changes or removes them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from caches import FORMATS, contents, images, made, photo, photos
+from feedline import repair_cache
+from feedline.cache.build import add_size
+from feedline.cache.damage import verify
+from feedline.errors import FeedlineError, ImageError, ResourceError, UsageError
+from feedline.sources.manifest import read_manifest
+
+NOTES = {"notes.txt": b"mine", "cats/drawing.jpg": b"mine, too", "000007.tar.partial": b"and this"}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return photos(tmp_path / "photos")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A folder of somebody's files."""
+    return with_notes(tmp_path / "home")
+
+
+def with_notes(folder: Path) -> Path:
+    for name, data in NOTES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def add_20(source: Path, root: Path) -> object:
+    return add_size(root, 20, workers=0)
+
+
+def rebuild(source: Path, root: Path) -> object:
+    photo(source / "cats" / "3.jpg", 9)
+    return made(source, root, read_manifest(str(root)).format)
+
+
+def repair(source: Path, root: Path) -> object:
+    for path in (root / "16").rglob("*"):
+        if path.name in ("000000.tar", "data.mdb", "000000000-0.jpg"):
+            os.truncate(path, path.stat().st_size // 2)
+    return repair_cache(root, workers=0)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", ["20", "index", "unfinished-20"])
+def test_size_is_not_added_through_a_link(
+    tmp_path: Path, source: Path, home: Path, form: str, name: str
+) -> None:
+    root = tmp_path / "cache"
+    made(source, root, form)
+    if (root / name).exists():
+        (root / name).rename(home / name)
+    (root / name).symlink_to(home / name if name == "index" else home)
+    before, cache = contents(home), contents(root)
+    with pytest.raises(UsageError, match=rf"{name}' is a link"):
+        add_20(source, root)
+    assert contents(home) == before
+    assert contents(root) == cache
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_existing_folder_is_not_taken_for_a_new_size(
+    tmp_path: Path, source: Path, form: str
+) -> None:
+    root = tmp_path / "cache"
+    made(source, root, form)
+    with_notes(root / "20")
+    before = contents(root)
+    with pytest.raises(UsageError, match="20' exists, but is not a folder of the cache"):
+        add_20(source, root)
+    assert contents(root) == before
+
+
+@pytest.mark.parametrize("act", [rebuild, repair])
+def test_resolution_that_became_a_link_is_not_written(
+    tmp_path: Path, source: Path, home: Path, act: Callable[[Path, Path], object]
+) -> None:
+    root = tmp_path / "cache"
+    made(source, root)
+    (root / "16").rename(home / "16")
+    (root / "16").symlink_to(home / "16")
+    (home / "16" / "000099.tar").write_bytes(b"of another cache")
+    images(root)  # reading it is no harm
+    with pytest.raises(UsageError, match="16' is a link"):
+        act(source, root)
+    assert (home / "16" / "000099.tar").read_bytes() == b"of another cache"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("act", [add_20, rebuild, repair])
+def test_foreign_files_in_folders_of_the_cache_stay(
+    tmp_path: Path, source: Path, form: str, act: Callable[[Path, Path], object]
+) -> None:
+    root = tmp_path / "cache"
+    made(source, root, form)
+    folders = [root, root / "16", root / "index", root / "unfinished", root / "others"]
+    for folder in folders:
+        with_notes(folder)
+    (root / "16" / "elsewhere").symlink_to(with_notes(tmp_path / "elsewhere"))
+    act(source, root)
+    for folder in (*folders, tmp_path / "elsewhere"):
+        assert {name: (folder / name).read_bytes() for name in NOTES} == NOTES
+    assert verify(root, workers=1).is_sound
+
+
+def test_stale_files_of_the_cache_are_removed(tmp_path: Path, source: Path) -> None:
+    root = tmp_path / "cache"
+    made(source, root)
+    partial = f"000000.tar.{'0a' * 16}.partial"
+    for name in ("000009.tar", partial):
+        (root / "16" / name).write_bytes(b"of a build that was killed")
+    rebuild(source, root)
+    assert [path.name for path in (root / "16").iterdir()] == ["000000.tar"]
+
+
+def test_failed_addition_removes_only_what_it_made(tmp_path: Path, source: Path) -> None:
+    root = tmp_path / "cache"
+    made(source, root)
+    broken = source / "dogs" / "1.jpg"
+    times, size = broken.stat(), broken.stat().st_size
+    broken.write_bytes(b"\0" * size)
+    os.utime(broken, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    def put_notes(state: object) -> None:
+        with_notes(root / "20")
+
+    with pytest.raises(ImageError):
+        add_size(root, 20, workers=0, progress=put_notes)
+    assert contents(root / "20") == NOTES
+
+
+def test_class_folder_that_is_a_link_is_not_written(
+    tmp_path: Path, source: Path, home: Path
+) -> None:
+    root = tmp_path / "cache"
+    made(source, root, "folder")
+    for path in (root / "16" / "cats").iterdir():
+        path.unlink()
+    (root / "16" / "cats").rmdir()
+    (root / "16" / "cats").symlink_to(home)
+    with pytest.raises(UsageError, match="cats' is a link"):
+        repair_cache(root, workers=0)
+    assert contents(home) == NOTES
+
+
+def test_database_that_is_a_link_is_not_written(tmp_path: Path, source: Path, home: Path) -> None:
+    root = tmp_path / "cache"
+    made(source, root, "lmdb")
+    (root / "16" / "data.mdb").rename(home / "data.mdb")
+    (root / "16" / "data.mdb").symlink_to(home / "data.mdb")
+    before = contents(home)
+    with pytest.raises(UsageError, match=r"data\.mdb' is a link"):
+        rebuild(source, root)
+    assert contents(home) == before
+
+
+@pytest.mark.parametrize("plant", [os.symlink, os.link])
+def test_lock_that_is_another_file_is_refused(
+    tmp_path: Path, source: Path, home: Path, plant: Callable[[Path, Path], None]
+) -> None:
+    root = tmp_path / "cache"
+    made(source, root)
+    (root / ".lock").unlink()
+    plant(home / "notes.txt", root / ".lock")
+    with pytest.raises(ResourceError, match=r"\.lock"):
+        add_20(source, root)
+    assert contents(home) == NOTES
+
+
+@pytest.mark.parametrize("contents", [b"", b"\0" * 39, b"123", b"123 0a0b"])
+def test_lock_of_a_build_that_lost_power_is_used(
+    tmp_path: Path, source: Path, contents: bytes
+) -> None:
+    root = tmp_path / "cache"
+    made(source, root)
+    (root / ".lock").write_bytes(contents)
+    add_20(source, root)
+
+
+@pytest.mark.parametrize("call", ["ftruncate", "fsync"])
+def test_full_disk_names_the_folder(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(ResourceError, match=r"folder '.*cache': No space left"):
+        made(source, tmp_path / "cache")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other locks")
+def test_file_system_without_locks_is_named(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(FeedlineError, match=r"cannot be locked: No locks"):
+        made(source, tmp_path / "cache")
