@@ -51,7 +51,7 @@ def dataset(request: pytest.FixtureRequest, jpeg_folder: Path, tmp_path: Path) -
 
 
 def test_rows_equal_those_of_folder(dataset: Any, jpeg_folder: Path) -> None:
-    ours = ImageList.from_hf(dataset, transform=EvalCrop())
+    ours = ImageList.from_hf(dataset, transform=EvalCrop(), root=jpeg_folder)
     folder = ImageFolder(jpeg_folder, EvalCrop())
     assert ours.classes == ["cats", "dogs"]
     assert ours.targets.tolist() == folder.targets.tolist()
@@ -63,14 +63,14 @@ def test_rows_equal_those_of_folder(dataset: Any, jpeg_folder: Path) -> None:
         ours.store.read(12, 1)
 
 
-def test_chosen_rows_and_formats_do_not_matter(dataset: Any) -> None:
-    whole = ImageList.from_hf(dataset)
+def test_chosen_rows_and_formats_do_not_matter(dataset: Any, jpeg_folder: Path) -> None:
+    whole = ImageList.from_hf(dataset, root=jpeg_folder)
     dataset.set_transform(lambda batch: 1 / 0)
-    some = ImageList.from_hf(dataset.select([7, 2]))
+    some = ImageList.from_hf(dataset.select([7, 2]), root=jpeg_folder)
     assert some.targets.tolist() == [1, 0]
     assert np.array_equal(row(some, 0)[0], row(whole, 7)[0])
     assert some.fingerprint() != whole.fingerprint()
-    assert ImageList.from_hf(dataset).fingerprint() == whole.fingerprint()
+    assert ImageList.from_hf(dataset, root=jpeg_folder).fingerprint() == whole.fingerprint()
 
 
 def test_labels_of_every_kind(dataset: Any) -> None:
@@ -88,7 +88,7 @@ def test_labels_of_every_kind(dataset: Any) -> None:
 def test_loader_reads_the_dataset(dataset: Any, jpeg_folder: Path, workers: int) -> None:
     options: dict[str, Any] = {"schedule": "8x1,16x1", "num_workers": workers, "seed": 4}
     made = []
-    for data in (ImageList.from_hf(dataset), ImageFolder(jpeg_folder, exif=True)):
+    for data in (ImageList.from_hf(dataset, root=jpeg_folder), ImageFolder(jpeg_folder, exif=True)):
         with DataLoader(data, 5, **options) as loader:
             made.append([(i.clone(), n.clone()) for _ in range(2) for i, n in loader])
     for (images, labels), (others, other_labels) in zip(*made, strict=True):
@@ -103,7 +103,7 @@ def test_unusable_split_is_rejected(dataset: Any, tmp_path: Path) -> None:
         (dataset.to_iterable_dataset(), {}, "(?s)got IterableDataset.*without streaming"),
         (dataset, {"image": "img"}, "no column 'img'"),
         (dataset, {"image": ["image"]}, "no column \\['image'\\]"),
-        (dataset, {"classes": ["dogs", "cats"]}, "'label', .'cats', 'dogs'.: remove classes="),
+        (dataset, {"classes": ["dogs", "cats"]}, "classes .'dogs', 'cats'. differ from .*'label'"),
         (dataset, {"label": "labl"}, "no column 'labl'; nearest: 'label'"),
         (dataset, {"image": "label"}, r"(?s)need the feature Image.*dataset\.cast_column"),
         (dataset.map(lambda r: {"label": -1}), {}, "row 0 has the label -1, but there are 2 class"),
@@ -121,24 +121,73 @@ def test_unusable_split_is_rejected(dataset: Any, tmp_path: Path) -> None:
         next(iter(loader))
 
 
-def test_images_that_cannot_be_read_are_named() -> None:
+def paths_only(*paths: str) -> Any:
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    cells = [{"bytes": None, "path": path} for path in paths]
+    columns = {"image": cells, "label": list(range(len(paths)))}
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def test_images_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     cells = [
-        {"bytes": None, "path": "/nowhere/a.jpg"},
+        {"bytes": None, "path": str(tmp_path / "a.jpg")},
         {"bytes": None, "path": "hf://datasets/x/a.jpg"},
         {"bytes": b"no image", "path": "a.jpg"},
         None,
         {"bytes": None, "path": "a\0b.jpg"},
     ]
     columns = {"image": cells, "label": [0, 1, 2, 3, 4]}
-    data = ImageList.from_hf(datasets.Dataset.from_dict(columns, features=features))
+    dataset = datasets.Dataset.from_dict(columns, features=features)
+    data = ImageList.from_hf(dataset, root=tmp_path)
     said = [
         "No such file",
-        "none of this machine's",
+        "does not exist on this machine",
         "cannot be loaded",
         "has no image",
-        "can have its name",
+        "no file can have its name",
     ]
     for sample, text in enumerate(said):
         with pytest.raises(ImageError, match=f"row {sample}.*{text}"):
             row(data, sample)
+
+
+def test_a_path_in_a_row_is_read_only_below_the_stated_root(
+    jpeg_folder: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "images"
+    (root / "more").mkdir(parents=True)
+    for file in (root / "a.jpg", root / "more/b.jpg", tmp_path / "outside.jpg"):
+        file.write_bytes((jpeg_folder / "cats/0.jpg").read_bytes())
+    inside = paths_only(str(root / "a.jpg"), "more/b.jpg", str(root / "more/../a.jpg"))
+    data = ImageList.from_hf(inside, root=root)
+    for sample in range(3):
+        row(data, sample)
+    outside = [str(tmp_path / "outside.jpg"), "../outside.jpg", str(root / "../outside.jpg")]
+    try:
+        (root / "link.jpg").symlink_to(tmp_path / "outside.jpg")
+        outside.append("link.jpg")
+    except OSError:  # Windows without the right to make links
+        pass
+    data = ImageList.from_hf(paths_only(*outside), root=root)
+    for sample in range(len(outside)):
+        with pytest.raises(ImageError, match=f"row {sample} .*is not below root="):
+            row(data, sample)
+    with pytest.raises(ImageError, match=r"row 0 .*a\.jpg.*not the bytes") as caught:
+        row(ImageList.from_hf(inside), 0)
+    assert "root=" in caught.value.advice
+    with pytest.raises(UsageError, match="must be a local folder"):
+        ImageList.from_hf(inside, root="s3://bucket/images")
+
+
+@pytest.mark.parametrize("kind", ["binary", "large_binary", "binary_view"])
+def test_the_hint_for_a_column_of_bytes_works(jpeg_folder: Path, kind: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    data = [(jpeg_folder / name).read_bytes() for name in ("cats/0.jpg", "dogs/0.jpg")]
+    column = pyarrow.array(data, getattr(pyarrow, kind)())
+    dataset = datasets.Dataset(pyarrow.table({"image": column, "label": [0, 1]}))
+    with pytest.raises(UsageError) as caught:
+        ImageList.from_hf(dataset)
+    code = caught.value.advice.partition("convert it with ")[2]
+    converted = eval(code, {"dataset": dataset, "datasets": datasets})
+    assert np.array_equal(row(ImageList.from_hf(converted), 1)[0][..., 0].shape, (16, 16))

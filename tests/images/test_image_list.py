@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from feedline import DataLoader, EvalCrop, ImageFolder, ImageList, build_cache
+from feedline import DataLoader, EvalCrop, ImageArray, ImageFolder, ImageList, build_cache
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.order.batch_spec import Field, Item
 from feedline.sources.manifest import read_manifest
@@ -108,23 +108,15 @@ BAD_LABELS: dict[str, tuple[Any, dict[str, Any], str]] = {
         r"sample 2.*'b' and sample 1.*'b ': they differ only in bl",
     ),
     "NaN among names": (["a", float("nan"), *["b"] * 10], {}, r"sample 1.* no label \(nan\)"),
-    "NaN": (
-        np.array([0.5, np.nan, *[1] * 10]),
-        {},
-        "sample 1.* has the label nan, which is not a fi",
-    ),
-    "NaN in a row": (
-        [[0.5, float("nan")]] * 12,
-        {},
-        r"sample 0.*\[0\.5, nan\], which is not a fin",
-    ),
+    "NaN among whole numbers": ([1, float("nan"), *[1] * 10], {}, r"sample 1.* no label \(nan\)"),
+    "infinite": ([[0.5, float("inf")]] * 12, {}, r"sample 0.*inf\], which is not a finite number"),
     "infinite as float32": ([1e300] * 12, {}, r"1e\+300, which is not a finite number of float32"),
     "rows of texts": ([["a", "b"]] * 12, {}, "sample 0.*'a'.*must be texts, numbers"),
     "NaN as a text": (["a", " NaN", *["b"] * 10], {}, r"sample 1.*' NaN', which .*missing"),
     "rows of two lengths": (
         [[1], *[[1, 2]] * 11],
         {},
-        r"\[1\] \(list\) and sample 1.*Rows must have the same len",
+        r"\[1\] \(list\) and sample 1.*Rows must have the same length, got 1 and 2",
     ),
     "rows of nothing": ([[]] * 12, {}, "an axis has length 0"),
     "objects": ([{}] * 12, {}, r"has the label \{\} \(dict\)"),
@@ -168,10 +160,6 @@ BAD_PATHS: dict[str, tuple[Any, str]] = {
     "labels by path": (dict.fromkeys(NAMES, 1), "paths must be a sequence"),
     "half a character": (["a\ud800b", *NAMES[:11]], r"'.ud800', .*file names: 'a"),
     "a zero byte": (["a\0b", *NAMES[:11]], "sample 0 has a path with a zero byte"),
-    "one with two labels": (
-        [*NAMES[:11], NAMES[0]],
-        r"sample 0.*repeated as sample 11.*: 0 and 1",
-    ),
 }
 
 
@@ -296,9 +284,9 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
     "no lines": ("", {}, "no column 'path'.* none"),
     "cut": ("path,label\na,1\nb", {}, "1 cells in line 3, but 2 columns"),
     "mixed": ("path,label\na,1\nb,cat", {}, "mixed types: 'cat' of sample 1.*but '1' is.*clas"),
-    "NaN": ("path,label\na,1\nb,nan", {}, r"CSV file.*sample 1, 'b', has .*nan"),
     "no label": ("path,label\na,1\nb,", {}, r"sample 1, 'b', has no label \(''\)"),
-    "no label of several": ("path,a\nx,", {"label": ["a"]}, "sample 0.*''.*must be texts, numbers"),
+    "a name among several": ("path,a\nx,\ny,b", {"label": ["a"]}, "must be texts, numbers"),
+    "tags of several": ("path,a\nx,b", {"label": ["a"], "separator": " "}, "must be texts"),
     "no path": ("path,label\n,1", {}, "sample 0 has an empty path"),
     "open quotes": ('path,label\n"a,1', {}, "cannot be read: unexpected end"),
     "two characters": ("path,label\na,1", {"sep": ",,"}, "sep must be one character"),
@@ -476,13 +464,296 @@ def test_classes_of_frame_keep_their_order() -> None:
     assert ImageList.from_frame(frame).classes == sorted(sizes)
 
 
-def test_polars_enum_classes_keep_their_order() -> None:
+SIZES = ["small", "medium", "large", "huge"]
+ROWS = ["medium", "small", "large", "small"]
+
+
+def ways_in(frame: Any, file: Path) -> list[ImageList]:
+    """One table as a frame, as a Parquet file, as columns, and with an array of images."""
+    (frame.to_parquet if hasattr(frame, "to_parquet") else frame.write_parquet)(file)
+    paths, labels = list(frame["path"]), frame["label"]
+    array: Any = ImageArray(np.zeros((len(paths), 8, 8, 3), np.uint8), labels)
+    return [
+        ImageList.from_frame(frame),
+        ImageList.from_parquet(file),
+        ImageList(paths, labels),
+        array,
+    ]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_pandas_categories_are_numbered_in_one_way(tmp_path: Path, ordered: bool) -> None:
+    pandas, pytest_parquet = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.parquet")
+    column = pandas.Categorical(ROWS, categories=SIZES, ordered=ordered)
+    frame = pandas.DataFrame({"path": [f"{k}.jpg" for k in range(4)], "label": column})
+    file = tmp_path / "a.parquet"
+    for part, targets in ((frame, [1, 0, 2, 0]), (frame[2:], [2, 0])):
+        ways = ways_in(part, file)
+        ways += [ImageList(list(part["path"]), part["label"].array)]
+        if ordered:
+            ways += [ImageList(list(part["path"]), pytest_parquet.read_table(file)["label"])]
+            ways += [ImageList.from_frame(pandas.read_parquet(file, dtype_backend="pyarrow"))]
+        assert [(data.classes, data.targets.tolist()) for data in ways] == [(SIZES, targets)] * len(
+            ways
+        )
+    reverse = np.array(SIZES[::-1])
+    assert ImageList.from_parquet(file, classes=reverse).targets.tolist() == [1, 3]
+    frame.to_parquet(file, row_group_size=2)
+    assert ImageList.from_parquet(file).classes == SIZES
+    frame.to_parquet(file, use_dictionary=False)  # so the file does not hold the order
+    with pytest.raises(UsageError, match=r"'label' .*order") as caught:
+        ImageList.from_parquet(file)
+    assert "classes=" in caught.value.advice
+    assert ImageList.from_parquet(file, classes=SIZES).targets.tolist() == [1, 0, 2, 0]
+    other = frame.assign(label=pandas.Categorical(ROWS, categories=SIZES[::-1]))
+    joined = pandas.concat([frame, other], ignore_index=True)  # of categories or texts
+    assert len({(*data.classes, *data.targets.tolist()) for data in ways_in(joined, file)}) == 1
+
+
+def test_categories_of_numbers_are_numbers(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    column = pandas.Categorical([30, 10, 30], categories=[30, 10, 5])
+    frame = pandas.DataFrame({"path": list("abc"), "label": column})
+    for data in ways_in(frame, tmp_path / "a.parquet"):
+        assert (data.classes, data.targets.tolist()) == ([], [30, 10, 30])
+
+
+def test_missing_category_is_no_class(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    column = pandas.Categorical(["small", None], categories=SIZES)
+    frame = pandas.DataFrame({"path": ["a", "b"], "label": column})
+    file = tmp_path / "a.parquet"
+    frame.to_parquet(file)
+    for load in (
+        lambda: ImageList.from_frame(frame),
+        lambda: ImageList.from_parquet(file),
+        lambda: ImageList(["a", "b"], frame["label"]),
+        lambda: ImageArray(np.zeros((2, 8, 8, 3), np.uint8), frame["label"]),
+    ):
+        with pytest.raises(UsageError, match=r"(sample|image) 1.* has no label"):
+            load()
+
+
+def test_polars_enum_is_numbered_in_one_way_and_categorical_sorted(tmp_path: Path) -> None:
     polars = pytest.importorskip("polars")
-    sizes = ["small", "large"]
-    enum = polars.DataFrame(
-        {"path": ["a.jpg", "b.jpg"], "label": sizes}, schema_overrides={"label": polars.Enum(sizes)}
-    )
-    assert ImageList.from_frame(enum).classes == sizes
+    pytest.importorskip("pyarrow")
+    columns = {"path": [f"{k}.jpg" for k in range(4)], "label": ROWS}
+    for kind, classes in (
+        (polars.Enum([*SIZES, "größe;1"]), [*SIZES, "größe;1"]),
+        (polars.Categorical, sorted(set(ROWS))),
+    ):
+        frame = polars.DataFrame(columns, schema_overrides={"label": kind})
+        ways = ways_in(frame, tmp_path / "a.parquet")
+        ways.append(ImageList(columns["path"], frame.to_arrow()["label"]))
+        numbers = [classes.index(name) for name in ROWS]
+        assert [(data.classes, data.targets.tolist()) for data in ways] == [
+            (classes, numbers)
+        ] * len(ways)
+
+
+def test_metadata_of_enum_is_used_and_checked(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"path": ["a", "b"], "label": ["b", "é"]})
+    for text, classes in (
+        (b"2;\xc3\xa91;b3;c;d", ["é", "b", "c;d"]),
+        (b"x", None),
+        (b"-1;a", None),
+    ):
+        field = pyarrow.field("label", pyarrow.string(), metadata={"_PL_ENUM_VALUES": text})
+        parquet.write_table(
+            table.cast(pyarrow.schema([table.schema.field("path"), field])),
+            tmp_path / "a.parquet",
+        )
+        if classes is None:
+            with pytest.raises(UsageError, match="categories"):
+                ImageList.from_parquet(tmp_path / "a.parquet")
+        else:
+            assert ImageList.from_parquet(tmp_path / "a.parquet").classes == classes
+
+
+def test_arrow_columns_of_every_type_are_read(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [[1, 2], [3, 4]]
+    columns: list[tuple[Any, Any]] = [
+        (pyarrow.array(["b", "a"]), [1, 0]),
+        (pyarrow.array(["b", "a"], pyarrow.large_string()), [1, 0]),
+        (pyarrow.array(["b", "a"]).dictionary_encode(), [1, 0]),
+        (pyarrow.array([0.5, 2], pyarrow.float32()), [0.5, 2]),
+        (pyarrow.array([True, False]), [1, 0]),
+        (pyarrow.array(rows), rows),
+        (pyarrow.array(rows, pyarrow.list_(pyarrow.float32(), 2)), rows),
+        (pyarrow.array(rows, pyarrow.large_list(pyarrow.int16())), rows),
+    ]
+    if hasattr(pyarrow, "string_view"):
+        columns.append((pyarrow.array(["b", "a"], pyarrow.string_view()), [1, 0]))
+    if hasattr(pyarrow, "list_view"):
+        columns.append((pyarrow.array(rows, pyarrow.list_view(pyarrow.int64())), rows))
+    for column, targets in columns:
+        data = ImageList(
+            column if targets == [1, 0] and column.type == "string" else ["b", "a"], column
+        )
+        assert data.targets.tolist() == targets
+        chunked = pyarrow.chunked_array([column])
+        assert ImageList(pyarrow.array(["b", "a"]), chunked).targets.tolist() == targets
+        images = np.zeros((2, 8, 8, 3), np.uint8)
+        assert ImageArray(images, column).targets.tolist() == targets
+        try:
+            parquet.write_table(
+                pyarrow.table({"path": ["b", "a"], "label": column}), tmp_path / "a.parquet"
+            )
+        except pyarrow.ArrowNotImplementedError:  # older pyarrow's
+            continue
+        assert ImageList.from_parquet(tmp_path / "a.parquet").targets.tolist() == targets
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_floats_are_labels(dtype: torch.dtype) -> None:
+    rows = torch.tensor([[0.5, 1.0], [2.0, float("nan")]], dtype=dtype)
+    images = np.zeros((2, 8, 8, 3), np.uint8)
+    for labels in (rows, list(rows)):
+        for data in (ImageList(["a", "b"], labels), ImageArray(images, labels)):
+            assert np.array_equal(data.targets, [[0.5, 1], [2, np.nan]], equal_nan=True)
+
+
+# ------------------------------------------------------------------- repeats and gaps
+
+
+def test_an_image_may_have_a_row_for_each_object(jpeg_folder: Path) -> None:
+    lines = ["path,x,y,name", *(f"{NAMES[0]},{k},{k + 1},{'ab'[k % 2]}" for k in range(3))]
+    csv = write(jpeg_folder / "boxes.csv", "\n".join(lines))
+    try:
+        boxes = ImageList.from_csv(csv, label=["x", "y"])
+        with pytest.warns(UserWarning, match="sample 0.*repeated as sample 1 .*: 0 and 1"):
+            names = ImageList.from_csv(csv, label="name")
+    finally:
+        csv.unlink()
+    assert boxes.targets.tolist() == [[0, 1], [1, 2], [2, 3]]
+    assert names.targets.tolist() == [0, 1, 0]
+    with DataLoader(names, 3, image_size=16) as loader:
+        assert next(iter(loader))[1].tolist() == [0, 1, 0]
+
+
+def test_cache_of_repeats_with_other_labels_warns_and_serves_the_list(
+    jpeg_folder: Path, tmp_path: Path
+) -> None:
+    labels = [[k, 0.5] for k in range(13)]
+    data = listed(jpeg_folder, labels, [*NAMES, NAMES[0]], transform=EvalCrop())
+    with pytest.warns(UserWarning, match="1 of 13 rows"):
+        build_cache(data, tmp_path / "cache", (24,), workers=0)
+    with DataLoader(data, 13, image_size=16, cache=tmp_path / "cache", num_workers=0) as loader:
+        assert next(iter(loader))[1].tolist() == labels
+
+
+def test_gaps_in_numbers_are_nan_however_the_table_comes_in(tmp_path: Path) -> None:
+    text = "path,a,b,c\nx,1,0.5,\ny,,1,\nz,0,nan,"
+    csv = write(tmp_path / "a.csv", text)
+    ways = [ImageList.from_csv(csv, label=["a", "b", "c"])]
+    columns = {"path": ["x", "y", "z"], "a": [1, None, 0], "b": [0.5, 1, None], "c": [None] * 3}
+    for name in ("pandas", "polars"):
+        try:
+            frame = __import__(name).DataFrame(columns)
+        except ImportError:
+            continue
+        ways.append(ImageList.from_frame(frame, label=["a", "b", "c"]))
+    nan = float("nan")
+    rows = [[1, 0.5, nan], [nan, 1, nan], [0, nan, nan]]
+    ways.append(ImageList(["x", "y", "z"], np.array(rows)))
+    ways.append(ImageList(["x", "y", "z"], rows))
+    ways.append(ImageList(["x", "y", "z"], [[1, 0.5, None], [None, 1, None], [0, None, None]]))
+    for data in ways:
+        assert data.targets.dtype == np.float32
+        assert np.array_equal(data.targets, rows, equal_nan=True)
+
+
+@pytest.mark.parametrize("cell", ["", "nan"])
+def test_gaps_among_single_numbers_warn(tmp_path: Path, cell: str) -> None:
+    csv = write(tmp_path / "a.csv", f"path,label\nx,0.5\ny,{cell}")
+    with pytest.warns(UserWarning, match="1 of 2 labels are NaN; sample 1"):
+        data = ImageList.from_csv(csv)
+    assert np.array_equal(data.targets, [0.5, np.nan], equal_nan=True)
+    with pytest.warns(UserWarning, match="1 of 2 labels are NaN; sample 0"):
+        ImageList(["x", "y"], np.array([np.nan, 1]))
+
+
+# ------------------------------------------------------------------- several classes per image
+
+
+def test_separator_makes_rows_of_zeros_and_ones(jpeg_folder: Path, tmp_path: Path) -> None:
+    csv = write(tmp_path / "a.csv", "path,label\na,x y\nb,\nc,y | z\nd, y  y\n".replace("|", " "))
+    data = ImageList.from_csv(csv, separator=" ")
+    rows = [[1, 1, 0], [0, 0, 0], [0, 1, 1], [0, 1, 0]]
+    assert (data.classes, data.targets.tolist()) == (["x", "y", "z"], rows)
+    assert data.fields(8)[1] == Field("label", "float32", (3,))
+    classes = ["z", "y", "w", "x"]
+    wider = ImageList.from_csv(csv, separator=" ", classes=classes)
+    assert (wider.classes, wider.targets[0].tolist()) == (classes, [0, 1, 0, 1])
+    labels = ["1|2", "2", *[""] * 10]
+    numbers = listed(jpeg_folder, labels, separator="|")
+    assert (numbers.classes, numbers.targets[:2].tolist()) == (["1", "2"], [[1, 1], [0, 1]])
+    with DataLoader(numbers, 12, image_size=16) as loader:
+        batch = next(iter(loader))[1]
+    assert (batch.dtype, batch[0].tolist()) == (torch.float32, [1, 1])
+    cells = write(tmp_path / "b.csv", "path,label\na,1\nb,2")
+    assert ImageList.from_csv(cells, separator=" ").classes == ["1", "2"]
+
+
+def test_separator_in_frames_and_parquet_files(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    for labels in (["b a", "a"], pandas.Categorical(["b a", "a"])):
+        frame = pandas.DataFrame({"path": ["x", "y"], "label": labels})
+        frame.to_parquet(tmp_path / "a.parquet")
+        for data in (
+            ImageList.from_frame(frame, separator=" "),
+            ImageList.from_parquet(tmp_path / "a.parquet", separator=" "),
+        ):
+            assert (data.classes, data.targets.tolist()) == (["a", "b"], [[1, 1], [1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "said"),
+    [
+        (["x y"] * 12, {"separator": ""}, "separator must be"),
+        (["x y"] * 12, {"separator": 1}, "separator must be"),
+        ([1] * 12, {"separator": " "}, "sample 0.* 1.* must be texts"),
+        (["x", None, *["y"] * 10], {"separator": " "}, "sample 1.*None.* must be texts"),
+        ([""] * 12, {"separator": " "}, "no sample has a class"),
+        (["x", "x q", *["x"] * 10], {"separator": " ", "classes": ["x"]}, "sample 1.* has 'q'"),
+        (["x nan", *["x"] * 11], {"separator": " "}, "sample 0.*usually marks a missing value"),
+    ],
+)
+def test_unusable_tags_are_rejected(
+    jpeg_folder: Path, labels: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        listed(jpeg_folder, labels, **options)
+
+
+def test_names_that_seem_to_hold_several_classes_warn(jpeg_folder: Path) -> None:
+    for separator in " |;,":
+        with pytest.warns(UserWarning, match=rf"separator='\{separator}'"):
+            listed(jpeg_folder, [f"x{separator}y", "x", *["y"] * 10])
+    listed(jpeg_folder, ["hot dog", "hot", *["cat"] * 10])  # no warning, which would be an error
+
+
+# ------------------------------------------------------------------- files with the images
+
+
+def test_parquet_file_with_images_names_from_hf(jpeg_folder: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    data = (jpeg_folder / NAMES[0]).read_bytes()
+    for cell, options in (({"bytes": data, "path": "a.jpg"}, {"image": "image"}), (data, {})):
+        parquet.write_table(
+            pyarrow.table({"image": [cell], "label": [0]}), tmp_path / "train.parquet"
+        )
+        with pytest.raises(UsageError, match="'image'") as caught:
+            ImageList.from_parquet(tmp_path / "train.parquet", **options)
+        assert "ImageList.from_hf" in caught.value.advice
 
 
 @pytest.mark.parametrize("method", ["from_webdataset", "from_lmdb", "from_hf"])

@@ -201,6 +201,12 @@ def test_missing_keys_are_named(keyed: Path, numbered: Path) -> None:
         ImageList.from_lmdb(numbered, "image-%09d")
 
 
+def test_key_with_two_classes_is_kept_with_warning(keyed: Path) -> None:
+    with pytest.warns(UserWarning, match="sample 0.*repeated as sample 1 with another"):
+        data = ImageList.from_lmdb(keyed, ["00000000"] * 2, [0, 1])
+    assert data.targets.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -212,10 +218,6 @@ def test_missing_keys_are_named(keyed: Path, numbered: Path) -> None:
         ({"keys": ["\ud800"]}, r"sample 0 has '.ud800'"),
         ({"keys": {"00000000"}}, "keys must be a sequence"),
         ({"keys": "%9999999999d"}, "is not a pattern"),
-        (
-            {"keys": ["00000000"] * 2, "labels": [0, 1]},
-            "sample 0.*repeated as sample 1 with another",
-        ),
         ({"labels": "label-%09d"}, "must be a pattern with one number, .* needs keys="),
         ({"labels": [1, 2]}, "12 paths but 2 labels"),
         ({"labels": lambda key: None}, "has no label"),

@@ -14,6 +14,7 @@ import functools
 import itertools
 import os
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -117,6 +118,7 @@ def open_source(source: Any, *, check_splits: bool = True) -> CacheSource:
     if isinstance(source, ImageList):
         if isinstance(source.store, FileStore):
             files = source.store.without_repeats()
+            _warn_of_other_labels(source.store, files)
             return CacheSource(files, source.root, source.classes or None)
         check_unique_keys(source.store)
         return CacheSource(source.store, repr(source.store), source.classes or None)
@@ -231,6 +233,23 @@ class DatasetStore(SampleStore):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}
+
+
+def _warn_of_other_labels(rows: FileStore[Any], files: FileStore[Any]) -> None:
+    """Warn if rows of a repeated image have other labels than the first, which a cache stores."""
+    if len(files) == len(rows):
+        return
+    first = {files.key(sample): files.label(sample) for sample in range(len(files))}
+    others = sum(
+        not np.array_equal(rows.label(sample), first[rows.key(sample)], equal_nan=True)
+        for sample in range(len(rows))
+    )
+    if others:
+        warnings.warn(
+            f"a cache stores each image once, with its first label: {others} of {len(rows)} rows "
+            "have another one. For all rows pass the list itself to the loader, with cache=",
+            stacklevel=4,
+        )
 
 
 def _parts(sample: Any) -> tuple[Any, Any]:

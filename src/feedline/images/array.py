@@ -31,7 +31,8 @@ class ImageArray(ImageSource[ArrayStore]):
             array, which is memory-mapped and may be larger than memory.
         labels: numbers (n, ...), or the path of an .npy file of them. Whole numbers of shape (n,)
             become int64, e.g. class indices; all others keep their dtype and shape, e.g. float32
-            (n, 4) for boxes or bool (n, classes) for multi-label.
+            (n, 4) for boxes or bool (n, classes) for multi-label. Class names and columns of
+            categories become int64, numbered as by `ImageList`.
         transform: crop, `TrainCrop()` (default) or `EvalCrop()`, or another transform, as in
             `ImageFolder`. Does not change labels.
 
@@ -58,6 +59,11 @@ class ImageArray(ImageSource[ArrayStore]):
     def targets(self) -> np.ndarray[Any, Any]:
         """All labels, (n, ...)."""
         return self.store.labels
+
+    @property
+    def classes(self) -> list[str]:
+        """Class names by index; empty if the labels are numbers."""
+        return self.store.classes
 
     @property
     def path(self) -> str | None:

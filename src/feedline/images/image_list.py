@@ -24,7 +24,8 @@ from feedline.images.codec_registry import (
 )
 from feedline.images.folder import ImageFiles
 from feedline.images.rows import ImageTransform, RowPipeline, check_transform
-from feedline.sources.column_types import Labels, check_repeats, convert_labels, ordered
+from feedline.sources.column_types import Labels, convert_labels, warn_of_repeats
+from feedline.sources.columns import ordered
 from feedline.sources.folder import IMAGE_EXTENSIONS, FileStore
 from feedline.sources.lmdb_store import LmdbStore, lmdb_samples
 from feedline.sources.remote_images import RemoteStore
@@ -55,26 +56,31 @@ class ImageList(ImageFiles[ListStore]):
     of a class; or, of other numbers, int64 or float32, of shape () or (k,).
 
     Args:
-        paths: paths of the images, str or os.PathLike. A path may be repeated with the same label.
-            Or URLs of any fsspec protocol, e.g. "s3://bucket/a.jpg"; fetched files are kept
-            locally.
-        labels: one per path. Whole numbers are class indices; texts are class names. Floats become
-            float32, and rows of k numbers int64 (k,), or float32 (k,) if one is a float: for
-            regression or multi-label.
+        paths: paths of the images, str or os.PathLike. A path may be repeated, e.g. for each object
+            or annotator; if its classes differ, a warning says so. Or URLs of any fsspec protocol,
+            e.g. "s3://bucket/a.jpg"; fetched files are kept locally.
+        labels: one per path: a sequence, an array, a tensor, or a column of pandas, polars or
+            pyarrow. Whole numbers are class indices; texts are class names. Floats become float32,
+            and rows of k numbers int64 (k,), or float32 (k,) if one is a float: for regression or
+            multi-label. NaN is a value of floats; for single numbers a warning counts them.
         transform: crop, `TrainCrop()` (default) or `EvalCrop()`, or another transform, as in
             `ImageFolder`. Does not change labels.
         root: folder or URL for relative paths; None for the working directory.
-        classes: class names by index; None: the texts that occur, sorted.
+        classes: class names by index; None: the order that the labels declare (categories of
+            pandas, a polars Enum, an ordered Arrow dictionary), with unused ones; or else the texts
+            that occur, sorted.
+        separator: text between class names, e.g. " " for labels such as "cat dog", or "" for an
+            image without a class. Labels become float32 (len(classes),), 1.0 for each class of the
+            image and otherwise 0.0.
         check: check now that each file exists. Otherwise a missing one raises an ImageError when it
             is read.
         mode, decode, exif, max_pixels: as in `ImageFolder`; the default mode is "RGB".
         local_dir, local_bytes, storage_options: for URLs, as in `ImageFolder`.
 
     Raises:
-        DatasetError: there are no paths; a path has two different labels; with `check`, a file is
-            missing.
+        DatasetError: there are no paths; with `check`, a file is missing.
         UsageError: a path is not text; URLs and local paths are mixed; labels are missing, of mixed
-            types, NaN, or not in `classes`; an argument is invalid. The message names the sample.
+            types, or not in `classes`; an argument is invalid. The message names the sample.
     """
 
     skipped_samples: tuple[tuple[str, str], ...] = ()
@@ -88,6 +94,7 @@ class ImageList(ImageFiles[ListStore]):
         *,
         root: str | os.PathLike[str] | None = None,
         classes: Sequence[str] | None = None,
+        separator: str | None = None,
         check: bool = False,
         mode: Literal["RGB", "L", "I;16"] = "RGB",
         decode: Literal["exact", "scaled"] = "exact",
@@ -103,8 +110,8 @@ class ImageList(ImageFiles[ListStore]):
         def describe(sample: int) -> str:
             return f"sample {sample}, {names[sample]!r},"
 
-        converted = convert_labels(labels, len(names), classes, describe)
-        check_repeats(names, converted.values, describe)
+        converted = convert_labels(labels, len(names), classes, describe, separator)
+        warn_of_repeats(names, converted.values, describe)
         self.classes = converted.classes
         self.root, store = path_store(
             names,
@@ -138,17 +145,20 @@ class ImageList(ImageFiles[ListStore]):
             label: column of the labels; or a list of columns of numbers, which form a row together.
                 A column holds whole numbers if all cells are, floats if all are numbers, and
                 otherwise class names; with `classes`, names, or whole numbers if no cell is a name.
+                An empty cell is NaN in a list of columns and among floats.
             transform: as in `ImageList`.
             root: folder or URL for relative paths; None for the CSV file's folder.
             sep: separator of cells.
-            options: `classes`, `check`, `mode`, `decode`, `exif`, `max_pixels`, `local_dir`,
-                `local_bytes`, `storage_options`, as in `ImageList`.
+            options: `classes`, `separator` (of class names in a cell, e.g. " "), `check`, `mode`,
+                `decode`, `exif`, `max_pixels`, `local_dir`, `local_bytes`, `storage_options`, as in
+                `ImageList`.
 
         Raises:
             DatasetError: the file cannot be read or has no rows; and as `ImageList`.
             UsageError: there is no such column; numbers and texts are mixed; and as `ImageList`.
         """
-        table = read_csv(path, image, label, sep=sep, classes=options.get("classes"))
+        classes, separator = options.get("classes"), options.get("separator")
+        table = read_csv(path, image, label, sep=sep, classes=classes, separator=separator)
         return cls._of_table(table, transform, _folder_of(path) if root is None else root, options)
 
     @classmethod
@@ -164,9 +174,13 @@ class ImageList(ImageFiles[ListStore]):
     ) -> Self:
         """Images whose paths a Parquet file lists; arguments and errors as in `from_csv`.
 
+        Categories of pandas and polars Enums that the file declares are the classes, in their
+        order, as in `from_frame`. A file with the bytes of images is for `from_hf`.
+
         Needs pyarrow: `pip install "feedline[parquet]"`.
         """
-        table = read_parquet(path, image, label)
+        in_order = options.get("classes") is None and options.get("separator") is None
+        table = read_parquet(path, image, label, in_order=in_order)
         return cls._of_table(table, transform, _folder_of(path) if root is None else root, options)
 
     @classmethod
@@ -184,7 +198,8 @@ class ImageList(ImageFiles[ListStore]):
 
         Arguments and errors are those of `from_csv`; relative paths are relative to the working
         directory, unless `root` is given. For a column of pandas' categories or of a polars Enum
-        these are the classes, in their order.
+        these are the classes, in their order, with those that no row has; polars' Categorical
+        declares no order, so its classes are sorted.
         """
         return cls._of_table(read_frame(frame, image, label), transform, root, options)
 
@@ -197,6 +212,7 @@ class ImageList(ImageFiles[ListStore]):
         *,
         transform: ImageTransform | None = None,
         classes: Sequence[str] | None = None,
+        root: str | os.PathLike[str] | None = None,
         **options: Unpack[DecodeArguments],
     ) -> Self:
         """Images of a Hugging Face `datasets.Dataset`, in their encoded form.
@@ -208,7 +224,10 @@ class ImageList(ImageFiles[ListStore]):
             image: column with the feature `Image`.
             label: column of a `ClassLabel`, of numbers, texts, or rows of numbers; see `ImageList`.
             transform: as in `ImageList`.
-            classes: as in `ImageList`; not for a `ClassLabel`, whose names are known.
+            classes: as in `ImageList`; not for a `ClassLabel`, whose names are known. datasets
+                drops the order of pandas' categories.
+            root: folder of the images of rows that have a path but no bytes, as in a dataset of
+                "imagefolder". Without it, and outside of it, such rows raise an ImageError.
             options: `mode`, `decode`, `exif`, `max_pixels`, as in `ImageList`; but images are
                 rotated by their Exif orientation unless `exif=False`, as by datasets.
 
@@ -228,7 +247,7 @@ class ImageList(ImageFiles[ListStore]):
             )
         known = names if classes is None else classes
         converted = convert_labels(labels, len(rows), known, lambda sample: f"row {sample}")
-        store = RowStore(rows, image, converted.values)
+        store = RowStore(rows, image, converted.values, root)
         return cls._of_store(store, converted, "", transform, decoding)
 
     @classmethod

@@ -13,6 +13,8 @@ import numpy as np
 
 from feedline.errors import DatasetError, UsageError
 from feedline.order.pixel_layout import PixelLayout
+from feedline.sources.column_types import Labels, convert_labels, fill_gaps, warn_of_gaps
+from feedline.sources.columns import as_numpy, declared_classes, ordered
 from feedline.sources.store import (
     Numbers,
     Pixels,
@@ -43,7 +45,8 @@ class ArrayStore(SampleStore):
             labels = _opened(os.path.abspath(os.path.expanduser(os.fspath(labels))))
         self.images = _checked_images(images)
         self.layout = PixelLayout(self.images.shape[3], self.images.dtype.name)
-        self.labels = checked_labels(labels, len(self.images))
+        converted = _array_labels(labels, len(self.images))
+        self.labels, self.classes = converted.values, converted.classes
         self.label_field = label_field(self.labels)
 
     def read(self, sample: int, side: int) -> Pixels:
@@ -127,11 +130,29 @@ def _checked_images(images: object) -> Pixels:
     return np.ascontiguousarray(images, images.dtype.newbyteorder("="))
 
 
+def _array_labels(labels: Any, count: int) -> Labels:
+    """Numbers in their own dtype; class names and categories as in an `ImageList`."""
+    labels = as_numpy(labels)
+    is_numeric = isinstance(labels, np.ndarray) and labels.dtype.kind not in "OTU"
+    values = None if is_numeric else ordered(labels)
+    if declared_classes(labels) is None and not (values and isinstance(values[0], str)):
+        array = checked_labels(labels, count)
+        warn_of_gaps(array, "image {}".format)
+        return Labels(array, [])
+    return convert_labels(labels, count, None, "image {}".format)
+
+
 def checked_labels(labels: object, count: int) -> np.ndarray[Any, Any]:
     """Labels as an array (count, ...) of a dtype that torch supports; class indices are int64."""
+    values = as_numpy(labels)
+    if hasattr(values, "to_pylist"):
+        values = fill_gaps(values.to_pylist())
+    elif isinstance(values, (list, tuple)) and {float, int, str}.isdisjoint(map(type, values)):
+        values = list(map(as_numpy, values))
     try:
-        array = np.asarray(labels)
+        array = np.asarray(values)
     except (TypeError, ValueError) as error:
+        convert_labels(values, count, None, "image {}".format)  # names the image, if one differs
         raise UsageError(
             f"labels cannot be converted to an array of shape ({count}, ...): {error}. All labels "
             "must have the same shape"

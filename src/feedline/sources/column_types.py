@@ -1,27 +1,34 @@
 """Conversion of labels to one array: class indices, class names, or regression targets.
 
 Guarantees: nothing ambiguous is guessed: a label that is missing, not a number, or of another type
-than the others, or differs for the same image, raises an error that names its sample.
+than the others, raises an error that names its sample. What is only implausible for classes, such
+as an image with two of them, is one warning; rows of numbers may repeat and have gaps, as NaN.
+
+Relies on: `columns` for lists of labels and for their declared classes.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from feedline.errors import DatasetError, UsageError
+from feedline.errors import UsageError
+from feedline.sources.columns import as_numpy, checked_classes, declared_classes, ordered
 
 __all__ = [
     "Labels",
-    "check_repeats",
     "convert_labels",
     "convert_texts",
-    "ordered",
+    "fill_gaps",
+    "warn_of_gaps",
+    "warn_of_repeats",
 ]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -46,55 +53,83 @@ class Labels:
     classes: list[str]
 
 
-def convert_labels(labels: Any, count: int, classes: Any, describe: Describe) -> Labels:
-    """Convert the labels of `count` samples: a sequence, or an array or tensor.
+def convert_labels(
+    labels: Any, count: int, classes: Any, describe: Describe, separator: str | None = None
+) -> Labels:
+    """Convert the labels of `count` samples: a column of a table, a sequence, an array or a tensor.
 
     Whole numbers are class indices, texts class names, floats float32. Rows of whole numbers become
-    int64 (n, k), rows with floats float32 (n, k). Without `classes`, the texts that occur are the
-    classes, sorted. Anything else raises a UsageError that names the sample.
+    int64 (n, k), rows with floats float32 (n, k). Without `classes`, the classes are those that the
+    column declares, or else the texts that occur, sorted. With `separator`, each text holds any
+    number of class names, and labels are float32 (n, classes), 1 for each of them. Anything else
+    raises a UsageError that names the sample.
     """
-    names = None if classes is None else _checked_classes(classes)
+    names = checked_classes(classes) if classes is not None else None
+    if names is None and separator is None:
+        names = declared_classes(labels)
     values = _sequence(labels)
     if len(values) != count:
         raise UsageError(f"got {count} paths but {len(values)} labels: pass one label per path")
+    if separator is not None:
+        return _multi_hot(list(values), separator, names, describe)
     if not isinstance(values, np.ndarray):
-        rows = _array(values, describe)
+        rows = _array(fill_gaps(values), describe)
         if rows is None:
             return _class_indices(values, names, describe)
         values = rows
     array = _numbers(values, describe)
     if names is not None:
         _check_indices(array, names, describe)
+    warn_of_gaps(array, describe)
     return Labels(array, names or [])
 
 
-def check_repeats(names: Sequence[str | bytes], labels: Array, describe: Describe) -> None:
-    """Raise a DatasetError if a repeated path or key has two different labels."""
-    if len(set(names)) == len(names):
+def warn_of_repeats(names: Sequence[str | bytes], labels: Array, describe: Describe) -> None:
+    """Warn if a repeated path or key has two classes."""
+    if len(set(names)) == len(names) or (labels.dtype, labels.ndim) != (np.int64, 1):
         return
     first: dict[str | bytes, int] = {}
     firsts = [first.setdefault(name, sample) for sample, name in enumerate(names)]
-    other = np.flatnonzero((labels != labels[firsts]).reshape(len(names), -1).any(axis=1))
+    other = np.flatnonzero(labels != labels[firsts])
     if other.size:
         sample = int(other[0])
-        raise DatasetError(
-            f"{describe(firsts[sample])} is repeated as sample {sample} with another label: "
-            f"{labels[firsts[sample]].tolist()} and {labels[sample].tolist()}"
+        warnings.warn(
+            f"{describe(firsts[sample])} is repeated as sample {sample} with another class: "
+            f"{labels[firsts[sample]]} and {labels[sample]} ({other.size} of {len(names)} rows "
+            "repeat an image with another class). All rows are used",
+            stacklevel=4,
         )
 
 
-def ordered(values: Any) -> list[Any] | None:
-    """List of an ordered collection; None for a set, a mapping or a text."""
-    if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
-        return None
-    if not getattr(values, "ndim", 1):  # numpy's arrays without an axis have an iterator that fails
-        return None
-    return list(values)
+def warn_of_gaps(labels: Array, describe: Describe) -> None:
+    """Warn if single numbers, which may be meant as classes, have missing ones among them."""
+    if labels.ndim > 1 or labels.dtype.kind != "f":
+        return
+    gaps = np.flatnonzero(np.isnan(labels))
+    if gaps.size:
+        warnings.warn(
+            f"{gaps.size} of {len(labels)} labels are NaN; {describe(int(gaps[0]))} has the first. "
+            "If labels are targets, mask NaN in the loss; if they are classes, remove these rows",
+            stacklevel=4,
+        )
+
+
+def fill_gaps(column: Sequence[Any], *, several: bool = False) -> Sequence[Any]:
+    """Replace missing values of a column of fractions by NaN; with `several` columns, which make
+    rows of numbers, in any column of numbers.
+    """
+    gaps = [type(value).__name__ in _MISSING for value in column]
+    if not any(gaps):
+        return column
+    kinds = (Real, np.bool_) if several else (float, np.floating)
+    values = [value for value, is_gap in zip(column, gaps, strict=True) if not is_gap]
+    if not all(isinstance(value, kinds) for value in values) or not (values or several):
+        return column
+    return [np.nan if is_gap else float(value) for value, is_gap in zip(column, gaps, strict=True)]
 
 
 def _sequence(labels: Any) -> Array | list[Any]:
-    if hasattr(labels, "detach"):  # a torch tensor
-        labels = labels.detach().cpu().numpy()
+    labels = as_numpy(labels)
     if isinstance(labels, np.ndarray) and labels.ndim and labels.dtype.kind in "biuf":
         return labels
     values = ordered(labels)
@@ -114,39 +149,55 @@ def _array(values: Sequence[Any], describe: Describe) -> Array | None:
     types = set(map(type, values))
     if types == {int} and (whole := np.array(values)).dtype == np.int64:
         return whole
+    fractions = all(
+        issubclass(each, (float, np.floating)) or hasattr(each, "detach") for each in types
+    )
     arrays: list[Array] = []
     forms: list[tuple[str, tuple[int, ...]]] = []
     for sample, value in enumerate(values if types != {str} else ()):
+        if isinstance(value, (list, tuple)):
+            value = fill_gaps(value, several=True)
         try:
-            array = np.asarray(value)
-        except (ValueError, RuntimeError):  # of parts of several lengths, or a tensor's gradient
+            array = np.asarray(as_numpy(value))
+        except ValueError:  # of parts of several lengths
             array = np.array(None)
         kind = _KINDS.get(array.dtype.kind, "")
         # For missing texts pandas has the float NaN.
         is_nan = array.dtype.kind == "f" and array.ndim == 0 and np.isnan(array)
-        if type(value).__name__ in _MISSING or is_nan:
+        if type(value).__name__ in _MISSING or (is_nan and not fractions):
             raise UsageError(
                 f"{describe(sample)} has no label ({value!r}): add one, or remove the sample"
             )
-        if array.size and array.dtype.kind in "uf" and array.max() >= 2.0**63:
+        if array.size and array.dtype.kind in "uf" and float(array.max()) >= 2.0**63:
             # numpy makes floats of whole numbers that do not fit.
             parts = np.asarray(value, object).ravel().tolist()
             kind = "" if all(isinstance(part, int) for part in parts) else kind
         if not kind or (kind == "text" and array.ndim):
             raise UsageError(
                 f"{describe(sample)} has the label {value!r:.200} ({type(value).__name__}): labels "
-                "must be texts, numbers that fit into 64 bits, or rows of such numbers"
+                "must be texts, numbers that fit into 64 bits, or rows of such numbers",
+                hint='for several classes per image join their names, such as "a b", and pass '
+                'separator=" "'
+                if kind == "text"
+                else "",
             )
         forms.append((kind, array.shape))
         if forms[0] != forms[-1]:
+            lengths = " and ".join(map(str, _lengths(values[0], value)))
             raise UsageError(
                 f"labels of mixed types: {describe(0)} has {values[0]!r:.99} "
                 f"({type(values[0]).__name__}) and {describe(sample)} has {value!r:.99} "
-                f"({type(value).__name__}); convert them to one type. Rows must have the same "
-                "length"
+                f"({type(value).__name__}); convert them to one type"
+                + (f". Rows must have the same length, got {lengths}" if lengths else "")
             )
         arrays.append(array.astype(np.int64) if array.dtype.kind == "u" else array)
     return np.stack(arrays) if forms and forms[0][0] != "text" else None
+
+
+def _lengths(*rows: Any) -> list[int]:
+    """Lengths of rows; none if one is a single value, or if they are equal."""
+    lengths = [len(row) for row in rows if hasattr(row, "__len__") and not isinstance(row, str)]
+    return lengths if len(set(lengths)) == len(rows) else []
 
 
 def _numbers(array: Array, describe: Describe) -> Array:
@@ -155,7 +206,7 @@ def _numbers(array: Array, describe: Describe) -> Array:
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
             converted = np.ascontiguousarray(array, np.float32)
-        bad = ~np.isfinite(converted)
+        bad = np.isinf(converted)
     else:
         converted = np.ascontiguousarray(array, np.int64)
         bad = (array > np.iinfo(np.int64).max) if array.dtype.kind == "u" else np.zeros(1, bool)
@@ -168,13 +219,17 @@ def _numbers(array: Array, describe: Describe) -> Array:
     return converted
 
 
-def _class_indices(values: Sequence[str], classes: list[str] | None, describe: Describe) -> Labels:
+def _class_indices(
+    values: Sequence[str], classes: list[str] | None, describe: Describe, *, tags: bool = False
+) -> Labels:
     if "" in values:
         sample = list(values).index("")
         raise UsageError(f"{describe(sample)} has no label (''): add one, or remove the sample")
     if classes is None:
         classes = sorted(set(values))
         _check_names(classes, values, describe)
+        if not tags:
+            _warn_of_tags(classes)
     index = {name: k for k, name in enumerate(classes)}
     unknown = [k for k, name in enumerate(values) if name not in index]
     if unknown:
@@ -185,6 +240,47 @@ def _class_indices(values: Sequence[str], classes: list[str] | None, describe: D
             f"{describe(unknown[0])} has {name!r}; nearest: {', '.join(map(repr, near))}"
         )
     return Labels(np.array([index[name] for name in values], np.int64), list(map(str, classes)))
+
+
+def _multi_hot(
+    values: Sequence[Any], separator: str, classes: list[str] | None, describe: Describe
+) -> Labels:
+    """Labels (n, classes) of texts that hold any number of class names each."""
+    if not isinstance(separator, str) or not separator:
+        raise UsageError(
+            f'must be the text between two class names, such as " ", got {separator!r:.99}',
+            argument="separator",
+        )
+    other = next((k for k, value in enumerate(values) if not isinstance(value, str)), None)
+    if other is not None:
+        raise UsageError(
+            f"{describe(other)} has the label {values[other]!r:.200}, but with separator= labels "
+            "must be texts; that of an image without a class is ''"
+        )
+    tags = [[tag for part in text.split(separator) if (tag := part.strip())] for text in values]
+    samples = [sample for sample, names in enumerate(tags) for _ in names]
+    names = [name for each in tags for name in each]
+    if classes is None and not names:
+        raise UsageError("no sample has a class", argument="labels")
+    indices = _class_indices(names, classes, lambda place: describe(samples[place]), tags=True)
+    hot = np.zeros((len(values), len(indices.classes)), np.float32)
+    hot[samples, indices.values] = 1
+    return Labels(hot, indices.classes)
+
+
+def _warn_of_tags(classes: list[str]) -> None:
+    """Warn of classes such as "a b" beside "a" and "b", which may be meant as two classes."""
+    known = set(classes)
+    for separator in "|;, ":
+        for name in classes:
+            parts = [part.strip() for part in name.split(separator)]
+            if len(parts) > 1 and known.issuperset(parts):
+                warnings.warn(
+                    f"{name!r} is one class, and so are {', '.join(map(repr, parts))}. If images "
+                    f"have several classes, pass separator={separator!r}",
+                    stacklevel=5,
+                )
+                return
 
 
 def _check_names(names: list[str], values: Sequence[str], describe: Describe) -> None:
@@ -206,19 +302,6 @@ def _check_names(names: list[str], values: Sequence[str], describe: Describe) ->
             )
 
 
-def _checked_classes(classes: Any) -> list[str]:
-    names = ordered(classes)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise UsageError(
-            f"must be a sequence of names, by class index, got {classes!r:.200}",
-            argument="classes",
-        )
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"has {twice!r} twice; names must be unique", argument="classes")
-    return names
-
-
 def _check_indices(array: Array, names: list[str], describe: Describe) -> None:
     if array.ndim > 1 or array.dtype != np.int64:
         raise UsageError(
@@ -235,12 +318,18 @@ def _check_indices(array: Array, names: list[str], describe: Describe) -> None:
 
 
 def convert_texts(
-    where: str, labels: list[Any], classes: Any, describe: Describe = "sample {}".format
+    where: str,
+    labels: list[Any],
+    classes: Any,
+    describe: Describe = "sample {}".format,
+    *,
+    several: bool = False,
 ) -> list[Any]:
     """Convert the texts among labels to whole numbers or floats, if all are; otherwise unchanged.
 
     With `classes`, texts are converted to whole numbers only, never to floats, and only if none of
-    them is a class name. Numbers and texts together raise a UsageError.
+    them is a class name. Empty texts become NaN among fractions and, with `several` columns, among
+    all numbers. Numbers and texts together raise a UsageError.
     """
     places = [sample for sample, label in enumerate(labels) if isinstance(label, str)]
     texts = [labels[sample] for sample in places]
@@ -251,19 +340,24 @@ def convert_texts(
         values = map(int, texts)
     else:
         matches = [] if classes is not None else [_NUMBER.fullmatch(text) for text in texts]
-        if not any(matches):
+        numbers = [match[0] for match in matches if match]
+        if not numbers and not (several and classes is None and not any(map(_is_name, texts))):
             return labels
         for sample, text, match in zip(places, texts, matches, strict=True):
-            if match is None and text and not _NOT_FINITE.fullmatch(text):
-                other = next(match[0] for match in matches if match)
+            if match is None and _is_name(text):
                 raise UsageError(
                     f"{where} has labels of mixed types: {text!r:.99} of {describe(sample)} is not "
-                    f"a number, but {other!r:.99} is. If all are class names, pass classes="
+                    f"a number, but {numbers[0]!r:.99} is. If all are class names, pass classes="
                 )
-        if "" in texts:
+        if "" in texts and not several and all(map(_WHOLE.fullmatch, numbers)):
             return labels
-        values = map(float, texts)
+        values = (float(text or "nan") for text in texts)
     converted = list(labels)
     for sample, value in zip(places, values, strict=True):
         converted[sample] = value
     return converted
+
+
+def _is_name(text: str) -> bool:
+    """Return True if a text is neither a number nor empty."""
+    return bool(text) and not (_NUMBER.fullmatch(text) or _NOT_FINITE.fullmatch(text))

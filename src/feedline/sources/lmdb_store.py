@@ -22,11 +22,11 @@ import numpy as np
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.sources.column_types import (
     Labels,
-    check_repeats,
     convert_labels,
     convert_texts,
-    ordered,
+    warn_of_repeats,
 )
+from feedline.sources.columns import ordered
 from feedline.sources.files import check_size
 from feedline.sources.store import IndexedStore, PathTable, first_names, spread_evenly
 
@@ -200,7 +200,7 @@ def lmdb_samples(
     elif callable(labels):
         labels = [labels(_as_text(name)) for name in names]
     converted = convert_labels(labels, len(names), classes, describe)
-    check_repeats(names, converted.values, describe)
+    warn_of_repeats(names, converted.values, describe)
     return LmdbStore(where, names, converted.values), converted
 
 

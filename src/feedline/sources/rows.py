@@ -1,9 +1,10 @@
 """Images in the rows of a Hugging Face `datasets.Dataset`, and of Parquet files.
 
 Guarantees: images are indexed without reading them, and not decoded by datasets, whose exceptions
-become ImageErrors. Of Parquet files one row group of images is in memory, regardless of the file
-size, and no file stays open, so processes may be forked; files that lack a column, or whose labels
-differ in meaning, raise an error that names them.
+become ImageErrors; a path in a row is read only below a stated folder. Of Parquet files one row
+group of images is in memory, regardless of the file size, and no file stays open, so processes may
+be forked; files that lack a column, or whose labels differ in meaning, raise an error that names
+them.
 
 Relies on: the feature `Image`, whose cells have "bytes" and "path" with decode=False. Parquet files
 are read in the order of the rows; otherwise a row group is read again for each image. datasets is
@@ -27,6 +28,7 @@ from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.order.batch_spec import Field
 from feedline.sources.files import read_file
 from feedline.sources.remote_files import FileStatus, LocalFolder, RemoteFolder
+from feedline.sources.remote_filesystem import is_url
 from feedline.sources.store import (
     Numbers,
     SampleStore,
@@ -37,7 +39,7 @@ from feedline.sources.store import (
     make_stamp,
     spread_evenly,
 )
-from feedline.sources.tables import check_column, import_pyarrow
+from feedline.sources.tables import check_column, holds_bytes, import_pyarrow
 
 __all__ = ["IMAGE_NAMES", "LABEL_NAMES", "ParquetStore", "RowStore", "first_of", "hf_rows"]
 
@@ -57,10 +59,22 @@ def first_of(names: Sequence[str], there: Container[str]) -> str | None:
 
 
 class RowStore(SampleStore):
-    """Images in a column, not decoded, of a dataset whose rows are dicts; a `SampleStore`."""
+    """Images in a column, not decoded, of a dataset whose rows are dicts; a `SampleStore`.
 
-    def __init__(self, rows: Any, column: str, labels: np.ndarray[Any, Any]) -> None:
+    A row without bytes is read from its path if that is below `root`.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        column: str,
+        labels: np.ndarray[Any, Any],
+        root: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if root is not None and (not isinstance(root, (str, os.PathLike)) or is_url(root)):
+            raise UsageError(f"must be a local folder, got {root!r:.200}", argument="root")
         self._rows, self._column = rows, column
+        self._root = None if root is None else os.path.realpath(os.path.expanduser(root))
         self.labels = labels
         self.label_field = label_field(labels)
 
@@ -84,7 +98,24 @@ class RowStore(SampleStore):
                 f"its row has no bytes, and its file {path!r} does not exist on this machine: "
                 "embed the images in the dataset, as save_to_disk does"
             )
-        return read_file(os.fsencode(path))
+        return read_file(os.fsencode(self._checked_path(path)))
+
+    def _checked_path(self, path: str) -> str:
+        """Absolute path of a row's file; an ImageError if it is not below the root."""
+        if self._root is None:
+            raise ImageError(
+                f"its row has a path, {path!r}, but not the bytes of the image, and a dataset may "
+                "name any file of this machine",
+                hint="pass root=, the folder of its images, or embed the images in the dataset, as "
+                "save_to_disk does",
+            )
+        try:
+            file = os.path.realpath(os.path.join(self._root, path))
+        except ValueError as error:  # a zero byte
+            raise ImageError(f"no file can have its name, {path!r}") from error
+        if not file.startswith(os.path.join(self._root, "")):
+            raise ImageError(f"its file {path!r} is not below root={self._root!r}")
+        return file
 
     def name(self, sample: int) -> str:
         """Index of a row, and its file's name if it has one."""
@@ -130,9 +161,12 @@ def hf_rows(dataset: Any, image: str, label: str) -> tuple[Any, Any, list[str] |
     for name in (image, label):
         check_column("the dataset", list(features), name)
     if not isinstance(features[image], package.Image):
+        # datasets cannot convert Arrow's views directly.
+        is_view = getattr(features[image], "dtype", "") == "binary_view"
+        views = f'.cast_column({image!r}, datasets.Value("binary"))' if is_view else ""
         raise UsageError(
             f"the column {image!r} is {features[image]!r}, but images need the feature Image",
-            hint=f"convert it with dataset.cast_column({image!r}, datasets.Image())",
+            hint=f"convert it with dataset{views}.cast_column({image!r}, datasets.Image())",
         )
     if not len(dataset):
         raise DatasetError("the dataset has no rows")
@@ -328,16 +362,10 @@ def _index_file(folder: LocalFolder | RemoteFolder, name: str) -> _FileRows:
 def _columns(schema: Any, path: str) -> _Columns:
     types = import_pyarrow().types
 
-    def has_bytes(kind: Any) -> bool:
-        return bool(types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
-
-    def is_binary(kind: Any) -> bool:
-        return bool(types.is_binary(kind) or types.is_large_binary(kind))
-
-    structs = [field.name for field in schema if has_bytes(field.type)]
-    binary = [field.name for field in schema if is_binary(field.type)]
+    images = [field.name for field in schema if holds_bytes(field.type)]
+    structs = [name for name in images if types.is_struct(schema.field(name).type)]
     whole = [field.name for field in schema if types.is_integer(field.type)]
-    image = first_of(IMAGE_NAMES, structs + binary) or (structs[0] if len(structs) == 1 else None)
+    image = first_of(IMAGE_NAMES, images) or (structs[0] if len(structs) == 1 else None)
     label = first_of(LABEL_NAMES, whole)
     if image is None or label is None:
         missing = (

@@ -1,17 +1,19 @@
 """Tables of paths and labels: lists, CSV and Parquet files, pandas and polars DataFrames.
 
 Guarantees: pandas and polars are not imported, pyarrow only for a Parquet file; an error about a
-missing column lists those that exist. A store of paths has the files in their order, and the same
-fingerprint if they were moved together, also to another machine; no file is accessed.
+missing column lists those that exist. Categories that a Parquet file declares keep their order; if
+it does not hold the order, an error says so. A store of paths has the files in their order, and the
+same fingerprint if they were moved together, also to another machine; no file is accessed.
 
 Relies on: the `columns` of DataFrames, and the `to_list` of their columns; `column_types` for the
-types of columns.
+types of columns; the metadata of pandas and polars in Parquet files.
 """
 
 from __future__ import annotations
 
 import csv
 import difflib
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.sources.column_types import convert_texts, ordered
+from feedline.sources.column_types import convert_texts, fill_gaps
+from feedline.sources.columns import ordered
 from feedline.sources.folder import FileStore
 from feedline.sources.remote_filesystem import check_local, host_of, is_url, shown
 from feedline.sources.remote_images import url_store
@@ -31,6 +34,7 @@ __all__ = [
     "Table",
     "check_column",
     "checked_paths",
+    "holds_bytes",
     "import_pyarrow",
     "path_store",
     "read_csv",
@@ -39,15 +43,16 @@ __all__ = [
 ]
 
 _NEAREST = 3
+_POLARS_ENUM = (b"_PL_ENUM_VALUES2", b"_PL_ENUM_VALUES")
 
 
 class Table(NamedTuple):
     """Paths and labels of a table, or rows of labels if several columns are requested; its name in
-    messages; its classes, if it defines their order itself.
+    messages; the class names in the order that a file declares, if it does.
     """
 
     images: list[Any]
-    labels: list[Any]
+    labels: Any
     where: str
     classes: list[str] | None = None
 
@@ -59,11 +64,12 @@ def read_csv(
     *,
     sep: str,
     classes: Any,
+    separator: str | None,
 ) -> Table:
     """Read two columns of a CSV file, UTF-8, whose first line names the columns.
 
-    If any label is in `classes`, the column stays text. Otherwise a column of whole numbers becomes
-    int and, without `classes`, a column of numbers becomes float.
+    With `separator`, or if any label is in `classes`, the column stays text. Otherwise a column of
+    whole numbers becomes int and, without `classes`, a column of numbers becomes float.
     """
     if not isinstance(sep, str) or len(sep) != 1 or sep in '"\r\n':
         raise UsageError(
@@ -98,27 +104,120 @@ def read_csv(
         raise DatasetError(
             f"{where} cannot be read: {why}. It must be text in UTF-8 with one line per image"
         ) from error
-    labels = [convert_texts(where, column, classes) for column in columns[1:]]
-    return _table(where, columns[0], labels, several=not isinstance(label, str))
+    several, labels = not isinstance(label, str), columns[1:]
+    if separator is None:
+        labels = [convert_texts(where, column, classes, several=several) for column in labels]
+    return _table(where, columns[0], labels, several=several)
 
 
-def read_parquet(path: str | os.PathLike[str], image: str, label: str | Sequence[str]) -> Table:
-    """Read two columns of a Parquet file."""
+def read_parquet(
+    path: str | os.PathLike[str], image: str, label: str | Sequence[str], *, in_order: bool
+) -> Table:
+    """Read two columns of a Parquet file; with `in_order`, and the classes that it declares."""
     where, file_path = _local_file("Parquet", path)
     pyarrow = import_pyarrow()
     names = _column_names(image, label)
     try:
         with pyarrow.parquet.ParquetFile(file_path) as file:
+            _check_not_bytes(where, file_path, file.schema_arrow, image)
             for name in names:
                 check_column(where, file.schema_arrow.names, name)
-            table = file.read(columns=names)
-        columns = [table.column(name).to_pylist() for name in names]
+            data = file.read(columns=names)
+            declared = None
+            if isinstance(label, str) and in_order and len(data):
+                declared = _declared_order(where, file, label, data.column(label))
+        columns = [data.column(name).to_pylist() for name in names]
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise DatasetError(
             f"{where} cannot be read: {str(error).rstrip('.')}. It is not a Parquet file, or was "
             "not copied completely"
         ) from error
-    return _table(where, columns[0], columns[1:], several=not isinstance(label, str))
+    table = _table(where, columns[0], columns[1:], several=not isinstance(label, str))
+    return table._replace(classes=declared)
+
+
+def _check_not_bytes(where: str, path: str, schema: Any, image: str) -> None:
+    """Raise a UsageError if the file has the bytes of images, as those of Hugging Face."""
+    columns = [field.name for field in schema if holds_bytes(field.type)]
+    if not columns or (image in schema.names and image not in columns):
+        return
+    name = image if image in columns else columns[0]
+    lacks = "" if image in columns else f", and has no column {image!r}"
+    raise UsageError(
+        f"{where} has bytes in its column {name!r}{lacks}: from_parquet reads paths of images",
+        hint=f'for bytes use ImageList.from_hf(datasets.load_dataset("parquet", data_files={path!r}'
+        f', split="train").cast_column({name!r}, datasets.Image()), {name!r}), or build_cache',
+    )
+
+
+def holds_bytes(kind: Any) -> bool:
+    """Return True for an Arrow type of bytes, or of Hugging Face's structs with "bytes"."""
+    names = ("binary", "large_binary", "binary_view")
+    is_struct = import_pyarrow().types.is_struct(kind)
+    return str(kind) in names or bool(is_struct and kind.get_field_index("bytes") >= 0)
+
+
+def _declared_order(where: str, file: Any, name: str, column: Any) -> list[str] | None:
+    """Class names of a column of categories in their declared order; None if none is declared."""
+    schema = file.schema_arrow
+    kind, metadata = schema.field(name).type, schema.field(name).metadata or {}
+    is_dictionary = import_pyarrow().types.is_dictionary(kind)
+    if "string" not in str(kind.value_type if is_dictionary else kind):
+        return None
+    polars = next((metadata[key] for key in _POLARS_ENUM if key in metadata), None)
+    count = _pandas_categories(schema.metadata, name)
+    if polars is not None:
+        names = _polars_names(polars)
+    elif is_dictionary and (kind.ordered or count is not None):
+        names = _stored_dictionary(file, name, column)
+    elif count is None:
+        return None
+    else:
+        names = None
+    if names is None or count not in (None, len(names)):
+        raise UsageError(
+            f"{where} declares that {name!r} has categories, but it does not hold all of them in "
+            "their order",
+            hint="pass classes=[...], the class names by index",
+        )
+    return names
+
+
+def _pandas_categories(metadata: Any, name: str) -> int | None:
+    """Number of a column's categories in pandas' metadata; None if it has none."""
+    try:
+        columns = json.loads(metadata[b"pandas"])["columns"]
+        kinds = {each["field_name"]: (each["pandas_type"], each["metadata"]) for each in columns}
+        kind, about = kinds[name]
+        return int(about["num_categories"]) if kind == "categorical" else None
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def _polars_names(text: bytes) -> list[str] | None:
+    """Names of a polars Enum from its metadata, such as b"1;a2;bc": length in bytes and name."""
+    names, start = [], 0
+    while start < len(text):
+        end = text.find(b";", start)
+        size = text[start:end]
+        if end < 0 or len(size) > 9 or not size.isdigit():
+            return None
+        start = end + 1 + int(size)
+        names.append(text[end + 1 : start].decode("utf-8", "replace"))
+    return names
+
+
+def _stored_dictionary(file: Any, name: str, column: Any) -> list[str] | None:
+    """Dictionary of a column; None if it was not stored, so that pyarrow has made one in order of
+    appearance, or if it differs in parts of the file.
+    """
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        stored = (group.column(place) for place in range(group.num_columns))
+        if not any(each.path_in_schema == name and each.has_dictionary_page for each in stored):
+            return None
+    listed = {tuple(chunk.dictionary.to_pylist()) for chunk in column.chunks}
+    return list(*listed) if len(listed) == 1 else None
 
 
 def import_pyarrow() -> Any:
@@ -148,13 +247,8 @@ def read_frame(frame: Any, image: str, label: str | Sequence[str]) -> Table:
     names = _column_names(image, label)
     for name in names:
         check_column(where, list(frame.columns), name)
-    columns = [frame[name].to_list() for name in names]
-    table = _table(where, columns[0], columns[1:], several=not isinstance(label, str))
-    if isinstance(label, str) and type(frame[label].dtype).__name__ in ("CategoricalDtype", "Enum"):
-        classes = list(frame[label].dtype.categories)  # names in their declared order
-        if classes and all(isinstance(name, str) for name in classes):
-            return table._replace(classes=classes)
-    return table
+    columns = [frame[name] for name in names[1:]]
+    return _table(where, frame[image].to_list(), columns, several=not isinstance(label, str))
 
 
 def _local_file(kind: str, path: Any) -> tuple[str, str]:
@@ -203,11 +297,13 @@ def check_column(where: str, header: Sequence[Any], name: Any) -> int:
     )
 
 
-def _table(where: str, images: list[Any], columns: list[list[Any]], *, several: bool) -> Table:
+def _table(where: str, images: list[Any], columns: Sequence[Any], *, several: bool) -> Table:
     if not images:
         raise DatasetError(f"{where} has no rows")
-    labels = list(map(list, zip(*columns, strict=True))) if several else columns[0]
-    return Table(images, labels, where)
+    if not several:
+        return Table(images, columns[0], where)
+    filled = [fill_gaps(ordered(column) or [], several=True) for column in columns]
+    return Table(images, list(map(list, zip(*filled, strict=True))), where)
 
 
 def checked_paths(paths: Any) -> list[str]:
