@@ -11,8 +11,10 @@ plain memory (nested, quantised, CUDA) are serialised by their own pickling.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -21,6 +23,8 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.engine.buffers import BatchAllocator
+from feedline.errors import UsageError
+from feedline.private_names import find_private
 
 __all__ = ["empty_in", "is_plain", "read_batch", "write_batch"]
 
@@ -93,11 +97,14 @@ class _Pickler(pickle.Pickler):
         """Pickle a Tensor subclass that pickles like Tensor as the plain tensor plus its additions.
 
         A subclass that overrides `__torch_dispatch__` may not store data itself, so torch pickles
-        it. A sparse tensor is rebuilt by `_rebuild_sparse`, because torch's own function keeps
-        every tensor alive until the next `torch.load`.
+        it. A sparse tensor consists of plain ones: torch's own function to rebuild it would keep it
+        alive until the next `torch.load`.
         """
-        if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout in _SPARSE_LAYOUTS:
-            return _rebuild_sparse, (*obj.detach().__reduce_ex__(2)[:2], obj.requires_grad)
+        is_sparse = isinstance(obj, torch.Tensor) and (
+            obj.layout is torch.sparse_coo or obj.layout in _COMPRESSED
+        )
+        if is_sparse and type(obj) is torch.Tensor and obj.device.type == "cpu":
+            return _rebuild_sparse, (*_sparse_parts(obj.detach()), obj.requires_grad)
         if (
             isinstance(obj, torch.Tensor)
             and type(obj) is not torch.Tensor
@@ -105,11 +112,8 @@ class _Pickler(pickle.Pickler):
             and type(obj).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
             and is_plain(obj)
         ):
-            with torch._C.DisableTorchFunctionSubclass():
-                plain = obj.detach().as_subclass(torch.Tensor)
-            state = torch._utils._get_obj_state(obj)
-            arguments = (plain, type(obj), obj.requires_grad)
-            return torch._tensor._rebuild_from_type_v2, (_as_subclass, type(obj), arguments, state)
+            with contextlib.suppress(UsageError):
+                return _subclass_parts(obj)
         return NotImplemented
 
     def _leaf(self, tensor: torch.Tensor) -> _Leaf:
@@ -173,22 +177,49 @@ class _Unpickler(pickle.Unpickler):
         return tensor.requires_grad_() if requires_grad else tensor
 
 
-_SPARSE_LAYOUTS = {
-    torch.sparse_coo,
-    torch.sparse_csr,
-    torch.sparse_bsr,
-    torch.sparse_csc,
-    torch.sparse_bsc,
+_COMPRESSED: dict[torch.layout, tuple[Callable[..., torch.Tensor], ...]] = {
+    **dict.fromkeys(
+        (torch.sparse_csr, torch.sparse_bsr), (torch.Tensor.crow_indices, torch.Tensor.col_indices)
+    ),
+    **dict.fromkeys(
+        (torch.sparse_csc, torch.sparse_bsc), (torch.Tensor.ccol_indices, torch.Tensor.row_indices)
+    ),
 }
+"""Index tensors of each compressed sparse layout."""
 
 
-def _rebuild_sparse(rebuild: Any, arguments: tuple[Any, ...], requires_grad: bool) -> Any:
-    """Rebuild a sparse tensor like torch, which then would hold it for a check by `torch.load`."""
-    tensor = rebuild(*arguments)
-    held = torch._utils._sparse_tensors_to_validate
-    if held and held[-1] is tensor:
-        held.pop()
+def _sparse_parts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Arguments of `_rebuild_sparse` without the last."""
+    size = tuple(tensor.shape)
+    if tensor.layout is torch.sparse_coo:  # indices() raises unless it is coalesced
+        return tensor.layout, (tensor._indices(), tensor._values()), size, tensor.is_coalesced()
+    indices = (part(tensor) for part in _COMPRESSED[tensor.layout])
+    return tensor.layout, (*indices, tensor.values()), size, None
+
+
+def _rebuild_sparse(
+    layout: torch.layout, parts: Any, size: Any, coalesced: bool | None, requires_grad: bool
+) -> torch.Tensor:
+    *indices, values = parts
+    if layout is torch.sparse_coo:
+        tensor = torch.sparse_coo_tensor(
+            indices[0], values, size, check_invariants=False, is_coalesced=coalesced
+        )
+    else:
+        tensor = torch.sparse_compressed_tensor(
+            indices[0], indices[1], values, size, layout=layout, check_invariants=False
+        )
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _subclass_parts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Pickle a plain tensor of a subclass as a Tensor, its class and its attributes."""
+    with find_private("torch._C.DisableTorchFunctionSubclass")():
+        plain = tensor.detach().as_subclass(torch.Tensor)
+    state = find_private("torch._utils._get_obj_state")(tensor)
+    arguments = (plain, type(tensor), tensor.requires_grad)
+    rebuild = find_private("torch._tensor._rebuild_from_type_v2")
+    return rebuild, (_as_subclass, type(tensor), arguments, state)
 
 
 def _as_subclass(plain: torch.Tensor, kind: type[torch.Tensor], requires_grad: bool) -> Any:

@@ -25,8 +25,6 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import torch
 from torch.utils.data import default_collate
-from torch.utils.data._utils import collate as torch_collate
-from torch.utils.data._utils import worker as torch_worker
 
 from feedline.engine.attribute_snapshot import AttributeSnapshot
 from feedline.engine.batch_layout import empty_in, is_plain, write_batch
@@ -49,6 +47,7 @@ from feedline.errors import UsageError, note
 from feedline.order.batch_spec import BatchSpec, Item
 from feedline.order.requested_size import SampleRequest, current_request, set_request
 from feedline.order.seeds import mix, row_seed
+from feedline.private_names import find_private
 from feedline.randomness import fingerprint, restore_later, seed_all, seeded, unbroken
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.transform_timing import time_transforms
@@ -56,6 +55,9 @@ from feedline.trace.transform_timing import time_transforms
 __all__ = ["DatasetFetcher", "SampleMaker", "SourceWithInit", "WorkerInit"]
 
 _log = logging.getLogger("feedline")
+
+_torch_collate = find_private("torch.utils.data._utils.collate")
+_torch_worker = find_private("torch.utils.data._utils.worker")
 
 OnSample: TypeAlias = Callable[[int], None]
 """Called with the position of the next sample within its batch."""
@@ -76,7 +78,7 @@ class WorkerInit:
     def initialise(self, worker: int, workers: int) -> None:
         """Make this process a worker for the user's code."""
         seed = self.seed + worker
-        torch_worker._worker_info = torch_worker.WorkerInfo(
+        _torch_worker._worker_info = _torch_worker.WorkerInfo(
             id=worker, num_workers=workers, seed=seed, dataset=self.dataset
         )
         seed_all(seed)
@@ -363,11 +365,11 @@ def collate_into(samples: Sequence[Any], space: BatchAllocator) -> Any:
         out = empty_in(space, (len(tensors), *first.shape), first.dtype)
         return torch.stack(list(tensors), 0, out=out)
 
-    functions = dict(torch_collate.default_collate_fn_map)
+    functions = dict(_torch_collate.default_collate_fn_map)
     collate_tensors = functions[torch.Tensor]
-    if collate_tensors is torch_collate.collate_tensor_fn:  # else it is a user's own
+    if collate_tensors is _torch_collate.collate_tensor_fn:  # else it is a user's own
         functions[torch.Tensor] = stack
-    return torch_collate.collate(samples, collate_fn_map=functions)
+    return _torch_collate.collate(samples, collate_fn_map=functions)
 
 
 def _note_odd_sample(error: Exception, samples: Sequence[Any], keys: Any) -> None:

@@ -27,6 +27,7 @@ import torch
 
 from feedline.engine.attribute_snapshot import is_instance_of_any, walk
 from feedline.order.seeds import extend
+from feedline.private_names import find_private
 from feedline.randomness import restore_later
 
 __all__ = [
@@ -105,7 +106,12 @@ def seed_generators_temporarily(generators: Sequence[DatasetGenerator], seed: in
 def _global_states() -> tuple[object, ...]:
     """Global generators, which are seeded in any case."""
     python = random.seed.__self__  # type: ignore[attr-defined]
-    return (python, torch.default_generator, _numpy.mtrand._rand, _numpy.get_bit_generator())
+    return (
+        python,
+        torch.default_generator,
+        find_private("numpy.random.mtrand._rand"),
+        _numpy.get_bit_generator(),
+    )
 
 
 def _kind_of(thing: Any) -> _GeneratorKind | None:

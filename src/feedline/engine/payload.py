@@ -26,7 +26,6 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing import context as mp_context
 from multiprocessing import process as mp_process
-from multiprocessing import resource_tracker
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
@@ -40,6 +39,7 @@ from feedline.engine.messages import error_message
 from feedline.engine.process import WORKER_ENVIRONMENT
 from feedline.engine.shared_memory import NamedMemory, SharedFile
 from feedline.errors import UsageError
+from feedline.private_names import find_private
 
 if TYPE_CHECKING:
     from feedline.engine.load_samples import AnySource
@@ -194,11 +194,16 @@ def _use_tracker(fd: int) -> None:
 
     A second tracker would remove shared memory that this process has only opened.
     """
-    tracker: Any = resource_tracker._resource_tracker
+    tracker = _resource_tracker()
     if tracker._fd is None:
         tracker._fd = fd
     else:
         os.close(fd)
+
+
+def _resource_tracker() -> Any:
+    find_private("multiprocessing.resource_tracker._resource_tracker._fd")
+    return find_private("multiprocessing.resource_tracker._resource_tracker")
 
 
 def search_path() -> list[str]:
@@ -248,7 +253,7 @@ def _worker_settings(resources: SharedResources) -> dict[str, Any]:
     }
     with contextlib.suppress(OSError):  # the folder was removed
         settings["dir"] = os.getcwd()
-    tracker: Any = resource_tracker._resource_tracker
+    tracker = _resource_tracker()
     if tracker._fd is not None and sys.platform != "win32":
         settings["tracker"] = resources.DupFd(resources.duplicate_for_child(tracker._fd))
     return settings

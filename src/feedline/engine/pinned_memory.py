@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data._utils import pin_memory as torch_pin_memory
 
 from feedline.engine.devices import accelerator_type
+from feedline.private_names import find_private
 
 __all__ = ["RegisteredMemory", "copy_to_pinned", "pin_batch", "register_memory", "should_pin"]
+
+_torch_pin_memory = find_private("torch.utils.data._utils.pin_memory")
 
 
 def should_pin(pin: bool) -> bool:
@@ -40,7 +42,7 @@ def copy_to_pinned(array: NDArray[np.generic]) -> torch.Tensor:
 
 def pin_batch(batch: Any) -> Any:
     """Copy the tensors of a batch of any structure to pinned memory, like torch's DataLoader."""
-    return torch_pin_memory.pin_memory(batch)
+    return _torch_pin_memory.pin_memory(batch)
 
 
 class RegisteredMemory:

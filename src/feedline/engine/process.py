@@ -13,8 +13,9 @@ import signal
 import sys
 from collections.abc import Iterator
 from multiprocessing import process as mp_process
-from multiprocessing import util as mp_util
 from typing import Any
+
+from feedline.private_names import find_private
 
 __all__ = [
     "MISSING_MAIN_GUARD_STATUS",
@@ -107,15 +108,16 @@ def reset_multiprocessing() -> None:
     would never send, and two workers would read each other's answers.
     """
     mp: Any = mp_process
+    for name in ("_ParentProcess", "_children", "_current_process", "_parent_process"):
+        find_private(f"multiprocessing.process.{name}")
     mp._parent_process = mp._ParentProcess(mp._current_process.name, os.getppid(), None)
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # is_alive() and join() need it
             mp._parent_process._sentinel = os.pidfd_open(os.getppid())
     mp._current_process = _ForkedWorker()
     mp._children = set()
-    util: Any = mp_util
-    util._finalizer_registry.clear()  # the parent's
-    util._run_after_forkers()
+    find_private("multiprocessing.util._finalizer_registry").clear()  # the parent's
+    find_private("multiprocessing.util._run_after_forkers")()
 
 
 @contextlib.contextmanager

@@ -22,12 +22,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset, default_collate
-from torch.utils.data._utils import collate as torch_collate
 
 from feedline.images.compile.datasets import unwrap_subsets
 from feedline.images.compile.library_steps import CompileError, error_text, why_modified
+from feedline.private_names import find_private
 
 __all__ = ["MAX_BATCH_BYTES", "BatchedTensors", "Gather", "batched_tensors"]
+
+_torch_collate = find_private("torch.utils.data._utils.collate")
 
 MAX_BATCH_BYTES = 1 << 20
 """Maximum copied in the training process: takes some tenths of a millisecond."""
@@ -90,11 +92,11 @@ def _check(dataset: Any, subsets: list[Any]) -> None:
 
 def _collates_as_torch() -> bool:
     """Return True if default_collate collates tuples of tensors like torch's original."""
-    functions = torch_collate.default_collate_fn_map
+    functions = _torch_collate.default_collate_fn_map
     return (
-        functions.get(torch.Tensor) is torch_collate.collate_tensor_fn
+        functions.get(torch.Tensor) is _torch_collate.collate_tensor_fn
         and not any(isinstance((), kind) for kind in functions)
-        and torch_collate.collate_tensor_fn.__globals__ is vars(torch_collate)
+        and _torch_collate.collate_tensor_fn.__globals__ is vars(_torch_collate)
     )
 
 

@@ -15,11 +15,10 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from torch._utils import KeyErrorMessage
-
 from feedline.engine.payload import find_unpicklable, plain_dump
 from feedline.errors import FeedlineError, UsageError, note
 from feedline.order.batch_spec import BatchSpec
+from feedline.private_names import find_private
 
 __all__ = [
     "SkippedBatch",
@@ -76,7 +75,8 @@ class WorkerException:
     def error(self) -> BaseException:
         """Exception to raise in the trainer."""
         if issubclass(self.kind, KeyError):  # prints the repr of its argument
-            return self.kind(KeyErrorMessage(self.message))
+            with contextlib.suppress(UsageError):
+                return self.kind(find_private("torch._utils.KeyErrorMessage")(self.message))
         try:
             error = self.kind(self.usage_error_message or self.message)
         except Exception:  # its class wants other arguments

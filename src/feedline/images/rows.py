@@ -375,10 +375,10 @@ class RowPipeline(Generic[Store]):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         del state["_threads"], state["_is_open"]
-        return state | {"_codecs": added_codecs()}
+        return state | {"added_codecs": added_codecs()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        register_codecs(state.pop("_codecs"))
+        register_codecs(state.pop("added_codecs"))
         self.__dict__.update(state)
         self._begin()
 

@@ -20,10 +20,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
+import torch
 from torch.autograd.profiler import record_function
 from torch.utils.data import IterableDataset
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from feedline.control.decision import What
 from feedline.engine.defaults import worker_count
@@ -46,11 +45,15 @@ from feedline.loader.ranks import RankAgreement
 from feedline.loader.recording import Recording
 from feedline.loader.torch_samplers import PlannedSampler
 from feedline.order.sample_order import Order
+from feedline.private_names import find_private
 
 __all__ = ["LIVE_ATTRIBUTES", "EpochIterator", "LoaderRuntime"]
 
 LIVE_ATTRIBUTES = ("num_workers", "prefetch", "prefetch_factor", "task_ms")
 """Attributes of a loader that can be set while it runs."""
+
+_BaseDataLoaderIter: Any = find_private("torch.utils.data.dataloader._BaseDataLoaderIter")
+_profiler_enabled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", lambda: False)
 
 _STARTED_WITHIN_S = 10.0
 
@@ -350,7 +353,7 @@ class LoaderRuntime:
                 iterator.ended_workers = handles
 
 
-class EpochIterator(_BaseDataLoaderIter):
+class EpochIterator(_BaseDataLoaderIter):  # type: ignore[misc]
     """Iterator over the batches of one epoch. It keeps its loader alive.
 
     A batch counts as delivered as the last action of `next`: if Ctrl-C comes before that, the next
@@ -486,5 +489,5 @@ def _profile_name(loader: Any) -> str:
     """Name of the profiler entry, as in torch; "" if torch's own iterator makes that entry."""
     if isinstance(loader.dataset, IterableDataset):
         return ""
-    kind = "_MultiProcessing" if loader.num_workers else "_SingleProcess"
-    return f"enumerate(DataLoader)#{kind}DataLoaderIter.__next__"
+    kind = "MultiProcessing" if loader.num_workers else "SingleProcess"
+    return f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"

@@ -26,6 +26,7 @@ from feedline.errors import UsageError
 from feedline.loader.state import Position
 from feedline.loader.torch_samplers import random_sampler_name
 from feedline.order.sample_order import Order
+from feedline.private_names import find_private
 from feedline.system import rank_and_world
 
 __all__ = [
@@ -105,10 +106,12 @@ class RankAgreement:
 
     def _exchange(self, value: Any, order: Order) -> dict[int, Any]:
         """Send a JSON-able value to all ranks. Return the values that arrive in time, by rank."""
-        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+        from torch.distributed.distributed_c10d import PrefixStore
 
         prefix = f"feedline/{self._loader}/{next(self._times)}"
-        store = PrefixStore(prefix, _get_default_store())
+        store = PrefixStore(
+            prefix, find_private("torch.distributed.distributed_c10d._get_default_store")()
+        )
         store.set(str(order.rank), json.dumps(value))
         end = time.monotonic() + PATIENCE_S
         values = {order.rank: value}

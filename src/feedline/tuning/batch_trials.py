@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from feedline.engine.devices import TorchAccelerator, synchronize
+from feedline.private_names import find_private
 from feedline.tuning.batch_search import BatchTrial
 from feedline.tuning.device_memory import DeviceMemory, is_out_of_memory
 from feedline.tuning.preserve_state import HasStateDict, preserve_state
 from feedline.tuning.training_step import MakeBatch, Step
 
 __all__ = ["BatchTrials"]
+
+_pytree = find_private("torch.utils._pytree")
 
 _STEPS = 3  # the first one allocates gradients and the optimizer's state
 
@@ -142,7 +144,7 @@ class BatchTrials:
         with self._accelerator.on(self._stream):
             batch = self._make_batch(rows, size)
         current.wait_stream(self._stream)
-        for part in tree_leaves(batch):
+        for part in _pytree.tree_leaves(batch):
             if isinstance(part, torch.Tensor):
                 self._accelerator.record_stream(part, current)
         return batch

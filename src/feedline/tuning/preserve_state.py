@@ -14,11 +14,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from feedline.private_names import find_private
 from feedline.randomness import seeded, unbroken
 
 __all__ = ["HasStateDict", "preserve_state"]
+
+_pytree = find_private("torch.utils._pytree")
 
 
 class HasStateDict(Protocol):
@@ -35,7 +37,9 @@ class _TensorBackup:
     """Tensors and copies of their values."""
 
     def __init__(self, tree: Any) -> None:
-        leaves = {id(leaf): leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}
+        leaves = {
+            id(leaf): leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)
+        }
         self._pairs = [(leaf, leaf.detach().to("cpu", copy=True)) for leaf in leaves.values()]
 
     def restore(self) -> None:
@@ -71,7 +75,9 @@ def _preserve_module(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def _preserve_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     # New containers, as steps may change them; their tensors are the same objects.
-    state = {key: tree_map(lambda leaf: leaf, value) for key, value in optimizer.state.items()}
+    state = {
+        key: _pytree.tree_map(lambda leaf: leaf, value) for key, value in optimizer.state.items()
+    }
     groups = [dict(group) for group in optimizer.param_groups]
     settings = [{name: group[name] for name in group if name != "params"} for group in groups]
     tensors = _TensorBackup([list(state.values()), settings])

@@ -17,15 +17,17 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 import feedline
 from feedline.control.window import StepWindow, error_of
+from feedline.private_names import find_private
 from feedline.tuning.training_step import Step
 from feedline.tuning.trial import LoaderSetting, LoaderTrial
 from feedline.tuning.tunable import TunableLoader
 
 __all__ = ["MeteredStep", "StepBenchmark", "UserCodeFailure"]
+
+_pytree = find_private("torch.utils._pytree")
 
 
 _SMALL_ERROR = 0.01  # relative error that ends a trial
@@ -102,13 +104,13 @@ class StepBenchmark:
         """
         kept = []
         for _ in range(_KEPT_BATCHES):
-            batch = tree_map(_clone, self._loader.next())
+            batch = _pytree.tree_map(_clone, self._loader.next())
             kept.append(batch)
             start = time.perf_counter()
             self._step(batch)
             if time.monotonic() >= until:
                 return 1 / max(1e-9, time.perf_counter() - start)
-        tensors = [leaf for leaf in tree_leaves(kept) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in _pytree.tree_leaves(kept) if isinstance(leaf, Tensor)]
         self.batch_bytes = sum(each.numel() * each.element_size() for each in tensors) // len(kept)
         start, steps = time.perf_counter(), 0
         while time.perf_counter() - start < seconds or steps < _KEPT_BATCHES:

@@ -25,17 +25,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from feedline.errors import UsageError
+from feedline.private_names import find_private
 from feedline.tuning.training_step import Loss, MakeBatch, Step, noise_batches, training_step
 
 __all__ = ["LiveBytes", "StepBytes", "count_step_bytes", "cuda_autocast"]
 
+_fake_tensors = find_private("torch._subclasses.fake_tensor")
+_pytree = find_private("torch.utils._pytree")
+_TorchDispatchMode: Any = find_private("torch.utils._python_dispatch").TorchDispatchMode
 
 _BLOCK = 512  # granularity of CUDA's allocator in bytes (c10/cuda/CUDACachingAllocator.cpp)
 # Counting more images takes no longer. With many parameters and small images the optimizer's step
@@ -102,7 +103,7 @@ def count_step_bytes(
         UsageError: the step fails on tensors without values.
     """
     # Autocast and others warn about missing GPUs.
-    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True):
+    with warnings.catch_warnings(), _fake_tensors.FakeTensorMode(allow_non_fake_inputs=True):
         warnings.simplefilter("ignore")
         try:
             fake, fake_optimizer = _without_data(model, optimizer)
@@ -172,7 +173,7 @@ def _without_data(
 
 
 def _state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    leaves = tree_leaves(list(optimizer.state.values()))
+    leaves = _pytree.tree_leaves(list(optimizer.state.values()))
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
@@ -184,7 +185,7 @@ def _fake(tensor: torch.Tensor) -> torch.Tensor:
     return fake if tensor.ndim else torch.tensor(1, dtype=tensor.dtype, device="cpu")
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(_TorchDispatchMode):  # type: ignore[misc]
     """Context that counts the tensors that operations of this thread create.
 
     Args:
@@ -193,7 +194,7 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self, device: str, block: int = 1) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._device = device
         self._block = block
         self._held: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -216,7 +217,7 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         """Run one operation and count its results."""
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
+        for leaf in _pytree.tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._add(leaf)
         return result
@@ -261,7 +262,7 @@ class _InFloat32(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func in _IN_FLOAT32 and _is_on():
-            args, kwargs = tree_map(_to_float32, (args, dict(kwargs or {})))
+            args, kwargs = _pytree.tree_map(_to_float32, (args, dict(kwargs or {})))
         return func(*args, **(kwargs or {}))
 
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from feedline.errors import ImageError, UsageError
 from feedline.images.compile.compile_pair import FusedPair, compile_pair
@@ -35,9 +34,12 @@ from feedline.images.compile.image_input import (
 from feedline.images.compile.library_steps import attempt, error_text, step_text
 from feedline.images.compile.views import View, format_facts
 from feedline.order.requested_size import augmentation_strength, image_size
+from feedline.private_names import find_private
 from feedline.trace.stage_timer import end_stage
 
 __all__ = ["Pair", "pair"]
+
+_pytree = find_private("torch.utils._pytree")
 
 _FAST_INPUTS = (
     "fast with an image as a path, bytes, an unloaded image from Image.open, or a loaded RGB "
@@ -139,7 +141,7 @@ class Pair:
         check_not_open(*sample[:2])
         image, rest = sample[0], sample[1:]
         mask = _open_mask(rest[0]) if rest else None
-        others = tree_flatten(rest if mask is None else rest[1:])[0]
+        others = _pytree.tree_flatten(rest if mask is None else rest[1:])[0]
         name = _name_of(image, "the image") if file is None else file.name
         is_readable = file is not None or has_rgb_pixels(image)
         if not isinstance(fused, FusedPair) or not is_readable or not all(map(_is_movable, others)):
@@ -155,8 +157,10 @@ class Pair:
         strength = augmentation_strength() if fused.uses_strength else 1.0
         params = fused.draw(*picture.size, side, strength)
         pixels = fused.geometry.pixels(params, picture.read)
-        leaves, spec = tree_flatten(rest)
-        targets = tree_unflatten([fused.geometry.move(params, leaf) for leaf in leaves], spec)
+        leaves, spec = _pytree.tree_flatten(rest)
+        targets = _pytree.tree_unflatten(
+            [fused.geometry.move(params, leaf) for leaf in leaves], spec
+        )
         end_stage("mask")
         return fused.finish(pixels, targets)
 
