@@ -9,7 +9,8 @@ FeedlineError
 ├── SaveError (OSError)            a checkpoint could not be written; the previous one is unchanged
 ├── ClosedError (RuntimeError)     the loader was used after close()
 ├── SampleError (RuntimeError)     a sample could not be loaded; names the sample
-│   └── ImageError                 an image could not be decoded
+│   ├── ImageError                 an image could not be decoded
+│   └── StorageError               the storage failed while a file was read; never skipped
 └── WorkerError (RuntimeError)     a worker process or the fork server failed
     ├── StartError                 a worker could not start with its dataset
     └── LoadTimeoutError           no batch arrived within `timeout` seconds
@@ -39,6 +40,7 @@ __all__ = [
     "ScheduleError",
     "StartError",
     "StateError",
+    "StorageError",
     "UsageError",
     "WorkerError",
     "note",
@@ -143,6 +145,12 @@ class SampleError(FeedlineError, RuntimeError):
 
 class ImageError(SampleError):
     """An image could not be decoded."""
+
+
+class StorageError(SampleError):
+    """The storage failed at each try to read a file: a network disk that does not answer, or no
+    descriptor or memory left. The file may be intact, so it is never skipped.
+    """
 
 
 class WorkerError(FeedlineError, RuntimeError):

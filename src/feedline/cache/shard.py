@@ -354,6 +354,8 @@ def shard_matches(source: CacheSource, spec: Spec, shard: ShardRange) -> bool:
         numbers = range(shard.start, shard.stop)
         if not spec.skip_broken and set(broken) != set(spec.skipped_before).intersection(numbers):
             return False
+        if spec.skip_broken and any(_is_readable(source, spec, key) for key in broken):
+            return False  # e.g. the storage failed when it was read
         keys = record["keys"].tolist()
         if sorted([*keys, *broken]) != list(numbers):
             return False
@@ -364,3 +366,12 @@ def shard_matches(source: CacheSource, spec: Spec, shard: ShardRange) -> bool:
         )
     except (OSError, ValueError, KeyError, TypeError, ImageError):
         return False
+
+
+def _is_readable(source: CacheSource, spec: Spec, sample: int) -> bool:
+    """Return True if copies of a sample can be made."""
+    try:
+        spec.encoder().make_copies(source.read(sample))
+    except ImageError:
+        return False
+    return True

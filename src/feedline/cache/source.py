@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.errors import DatasetError, ImageError, StorageError, UsageError
 from feedline.images.codec_registry import codec_of
 from feedline.images.compile.datasets import FolderSelection, file_store
 from feedline.images.compile.library_steps import CompileError
@@ -33,6 +33,7 @@ from feedline.images.folder import ImageFolder
 from feedline.images.image_list import ImageList
 from feedline.order.batch_spec import Field
 from feedline.sources.arrays import checked_labels
+from feedline.sources.files import is_storage_failure
 from feedline.sources.folder import FileStore, split_hint
 from feedline.sources.manifest import MANIFEST, Manifest
 from feedline.sources.opening import check_no_cache, list_splits, open_originals
@@ -223,7 +224,8 @@ class DatasetStore(SampleStore):
             try:
                 given = self._dataset[sample]
             except Exception as error:
-                raise ImageError(f"the dataset raised {type(error).__name__}: {error}") from error
+                kind = StorageError if is_storage_failure(error) else ImageError
+                raise kind(f"the dataset raised {type(error).__name__}: {error}") from error
             image, label = _parts(given)
             try:
                 self._last = sample, image, checked_labels([label], 1)[0]

@@ -49,6 +49,7 @@ from feedline.order.requested_size import SampleRequest, current_request, set_re
 from feedline.order.seeds import mix, row_seed
 from feedline.private_names import find_private
 from feedline.randomness import fingerprint, restore_later, seed_all, seeded, unbroken
+from feedline.sources.files import is_storage_failure
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.transform_timing import time_transforms
 
@@ -283,7 +284,7 @@ class DatasetFetcher:
                 samples.append(dataset[key] if make_sample is None else make_sample(k, key))
             except (Exception, SystemExit) as error:
                 note_failing_sample(error, dataset, key)
-                if not skip or not isinstance(error, Exception):
+                if not skip or not isinstance(error, Exception) or is_storage_failure(error):
                     raise
                 skipped.append((repr(key), f"{type(error).__name__}: {error_message(error)}"))
                 continue

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.errors import FeedlineError
+from feedline.sources.files import is_storage_failure
 from feedline.trace.stage_timings import PAGE_BYTES, PAGE_WORDS
 
 if TYPE_CHECKING:
@@ -183,20 +184,26 @@ class Failure(NamedTuple):
     message: str  # without a hint
     trace: str = ""  # the worker's traceback
     hint: str = ""  # how to fix it
+    is_storage: bool = False  # the storage failed, which proves nothing about the sample
 
     @classmethod
     def of(cls, row: int, error: BaseException) -> Failure:
         """Failure of a row from its exception, with the innermost 20 frames."""
         trace = "".join(traceback.format_exception(error, limit=-20))
+        kind, is_storage = type(error).__name__, is_storage_failure(error)
         if isinstance(error, FeedlineError):
-            return cls(row, type(error).__name__, error.message, trace, error.advice)
-        return cls(row, type(error).__name__, error_message(error), trace)
+            return cls(row, kind, error.message, trace, error.advice, is_storage)
+        return cls(row, kind, error_message(error), trace, is_storage=is_storage)
 
     def shortened(self, chars: int) -> Failure:
         """Failure with texts of at most this length; without traceback if it is 100 or less."""
-        row, kind, message, trace, hint = self
-        trace = trace[-chars:] if chars > 100 else ""
-        return Failure(row, kind[:40], message[:chars], trace, hint[:chars])
+        trace = self.trace[-chars:] if chars > 100 else ""
+        return self._replace(
+            kind=self.kind[:40],
+            message=self.message[:chars],
+            trace=trace,
+            hint=self.hint[:chars],
+        )
 
 
 @dataclass(slots=True)

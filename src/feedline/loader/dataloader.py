@@ -175,7 +175,7 @@ class DataLoader(TorchDataLoader[_T]):
         on_error: "raise" names a sample that cannot be loaded; "skip" leaves its row out of its
             batch and lists it in `skipped`. If no sample of a batch can be loaded, the batch is
             left out, and `len` counts it still; on several ranks, which must take equally many
-            steps, a SampleError names it in its place.
+            steps, a SampleError names it in its place. A StorageError is never skipped.
         start_method: "fork", "forkserver" or "spawn". Default: the platform's best, "forkserver" on
             Linux; multiprocessing's default if the dataset is not feedline's.
         rank, world_size: share of this process, with a seed or a schedule. Default: from

@@ -32,7 +32,7 @@ from feedline.engine.start_pool import start_pool
 from feedline.engine.tasks import BatchTasks, InFlightBatch, RowTasks
 from feedline.engine.tensor_dataset import batched_tensors
 from feedline.engine.worker_errors import describe_sample
-from feedline.errors import ImageError, SampleError
+from feedline.errors import ImageError, SampleError, StorageError
 from feedline.loader.engine_choice import EngineChoice
 from feedline.loader.engines import Engine, EngineRecord, InProcessEngine, Skipped, WorkerEngine
 from feedline.loader.iterable_engine import IterableEngine, IterablePosition
@@ -52,7 +52,8 @@ def samples_to_skip(
     """Samples to skip in a batch with failed rows; or release the slot and raise a SampleError."""
     failures = sorted(in_flight.failures, key=lambda failure: failure.row)
     batch = in_flight.batch
-    if on_error == "skip":
+    from_storage = [failure for failure in failures if failure.is_storage]
+    if on_error == "skip" and not from_storage:
         return [
             (
                 _name(source, int(batch.samples[failure.row])),
@@ -61,12 +62,13 @@ def samples_to_skip(
             for failure in failures
         ]
     slots.release(in_flight.slot)
-    first = failures[0]
+    first = (from_storage or failures)[0]
     sample = int(batch.samples[first.row])
     name = _name(source, sample)
     text = first.message if name in first.message else f"{name}: {first.message}"
-    is_unreadable = first.kind == ImageError.__name__  # its message is complete
-    if not is_unreadable:
+    is_unreadable = first.kind == ImageError.__name__
+    is_complete = is_unreadable or first.kind == StorageError.__name__  # its message
+    if not is_complete:
         text = f"sample {sample}, {first.kind}: {text}"
     text += f" (epoch {batch.epoch + 1}, step {batch.step + 1})"
     hint, fix = "repair or remove it, or skip such samples", {"on_error": "skip"}
@@ -75,8 +77,12 @@ def samples_to_skip(
         hint = "wait longer with timeout=, or skip such samples"
     if first.hint:
         hint, fix = first.hint, {}
+    if first.is_storage and not first.hint:
+        hint, fix = "the storage failed, and the file may be intact: check disk and network", {}
     if is_unreadable:
         raise ImageError(text, hint=hint, fix=fix)
+    if first.is_storage:
+        raise StorageError(text, hint=hint, fix=fix)
     raise SampleError(f"{text}\n{first.trace}".rstrip(), hint=hint, fix=fix)
 
 

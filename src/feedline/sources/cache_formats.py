@@ -38,6 +38,7 @@ from feedline.sources.files import (
     open_nonblocking,
     partial_path,
     read_file,
+    retry_storage,
     sync_files,
     sync_names,
     write_atomic,
@@ -110,7 +111,8 @@ class TarReader(LevelReader):
 
     def _map(self, shard: int) -> mmap.mmap:
         path = os.path.join(self._folder, shard_name(shard))
-        try:
+
+        def open_map() -> mmap.mmap:
             descriptor = open_nonblocking(path, os.O_RDONLY)
             try:
                 size = os.fstat(descriptor).st_size
@@ -119,9 +121,12 @@ class TarReader(LevelReader):
                         f"size mismatch: {path!r} should have {self.level.shards[shard]} bytes, "
                         f"got {size} (an incomplete copy, or another cache's file)"
                     )
-                mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, **_UNTRACKED)
+                return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, **_UNTRACKED)
             finally:
                 os.close(descriptor)
+
+        try:
+            mapped = retry_storage(open_map, path)
         except IndexError:
             raise self._damaged(f"the cache has no shard {shard}") from None
         except (OSError, ValueError) as error:

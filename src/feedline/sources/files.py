@@ -2,6 +2,7 @@
 writing, and syncing to the disk.
 
 Guarantees: never waits on a pipe or a device, never reads a directory, never reads more than 1 GiB;
+repeats a read for an error of the storage, which may pass, and raises a StorageError if it lasts;
 waits for a file on which another process or host holds a lease. `OpenFiles` keeps few files open,
 notices when one has changed, may be used by several threads, and pickles without descriptors. A
 written file gets its name when it is complete; a synced file survives a power cut.
@@ -15,28 +16,32 @@ import contextlib
 import errno
 import os
 import stat
+import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.errors import ImageError, ResourceError
+from feedline.errors import ImageError, ResourceError, StorageError
 from feedline.system import BINARY, read_at, write_through
 
 __all__ = [
     "MAX_FILE_BYTES",
     "OpenFiles",
     "check_size",
+    "is_storage_failure",
     "open_nonblocking",
     "partial_path",
     "read_file",
     "read_part",
     "read_small",
     "report_disk_errors",
+    "retry_storage",
     "storage_read",
     "sync_files",
     "sync_names",
@@ -48,6 +53,17 @@ MAX_FILE_BYTES = 1 << 30
 
 _MAX_OPEN = 256
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
+_PASSING_ERRORS = frozenset(
+    getattr(errno, name)
+    for name in ("EIO", "ESTALE", "ETIMEDOUT", "EMFILE", "ENFILE", "ENOMEM")
+    if hasattr(errno, name)
+)
+"""Errors of the storage or the system, not of a file."""
+
+_RETRY_AFTER_S = (0.02, 0.1, 0.4, 1.0)
+
+T = TypeVar("T")
 
 # Without O_NONBLOCK, opening a pipe waits for its writer. No system has all of these.
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
@@ -79,6 +95,37 @@ storage_read = StorageRead()
 """The flag of this process."""
 
 
+def is_storage_failure(error: BaseException) -> bool:
+    """Return True for an error of the storage, which says nothing about the file."""
+    return isinstance(error, StorageError) or (
+        isinstance(error, OSError) and error.errno in _PASSING_ERRORS
+    )
+
+
+def retry_storage(read: Callable[[], T], path: str | bytes) -> T:
+    """Call a function that reads a file; repeat it for errors of the storage, for 1.5 s.
+
+    Raises:
+        StorageError: the last try failed, too; names the path.
+        OSError: any other error of the function.
+    """
+    for wait_s in (*_RETRY_AFTER_S, None):
+        try:
+            return read()
+        except OSError as error:
+            if not is_storage_failure(error):
+                raise
+            if wait_s is None:
+                raise StorageError(
+                    f"the storage failed at each of {len(_RETRY_AFTER_S) + 1} tries to read "
+                    f"{os.fsdecode(path)}: {error.strerror or error}",
+                    hint="check the disk or network share, and the limits on open files and memory"
+                    ' (ulimit -n). The file may be intact, so on_error="skip" does not skip it',
+                ) from error
+        time.sleep(wait_s)
+    raise AssertionError("the last try returns or raises")
+
+
 def check_size(size: int) -> None:
     """Raise an ImageError if an image is above 1 GiB. The message does not name it."""
     if size > MAX_FILE_BYTES:
@@ -99,24 +146,11 @@ def open_nonblocking(path: str | bytes, flags: int) -> int:
 
 
 def read_file(path: bytes) -> bytes:
-    """Read a whole file; raises an ImageError that does not name it: the caller knows its name."""
+    """Read a whole file; raises an ImageError that does not name it, as the caller knows its name,
+    or a StorageError.
+    """
     try:
-        # os.open is measured faster than open(), and reading into preallocated memory is no faster.
-        descriptor = open_nonblocking(path, 0)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise ImageError(f"it is {_kind(status.st_mode)}, not a file")
-            size = status.st_size
-            check_size(size)
-            parts: list[bytes] = []
-            # A network file system may return less than requested; nothing is the end.
-            while size > 0 and (part := os.read(descriptor, size)):
-                parts.append(part)
-                size -= len(part)
-            return b"".join(parts)
-        finally:
-            os.close(descriptor)
+        return retry_storage(partial(_read_whole, path), path)
     except OSError as error:
         raise ImageError(
             f"it cannot be read: {error.strerror or error}"
@@ -124,6 +158,25 @@ def read_file(path: bytes) -> bytes:
         ) from error
     except ValueError as error:  # of a zero byte
         raise ImageError(f"invalid file name: {error}") from error
+
+
+def _read_whole(path: bytes) -> bytes:
+    # os.open is measured faster than open(), and reading into preallocated memory is no faster.
+    descriptor = open_nonblocking(path, 0)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ImageError(f"it is {_kind(status.st_mode)}, not a file")
+        size = status.st_size
+        check_size(size)
+        parts: list[bytes] = []
+        # A network file system may return less than requested; nothing is the end.
+        while size > 0 and (part := os.read(descriptor, size)):
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
 
 
 def _kind(mode: int) -> str:
@@ -147,14 +200,20 @@ def read_small(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 
 
 def read_part(path: str | bytes, first: int, length: int) -> bytes:
-    """Read bytes of a file, from byte `first` on; raises an ImageError that does not name it."""
+    """Read bytes of a file, from byte `first` on; raises an ImageError that does not name it, or a
+    StorageError.
+    """
     check_size(length)
-    try:
+
+    def read() -> bytes:
         descriptor = open_nonblocking(path, 0)
         try:
-            data = _read_at(descriptor, first, length)
+            return _read_at(descriptor, first, length)
         finally:
             os.close(descriptor)
+
+    try:
+        data = retry_storage(read, path)
     except OSError as error:
         raise ImageError(f"its file cannot be read: {error.strerror or error}") from error
     if len(data) < length:
@@ -197,13 +256,23 @@ class OpenFiles:
     def read(
         self, path: str, status: tuple[int, int], first: int, length: int, *, may_end: bool = False
     ) -> bytes:
-        """Read bytes of a file; raises an ImageError that does not name it.
+        """Read bytes of a file; raises an ImageError that does not name it, or a StorageError.
 
         `status` has its size in bytes and its modification time in ns, at its scan.
         """
-        opened = self._open.get(path) or self._opened(path, status)
+
+        def read() -> bytes:
+            opened = self._open.get(path)
+            try:
+                opened = opened or self._opened(path, status)
+                return _read_at(opened.number, first, length)
+            except OSError as error:
+                if is_storage_failure(error):
+                    self._open.clear()  # a stale descriptor stays stale, others use up the limit
+                raise
+
         try:
-            data = _read_at(opened.number, first, length)
+            data = retry_storage(read, path)
         except OSError as error:
             raise ImageError(f"its {self._kind} cannot be read: {error.strerror}") from error
         if len(data) < length and not may_end:
@@ -216,6 +285,8 @@ class OpenFiles:
             opened = _Descriptor(path)
             now = os.fstat(opened.number)
         except OSError as error:
+            if is_storage_failure(error):
+                raise
             raise ImageError(f"its {self._kind} cannot be opened: {error.strerror}") from error
         if (now.st_size, now.st_mtime_ns) != status:
             raise ImageError(

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from feedline.errors import ImageError, UsageError
+from feedline.errors import ImageError, StorageError, UsageError
 from feedline.sources.files import read_part
 from feedline.system import BINARY, slashed, write_at
 
@@ -197,7 +197,7 @@ class LocalCopies:
         path = self._path(name)
         try:
             data = read_part(path, first, length)
-        except ImageError:
+        except (ImageError, StorageError):
             return None
         now = time.monotonic()
         if now - self._touched.get(path, -_TOUCH_S) >= _TOUCH_S:
