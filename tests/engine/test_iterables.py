@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import checkpoint
 from torch.utils.data import IterableDataset
 
 from feedline.errors import StateError
@@ -101,6 +103,53 @@ def test_state_resumes_after_any_number_of_errors(done: int, workers: int) -> No
         assert other.epoch == 1
         assert [*steps(iter(other))] == EPOCH
         assert other.epoch == 2
+
+
+class Counter:
+    """Numbers up to 12, with a state whose keys change."""
+
+    def __init__(self) -> None:
+        self.passed: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if len(self.passed) == 12:
+            raise StopIteration
+        self.passed.append(len(self.passed))
+        return self.passed[-1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {f"passed {number}": number for number in self.passed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.passed = list(state.values())
+
+
+class Resumable(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return Counter()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("other_steps", [None, 0, 1, 4])
+@pytest.mark.parametrize("dataset", [Resumable, WithFaults])
+def test_distributed_checkpoint_loads_a_state_at_any_position(
+    dataset: Any, other_steps: int | None, tmp_path: Path
+) -> None:
+    def at(done: int | None) -> tuple[DataLoader[Any], Iterator[Any]]:
+        loader = DataLoader(dataset(), 2)
+        batches = steps(iter(loader) if done is not None else iter(()))
+        for _ in range(done or 0):
+            next(batches)
+        return loader, batches
+
+    first, rest = at(3)
+    checkpoint.save({"loader": first}, checkpoint_id=tmp_path, no_dist=True)
+    other, _ = at(other_steps)
+    checkpoint.load({"loader": other}, checkpoint_id=tmp_path, no_dist=True)
+    assert list(steps(iter(other))) == list(rest)
 
 
 def test_error_before_resume_position_loses_no_sample() -> None:

@@ -153,6 +153,30 @@ def test_runs_are_reproducible_with_any_worker_init_fn(
         assert plain(other) == expected[1]
 
 
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_persistent_workers_change_no_draws(own_generator: bool) -> None:
+    def loader(workers: int, persistent: bool, seed: int = 3) -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(seed) if own_generator else None
+        torch.manual_seed(seed)
+        options: dict[str, Any] = {"num_workers": workers, "persistent_workers": persistent}
+        return DataLoader(Own(), 2, generator=generator, **options)
+
+    with loader(0, False) as alone:
+        expected = [plain(alone) for _ in range(4)]
+    with loader(2, True) as loaded:
+        found = [plain(loaded) for _ in range(2)]
+        batches = iter(loaded)
+        found.append(plain(next(batches) for _ in range(2)))
+        state = loaded.state_dict()
+        found[2] += plain(batches)
+        found.append(plain(loaded))
+    assert found == expected
+    for workers in (0, 1):
+        with loader(workers, workers > 0, seed=9) as other:
+            other.load_state_dict(state)
+            assert plain(other) == expected[2][2:]
+
+
 def test_worker_init_fn_finds_the_seeds_that_torch_gives() -> None:
     seen = []
     for kind in (TorchDataLoader, DataLoader):

@@ -145,13 +145,13 @@ def test_default_batch_size_equals_explicit_one() -> None:
 
 @pytest.mark.parametrize("garbage", [None, 5, "state", b"", [], [("version", 1)], {}, object()])
 def test_invalid_state_is_rejected(garbage: Any) -> None:
-    with pytest.raises(StateError, match="expected a loader state of version 2"):
+    with pytest.raises(StateError, match="expected a loader state of version 3"):
         resume(garbage, ORDER)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, "1", "2", None, True, 1.0, 1.5, math.nan, [1]])
+@pytest.mark.parametrize("version", [0, 1, 4, "1", "2", None, True, 1.0, 1.5, math.nan, [1]])
 def test_state_of_another_version_is_rejected(version: object) -> None:
-    with pytest.raises(StateError, match="version 2, got"):
+    with pytest.raises(StateError, match="version 3, got"):
         resume({**state_at(), "version": version}, ORDER)
 
 
@@ -219,9 +219,9 @@ def test_damaged_state_is_rejected_or_a_valid_position(damage: dict[str, Any]) -
     assert found.image_size is None or 1 <= found.image_size <= MAX_IMAGE_SIZE
 
 
-def test_state_has_form_of_version_2() -> None:
+def test_state_has_form_of_version_3() -> None:
     assert state_at(1, 2, 64) == {
-        "version": 2,
+        "version": 3,
         "epoch": 1,
         "step": 2,
         "image_size": 64,

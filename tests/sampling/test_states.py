@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed import checkpoint
 from torch.utils.data import (
     BatchSampler,
     Dataset,
@@ -27,7 +28,7 @@ from torchvision.transforms import v2
 
 from feedline.errors import StateError, UsageError
 from feedline.loader import DataLoader
-from sets import Drawing, Drawn, Made, Stateful, Unrepeatable, plain, through_json
+from sets import Drawing, Drawn, Made, Sized, Stateful, Unrepeatable, plain, through_json
 from slow import slow
 
 DATA = Drawing(23)
@@ -133,6 +134,41 @@ def test_every_state_of_two_epochs_resumes_with_exact_remainder(order: str) -> N
                 ]
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("order", [*ORDERS, "schedule"])
+def test_distributed_checkpoint_loads_a_state_into_a_loader_at_any_position(
+    order: str, tmp_path: Path
+) -> None:
+    """It reads the entries that the loader's present state has."""
+
+    def new(seed: int) -> DataLoader[Any]:
+        if order == "schedule":
+            return DataLoader(Sized(), seed=3, schedule="8x2@4", shuffle=True)
+        return loader(order, seed)
+
+    def at(seed: int, steps: int | None) -> DataLoader[Any]:
+        batches = new(seed)
+        if steps is not None:
+            for _ in batches if steps > len(batches) else zip(range(steps), batches, strict=False):
+                pass
+        return batches
+
+    positions = (None, 0, 2, 100)
+    for steps in positions:
+        torch.manual_seed(3)
+        first = at(1, steps)
+        folder = tmp_path / f"after {steps}"
+        checkpoint.save({"loader": first}, checkpoint_id=folder, no_dist=True)
+        expected = new(0)
+        expected.load_state_dict(first.state_dict())
+        rest = [plain(batch) for batch in expected]
+        for other_steps in positions:
+            torch.manual_seed(9)
+            other = at(7, other_steps)
+            checkpoint.load({"loader": other}, checkpoint_id=folder, no_dist=True)
+            assert [plain(batch) for batch in other] == rest
+
+
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
 def test_state_resumes_with_another_start_method(method: str) -> None:
     torch.manual_seed(3)
@@ -143,6 +179,36 @@ def test_state_resumes_with_another_start_method(method: str) -> None:
         rest = [plain(batch) for batch in epoch]
     with loader("shuffle", 1, num_workers=2, start_method=method) as other:
         other.load_state_dict(state)
+        assert one_epoch(other) == rest
+
+
+@pytest.mark.parametrize("order", ["shuffle", "stateful by generator", "sequential", "persistent"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_states_of_version_2_still_load(order: str, steps: int) -> None:
+    torch.manual_seed(3)
+    with loader(order, 1, num_workers=1) as first:
+        if steps:
+            list(first)
+        batches = iter(first)
+        for _ in range(steps):
+            next(batches)
+        state = first.state_dict()
+        rest = [plain(batch) for batch in batches]
+    start = state["start"]
+    for part in (state, start):
+        for name in ("sampler_state", "sampler", "first", "upcoming"):
+            value = part.pop(name, None)
+            if value is not None:
+                part[name] = value[0] if isinstance(value, tuple) else value
+    if start["random"] is None:
+        del start["random"]
+    else:
+        start["random"] = {"global": start["random"][0], "generators": start["random"][1:]}
+    del state["undrawn_seeds"], state["steps_to_skip"]
+    persistent_seed = 5 if order == "persistent" and steps else None
+    torch.manual_seed(4)
+    with loader(order, 2, num_workers=1) as other:
+        other.load_state_dict(through_json({**state, "version": 2, "base_seed": persistent_seed}))
         assert one_epoch(other) == rest
 
 
@@ -280,8 +346,8 @@ def test_sampler_may_return_its_internal_state(workers: int) -> None:
     assert through_json(state) == said
     other = DataLoader(DATA, 4, sampler=Lending(23, 5))
     other.load_state_dict(said)
-    assert said["sampler_state"]["given"] == 4
-    assert said["start"]["sampler"]["given"] == 0
+    assert said["sampler_state"][0]["given"] == 4
+    assert said["start"]["sampler"][0]["given"] == 0
     assert one_epoch(other) == rest
 
 
@@ -713,6 +779,41 @@ def test_keys_of_a_state_count_by_value(form: str) -> None:
     assert len(list(other)) == 4
     with pytest.raises(StateError, match="Keyed"):
         loader(1).load_state_dict(state)
+
+
+class Tags(set[Any]):
+    """A set of a class of its own."""
+
+
+REORDERED: dict[str, Callable[[list[int]], Any]] = {
+    "set": set,
+    "set in a tuple": lambda numbers: (1, frozenset(numbers)),
+    "sets in a set": lambda numbers: {frozenset(numbers), frozenset([5])},
+    "dict": dict.fromkeys,
+    "set in a dict": lambda numbers: {"tags": set(numbers)},
+    "set in an object": lambda numbers: Place(set(numbers)),
+    "set of a class": Tags,
+}
+
+
+@pytest.mark.parametrize("form", REORDERED)
+def test_sets_and_dicts_count_in_any_order(form: str) -> None:
+    """0 and 8 are in a set in the order in which they were added, as texts are by their hashes."""
+
+    def loader(*numbers: int) -> DataLoader[Any]:
+        keys: Any = [REORDERED[form](list(numbers)) for _ in range(6)]
+        return DataLoader(Made(6, repr), 1, sampler=keys, collate_fn=list)
+
+    assert list(loader(0, 8)) != list(loader(8, 0))
+    first = loader(0, 8)
+    batches = iter(first)
+    next(batches), next(batches)
+    state = through_json(first.state_dict())
+    other = loader(8, 0)
+    other.load_state_dict(state)
+    assert len(list(other)) == 4
+    with pytest.raises(StateError, match="gives other samples"):
+        loader(0, 8, 16).load_state_dict(state)
 
 
 def test_integer_keys_keep_their_digest() -> None:

@@ -19,7 +19,7 @@ from feedline.errors import LoadTimeoutError, UsageError
 from feedline.loader.engines import Engine
 from feedline.loader.position import LoaderPosition
 from feedline.loader.random_states import RandomStates
-from feedline.loader.state import Position, damaged_state_error
+from feedline.loader.state import Position, damaged_state_error, pack, unpack
 from feedline.loader.torch_samplers import has_state
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import Phase, Schedule
@@ -111,13 +111,15 @@ class IterablePosition(LoaderPosition):
             **super().state(),
             "raised": list(self.raised),
             "random": start.as_json(),
+            "iterator_state": None,
+            "dataset_state": None,
         }
         if self.loader.num_workers == 0:
             dataset: Any = self.loader.dataset
             if has_state(self.samples):
-                state["iterator_state"] = self.samples.state_dict()
+                state["iterator_state"] = pack(self.samples.state_dict())
             elif has_state(dataset):
-                state["dataset_state"] = dataset.state_dict()
+                state["dataset_state"] = pack(dataset.state_dict())
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -127,7 +129,10 @@ class IterablePosition(LoaderPosition):
                 raise damaged_state_error(state, name)
         if any(step >= position.step for step in state["raised"]):
             raise damaged_state_error(state, "raised")
-        self.loaded_state = dict(state)
+        states = {
+            name: pack(unpack(state.get(name))) for name in ("iterator_state", "dataset_state")
+        }
+        self.loaded_state = {**state, **states}
         self.raised = list(state["raised"])
         self.has_delivered, self.current = False, position
 
@@ -174,8 +179,8 @@ class IterableEngine(Engine):
             return
         loader._iterator = None  # persistent workers are not at the beginning any more
         dataset: Any = loader.dataset
-        dataset_state = loaded_state.get("dataset_state")
-        iterator_state = loaded_state.get("iterator_state")
+        dataset_state = unpack(loaded_state["dataset_state"])
+        iterator_state = unpack(loaded_state["iterator_state"])
         if dataset_state is not None:
             dataset.load_state_dict(dataset_state)
         start = RandomStates.from_json(loaded_state["random"], None, loader.generator)

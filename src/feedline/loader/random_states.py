@@ -47,22 +47,20 @@ class RandomStates:
         for each, rng_state in zip(self.generators, self.generator_rng_states, strict=True):
             each.set_state(_to_tensor(rng_state))
 
-    def as_json(self) -> dict[str, Any]:
-        """Text form, some kilobytes per random state."""
-        return {
-            "global": _to_text(self.global_rng_state),
-            "generators": [_to_text(rng_state) for rng_state in self.generator_rng_states],
-        }
+    def as_json(self) -> list[str]:
+        """Text form, some kilobytes per random state: the global one, then the generators."""
+        return [_to_text(each) for each in (self.global_rng_state, *self.generator_rng_states)]
 
     @classmethod
     def from_json(
-        cls, text: Mapping[str, Any], sampler: object, generator: torch.Generator | None
+        cls, text: Any, sampler: object, generator: torch.Generator | None
     ) -> RandomStates:
         """Read the text form, or raise a StateError."""
         generators = _generators(sampler, generator)
         try:
-            global_rng_state = _from_text(text["global"])
-            rng_states = tuple(_from_text(each) for each in text["generators"])
+            if isinstance(text, Mapping):  # in a state of version 2
+                text = [text["global"], *text["generators"]]
+            global_rng_state, *rng_states = map(_from_text, text)
             devices = [torch.device("cpu"), *(each.device for each in generators)]
             # Tried now, because an invalid one would otherwise fail in mid-epoch.
             for device, rng_state in zip(devices, (global_rng_state, *rng_states), strict=False):
@@ -74,7 +72,7 @@ class RandomStates:
                 f"cannot resume: the state holds {len(rng_states)} generators for the order of the "
                 f"samples, this loader has {len(generators)}; pass the same generator= as before"
             )
-        return cls(global_rng_state, rng_states, generators)
+        return cls(global_rng_state, tuple(rng_states), generators)
 
     @contextmanager
     def replace_global_state(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ error is raised and the sampler is restored.
 
 A state has a digest of the delivered keys. Different sequences of batches have different digests,
 and equal ones have equal digests in every process: keys of any type that can be pickled are
-compared by value. Sets of text differ from process to process, so a state with them is refused.
+compared by value, sets and dicts in any order of their entries.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from feedline.engine.messages import error_message
 from feedline.errors import StateError
 from feedline.loader.random_states import RandomStates, ReplayedStates
-from feedline.loader.state import Position
+from feedline.loader.state import Position, pack, unpack
 from feedline.loader.torch_samplers import (
     describe,
     draw,
@@ -66,22 +66,43 @@ class _KeyPickler(pickle.Pickler):
             return str, (f"{value.dtype} {tuple(value.shape)} {zlib.crc32(data.data)}",)
         if isinstance(value, type):
             return str, (value.__qualname__,)
+        if isinstance(value, (set, frozenset)):  # of a subclass
+            return str, (type(value).__qualname__,), _in_order(frozenset(value))
         try:
-            return value.__reduce_ex__(_PROTOCOL)
+            reduced = value.__reduce_ex__(_PROTOCOL)
+            # The function, its arguments, the state of the object, and iterators of its entries.
+            return reduced if isinstance(reduced, str) else _in_order(reduced[:3]) + reduced[3:]
         except Exception:  # e.g. a generator, which cannot be distinguished from another
             return str, (type(value).__qualname__,)
 
 
-def _digest(before: int, keys: Any, indices: NDArray[np.int64] | None) -> int:
-    if indices is not None:
-        return zlib.crc32(indices.data, before + len(indices) & 0xFFFFFFFF)
+def _in_order(value: Any) -> Any:
+    """Replace sets and dicts, also in lists and tuples, by their pickled entries in sorted order.
+
+    The order in a set of text differs from process to process. pickle asks no pickler about them.
+    """
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind(map(_in_order, value))
+    if kind in (set, frozenset):
+        return kind.__name__, sorted(map(_pickled, value))
+    return (kind.__name__, sorted(map(_pickled, value.items()))) if kind is dict else value
+
+
+def _pickled(keys: Any) -> bytes:
     output = io.BytesIO()
     pickler = _KeyPickler(output, _PROTOCOL)
     # Disable the pickle memo. With it, `[a, a]` and `[a, copy_of_a]` would have different digests.
     pickler.fast = True
     with suppress(Exception):  # e.g. of a list within itself
-        pickler.dump(keys)
-    return zlib.crc32(output.getbuffer(), before)
+        pickler.dump(_in_order(keys))
+    return output.getvalue()
+
+
+def _digest(before: int, keys: Any, indices: NDArray[np.int64] | None) -> int:
+    if indices is not None:
+        return zlib.crc32(indices.data, before + len(indices) & 0xFFFFFFFF)
+    return zlib.crc32(_pickled(keys), before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +139,8 @@ class SamplerPass:
 
     Args:
         source: begins the pass.
-        seed: seed of the epoch; None draws one.
+        seed: seed of the epoch; None uses the drawn one.
+        undrawn: as for `EpochSource.begin_pass`.
         start: state entry. It gets the random states before the first batch if other code has drawn
             random numbers since `iter()`: without workers the first `next()` reads the sampler.
         replayed: recorded random states to use; None uses the current ones.
@@ -128,12 +150,14 @@ class SamplerPass:
         self,
         source: EpochSource,
         seed: int | None,
+        undrawn: int | None,
         start: dict[str, Any],
         replayed: ReplayedStates | None,
     ) -> None:
         self._source, self._start, self._replayed = source, start, replayed
-        self._keys, self.seed = self._call(source.begin_pass, seed)
-        records_first = replayed is None and "random" in start
+        self._keys, drawn = self._call(source.begin_pass, undrawn)
+        self.seed: int = drawn if seed is None else seed
+        records_first = replayed is None and start["random"] is not None
         self._before_first = source.capture_rng_states() if records_first else None
 
     def next(self) -> Any:
@@ -162,6 +186,7 @@ class SampledEpoch:
         sampler: object,
         *,
         seed: int,
+        undrawn: int | None,
         rng_states: RandomStates,
         start: dict[str, Any],
     ) -> None:
@@ -169,6 +194,7 @@ class SampledEpoch:
         self._sampler = sampler
         self._stateful = stateful_part(sampler)
         self.seed = seed  # of random transforms
+        self.undrawn = undrawn  # as for `EpochSource.begin_pass`
         self.rng_states = rng_states  # before the pass
         self.start = start  # state entry from which the epoch can be opened again
         self.sampler_epoch = epoch_of(sampler)
@@ -262,13 +288,16 @@ class SampledEpoch:
                 yield draw
             step += 1
 
-    def upcoming_digest(self) -> int | None:
-        """Digest of the keys at the position, without earlier ones; None at the end."""
+    def upcoming_digest(self) -> int | str:
+        """Digest of the keys at the position, without earlier ones; "end" at the end."""
         draw = self.draw(self.step)
-        return None if draw is None else _digest(0, draw.keys, draw.indices)
+        return "end" if draw is None else _digest(0, draw.keys, draw.indices)
 
     def state(self) -> dict[str, Any]:
-        """Entries of a state about this epoch, JSON-able if the sampler's own state is."""
+        """Entries of a state about this epoch, JSON-able if the sampler's own state is.
+
+        `upcoming` is the digest of the next batch, "end" after the last one, None if unknown.
+        """
         # Drawing the next batch here could change the order, because other code may use the same
         # random state. Draw it only if the sampler has its own state: its digest then verifies
         # that state on resume.
@@ -279,9 +308,10 @@ class SampledEpoch:
             "drawn": self.last.digest,
             "early": sorted(self.early_steps),
             "drawn_seed": self.seed,
+            "undrawn_seeds": self.undrawn,
             "start": self.start,
-            "sampler_state": self.last.sampler_state,
-            **({"upcoming": self.upcoming_digest()} if has_next else {}),
+            "sampler_state": pack(self.last.sampler_state),
+            "upcoming": self.upcoming_digest() if has_next else None,
         }
 
 
@@ -289,8 +319,8 @@ class EpochSource:
     """Opens the epochs of a sampler, each a pass over it, and defines their seeds.
 
     A seed set by the user determines the seeds of all epochs. Otherwise seeds are drawn from the
-    generator as in torch: one per epoch, or, with persistent workers, only the first, from which
-    later seeds are derived.
+    generator as in torch: one per epoch, or, with persistent workers, only the first. Later seeds
+    are then those that a loader without persistent workers would draw, from a copy.
     """
 
     def __init__(
@@ -305,82 +335,100 @@ class EpochSource:
         self.generator = generator
         self._seed = seed
         self._persistent = persistent
-        self.base_seed: int | None = None
-        """Seed drawn for the first epoch, if later seeds are derived from it."""
-        self._base_epoch: int | None = None
+        self.next_undrawn: int | None = 0 if seed is None else None
+        """For the next epoch, as for `begin_pass`."""
 
     def start(self, rng_states: RandomStates | None = None) -> dict[str, Any]:
         """State entry from which an epoch that begins now, with these states, can be reopened."""
+        return {
+            "epoch": epoch_of(self.sampler),
+            "random": None if rng_states is None else rng_states.as_json(),
+            "first": None,  # see `SamplerPass`
+            "sampler": self.sampler_state(),
+        }
+
+    def sampler_state(self) -> tuple[Any] | None:
+        """Current state of the sampler for a loader's state; None if it has none."""
         stateful = stateful_part(self.sampler)
-        start: dict[str, Any] = {"epoch": epoch_of(self.sampler)}
-        if rng_states is not None:
-            start["random"] = rng_states.as_json()
-        if stateful is not None:
-            start["sampler"] = copy.deepcopy(stateful.state_dict())
-        return start
+        return None if stateful is None else pack(copy.deepcopy(stateful.state_dict()))
 
     def capture_rng_states(self) -> RandomStates:
         """Record the current random states."""
         return RandomStates.capture(self.sampler, self.generator)
 
-    def open(self, number: int, rng_states: RandomStates | None = None) -> SampledEpoch:
-        """Begin an epoch with recorded random states, by default with the current ones."""
-        derives = self._persistent and number != self._base_epoch
-        seed = self._derived_seed(number, self.base_seed if derives else None)
-        epoch = self._open(seed, rng_states)
-        self._record_seed(number, epoch.seed)
+    def open(self, number: int) -> SampledEpoch:
+        """Begin an epoch."""
+        epoch = self._open(self._user_seed(number), self.next_undrawn, None)
+        self._count(epoch.undrawn)
         return epoch
 
-    def _derived_seed(self, number: int, base_seed: int | None) -> int | None:
-        """Seed of an epoch from the user's seed or a base seed; None if the epoch draws it."""
-        base = base_seed if self._seed is None else self._seed
-        return None if base is None else mix(base, number)
+    def open_again(self, epoch: SampledEpoch) -> SampledEpoch:
+        """Begin an epoch again, after the sampler's settings were changed."""
+        epoch.rng_states.set_generators()
+        return self._open(epoch.seed, epoch.undrawn, epoch.rng_states)
 
-    def _record_seed(self, number: int, seed: int) -> None:
-        if self._persistent and self._seed is None and self.base_seed is None:
-            self.base_seed, self._base_epoch = seed, number
+    def _user_seed(self, number: int) -> int | None:
+        """Seed of an epoch from the user's seed; None without one."""
+        return None if self._seed is None else mix(self._seed, number)
+
+    def _count(self, undrawn: int | None) -> None:
+        """Set `next_undrawn` after an epoch began."""
+        if self._seed is None:
+            self.next_undrawn = (undrawn or 0) + 1 if self._persistent else 0
 
     def _open(
         self,
         seed: int | None,
+        undrawn: int | None,
         rng_states: RandomStates | None,
         first: RandomStates | None = None,
+        start: dict[str, Any] | None = None,
     ) -> SampledEpoch:
         """Begin a pass over the sampler.
 
         Args:
-            seed: seed of the epoch; None draws one, as torch does.
+            seed: seed of the epoch; None uses the drawn one.
+            undrawn: as for `begin_pass`.
             rng_states: recorded random states to repeat; None uses the current ones.
             first: recorded random states that replace them from the first batch on.
+            start: recorded state entry; None creates one.
         """
         before = self.capture_rng_states() if rng_states is None else rng_states
         # If only the epoch's seed is drawn, and from the global state, the seed itself is saved.
         seed_only = draws_nothing(self.sampler) and self.generator is None
-        start = self.start(None if seed_only else before)
+        start = start or self.start(None if seed_only else before)
         replayed = None if rng_states is None else ReplayedStates(rng_states, first)
-        keys = SamplerPass(self, seed, start, replayed)
-        return SampledEpoch(keys, self.sampler, seed=keys.seed, rng_states=before, start=start)
+        keys = SamplerPass(self, seed, undrawn, start, replayed)
+        return SampledEpoch(
+            keys, self.sampler, seed=keys.seed, undrawn=undrawn, rng_states=before, start=start
+        )
 
-    def begin_pass(self, seed: int | None) -> tuple[Iterator[Any], int]:
-        """Return an iterator of the sampler, and the epoch's seed, drawn if None."""
-        keys = iter(self.sampler)  # before the seed: it may draw random numbers
-        if seed is None:
-            # Set explicitly, because torch.set_default_device may have set another.
-            device = "cpu" if self.generator is None else self.generator.device
-            number = torch.empty((), dtype=torch.int64, device=device)
-            seed = int(number.random_(generator=self.generator).item())
+    def begin_pass(self, undrawn: int | None) -> tuple[Iterator[Any], int]:
+        """Return an iterator of the sampler, and a seed that is drawn after its creation.
+
+        Args:
+            undrawn: 0 draws the seed. With persistent workers: number of seeds since the last
+                one that was drawn; the seed is the latest of these, drawn from a copy. None
+                draws nothing, and returns 0.
+        """
+        keys, seed = iter(self.sampler), 0  # the sampler first: it may draw random numbers
+        if undrawn is None:
+            return keys, seed
+        source = torch.default_generator if self.generator is None else self.generator
+        if undrawn:
+            source = torch.Generator(source.device).set_state(source.get_state())
+        # Set explicitly, because torch.set_default_device may have set another.
+        number = torch.empty((), dtype=torch.int64, device=source.device)
+        for _ in range(undrawn or 1):
+            seed = int(number.random_(generator=source).item())
         return keys, seed
 
-    def load_seeds(self, state: Mapping[str, Any], number: int) -> None:
-        """Continue with the seeds of a state, which is in epoch `number`."""
-        self.base_seed = state.get("base_seed")
-        self._base_epoch = number if self.base_seed == state.get("drawn_seed") else None
-
-    def _seed_in(self, state: Mapping[str, Any], number: int) -> int | None:
-        """Seed of a state's epoch; None if the epoch draws its seed."""
-        derived = self._derived_seed(number, state.get("base_seed"))
-        is_derived = self._seed is not None or state.get("drawn_seed") in (None, derived)
-        return derived if is_derived else None
+    def load_seeds(self, state: Mapping[str, Any]) -> None:
+        """Continue with the seeds after those of a state, in the current form."""
+        if self._seed is None:
+            self.next_undrawn = (state["undrawn_seeds"] or 0) if self._persistent else 0
+            if state["drawn_seed"] is not None:
+                self._count(self.next_undrawn)
 
     def reopen(
         self,
@@ -395,8 +443,9 @@ class EpochSource:
         If the state has the same rank and number of ranks, it is `comparable`: digests must be
         equal. If an iteration begins here, the sampler keeps its current epoch number.
         """
-        step, seed = position.step, self._seed_in(state, position.epoch)
-        digest, sampler_state = state.get("drawn"), state.get("sampler_state")
+        step, digest = position.step, state["drawn"]
+        sampler_state = unpack(state["sampler_state"])
+        seed = state["drawn_seed"] if self._seed is None else self._user_seed(position.epoch)
         early = frozenset(state.get("early", ()))
         with self._unchanged_by_errors():
             sampler_epoch = state["start"].get("epoch")
@@ -409,9 +458,9 @@ class EpochSource:
                 if _continues_as_saved(epoch, state):
                     epoch.early_steps = early
                     return epoch
-            epoch = self._reopen(state, state["start"].get("sampler"), seed, begin)
+            epoch = self._reopen(state, unpack(state["start"]["sampler"]), seed, begin)
             if begin:
-                self._record_seed(position.epoch, epoch.seed)
+                self._count(epoch.undrawn)
             epoch.skip_to(step)
             if epoch.step < step:
                 raise StateError(
@@ -437,17 +486,20 @@ class EpochSource:
             None if saved is None else RandomStates.from_json(saved, self.sampler, self.generator)
             for saved in map(state["start"].get, ("random", "first"))
         )
+        undrawn = state["undrawn_seeds"]
         if rng_states is not None:
             rng_states.set_generators()
-        elif seed is None:
-            seed = state["drawn_seed"]
         self._load(sampler_state)
         now = self.capture_rng_states().global_rng_state
         if begin and first is None and rng_states and rng_states.global_rng_state == now:
             # Drawing from a copy would not advance it, and the next epoch would repeat this one.
             rng_states = None
-        epoch = self._open(seed, rng_states, first)
-        epoch.start = dict(state["start"])
+        # Without random states the state has the only number that was drawn.
+        draws = seed is None or state["start"]["random"] is not None
+        epoch = self._open(
+            seed, undrawn if draws else None, rng_states, first, start=dict(state["start"])
+        )
+        epoch.undrawn = undrawn
         return epoch
 
     @contextmanager
@@ -460,7 +512,7 @@ class EpochSource:
             rng_states.set_generators()
             if before["epoch"] is not None:
                 set_epoch(self.sampler, before["epoch"])
-            self._load(before.get("sampler"))
+            self._load(unpack(before["sampler"]))
             if isinstance(error, StateError):
                 raise
             raise StateError(  # any error that a user's sampler raises for a damaged state
@@ -476,4 +528,4 @@ class EpochSource:
 
 def _continues_as_saved(epoch: SampledEpoch, state: Mapping[str, Any]) -> bool:
     """Return True if a reopened epoch continues with the batch that the state names, if any."""
-    return "upcoming" not in state or epoch.upcoming_digest() == state["upcoming"]
+    return state["upcoming"] is None or epoch.upcoming_digest() == state["upcoming"]

@@ -14,7 +14,7 @@ from typing import Any
 from feedline.errors import StateError
 from feedline.loader.position import LoaderPosition
 from feedline.loader.sampled_epoch import Draw, EpochSource, SampledEpoch
-from feedline.loader.state import Position, damaged_state_error
+from feedline.loader.state import Position, damaged_state_error, pack, unpack
 from feedline.loader.torch_samplers import epoch_of, sampler_rank_and_world_size, set_epoch
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order
@@ -23,7 +23,7 @@ from feedline.order.seeds import mix
 
 __all__ = ["SampledPosition"]
 
-_EPOCH = ("drawn", "early", "drawn_seed", "base_seed", "start", "sampler_state", "upcoming")
+_EPOCH = ("drawn", "early", "drawn_seed", "undrawn_seeds", "start", "sampler_state", "upcoming")
 """Entries of a loaded state that `state` returns unchanged until a batch is delivered."""
 
 
@@ -78,8 +78,7 @@ class SampledPosition(LoaderPosition):
             return False
         if epoch.sampler_epoch == epoch_of(self._source.sampler):
             return False
-        epoch.rng_states.set_generators()
-        self._enter(self._source.open(self.current.epoch, epoch.rng_states))
+        self._enter(self._source.open_again(epoch))
         return True
 
     def is_at_end(self) -> bool:
@@ -92,9 +91,10 @@ class SampledPosition(LoaderPosition):
         """Restart a pass over the sampler that an interrupt stopped, or raise a StateError."""
         if (epoch := self._epoch) is None or not epoch.broken:
             return
-        state = {**epoch.state(), "base_seed": self._source.base_seed}
         at_beginning = not self.has_delivered and self.restored_step == 0
-        self._epoch = self._source.reopen(state, self.current, comparable=True, begin=at_beginning)
+        self._epoch = self._source.reopen(
+            epoch.state(), self.current, comparable=True, begin=at_beginning
+        )
 
     def upcoming(self) -> Iterator[BatchSpec]:
         self._restart_broken_pass()
@@ -187,10 +187,10 @@ class SampledPosition(LoaderPosition):
             "world": self._world_size,
             "drawn": 0,
             "drawn_seed": None,
-            "base_seed": self._source.base_seed,
+            "undrawn_seeds": self._source.next_undrawn,
+            "upcoming": None,
+            "steps_to_skip": max(0, self.steps_to_skip - self.current.step) and self.steps_to_skip,
         }
-        if self.steps_to_skip > self.current.step:
-            state["steps_to_skip"] = self.steps_to_skip
         epoch, loaded_state = self._epoch, self._loaded_state
         unmoved = self.current.step == self.restored_step
         sampler_epoch = epoch_of(self._source.sampler)
@@ -199,22 +199,36 @@ class SampledPosition(LoaderPosition):
             and unmoved
             and (epoch is None or loaded_state["start"].get("epoch") == sampler_epoch)
         ):
-            return state | {name: loaded_state[name] for name in _EPOCH if name in loaded_state}
+            return state | {name: loaded_state[name] for name in _EPOCH}
         if epoch is None:
-            return state | {"start": self._source.start(self._source.capture_rng_states())}
+            start = self._source.start(self._source.capture_rng_states())
+            return state | {"start": start, "sampler_state": start["sampler"]}
         return state | epoch.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        position = Position.from_state(state)
-        has_epoch = state.get("drawn_seed") is not None
-        if not has_epoch and (position.step or state.get("early")):
+        position, state = Position.from_state(state), _complete(state)
+        has_epoch = state["drawn_seed"] is not None
+        if not has_epoch and (position.step or state["early"]):
             raise damaged_state_error(state, "drawn_seed")
         share = state.get("rank"), state.get("world")
         comparable = has_epoch and share == (self._rank, self._world_size)
         epoch = self._source.reopen(state, position, comparable=comparable)
-        self._source.load_seeds(state, position.epoch)
+        self._source.load_seeds(state)
         self._epoch, self._loaded_state = epoch if has_epoch else None, state
         self.restored_step, self.steps_to_skip = position.step, state.get("steps_to_skip", 0)
         self.has_delivered, self.current = False, position
         if self._is_iterating:
             self._open_loaded_state(state)
+
+
+def _complete(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a checked state to the form of `state`: it may have version 2, or be from JSON."""
+    optional = ("drawn", "drawn_seed", "sampler_state", "upcoming")
+    complete = {**dict.fromkeys(optional), "early": [], **state}
+    if "undrawn_seeds" not in state:
+        base_seed = state.get("base_seed")  # of persistent workers, in version 2
+        complete["undrawn_seeds"] = int(base_seed not in (None, complete["drawn_seed"]))
+    start = {**dict.fromkeys(("epoch", "random", "first", "sampler")), **state["start"]}
+    complete["start"] = {**start, "sampler": pack(unpack(start["sampler"]))}
+    complete["sampler_state"] = pack(unpack(complete["sampler_state"]))
+    return complete

@@ -11,6 +11,9 @@
     random_states.py     the text form of random states
     engine_choice.py     `made_by`: values that determine the pixels (`EngineChoice.made_by`)
     cache_filling.py     `cache`: whether originals or copies are read
+
+The keys depend on the loader's arguments only, not on its position: torch.distributed.checkpoint
+loads a state into the entries that a new loader has.
 """
 
 from __future__ import annotations
@@ -39,9 +42,13 @@ __all__ = [
     "damaged_state_error",
     "fingerprint_of",
     "identity_of",
+    "pack",
+    "unpack",
 ]
 
-_VERSION = 2
+_VERSION = 3
+_READABLE_VERSIONS = (2, 3)
+_MAX_UNDRAWN = 1_000_000
 _ARGUMENTS = (
     "Build the loader with the arguments the state was saved with (with several ranks, batch_size "
     "times world_size must stay the same), or start from the beginning"
@@ -98,9 +105,9 @@ _ENTRIES: dict[str, Callable[[Any], bool]] = {
     "steps_to_skip": is_count,
     "early": _is_counts,
     "drawn_seed": _is_optional_count,
-    "base_seed": _is_optional_count,
+    "undrawn_seeds": lambda seeds: _is_optional_count(seeds) and (seeds or 0) <= _MAX_UNDRAWN,
     "start": lambda start: isinstance(start, Mapping) and _is_optional_count(start.get("epoch")),
-    "random": lambda states: isinstance(states, Mapping),
+    "random": lambda states: isinstance(states, (Mapping, list)),
     "raised": _is_counts,
     "made_by": lambda made_by: (
         isinstance(made_by, Mapping)
@@ -125,7 +132,7 @@ def damaged_state_error(state: Mapping[str, Any], name: str) -> StateError:
 def check_state(state: Mapping[str, Any]) -> None:
     """Raise StateError if a value is not a loader state, has another version, or is damaged."""
     version = state.get("version") if isinstance(state, Mapping) else type(state).__name__
-    if _differs(version, _VERSION):
+    if all(_differs(version, readable) for readable in _READABLE_VERSIONS):
         raise StateError(
             f"cannot resume: expected a loader state of version {_VERSION}, got {version!r}; "
             "pass the value of DataLoader.state_dict()"
@@ -205,6 +212,19 @@ def fingerprint_of(dataset: object) -> str:
             return folder
     kind = type(dataset)
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def pack(value: Any) -> tuple[Any] | None:
+    """Pack a state of user code, as one value for torch.distributed.checkpoint.
+
+    That loads values by their keys, and the keys of such a state may change with the position.
+    """
+    return None if value is None else (value,)
+
+
+def unpack(packed: Any) -> Any:
+    """Unpack a state of user code; it is not packed in version 2, and a list after JSON."""
+    return packed[0] if isinstance(packed, (tuple, list)) and len(packed) == 1 else packed
 
 
 def compare_made_by(state: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
