@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import torch.utils.data
@@ -47,6 +50,39 @@ def test_batches_equal_those_of_torchvision_folder(
     ours = source(jpeg_folder, tmp_path, transform)
     assert ours.transform is transform
     assert_same(epochs(ours), epochs(Torchvisions(jpeg_folder, transform)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not list memory maps")
+@pytest.mark.parametrize("transform", [EvalCrop(), v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])])
+@pytest.mark.parametrize("source", [zipped, shards, lmdb, "webdataset", "lmdb"])
+def test_files_are_closed_at_the_end_of_each_epoch_without_workers(
+    source: Any, transform: Any, jpeg_folder: Path, tmp_path: Path
+) -> None:
+    if isinstance(source, str):
+        feedline.build_cache(jpeg_folder, tmp_path / "cache", [32], format=source, workers=0)
+        data: Any = ImageFolder(tmp_path / "cache", transform)
+    else:
+        data = source(jpeg_folder, tmp_path, transform)
+    gc.collect()
+    own = psutil.Process()
+
+    def open_files() -> list[str]:
+        # A memory map counts, too: it keeps the file on the disk after it is deleted.
+        paths = {each.path for each in (*own.open_files(), *own.memory_maps())}
+        return [path for path in paths if str(tmp_path) in path and "index" not in path]
+
+    options = {"image_size": 8} if isinstance(transform, EvalCrop) else {}
+    loader = DataLoader(data, 4, **options)
+    assert not open_files()
+    for _ in range(2):
+        batches = iter(loader)
+        next(batches)
+        assert open_files()
+        assert len(list(batches)) == 2
+        assert not open_files()
+    for _ in loader:
+        break
+    assert not open_files()
 
 
 @pytest.mark.parametrize(

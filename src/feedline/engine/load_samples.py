@@ -71,7 +71,8 @@ class Source(Protocol):
     rows faster together has `load_rows(items, rows, begin_row, end_row)`: it fills as many rows as
     it can, calls `begin_row(k)` and, unless it is None, `end_row(k)` for each, and returns the
     numbers of the others, which `load` then makes. The trainer also calls `fields`, `name` and
-    `fingerprint`.
+    `fingerprint`. Without workers it calls the optional `close()` when an epoch ends, after which
+    further rows may be made.
     Results must depend on the arguments alone: a row may be made twice, by different workers, and
     must be equal.
     """

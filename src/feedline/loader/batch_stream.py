@@ -182,7 +182,14 @@ class BatchStream:
         self._ending.append(old)
         handles = old.handles
         self._end_engines()
+        self.close_files()
         return handles
+
+    def close_files(self) -> None:
+        """Close the files that this process reads if there are no workers, until the next batch."""
+        choice = self._started_with
+        if choice is not None and self.options.num_workers == 0:
+            getattr(choice.source, "close", lambda: None)()
 
     def _end_engines(self) -> None:
         """End the replaced engines. After an interrupt, the next call continues."""
@@ -265,6 +272,7 @@ class BatchStream:
         self.position.finish()
         self.filling.has_ended = True
         handles = [] if self.keeps_workers else self.end_workers()
+        self.close_files()
         if self._skipped_first:
             warnings.warn(
                 f"epoch {epoch} has no batch, because none of its samples could be loaded. All are "

@@ -175,7 +175,9 @@ class LoaderRuntime:
         if self._newest is iterator and process == os.getpid():
             self._newest = None
             self.recording.end("left")
-            if not self.stream.keeps_workers:
+            if self.stream.keeps_workers:
+                self.stream.close_files()
+            else:
                 self.stream.end_workers()
 
     def end_workers(self, iterator: EpochIterator) -> list[Any]:

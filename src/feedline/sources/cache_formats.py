@@ -236,9 +236,10 @@ class _LmdbReader(LevelReader):
     def _bytes(self, sample: int, shard: int, first: int, length: int) -> CopyBytes:
         name = f"{self._member(sample)}.{self.level.ending}"
         try:
-            if self._opened is None:
-                self._opened = open_lmdb(self._folder)
-            copy = self._opened.get(name.encode())
+            opened = self._opened  # another thread may close the store
+            if opened is None:
+                opened = self._opened = open_lmdb(self._folder)
+            copy = opened.get(name.encode())
         except ImageError as error:
             if error.hint:  # it is not damaged
                 raise
@@ -247,7 +248,7 @@ class _LmdbReader(LevelReader):
             raise self._damaged(f"the cache's {self._folder!r} has no entry {name!r}")
         if self.level.quality is not None:
             return bytes(copy)
-        return np.asarray(_MappedArray(copy, self._opened))
+        return np.asarray(_MappedArray(copy, opened))
 
     def close(self) -> None:
         self._opened = None

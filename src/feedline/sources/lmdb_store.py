@@ -125,9 +125,10 @@ class LmdbStore(IndexedStore):
 
     def read(self, sample: int, side: int) -> bytes:
         key = self.paths.name(sample)
-        if self._opened is None:
-            self._opened = open_lmdb(self.path)
-        value = self._opened.get(key)
+        opened = self._opened  # another thread may close the store
+        if opened is None:
+            opened = self._opened = open_lmdb(self.path)
+        value = opened.get(key)
         if value is None:
             raise ImageError("the LMDB has no such entry")
         check_size(len(value))
