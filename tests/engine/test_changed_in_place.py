@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -106,14 +107,133 @@ def test_persistent_workers_see_set_attributes_and_changed_tensors(way: str) -> 
         assert loader.worker_pids == pids
         data.tensor.add_(1)
         assert epoch_of(loader) == [0, 0, 1, 0, 1]
-        data.state.epoch = 2
-        assert epoch_of(loader) == [2, 0, 1, 0, 1]
         pids = loader.worker_pids
+        data.state.epoch = 2
+        *seen, given = epoch_of(loader)
+        assert (seen, given >= 2) == ([2, 0, 1, 0], True)  # discarded batches count, too
+        assert loader.worker_pids == pids
         change(data)
         data.state.epoch, data.tensor = 2, data.tensor
         loader.refresh()
         assert epoch_of(loader) == [2, 1, 1, 1, 1]
         assert loader.worker_pids != pids
+
+
+class Counting(Dataset[Any]):
+    """Samples show the attributes, and how often the worker has made a sample."""
+
+    counted = 0
+
+    def __init__(self) -> None:
+        self.epoch, self.made = 0, [0]
+        self.names: Any = ["a"]
+        self.settings: dict[str, Any] = {"p": 0.5}
+        self.note: Any = None
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        self.made = [*self.made, index]
+        seen = self.epoch, tuple(self.names), self.settings.get("p"), self.note
+        return seen, len(self.made) - 1, os.getpid()
+
+
+class Wrapped(Dataset[Any]):
+    __slots__ = ("offset", "parts")
+
+    def __init__(self, data: Any) -> None:
+        self.parts = {"only": (data,)}
+        self.offset: Any = 0
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        (seen, *others) = self.parts["only"][0][index]
+        return ((*seen, self.offset), *others)
+
+
+NESTED: dict[str, Any] = {
+    "alone": lambda data: data,
+    "subset": lambda data: Subset(data, range(40)),
+    "concatenated": lambda data: ConcatDataset([Subset(data, range(20)), Subset(data, range(20))]),
+    "wrapped": Wrapped,
+}
+
+
+def seen_by(loader: Any) -> Any:
+    """Attributes that all samples of an epoch show, and the number of samples made by a worker."""
+    rows = [row for batch in loader for row in batch]
+    assert len(rows) == 40
+    ((seen, _),) = {(row[0], row[2]) for row in rows}
+    return seen, max(row[1] for row in rows)
+
+
+@pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
+@pytest.mark.parametrize("way", KEPT)
+@pytest.mark.parametrize("nested", ["wrapped", *slow("alone", "subset", "concatenated")])
+def test_plain_attributes_are_sent_to_running_workers(nested: str, way: str, method: str) -> None:
+    data = Counting()
+    whole = NESTED[nested](data)
+    last = (0,) if nested == "wrapped" else ()
+    options = {"num_workers": 1, "collate_fn": list, "start_method": method}
+    with DataLoader(whole, 4, **options, **KEPT[way]) as loader:
+        assert seen_by(loader) == ((0, ("a",), 0.5, None, *last), 40)
+        pids, before = loader.worker_pids, 40
+        for value in (1, 2, 0, 0):
+            data.epoch, data.note = value, (value, "text")
+            data.names.append(str(value))  # in place
+            data.settings = {"p": value}
+            if last:
+                whole.offset, last = value, (value,)
+            shown, made = seen_by(loader)
+            assert shown == (value, tuple(data.names), value, (value, "text"), *last)
+            assert made >= before + 40, "what a worker holds is lost"
+            before = made
+        assert loader.worker_pids == pids
+
+
+def test_replaced_worker_has_sent_attributes() -> None:
+    data = Counting()
+    with DataLoader(data, 4, num_workers=1, collate_fn=list, persistent_workers=True) as loader:
+        seen_by(loader)
+        data.epoch = 5
+        seen_by(loader)
+        psutil.Process(loader.worker_pids[0]).kill()
+        assert {row[0][0] for batch in loader for row in batch} == {5}
+        assert loader.worker_deaths
+
+
+@pytest.mark.parametrize("change", ["class", "deleted", "shared list", "object", "large", "nested"])
+def test_other_changes_restart_workers_and_the_second_warns(
+    change: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data: Any = Counting()
+    data.names = [["a"]] if change == "nested" else ["a"]
+    data.first, data.second, data.third = 1, 2, 3
+    with DataLoader(data, 4, num_workers=1, collate_fn=len, persistent_workers=True) as loader:
+        list(loader)
+        for count, name in enumerate(("first", "second", "third"), 1):
+            data.epoch = count
+            if change == "class":
+                monkeypatch.setattr(Counting, "counted", count)
+            elif change == "deleted":
+                delattr(data, name)
+            elif change == "shared list":
+                data.names = data.note = [name]
+            elif change == "object":
+                data.note = State()
+            elif change == "large":
+                data.note = "x" * 10_000 * count
+            else:
+                data.names[0].append("b")
+            pids = loader.worker_pids
+            list(loader)
+            assert loader.worker_pids != pids
+            warned = [each for each in caplog.records if each.levelname == "WARNING"]
+            assert len(warned) == (count > 1)
+    assert "dataset." in warned[0].getMessage()
 
 
 def test_explain_reports_that_schedule_keeps_workers() -> None:
@@ -127,10 +247,10 @@ def test_change_that_restarts_workers_is_named(caplog: pytest.LogCaptureFixture)
     data = Own()
     with DataLoader(data, 2, num_workers=1, persistent_workers=True) as loader:
         epoch_of(loader)
-        data.state.epoch = 1
+        data.state = State()
         with caplog.at_level(logging.INFO, "feedline"):
             epoch_of(loader)
-    assert any("dataset.state.epoch" in record.getMessage() for record in caplog.records)
+    assert any("dataset.state" in record.getMessage() for record in caplog.records)
 
 
 @pytest.fixture(scope="module")

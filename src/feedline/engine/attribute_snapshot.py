@@ -1,7 +1,8 @@
 """Passive inspection of a dataset: attribute snapshots, and memory shared with workers.
 
 Snapshots are compared when an iteration begins, to tell whether persistent workers, and a compiled
-pipeline, still match the dataset.
+pipeline, still match the dataset. If only small attributes of numbers and text have changed,
+`AttributeSnapshot.sendable_changes` returns them, and `apply_changes` sets them in a worker.
 
 Guarantees: no user code runs: no property, no `__getattr__`, no `__iter__`, no metaclass.
 Attributes are read from `__dict__`, from slots and from the classes themselves. Values stored
@@ -22,21 +23,31 @@ import mmap
 import sys
 import types
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from multiprocessing.managers import BaseProxy
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.sharedctypes import SynchronizedBase
 from multiprocessing.synchronize import Event
 from operator import is_
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset
 
-__all__ = ["AttributeSnapshot", "find_shared_memory", "is_instance_of_any", "walk"]
+__all__ = [
+    "AttributeChange",
+    "AttributeSnapshot",
+    "Steps",
+    "apply_changes",
+    "find_shared_memory",
+    "is_instance_of_any",
+    "merge_changes",
+    "walk",
+]
 
 # Entries of a container that are inspected. A longer one holds data: only its identity and length
 # are compared.
@@ -47,6 +58,8 @@ _LIBRARIES = ("torch", "torchvision", "timm", "feedline")
 _BY_VALUE = (int, float, complex, str, bytes, bool, type(None))
 _SETS = (set, frozenset)
 _CONTAINERS = (list, tuple, dict, *_SETS)
+_MUTABLE = (list, dict, set)
+_MAX_DEPTH = 10  # of containers within a value that is sent to workers
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _OF_FOLDERS = ("samples", "targets", "imgs")
 
@@ -85,13 +98,32 @@ def _identical(one: Any, other: Any) -> bool:
     return len(one) == len(other) and all(map(is_, one, other))
 
 
-_Path: TypeAlias = "tuple[_Path | None, str]"
-"""Path of the holder, and a name; formatted only if the value has changed."""
+Step: TypeAlias = "str | tuple[Any]"
+"""Name of an attribute, or the key of an entry in a tuple."""
+Steps: TypeAlias = "tuple[Step, ...]"
+"""Way from a dataset to one of its values."""
+_Path: TypeAlias = "tuple[_Path | None, Step]"
+"""Path of the holder, and a step; formatted only if the value has changed."""
 
 
 def _path_text(path: _Path) -> str:
-    holder, name = path
-    return name if holder is None else f"{_path_text(holder)}.{name}"
+    holder, step = path
+    before = "" if holder is None else _path_text(holder)
+    if isinstance(step, tuple):
+        return f"{before}[{_key_text(step[0])}]"
+    return f"{before}.{step}" if before else step
+
+
+def _steps(path: _Path) -> Steps:
+    holder, step = path
+    return () if holder is None else (*_steps(holder), step)
+
+
+class AttributeChange(NamedTuple):
+    """New value of an attribute of a dataset, or of an object within it."""
+
+    value: Any
+    in_place: bool  # the contents of a list, dict or set were changed
 
 
 class AttributeSnapshot:
@@ -116,7 +148,10 @@ class AttributeSnapshot:
         self._earlier = {} if before is None else before._entries
         self._compare_lists = compare_lists
         self._seen: set[int] = set()
+        self._leaves: list[tuple[int, int, _Path]] = []
+        """First and end index within `_values` of each attribute without attributes of its own."""
         self._add_attributes(dataset, (None, "dataset"))
+        self._num_leaves = len(self._leaves)  # of the dataset
         for other in others:
             self._add(other, (None, "the loader's settings"))
         del self._earlier
@@ -134,6 +169,49 @@ class AttributeSnapshot:
         shorter, longer = sorted((self._paths, before._paths), key=len)
         return _path_text(longer[len(shorter)]) if len(longer) > len(shorter) else None
 
+    def sendable_changes(
+        self, before: AttributeSnapshot, dataset: object
+    ) -> dict[Steps, AttributeChange] | None:
+        """Changed attributes of the dataset, if workers can set them; None if they cannot.
+
+        Each must be a number, text, None or a container of them, held by its object (not by its
+        class) and by no other attribute. Of a container that was changed in place, the entries must
+        be immutable: a worker changes its own in place, too.
+        """
+        own, others = self._parts_by_attribute()
+        own_before, others_before = before._parts_by_attribute()
+        if not (_all_same(others, others_before) and own.keys() >= own_before.keys()):
+            return None
+        changes: dict[Steps, AttributeChange] = {}
+        holders = Counter(id(value) for value in map(_referent, self._values))
+        for steps, values in own.items():
+            values_before = own_before.get(steps, [])
+            if _all_same(values, values_before):
+                continue
+            *holder_steps, name = steps
+            holder = _follow(dataset, holder_steps)
+            if not (isinstance(name, str) and _holds(holder, name)):
+                return None
+            value = _follow(holder, (name,))
+            is_mutable = type(value) in _MUTABLE
+            in_place = is_mutable and bool(values_before) and _same(values[1], values_before[1])
+            if not _is_sendable(value, {} if in_place else holders, only_immutable=in_place):
+                return None
+            if not all(isinstance(step, str) or type(step[0]) in _BY_VALUE for step in steps):
+                return None
+            changes[steps] = AttributeChange(value, in_place)
+        return changes
+
+    def _parts_by_attribute(self) -> tuple[dict[Steps, list[object]], list[object]]:
+        """Values of each attribute of the dataset without attributes of its own, and the others."""
+        own: dict[Steps, list[object]] = {}
+        others: list[object] = []
+        end = 0
+        for first, after, path in self._leaves[: self._num_leaves]:
+            others += self._values[end:first]
+            own[_steps(path)], end = self._values[first:after], after
+        return own, others + self._values[end:]
+
     def _note(self, value: object, path: _Path) -> None:
         self._values.append(_reference(value))
         self._paths.append(path)
@@ -143,13 +221,21 @@ class AttributeSnapshot:
         self._seen.add(id(thing))
         long_lists = _long_lists(type(thing))
         for name, value in attributes(thing):
-            attribute_path = path, name
-            self._note(name, attribute_path)
-            if name in long_lists and _has_entries(value):
-                self._note(value, attribute_path)
-                self._add_entries(value, attribute_path)
-            else:
-                self._add(value, attribute_path)
+            with self._attribute((path, name)) as attribute_path:
+                if name in long_lists and _has_entries(value):
+                    self._note(value, attribute_path)
+                    self._add_entries(value, attribute_path)
+                else:
+                    self._add(value, attribute_path)
+
+    @contextmanager
+    def _attribute(self, path: _Path) -> Iterator[_Path]:
+        """Context in which the values of one attribute are recorded."""
+        first, leaves = len(self._values), len(self._leaves)
+        self._note(path[1], path)
+        yield path
+        if len(self._leaves) == leaves:
+            self._leaves.append((first, len(self._values), path))
 
     def _add_entries(self, listed: Any, path: _Path) -> None:
         key = id(listed)
@@ -173,8 +259,8 @@ class AttributeSnapshot:
                 self._seen.add(id(thing))
                 for key in thing if kind in (dict, *_SETS) else ():
                     self._note(key, path)
-                for part in thing.values() if kind is dict else () if kind in _SETS else thing:
-                    self._add(part, path)
+                for key, part in _entries(thing):
+                    self._add(part, (path, (key,)))
         elif kind in _TENSORS:
             if (version := _version(thing)) is not None:
                 self._note(version, path)
@@ -187,7 +273,8 @@ class AttributeSnapshot:
             self._seen.add(id(thing))
             for name, value in attributes(thing):
                 if not name.startswith("_"):
-                    self._add(value, (path, name), deeper=False)
+                    with self._attribute((path, name)) as attribute_path:
+                        self._add(value, attribute_path, deeper=False)
 
 
 def _call_of_users_class(thing: object) -> types.FunctionType | None:
@@ -206,6 +293,100 @@ def _reference(value: object) -> object:
         return weakref.ref(value)
     except TypeError:
         return value
+
+
+def _referent(reference: object) -> object:
+    return reference() if isinstance(reference, weakref.ref) else reference
+
+
+def _entries(container: Any) -> Iterable[tuple[Any, Any]]:
+    """Keys and values of a container's entries; a set has none."""
+    if type(container) in _SETS:
+        return ()
+    return container.items() if type(container) is dict else enumerate(container)
+
+
+def _is_sendable(
+    value: Any, holders: Mapping[int, int], *, only_immutable: bool, depth: int = 0
+) -> bool:
+    """Return True for a number, text, None or a container of them, with no second holder.
+
+    `only_immutable`: the entries of the outermost container must be immutable.
+    """
+    kind = type(value)
+    if kind in _BY_VALUE or (issubclass(kind, np.number | np.bool_) and kind.__module__ == "numpy"):
+        return True
+    if kind not in _CONTAINERS or len(value) > _MAX_ENTRIES or depth > _MAX_DEPTH:
+        return False
+    if kind in _MUTABLE and (holders.get(id(value), 0) > 1 or (only_immutable and depth)):
+        return False
+    parts = chain(value, value.values()) if kind is dict else value
+    return all(
+        _is_sendable(part, holders, only_immutable=only_immutable, depth=depth + 1)
+        for part in parts
+    )
+
+
+def _holds(thing: object, name: str) -> bool:
+    """Return True if an object itself, not its class, has an attribute."""
+    return name in _own_values(thing) or _slot(thing, name) is not None
+
+
+def _own_values(thing: object) -> dict[str, Any]:
+    """The `__dict__` of an object; an empty one if it has none, or a property defined by the user.
+
+    No user code runs.
+    """
+    members = map(_members, _bases(type(thing)))
+    own: Any = next((of["__dict__"] for of in members if "__dict__" in of), None)
+    return own.__get__(thing) if type(own) is types.GetSetDescriptorType else {}
+
+
+def _slot(thing: object, name: str) -> Any:
+    """Descriptor of a slot; None for any other attribute."""
+    member = next((of[name] for of in map(_members, _bases(type(thing))) if name in of), None)
+    return member if type(member) is types.MemberDescriptorType else None
+
+
+def _follow(thing: Any, steps: Iterable[Step]) -> Any:
+    """Value at the end of the steps; raises KeyError or IndexError if there is none."""
+    for step in steps:
+        thing = dict(attributes(thing))[step] if isinstance(step, str) else thing[step[0]]
+    return thing
+
+
+def merge_changes(
+    earlier: Mapping[Steps, AttributeChange], later: Mapping[Steps, AttributeChange]
+) -> dict[Steps, AttributeChange]:
+    """Merge changes for workers that have all, some or none of the earlier ones."""
+    merged = dict(earlier)
+    for steps, (value, in_place) in later.items():
+        is_new_container = steps in earlier and not earlier[steps].in_place
+        merged[steps] = AttributeChange(value, in_place and not is_new_container)
+    return merged
+
+
+def apply_changes(dataset: object, changes: Mapping[Steps, AttributeChange]) -> None:
+    """Set changed attributes in another process's copy of the dataset. No user code runs.
+
+    Raises:
+        LookupError: the copy has no such object.
+    """
+    for (*holder_steps, name), (value, in_place) in changes.items():
+        holder = _follow(dataset, holder_steps)
+        assert isinstance(name, str), "the last step is an attribute"
+        if in_place:
+            container = _follow(holder, (name,))
+            container.clear()
+            container.extend(value) if type(container) is list else container.update(value)
+        elif (slot := _slot(holder, name)) is not None:
+            slot.__set__(holder, value)
+        else:
+            _own_values(holder)[name] = value
+
+
+def _all_same(values: Sequence[object], others: Sequence[object]) -> bool:
+    return len(values) == len(others) and all(map(_same, values, others))
 
 
 def _same(one: object, other: object) -> bool:
@@ -374,13 +555,9 @@ def _bound_values(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 def attributes(thing: object) -> Iterator[tuple[str, Any]]:
     """Attributes of an object, by name: its own, its slots, and those of user-defined classes."""
-    bases = _bases(type(thing))
-    own: Any = next((of["__dict__"] for of in map(_members, bases) if "__dict__" in of), None)
-    values: dict[str, Any] = {}
-    if type(own) is types.GetSetDescriptorType:  # otherwise a property defined by the user
-        values = own.__get__(thing)
-        yield from list(values.items())
-    for base in bases:
+    values = _own_values(thing)
+    yield from list(values.items())
+    for base in _bases(type(thing)):
         users = _flags(base) & _HEAPTYPE_FLAG
         for name, member in list(_members(base).items()):
             if name in values:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from feedline.engine.attribute_snapshot import AttributeSnapshot
+from feedline.engine.attribute_snapshot import AttributeSnapshot, apply_changes
 from feedline.engine.batch_layout import empty_in, is_plain, write_batch
 from feedline.engine.buffers import BatchAllocator
 from feedline.engine.generators import (
@@ -145,6 +145,7 @@ class DatasetFetcher:
         self._generators: list[DatasetGenerator] | None = None  # not searched yet
         self._worker: int | None = None
         self._init_error: WorkerException | None = None
+        self._changes = b""  # of the dataset, applied last
 
     def user_objects(self) -> dict[str, object]:
         """The user's objects, by the names of the loader's arguments."""
@@ -190,6 +191,9 @@ class DatasetFetcher:
         if self._init_error is not None:
             return write_batch(self._init_error, space)
         try:
+            if task.dataset_changes != self._changes:
+                apply_changes(self.dataset, pickle.loads(task.dataset_changes))
+                self._changes = task.dataset_changes
             seed_all(task.seed)
             seed_generators(self._find_generators(), task.seed)
             batch = self._make(pickle.loads(keys), task, space, on_sample)

@@ -20,7 +20,7 @@ from feedline.engine.defaults import LiveSettings
 from feedline.engine.hang_detection import CHECK_S, HangDetector, RowLocation
 from feedline.engine.messages import HUNG, Failure, Report, stage_pages
 from feedline.engine.pool import WorkerDeath, WorkerPool
-from feedline.engine.tasks import InFlightBatch, RowTasks, Span, Tasks
+from feedline.engine.tasks import BatchTasks, InFlightBatch, RowTasks, Span, Tasks
 from feedline.errors import LoadTimeoutError
 from feedline.order.batch_spec import BatchSpec
 from feedline.trace.stage_timings import StageTimings, read_pages
@@ -143,6 +143,15 @@ class Feed:
         self._tasks.resize(settings)
         self.settings = settings
         self._submit_tasks()
+
+    def update_dataset(self, changes: bytes) -> None:
+        """Send changes of the dataset with the tasks of whole batches that are created from now on.
+
+        Args:
+            changes: all changes since the workers' payload, a pickled argument of `apply_changes`.
+        """
+        assert isinstance(self._tasks, BatchTasks), "rows are not made by the user's dataset"
+        self._tasks.dataset_changes = changes
 
     def ready(self) -> bool:
         """Return True if `next_batch` would not block."""

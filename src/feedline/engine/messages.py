@@ -143,6 +143,7 @@ class BatchTask(NamedTuple):
     stride: int = 0
     strength: float = 1.0  # of augmentation
     skipped_rows: tuple[tuple[int, str], ...] = ()  # rows that must not be made, with the reasons
+    dataset_changes: bytes = b""  # pickled changes of the dataset since the workers' payload
 
     @classmethod
     def for_batch(cls, batch: BatchSpec) -> BatchTask:

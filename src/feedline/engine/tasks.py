@@ -137,6 +137,7 @@ class BatchTasks:
         self.slots = slots
         self._skips_failures = skips_failures
         self._max_user_batches = max_user_batches
+        self.dataset_changes = b""  # sent with each task, so that replacement workers have them
 
     def resize(self, settings: LiveSettings) -> None:
         """Provide slots for the maximum in flight and for those the user holds."""
@@ -166,6 +167,7 @@ class BatchTasks:
             memory=self.slots.memory(in_flight.slot),
             slot=in_flight.slot,
             skipped_rows=tuple((each.row, each.message) for each in in_flight.failures),
+            dataset_changes=self.dataset_changes,
         )
 
     def store_result(self, in_flight: InFlightBatch, report: Report) -> None:

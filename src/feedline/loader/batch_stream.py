@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import pickle
 import threading
 import time
 import warnings
@@ -21,7 +22,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from feedline.engine.attribute_snapshot import find_shared_memory
+from feedline.engine.attribute_snapshot import (
+    AttributeChange,
+    Steps,
+    find_shared_memory,
+    merge_changes,
+)
 from feedline.engine.buffers import PAGE_BYTES, SlotTooSmallError, align
 from feedline.errors import ClosedError, SampleError
 from feedline.loader.cache_filling import CacheFilling
@@ -44,6 +50,13 @@ from feedline.trace.stage_timings import StageTimings, merge_timings
 __all__ = ["BatchStream", "create_position"]
 
 _HEADROOM = 4  # slots grow by a quarter at least
+_MAX_CHANGES_BYTES = 8192
+"""Largest changes of a dataset that are sent to workers, pickled. Each task has them."""
+_RESTARTS_WARNING = (
+    "the workers restart at each iteration, and lose what they hold, because %s changes. Only "
+    "numbers, text and small lists or dicts of them are sent to running workers. Move other values "
+    "to shared memory (share_memory_()), or set them less often"
+)
 
 _log = logging.getLogger("feedline")
 
@@ -79,6 +92,11 @@ class BatchStream:
         self._skipped_first: list[Skipped] | None = []
         self._choice = CurrentChoice()
         self._started_with: EngineChoice | None = None
+        self._has_refreshed = False  # `refresh` was called since the iteration began
+        self._changes: dict[Steps, AttributeChange] = {}
+        """Attributes of the dataset that were sent to the current workers."""
+        self._restarts = 0  # latest iterations in a row for which kept workers were restarted
+        self._has_warned = False
         self._slot_bytes = 0  # size of a slot of rows, which grows if a batch needs more
         self._stage_timings: dict[int, StageTimings] = {}  # of ended workers
         self._owner, self._is_closed = os.getpid(), False
@@ -113,6 +131,7 @@ class BatchStream:
         """Re-read the dataset when the next iteration begins, with new workers."""
         self.ensure_usable()
         self._choice.forget()
+        self._has_refreshed = True
 
     @property
     def keeps_workers(self) -> bool:
@@ -128,6 +147,7 @@ class BatchStream:
         # Workers that end with the epoch would prefetch the next epoch for nothing.
         self.position.stops_after_epoch = not self.keeps_workers or self._shares_memory(choice)
         self.filling.start(choice.cache_contents)
+        self._changes = {}
         self.engine = self._start_engine(choice, self.options)
 
     def _shares_memory(self, choice: EngineChoice) -> bool:
@@ -206,19 +226,48 @@ class BatchStream:
         """Begin an iteration at the position."""
         self.filling.begin(self.position)
         choice = self.choice(compare_lists=True)
+        changes = self._changes
         # torch's engine starts and ends its workers itself.
         if choice.engine != "iterable" and not (
             choice is self._started_with and self.keeps_workers
         ):
-            self.end_workers()
-        self._is_inherited = False
+            changes = self._update_workers(choice)
+        self._is_inherited = self._has_refreshed = False
         is_stale = self.position.begin()
         self._skipped_first = None if self.position.current.step else []
         if self.engine is NO_ENGINE:
             self.start(choice)
-            is_stale = False
-        self.engine.begin(is_stale)
+            is_stale, changes = False, self._changes
+        self.engine.begin(is_stale or changes is not self._changes)
+        # Last: after an interrupt the changes are sent again.
+        self._started_with, self._changes = choice, changes
         self.filling.check()
+
+    def _update_workers(self, choice: EngineChoice) -> dict[Steps, AttributeChange]:
+        """Send the dataset's changes to the workers, or end them. Return all changes sent so far.
+
+        Kept workers of a user's dataset stay if only small plain attributes have changed.
+        """
+        before, feed = self._started_with, self.engine.feed
+        restarts, self._restarts = self._restarts, 0
+        if before is not None and feed is not None and self.keeps_workers:
+            now, then = choice.snapshot, before.snapshot
+            assert now is not None, "set by `CurrentChoice`"
+            assert then is not None, "set by `CurrentChoice`"
+            if choice.engine == before.engine == "dataset" and not self._has_refreshed:
+                changes = now.sendable_changes(then, self.options.dataset)
+                if changes is not None:
+                    changes = merge_changes(self._changes, changes)
+                    if len(data := pickle.dumps(changes)) <= _MAX_CHANGES_BYTES:
+                        feed.update_dataset(data)
+                        return changes
+            if path := now.change_from(then):
+                self._restarts = restarts + 1
+                if self._restarts > 1 and not self._has_warned:
+                    self._has_warned = True
+                    _log.warning(_RESTARTS_WARNING, path)
+        self.end_workers()
+        return {}
 
     @property
     def has_delivered(self) -> bool:

@@ -123,9 +123,10 @@ class DataLoader(TorchDataLoader[_T]):
             takes effect in the next iteration.
         persistent_workers: keep the workers from epoch to epoch. Otherwise they end with the epoch,
             and the next epoch sees every change of the dataset. Workers are always kept with a
-            schedule, and if none of your code runs in them. Kept workers restart at the next
-            `iter()` after a change that feedline detects (an attribute was set, or a tensor or a
-            short list was changed in place); after any other change call `refresh`.
+            schedule, and if none of your code runs in them. At the next `iter()`, running workers
+            get changed attributes of an own Dataset that are numbers, text or small containers of
+            them. After another change that feedline detects (an attribute was set, or a tensor or a
+            short list was changed in place) they restart; after any other change call `refresh`.
         pin_memory_device: as in torch, which ignores it.
         in_order: as in torch. With a seed or a schedule, batches always come in order.
         seed: seed of order and randomness: the same batches on any number of workers, exact resume

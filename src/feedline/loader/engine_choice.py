@@ -74,6 +74,7 @@ class EngineChoice:
     pixels: str = ""  # everything that determines the pixels; "" if the user's code does
     cache_contents: CacheContents | None = None  # of the cache to fill, while originals are read
     uncompiled: bool = False  # a folder's transform runs unchanged under a schedule
+    snapshot: AttributeSnapshot | None = None  # of the dataset for which the choice was made
 
     @property
     def makes_rows(self) -> bool:
@@ -356,7 +357,8 @@ class CurrentChoice:
         changed = None if before is None else now.change_from(before)
         if self._choice is None or changed is not None:
             opener = (lambda: self._open_cache(options.cache)) if copies else None
-            self._choice, self._snapshot = choose_engine(options, opener), now
+            self._choice = replace(choose_engine(options, opener), snapshot=now)
+            self._snapshot = now
             self._fingerprint = ""
             reason = "" if changed is None else f"{changed} has changed; "
             name = type(options.dataset).__name__
