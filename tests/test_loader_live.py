@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from feedline.engine.buffers import WholeBatchBuffers
 from feedline.engine.defaults import LiveSettings
@@ -334,3 +335,13 @@ def test_invalid_setting_within_epoch_changes_nothing() -> None:
             with pytest.raises(UsageError):
                 loader.prefetch = 64
         assert found == planned_epoch(loader, 0)
+
+
+def test_explain_describes_next_iteration() -> None:
+    with DataLoader(TensorDataset(torch.arange(8)), 2) as loader:
+        assert "tensor engine" in loader.explain()
+        batches = iter(loader)
+        next(batches)
+        loader.collate_fn = list
+        assert "dataset engine" in loader.explain()
+        assert len(list(batches)) == 3

@@ -245,6 +245,16 @@ def test_iterable_datasets_and_set_epoch_use_accelerate_loader() -> None:
     assert data.epoch == 0  # of each loader's first epoch
 
 
+def test_no_stock_loader_is_reported_if_feedline_replaces_torchs_class(
+    monkeypatch: pytest.MonkeyPatch, accelerator: Any
+) -> None:
+    monkeypatch.setattr(accelerate.data_loader, "DataLoader", DataLoader)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Accelerate builds a torch DataLoader")
+        prepared = accelerator.prepare(DataLoader(torch.arange(6), 2))  # type: ignore[arg-type]
+    assert [batch.tolist() for batch in prepared] == [[0, 1], [2, 3], [4, 5]]
+
+
 def test_replaced_stock_loader_warns_once_with_function_to_call() -> None:
     loader, accelerator = DataLoader(list(range(8)), 4), accelerator_of(split_batches=True)
     with pytest.warns(RuntimeWarning, match=r"integrations\.accelerate\.prepare"):

@@ -119,9 +119,14 @@ class BatchStream:
 
     # Engine
 
-    def choice(self, *, compare_lists: bool = False) -> EngineChoice:
-        """Choose the engine for the current dataset; see `CurrentChoice.get`."""
-        return self._choice.get(self.options, self.filling, compare_lists=compare_lists)
+    def choice(
+        self, options: Options | None = None, *, compare_lists: bool = False
+    ) -> EngineChoice:
+        """Choose the engine for the current dataset; see `CurrentChoice.get`.
+
+        `options`: of the next iteration; by default those of the current one.
+        """
+        return self._choice.get(options or self.options, self.filling, compare_lists=compare_lists)
 
     def read_source(self) -> Any:
         """Return the source that the engine reads, without checking the dataset for changes."""

@@ -544,9 +544,9 @@ class DataLoader(TorchDataLoader[_T]):
         return self._runtime.recording.recorder
 
     def explain(self) -> str:
-        """Describe how the current dataset will be loaded, one fact per line."""
-        choice = self._runtime.stream.choice()
-        return explain(self._runtime.current_options(), choice, self.memory_bytes)
+        """Describe how the next iteration loads the current dataset, one fact per line."""
+        options = self._runtime.current_options()
+        return explain(options, self._runtime.stream.choice(options), self.memory_bytes)
 
     @property
     def memory_bytes(self) -> int:

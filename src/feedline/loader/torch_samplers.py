@@ -287,6 +287,9 @@ def warn_of_stock_loader(loader: Any) -> bool:
         )
     lost = [name for name in ("image_size", "cache", "device") if getattr(loader, name) is not None]
     lost += ["on_error"] if loader.on_error != "raise" else []
+    kind = getattr(sys.modules.get("accelerate.data_loader"), "DataLoader", None)
+    if not lost and getattr(kind, "__module__", "").startswith("feedline."):
+        return False  # the program has replaced torch's class by feedline's
     without = f", without {', '.join(f'{name}=' for name in lost)}" if lost else ""
     warnings.warn(
         f"Accelerate builds a torch DataLoader from this feedline.DataLoader: torch's workers load "
