@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import simplejpeg
+from PIL import Image
 
 from feedline.sources.remote_cache import open_cache
 
@@ -32,6 +33,6 @@ def everything(root: Path) -> dict[str, bytes]:
 def shown(root: Path, side: int) -> list[np.ndarray[Any, Any]]:
     store = open_cache(root)
     return [
-        simplejpeg.decode_jpeg(image) if isinstance(image, bytes) else image
+        np.asarray(Image.open(io.BytesIO(image))) if isinstance(image, bytes) else image
         for image in (store.read(sample, side) for sample in range(len(store)))
     ]

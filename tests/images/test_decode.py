@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, ImageFile, ImageOps, features
 
 from feedline.errors import ImageError
-from feedline.images.codec_base import exif_orientation
+from feedline.images.codec_base import find_orientation
 from feedline.images.codec_registry import CODECS, DecodeOptions, Decoder, ThreadDecoder, codec_of
 from feedline.images.jpeg import jpeg_is_lossless, jpeg_orientation
 
@@ -272,6 +272,13 @@ def test_damaged_animation_header_prints_nothing():
     assert np.array_equal(silently(data), reference(data))
 
 
+def test_a_png_with_many_animation_headers_is_read_in_linear_time():
+    data = WHOLE["png"]()
+    body = b"acTL" + struct.pack(">II", 2, 0)
+    chunk = struct.pack(">I", 8) + body + struct.pack(">I", zlib.crc32(body))
+    assert np.array_equal(silently(data[:33] + chunk * 100_000 + data[33:]), reference(data))
+
+
 def oriented(kind, orientation, mode="RGB"):
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -309,12 +316,16 @@ def test_tiff_is_turned_upright_once_as_pillow_does():
     ],
 )
 def test_invalid_orientation_is_upright(exif):
-    assert exif_orientation(exif) == 1
+    assert find_orientation({"exif": exif}) == 1
 
 
 def test_the_orientation_is_found_in_either_byte_order():
-    assert exif_orientation(b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0") == 6
-    assert exif_orientation(b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x08\0\0") == 8
+    for exif, orientation in (
+        (b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0", 6),
+        (b"II*\0\x08\0\0\0\x01\0\x12\x01\x04\0\x01\0\0\0\x05\0\0\0", 5),
+        (b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x08\0\0", 8),
+    ):
+        assert find_orientation({"exif": exif}) == orientation
 
 
 @pytest.mark.parametrize("others", [(0x010F,), (0x010E, 0x010F), (0x010F, 0x0131, 0x0132)])
@@ -323,7 +334,7 @@ def test_the_orientation_is_found_among_other_entries(others):
     for tag in others:
         exif[tag] = "a camera"
     exif[0x0112] = 8
-    assert exif_orientation(exif.tobytes()) == 8
+    assert find_orientation({"exif": exif.tobytes()}) == 8
     assert jpeg_orientation(encoded(picture(), "JPEG", exif=exif)) == 8
 
 
@@ -473,4 +484,4 @@ def test_headers_of_any_bytes_are_read_without_an_exception():
             assert size is None or (size[0] >= 0 and size[1] >= 0)
         assert 1 <= jpeg_orientation(data) <= 8
         assert jpeg_is_lossless(data) in (True, False)
-        assert 1 <= exif_orientation(data) <= 8
+        assert 1 <= find_orientation({"exif": data, "xmp": data}) <= 8

@@ -48,7 +48,8 @@ from feedline.cache.spec import (
     split_into_shards,
 )
 from feedline.errors import DatasetError, UsageError
-from feedline.images.codec_registry import mode_layout
+from feedline.images.codec_registry import DecodeOptions, mode_layout
+from feedline.images.rows import ImageSource
 from feedline.sources.cache_format_base import CACHE_FORMATS
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.files import sync_names
@@ -82,8 +83,8 @@ def build_cache(
     workers: int | str = "auto",
     ray: str | None = None,
     on_error: str = "raise",
-    exif: bool = False,
-    mode: str = "RGB",
+    exif: bool | None = None,
+    mode: str | None = None,
     progress: BuildCallback = lambda progress: None,
 ) -> Manifest:
     """Build resized copies of all images, which `feedline.ImageFolder(root)` reads.
@@ -95,7 +96,7 @@ def build_cache(
         root: folder of the cache, created if missing. Or a URL, "s3://bucket/train-cache"; then the
             format must be webdataset.
         sizes: shorter sides of the copies in pixels, e.g. (128, 192, 256). A smaller image keeps
-            its size.
+            its size, and is stored without loss: JPEG, PNG and WebP files unchanged, others as PNG.
         format: "webdataset": tar shards; "lmdb": one LMDB per size; "folder": one file per image.
         quality: JPEG quality, 1 to 100, with 4:2:0 chroma subsampling. Default: 95, or that of an
             existing cache of these sizes.
@@ -105,9 +106,11 @@ def build_cache(
             $RAY_ADDRESS or a cluster of this machine; "local" starts one here. If Ray is already
             connected, that cluster is used. Default: worker processes.
         on_error: "raise", or "skip": broken images are omitted and listed in the manifest.
-        exif: rotate images by their Exif orientation, as `ImageFolder(..., exif=True)`.
+        exif: rotate images by their orientation, as `ImageFolder(..., exif=True)`. Default: as the
+            source does, if it is an ImageFolder or ImageList; otherwise False.
         mode: Pillow's mode of the copies, which the cache keeps: "RGB", "L" or "I;16"; the last
-            needs `raw`.
+            needs `raw`. Default: that of the source, if it is an ImageFolder or ImageList;
+            otherwise "RGB".
         progress: called repeatedly.
 
     Returns:
@@ -129,6 +132,9 @@ def build_cache(
         raise UsageError(
             f"{quality!r} is a JPEG quality, but raw=True stores pixels", argument="quality"
         )
+    decoding = source.options if isinstance(source, ImageSource) else DecodeOptions()
+    exif = decoding.exif if exif is None else exif
+    mode = decoding.mode if mode is None else mode
     if mode_layout(mode).dtype != "uint8" and not raw:
         message = f"{mode!r} does not fit into JPEGs, which have 8 bits"
         raise UsageError(message, argument="mode", fix={"raw": True})

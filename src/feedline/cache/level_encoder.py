@@ -1,8 +1,8 @@
 """Resizes an image to its copies, one per resolution, and encodes them.
 
 Guarantees: copies are made from the original, not from each other. Downscaling is antialiased.
-Equal images give equal bytes. An upright JPEG that is not larger than a resolution is stored
-unchanged.
+Equal images give equal bytes. An image that is not larger than a resolution is stored without loss:
+JPEG, PNG and WebP files unchanged if they need no rotation, everything else as PNG.
 
 Relies on: torch's antialiased bicubic resize of uint8, which equals Pillow's within 0.003 grey
 levels; Pillow's JPEG encoder with restart markers, which uses libjpeg's accurate transform. Of
@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,8 @@ import torch
 from PIL import Image
 
 from feedline.errors import ImageError
-from feedline.images.codec_registry import DecodeOptions, Decoder
+from feedline.images.codec_registry import DecodeOptions, Decoder, codec_of
 from feedline.images.crops import Box
-from feedline.images.jpeg import jpeg_orientation
 from feedline.images.resize import fill
 from feedline.order.pixel_layout import MODES, PixelLayout
 from feedline.sources.manifest import Level, level_size
@@ -38,6 +37,9 @@ DEFAULT_JPEG_QUALITY = 95
 RESTARTS = 4
 """Blocks of 16 x 16 pixels between two restart markers (ITU T.81), which allow decoding only a
 crop: 2, 4 and 6 were equally fast."""
+_UNCHANGED = ("JPEG", "PNG", "WEBP")
+_MAX_EXTRA_BYTES = 1 << 16
+"""Bytes, more than its pixels have, of a file that is stored unchanged: it may be an animation."""
 _MAX_JPEG_PX = 65_500  # libjpeg's JPEG_MAX_DIMENSION
 
 
@@ -57,32 +59,45 @@ class LevelEncoder:
 
     def __init__(self, levels: Sequence[Level], options: DecodeOptions) -> None:
         self._levels = levels
-        self._exif = options.exif
         self._layout = MODES[options.mode]
         self._decoder = Decoder(options)
+        self._reader = Decoder(replace(options, exif=False)) if options.exif else None
 
     def make_copies(self, image: bytes | Pixels) -> ResizedCopies:
         """Make the copies of an image, encoded or as pixels (height, width, channels); raises an
         ImageError.
         """
         if isinstance(image, np.ndarray):
-            pixels, unchanged = image, None
+            pixels = image
         else:
             self._decoder.open(image)
-            upright = not self._exif or jpeg_orientation(image) == 1
-            unchanged = image if self._decoder.reducible and upright else None
             # An original that is stored unchanged is decoded, too, to find broken ones now.
             pixels = np.ascontiguousarray(self._decoder.read())
         height, width = pixels.shape[:2]
         if PixelLayout(pixels.shape[2], pixels.dtype.name) != self._layout:
             raise ImageError(f"expected {self._layout}, got {pixels.dtype} of shape {pixels.shape}")
-        copies = []
+        copies, lossless = [], b""
         for level in self._levels:
-            if unchanged is not None and min(height, width) <= level.side and level.quality:
-                copies.append(unchanged)
+            if level.quality is not None and min(height, width) <= level.side:
+                lossless = lossless or self._encode_lossless(image, pixels)
+                copies.append(lossless)
             else:
                 copies.append(_encode(pixels, level))
         return ResizedCopies(height, width, tuple(copies))
+
+    def _encode_lossless(self, image: bytes | Pixels, pixels: Pixels) -> bytes:
+        """Return an image's file, if a cache's reader decodes it to the same pixels, or a PNG."""
+        if not isinstance(image, np.ndarray):
+            codec = codec_of(image)
+            is_usual = codec is not None and codec.name in _UNCHANGED
+            is_small = len(image) <= pixels.nbytes + _MAX_EXTRA_BYTES
+            if is_usual and is_small and not self._decoder.is_clipped:
+                if self._reader is None:
+                    return image
+                self._reader.open(image)
+                if np.array_equal(self._reader.read(), pixels):
+                    return image
+        return _encoded(pixels, "PNG")
 
 
 def _encode(pixels: Pixels, level: Level) -> bytes:
@@ -95,13 +110,15 @@ def _encode(pixels: Pixels, level: Level) -> bytes:
             f"its copy of {small.shape[1]} x {small.shape[0]} pixels is too large for a JPEG, "
             f"at most {_MAX_JPEG_PX} pixels per side: split the image, or store raw pixels"
         )
+    return _encoded(
+        small, "JPEG", quality=level.quality, subsampling="4:2:0", restart_marker_blocks=RESTARTS
+    )
+
+
+def _encoded(pixels: Pixels, format: str, **options: Any) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(small[..., 0] if small.shape[2] == 1 else small).save(
-        file,
-        "JPEG",
-        quality=level.quality,
-        subsampling="4:2:0",
-        restart_marker_blocks=RESTARTS,
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(
+        file, format, **options
     )
     return file.getvalue()
 

@@ -141,9 +141,10 @@ def _build_shard(
                 if not spec.skip_broken:
                     # A finished cache cannot skip further images.
                     skippable = not (spec.adds_level or spec.repairs)
+                    hint = error.hint or "repair or remove the file" * skippable
                     raise ImageError(
                         f"sample {number}, {name}, cannot be cached: {error.message}",
-                        hint="repair or remove the file, or skip broken images" * skippable,
+                        hint=hint + ", or skip broken images" * skippable,
                         fix={"on_error": "skip"} if skippable else {},
                     ) from error
                 skipped.append((number, name, error.message))

@@ -119,7 +119,7 @@ def _print_settings(settings: tuple[StartingSetting, ...]) -> None:
 
 
 def _verify(folder: str, workers: int | str, json: Path | None) -> None:
-    """Decode all images below a folder and list the broken ones."""
+    """Decode all images below a folder and list those that cannot be read."""
     from feedline.cli.progress import ProgressBar
     from feedline.doctor.broken_images import broken_images  # loads torch
     from feedline.images.image_list import find_images
@@ -133,7 +133,7 @@ def _verify(folder: str, workers: int | str, json: Path | None) -> None:
     with ProgressBar("images") as bar:
         broken = broken_images(files, workers=workers, progress=bar.update)
     seconds = time.monotonic() - started
-    typer.echo(f"{folder}: {len(broken)} of {len(files)} images are broken ({seconds:.1f} s)")
+    typer.echo(f"{folder}: {len(broken)} of {len(files)} images cannot be read ({seconds:.1f} s)")
     for path, reason in broken:
         typer.echo(f"{path}: {reason}")
     found = {"broken": [{"file": str(path), "reason": reason} for path, reason in broken]}

@@ -57,7 +57,7 @@ def _check(files: Sequence[Path], piece: SampleRange) -> BrokenSamples:
             decoder.open(files[sample].read_bytes())
             decoder.read()
         except ImageError as error:
-            broken.append((sample, error.message))
+            broken.append((sample, "; ".join(filter(None, (error.message, error.advice)))))
         except OSError as error:
             broken.append((sample, error.strerror or str(error)))
     return broken

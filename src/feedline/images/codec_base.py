@@ -5,9 +5,12 @@ Positions of numbers in an Exif block are from Exif 2.32 section 4.6.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +25,7 @@ __all__ = [
     "DecodedPixels",
     "ImageDecoder",
     "check_pixels",
-    "exif_orientation",
+    "find_orientation",
     "upright",
 ]
 
@@ -30,6 +33,9 @@ DEFAULT_MAX_PIXELS = 178_956_970
 """Twice 0.25 GiB of RGB pixels, Pillow's default limit."""
 
 _EXIF_ORIENTATION_TAG = 0x0112
+_EXIF_WHOLE_NUMBERS = {3: "H", 4: "I", 8: "h", 9: "i"}
+_EXIF_PREFIX = re.compile(rb"^(?:Exif\0\0){1,2}")
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _NO_PIXELS: Pixels = np.empty((0, 0, 0), np.uint8)
 
 
@@ -39,7 +45,7 @@ class DecodeOptions:
 
     Args:
         max_pixels: maximum number of pixels in a header.
-        exif: rotate images by their Exif orientation.
+        exif: rotate images as `PIL.ImageOps.exif_transpose`, by the orientation in Exif or XMP.
         mode: Pillow's mode of the result, one of `pixel_layout.MODES`.
         scaled: decode a JPEG at a reduced size if the part still has the row's size.
     """
@@ -175,22 +181,40 @@ def upright(pixels: Pixels, orientation: int) -> Pixels:
     return np.ascontiguousarray(pixels)
 
 
-def exif_orientation(exif: bytes) -> int:
-    """Orientation, 1 to 8, in an Exif block, with or without "Exif\\0\\0" before it; 1 (upright) if
-    it has none.
+def find_orientation(info: Mapping[Any, object]) -> int:
+    """Orientation, 1 to 8, in Pillow's `info` of an image; 1 (upright) if it has none.
+
+    As `ImageOps.exif_transpose`, it reads the Exif block or PNG's text profile, and XMP if these
+    have no orientation. Damaged blocks have none.
     """
-    if exif.startswith(b"Exif\0\0"):
-        exif = exif[6:]
-    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
+    exif, profile = info.get("exif"), info.get("Raw profile type exif")
+    if exif is None and isinstance(profile, str):
+        with contextlib.suppress(ValueError):
+            exif = bytes.fromhex("".join(profile.split("\n")[3:]))
+    found = _exif_orientation(exif) if isinstance(exif, bytes) else None
+    if found is None:
+        xmp = info.get("XML:com.adobe.xmp") or info.get("xmp")
+        xmp = xmp.encode() if isinstance(xmp, str) else xmp
+        match = _XMP_ORIENTATION.search(xmp) if isinstance(xmp, bytes) else None
+        found = int(match[1]) if match else 1
+    return found if 1 <= found <= 8 else 1
+
+
+def _exif_orientation(exif: bytes) -> int | None:
+    """Value of the orientation in an Exif block, with or without "Exif\\0\\0" before it.
+
+    0 if it is not one whole number; None if there is none.
+    """
+    exif = _EXIF_PREFIX.sub(b"", exif)
+    order, found = {b"II": "<", b"MM": ">"}.get(exif[:2]), None
     if order is None:
-        return 1
-    try:
+        return None
+    with contextlib.suppress(struct.error):
         (at,) = struct.unpack_from(order + "I", exif, 4)
         (entries,) = struct.unpack_from(order + "H", exif, at)
-        for entry in range(entries):
-            tag, kind, _, value = struct.unpack_from(order + "HHIH", exif, at + 2 + 12 * entry)
+        for entry in range(at + 2, at + 2 + 12 * entries, 12):
+            tag, kind, count, _ = struct.unpack_from(order + "HHII", exif, entry)
             if tag == _EXIF_ORIENTATION_TAG:
-                return value if kind == 3 and 1 <= value <= 8 else 1
-    except struct.error:
-        pass
-    return 1
+                form = _EXIF_WHOLE_NUMBERS.get(kind) if count == 1 else None
+                found = struct.unpack_from(order + form, exif, entry + 8)[0] if form else 0
+    return found

@@ -1,7 +1,8 @@
 """Registry of image formats, and decoding of files to pixels.
 
-To add a format that Pillow or a plugin of it reads, add an entry to `PILLOW_CODECS` in
-`pillow_codecs.py`; for a format with its own decoder, add a `Codec` to `CODECS`.
+Formats without an entry are identified and decoded by Pillow. An entry in `PILLOW_CODECS` of
+`pillow_codecs.py` also names the package that reads a format, and checks its header's size; for a
+format with its own decoder, add a `Codec` to `CODECS`.
 
 Guarantees: JPEGs are decoded like by libjpeg-turbo, Pillow and so torchvision's loader, bit for bit
 (`jpeg.py`); everything else by Pillow (`pillow_codecs.py`). The format is detected from the bytes,
@@ -21,7 +22,12 @@ from feedline.errors import ImageError
 from feedline.images.codec_base import DEFAULT_MAX_PIXELS, Codec, DecodeOptions, ImageDecoder
 from feedline.images.crops import Part, check_value
 from feedline.images.jpeg import JPEG
-from feedline.images.pillow_codecs import PILLOW_CODECS
+from feedline.images.pillow_codecs import (
+    PILLOW_CODECS,
+    AddedFormat,
+    added_formats,
+    pillow_format,
+)
 from feedline.order.pixel_layout import MODES, PixelLayout
 from feedline.sources.store import Pixels
 
@@ -55,20 +61,24 @@ def register_codec(codec: Codec) -> None:
 
 
 def added_codecs() -> list[Codec]:
-    """Formats that `register_codec` added, in the order in which to add them again."""
-    return [codec for codec in reversed(CODECS) if codec not in _BUILT_IN]
+    """Formats that `register_codec` added, in the order in which to add them again, and those added
+    to Pillow.
+    """
+    return [*(codec for codec in reversed(CODECS) if codec not in _BUILT_IN), *added_formats()]
 
 
 def register_codecs(codecs: Iterable[Codec]) -> None:
     """Add formats that another process has, unless they are registered."""
     for codec in codecs:
-        if codec not in CODECS:
+        if isinstance(codec, AddedFormat):
+            codec.register()
+        elif codec not in CODECS:
             register_codec(codec)
 
 
 def codec_of(data: bytes) -> Codec | None:
-    """Format of a file, by its first bytes; None if it is unknown."""
-    return next((codec for codec in CODECS if codec.matches(data)), None)
+    """Format of a file, by its first bytes, or by Pillow if it is in no entry; None if unknown."""
+    return next((codec for codec in CODECS if codec.matches(data)), None) or pillow_format(data)
 
 
 class DecodeArguments(TypedDict, total=False):
@@ -186,4 +196,7 @@ def _unknown_format(data: bytes) -> str:
     else:
         guess = f"starting with {bytes(data[:8])!r}"
     names = ", ".join(codec.name for codec in CODECS)
-    return f"it is not a supported image ({names}): {len(data)} bytes, {guess}"
+    return (
+        f"it is not a supported image ({names}, or any other format of Pillow): {len(data)} bytes, "
+        f"{guess}"
+    )

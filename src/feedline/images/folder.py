@@ -108,7 +108,8 @@ class ImageFolder(ImageFiles["FileStore[Any] | ArchiveStore | CacheStore"]):
             224 px (up to 4 in an image that was reduced) and by 1.3 at 112 px (up to 7), and those
             of "exact" from torchvision's by 0.02 to 0.09; it was as fast at 224 px and 1.05 times
             as fast at 112 px.
-        exif: rotate images by their Exif orientation; torchvision's loader does not. Must match a
+        exif: rotate images as `PIL.ImageOps.exif_transpose` does, by their orientation in Exif,
+            XMP or PNG's text profile; torchvision's loader does not. Must match a
             cache's setting.
         max_pixels: maximum number of pixels in an image's header; a larger image raises an
             ImageError.

@@ -25,7 +25,7 @@ from feedline.images.codec_base import (
     DecodeOptions,
     ImageDecoder,
     check_pixels,
-    exif_orientation,
+    find_orientation,
     upright,
 )
 from feedline.images.crops import Part, cut
@@ -42,6 +42,7 @@ __all__ = ["JPEG", "JpegDecoder", "compiled_decoder", "jpeg_is_lossless", "jpeg_
 _KEPT_BYTES = 64 << 20
 _FAST_COLOURS = frozenset(("YCbCr", "Gray", "RGB"))
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
+_XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _TRUNCATED = ("Premature end of JPEG file", "premature end of data segment")
 
 
@@ -148,7 +149,7 @@ def _read_header(data: bytes) -> tuple[int, int]:
 
     try:
         height, width, colours, _ = decode_jpeg_header(data)
-    except ValueError:
+    except (ValueError, KeyError):  # KeyError: a chroma layout without a name, such as 4:4:1
         return 0, 0
     return (int(height), int(width)) if colours in _FAST_COLOURS else (0, 0)
 
@@ -180,11 +181,14 @@ def _decode_fast(
 
 
 def jpeg_orientation(data: bytes) -> int:
-    """Exif orientation, 1 to 8, of a JPEG; 1 (upright) if it has none."""
+    """Orientation, 1 to 8, of a JPEG by Exif or XMP; 1 (upright) if it has none."""
+    info: dict[str, bytes] = {}
     for marker, start, stop in _segments(data):
         if marker == 0xE1 and data[start : start + 6] == b"Exif\0\0":
-            return exif_orientation(data[start:stop])
-    return 1
+            info["exif"] = info.get("exif", b"") + data[start + 6 : stop]
+        elif marker == 0xE1 and data.startswith(_XMP, start, stop):
+            info["xmp"] = data[start + len(_XMP) : stop]
+    return find_orientation(info)
 
 
 def jpeg_is_lossless(data: bytes) -> bool:

@@ -24,6 +24,7 @@ import contextlib
 import ctypes
 import importlib
 import io
+import pickle
 import struct
 import threading
 import warnings
@@ -34,7 +35,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
@@ -44,13 +45,22 @@ from feedline.images.codec_base import (
     DecodedPixels,
     DecodeOptions,
     check_pixels,
-    exif_orientation,
+    find_orientation,
     upright,
 )
 from feedline.images.crops import Part
 from feedline.sources.store import Pixels
 
-__all__ = ["PILLOW_CODECS", "PILLOW_JPEG", "PillowCodec", "converted"]
+__all__ = [
+    "PILLOW_CODECS",
+    "PILLOW_JPEG",
+    "AddedFormat",
+    "PillowCodec",
+    "added_formats",
+    "converted",
+    "has_added_formats",
+    "pillow_format",
+]
 
 _GREY_16 = ("I;16", "I;16B", "I;16L", "I;16N", "I")
 """Modes in which Pillow opens 16-bit grey; "I" in versions before 11."""
@@ -60,6 +70,8 @@ _WEBP_RGB = 0
 _WEBP_MARGIN = 2
 """Chroma has half the resolution and is interpolated from the neighbours, so the pixels at a part's
 edge need those beyond it; and its corner must be even."""
+
+_CONVERT = "convert it to JPEG or PNG"
 
 _warning_filters = threading.Lock()
 
@@ -72,7 +84,7 @@ class PillowCodec(Codec):
         reader: module and class of the reader, imported when a file needs it.
         requires: package and version that has the reader, for the error without it.
         is_quiet: False if damaged files make Pillow warn.
-        is_upright: True if Pillow itself rotates images by their Exif orientation.
+        is_upright: True if Pillow itself rotates images by their orientation.
     """
 
     reader: str = ""
@@ -91,7 +103,7 @@ class PillowCodec(Codec):
         except ImportError:
             raise ImageError(
                 f"it is {self.name}, which needs another package",
-                hint=f"pip install '{self.requires}', or convert it to JPEG or PNG",
+                hint=f"pip install '{self.requires}', or {_CONVERT}",
             ) from None
 
     def decode(self, data: bytes, options: DecodeOptions, part: Part | None) -> DecodedPixels:
@@ -106,7 +118,8 @@ class PillowCodec(Codec):
                 image.info.pop("transparency", None)
                 image.load()
                 image.info.pop("transparency", None)
-                exif = image.info.get("exif")
+                turn = options.exif and not self.is_upright
+                orientation = find_orientation(image.info) if turn else 1
                 if part is not None:
                     top, left, rows, columns = part
                     image = image.crop((left, top, left + columns, top + rows))
@@ -117,12 +130,14 @@ class PillowCodec(Codec):
             raise ImageError(f"not enough memory to decode it ({self.name})") from None
         except Exception as error:
             reason = str(error) or type(error).__name__
+            is_unsupported = isinstance(error, NotImplementedError)
             raise ImageError(
                 f"its first bytes are those of {self.name}, but it cannot be decoded ({reason}): "
-                "truncated, damaged or of a kind that Pillow does not support"
+                + "truncated, damaged or " * (not is_unsupported)
+                + "of a kind that Pillow does not support",
+                hint=_CONVERT * is_unsupported,
             ) from error
-        if options.exif and not self.is_upright and isinstance(exif, bytes):
-            pixels = upright(pixels, exif_orientation(exif))
+        pixels = upright(pixels, orientation)
         return DecodedPixels(pixels, image.mode in _GREY_16 and options.mode != "I;16")
 
 
@@ -182,6 +197,19 @@ class PngFile(PngImageFile):
             super().load_end()
 
 
+def _png_chunks_except(data: bytes, name: bytes) -> Iterator[bytes]:
+    """Parts of a PNG between the chunks of a name, which need not be intact."""
+    start = at = 8
+    yield data[:start]
+    while at + 8 <= len(data):
+        stop = at + 12 + int.from_bytes(data[at : at + 4], "big")
+        if data[at + 4 : at + 8] == name:
+            yield data[start:at]
+            start = stop
+        at = stop
+    yield data[start:]
+
+
 class _Png(PillowCodec):
     def size(self, data: bytes) -> tuple[int, int] | None:
         if data[12:16] != b"IHDR" or len(data) < 24:
@@ -191,13 +219,8 @@ class _Png(PillowCodec):
 
     def open_file(self, data: bytes, part: Part | None) -> Any:
         """Without its animation header: a damaged one warns, and frame 0 does not need it."""
-        at = data.find(b"acTL")
-        while at >= 4:
-            length = int.from_bytes(data[at - 4 : at], "big")
-            if length > 64:  # not a header but pixels that look like one
-                break
-            data = data[: at - 4] + data[at + 8 + length :]
-            at = data.find(b"acTL", at - 4)
+        if b"acTL" in data:
+            data = b"".join(_png_chunks_except(data, b"acTL"))
         image = super().open_file(data, part)
         if part is not None:
             image.limit(part[0] + part[2])
@@ -344,10 +367,93 @@ class _IsoMedia(PillowCodec):
         return any(box[at : at + 4] in self.signatures for at in range(0, len(box), 4))
 
 
+class _OtherFormat(PillowCodec):
+    """A format of Pillow, or of a plugin of it, without an entry in `PILLOW_CODECS`."""
+
+    def open_file(self, data: bytes, part: Part | None) -> Any:
+        if self.name == "EPS":
+            raise ImageError(
+                "it is EPS, which Pillow decodes by running Ghostscript, and feedline does not run "
+                "programs for files of a dataset",
+                hint=_CONVERT,
+            )
+        image = Image.OPEN[self.name][0](io.BytesIO(data), "")
+        if isinstance(image, ImageFile.StubImageFile) or self.name == "MPEG":
+            try:
+                image.load()
+            except OSError:
+                raise ImageError(
+                    f"it is {self.name}, which Pillow cannot decode", hint=_CONVERT
+                ) from None
+        return image
+
+
+def pillow_format(data: bytes) -> PillowCodec | None:
+    """Format of a file as `Image.open` identifies it; None if Pillow does not know it."""
+    Image.init()
+    with _quiet():
+        return next(
+            (
+                _OtherFormat(name, (), is_quiet=False, is_upright=name == "TIFF")
+                for name in Image.ID
+                if _is_identified(data, *Image.OPEN[name])
+            ),
+            None,
+        )
+
+
+def _is_identified(data: bytes, reader: Any, accepts: Any) -> bool:
+    try:
+        found = accepts is None or accepts(data[:16])
+        if not found or isinstance(found, str):  # the reason why it cannot be read
+            return False
+        reader(io.BytesIO(data), "")
+    except (SyntaxError, IndexError, TypeError, struct.error):  # of another format, as Pillow reads
+        return False
+    except Exception:  # of this format, and damaged or not supported
+        return accepts is not None
+    return True
+
+
+def has_added_formats() -> bool:
+    """Return True if formats were added to Pillow (`Image.register_open`)."""
+    return any(map(_is_added, Image.OPEN.values()))
+
+
+def _is_added(opener: tuple[Any, Any]) -> bool:
+    return not str(getattr(opener[0], "__module__", "")).startswith("PIL.")
+
+
+def added_formats() -> list[PillowCodec]:
+    """Formats that were added to Pillow and can be sent to other processes."""
+    codecs: list[PillowCodec] = []
+    for name, opener in filter(lambda each: _is_added(each[1]), Image.OPEN.items()):
+        with contextlib.suppress(Exception):  # e.g. a test of the first bytes that is a lambda
+            codecs.append(pickle.loads(pickle.dumps(AddedFormat(name, (), opener=opener))))
+    return codecs
+
+
+@dataclass(frozen=True)
+class AddedFormat(_OtherFormat):
+    """A format that was added to Pillow.
+
+    Args:
+        opener: its reader and test of the first bytes, as in `Image.OPEN`.
+    """
+
+    opener: tuple[Any, Any] = (None, None)
+
+    def register(self) -> None:
+        """Add it in this process, unless Pillow has one of this name."""
+        if self.name not in Image.OPEN:
+            Image.register_open(self.name, *self.opener)
+
+
 def _plugin(name: str) -> str:
     return f"PIL.{name}ImagePlugin.{name}ImageFile"
 
 
+_JPEG_2000 = (b"\xffO\xffQ", b"\0\0\0\x0cjP  \r\n\x87\n")
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 
@@ -360,6 +466,15 @@ PILLOW_CODECS: tuple[PillowCodec, ...] = (
     _Webp("WEBP", (".webp",), (), True, _plugin("WebP")),
     _Gif("GIF", (".gif",), (b"GIF87a", b"GIF89a"), reader=_plugin("Gif")),
     PillowCodec("BMP", (".bmp",), (b"BM",), reader=_plugin("Bmp")),
+    PillowCodec("JPEG2000", (".jp2", ".j2k"), _JPEG_2000, reader=_plugin("Jpeg2K")),
+    PillowCodec(
+        "JXL",
+        (".jxl",),
+        (b"\xff\n", b"\0\0\0\x0cJXL \r\n\x87\n"),
+        reader="pillow_jxl.JpegXLImagePlugin.JXLImageFile",
+        requires="pillow-jxl-plugin",
+        is_quiet=False,
+    ),
     PillowCodec(
         "TIFF", (".tif", ".tiff"), _TIFF, reader=_plugin("Tiff"), is_quiet=False, is_upright=True
     ),

@@ -139,7 +139,7 @@ def _needs_formats_of_the_script(choice: EngineChoice) -> bool:
     """Return True if workers read images with formats that were added to Pillow."""
     if not choice.compiled:
         return False
-    from feedline.images.compile.image_input import has_added_formats
+    from feedline.images.pillow_codecs import has_added_formats
 
     return has_added_formats()
 

@@ -301,7 +301,7 @@ def _look_at_some(
     problem = ""
     for sample in spread_evenly(len(names), _LOOKS):
         value = lmdb.get(names[sample])
-        if value is None or is_image(bytes(value[:16])):
+        if value is None or is_image(bytes(value)):
             if explicit:
                 return
             continue

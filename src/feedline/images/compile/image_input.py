@@ -43,7 +43,6 @@ __all__ = [
     "call_with_input",
     "check_not_open",
     "decode_with_pillow",
-    "has_added_formats",
     "has_rgb_pixels",
     "open_with_pillow",
     "read_input",
@@ -92,12 +91,6 @@ def decode_with_pillow(data: bytes, settings: PillowSettings) -> Pixels:
             before.apply()
 
 
-def has_added_formats() -> bool:
-    """Return True if formats were added to Pillow (`Image.register_open`)."""
-    openers = [opener for opener, _ in Image.OPEN.values()]
-    return any(not str(getattr(each, "__module__", "")).startswith("PIL.") for each in openers)
-
-
 @dataclass(frozen=True)
 class ReadOptions(DecodeOptions):
     """Settings for reading the images of a dataset.
@@ -139,11 +132,26 @@ def read_input(image: object) -> FileBytes | None:
         raise ImageError(f"{name!r} cannot be loaded: {error}") from error
 
 
+@lru_cache(maxsize=1)
+def _thread_decoder(max_pixels: int) -> ThreadDecoder:
+    return ThreadDecoder(DecodeOptions(max_pixels))
+
+
 def open_with_pillow(file: FileBytes, why: ImageError | None) -> Image.Image:
-    """Open a file like torchvision's loader."""
+    """Open a file like torchvision's loader, or with feedline's decoder, whose error is `why` if it
+    failed.
+    """
     try:
         return Image.open(io.BytesIO(file.data)).convert("RGB")
     except Exception as error:
+        if why is None:
+            decoder = _thread_decoder(PillowSettings.now().max_pixels).decoder
+            try:
+                decoder.open(file.data)
+                if isinstance(error, UnidentifiedImageError):
+                    return Image.fromarray(np.ascontiguousarray(decoder.read()))
+            except ImageError as reason:
+                why = reason
         own = f"{why}; " if why is not None else ""
         pillow = f"Pillow raised {error_text(error)}"
         if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
@@ -248,11 +256,6 @@ def _unloaded_jpeg(image: Any) -> FileBytes | None:
         file.close()
         image.fp = io.BytesIO(data)
     return FileBytes(data, str(image.filename) or "the image", image.size)
-
-
-@lru_cache(maxsize=1)
-def _thread_decoder(max_pixels: int) -> ThreadDecoder:
-    return ThreadDecoder(DecodeOptions(max_pixels))
 
 
 class LazyImage:
