@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from feedline import __version__
 from feedline.doctor.check import CheckResult
+from feedline.images.native import COMPILE_HINT, NATIVE_MODULES
 
 __all__ = ["check_decoder", "check_libraries", "package_version"]
 
@@ -53,37 +54,30 @@ def check_libraries() -> CheckResult:
     return CheckResult(id="libraries", status="ok", summary=line, details=found)
 
 
-_PARTS = {
-    "_jpeg": "simplejpeg decodes whole images instead of crops",
-    "_resample": "torch crops and resizes, in about twice the time",
-    "_lut": "numpy converts pixels to floats",
-    "_photometric": "torchvision changes colours, blurs and maps",
-}
-"""Compiled parts, and the slower code that replaces them; the pixels are the same."""
-
-
 def check_decoder() -> Iterator[CheckResult]:
     """Run the checks "jpeg-decoder" and "compiled-parts"."""
-    found = {name: _why_not(name) for name in _PARTS}
+    found = {name: _why_not(name) for name in NATIVE_MODULES}
     missing = {name: why for name, (why, _) in found.items() if why}
     fixes = dict.fromkeys(fix for _, fix in found.values() if fix)
     crop_only = "_jpeg" not in missing
     yield _jpeg_decoder(crop_only=crop_only, reads_codes=crop_only and _reads_codes())
-    details: dict[str, object] = {name.removeprefix("_"): name not in missing for name in _PARTS}
+    details: dict[str, object] = {
+        name.removeprefix("_"): name not in missing for name in NATIVE_MODULES
+    }
     if not missing:
         yield CheckResult(
             id="compiled-parts",
             status="ok",
-            summary=f"all {len(_PARTS)} are in use: {', '.join(details)}",
+            summary=f"all {len(NATIVE_MODULES)} are in use: {', '.join(details)}",
             details=details,
         )
         return
-    reasons = "; ".join(f"{_PARTS[name]} ({why})" for name, why in missing.items())
+    reasons = "; ".join(f"{NATIVE_MODULES[name]} ({why})" for name, why in missing.items())
     yield CheckResult(
         id="compiled-parts",
         status="warn" if fixes else "note",
-        summary=f"{len(missing)} of {len(_PARTS)} are not in use, so the same pixels take longer: "
-        f"{reasons}",
+        summary=f"{len(missing)} of {len(NATIVE_MODULES)} are not in use, so the same pixels take "
+        f"longer: {reasons}",
         details={**details, "why_not": missing},
         fix="; ".join(fixes),
     )
@@ -91,13 +85,12 @@ def check_decoder() -> Iterator[CheckResult]:
 
 def _why_not(name: str) -> tuple[str, str]:
     """Reason a compiled part is not in use, and the fix; "" if it is in use, or has no fix."""
-    compile_it = "install a C compiler, then reinstall feedline"
     try:
         part = importlib.import_module(f"feedline.images.{name}")
     except ModuleNotFoundError:
-        return f"{name} was not compiled", compile_it
+        return f"{name} was not compiled", COMPILE_HINT
     except ImportError as error:
-        return f"{name} cannot be loaded: {error}", compile_it
+        return f"{name} cannot be loaded: {error}", COMPILE_HINT
     if name == "_jpeg":
         from PIL import _imaging
 

@@ -8,6 +8,7 @@ jpeg.py                              decoding of a JPEG, of which only a part if
 crops.py                             which part of an image becomes a row: `TrainCrop`, `EvalCrop`
 resize.py                            resize into a row, mirror, table lookup; rows of raw pixels
 canvas.py                            several crops, resizes, pads and flips as one
+native.py                            native modules that were not compiled
 compile/                             torchvision and timm pipelines
 c/                                   native code
 """

@@ -6,6 +6,7 @@ import re
 
 from feedline.engine.defaults import slots_for
 from feedline.engine.generators import describe_generators
+from feedline.images.native import describe_missing
 from feedline.loader.dataset_kind import find_feedline_source
 from feedline.loader.engine_choice import EngineChoice, keeps_workers
 from feedline.loader.options import Options
@@ -32,6 +33,7 @@ def explain(options: Options, choice: EngineChoice, memory_bytes: int) -> str:
         "fused": _fused(options, choice),
         "unchanged": ", ".join(choice.unchanged),
         "because": " ".join(choice.reasons),
+        "missing": describe_missing() if choice.source is not None else "",
         "size": _size(options, choice),
         "schedule": _schedule(options),
         "order": _order(options),

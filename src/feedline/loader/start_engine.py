@@ -33,6 +33,7 @@ from feedline.engine.tasks import BatchTasks, InFlightBatch, RowTasks
 from feedline.engine.tensor_dataset import batched_tensors
 from feedline.engine.worker_errors import describe_sample
 from feedline.errors import ImageError, SampleError, StorageError
+from feedline.images.native import warn_if_missing
 from feedline.loader.engine_choice import EngineChoice
 from feedline.loader.engines import Engine, EngineRecord, InProcessEngine, Skipped, WorkerEngine
 from feedline.loader.iterable_engine import IterableEngine, IterablePosition
@@ -103,6 +104,8 @@ def start_engine(
     choice: EngineChoice, options: Options, position: LoaderPosition, record: EngineRecord
 ) -> Engine:
     """Build the chosen engine at the position; raises UsageError or ResourceError."""
+    if choice.source is not None:
+        warn_if_missing()
     if choice.engine == "iterable":
         return IterableEngine(cast(IterablePosition, position))
     fetcher = None if choice.makes_rows else _fetcher(choice, options, position.seed)

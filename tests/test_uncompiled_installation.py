@@ -1,0 +1,53 @@
+"""An installation without a C compiler has no native modules, and loaders say so."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import feedline
+
+SCRIPT = """
+import json, sys, warnings
+import numpy as np
+import feedline
+
+images = feedline.ImageArray(np.zeros((4, 40, 40, 3), np.uint8), np.arange(4), feedline.EvalCrop())
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        loader = feedline.DataLoader(images, 2, schedule="16x1")
+        assert len(list(loader)) == 2
+texts = [str(each.message) for each in caught if each.category is RuntimeWarning]
+print(json.dumps([texts, loader.explain()]))
+"""
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_the_first_loader_warns_once_without_native_modules(
+    is_compiled: bool, tmp_path: Path
+) -> None:
+    package = Path(feedline.__file__).parent
+    native = sorted(package.glob("images/*.abi3.so"))
+    if len(native) < 4:
+        pytest.skip("not compiled")
+    ignored = shutil.ignore_patterns("__pycache__", *([] if is_compiled else ["*.so"]))
+    shutil.copytree(package, tmp_path / "feedline", ignore=ignored)
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    texts, explained = json.loads(result.stdout.splitlines()[-1])
+    assert len(texts) == (not is_compiled)
+    for name in ("_jpeg", "_resample", "_lut", "_photometric"):
+        assert (name in explained) == (not is_compiled)
+        assert all(name in text and "compiler" in text for text in texts)
