@@ -11,10 +11,12 @@ from orders import ORDER_NAMES
 from feedline.errors import UsageError
 from feedline.order.sample_order import (
     BLOCK_SIZE,
+    Order,
     describe_sample_order,
     epoch_order,
     window_size,
 )
+from feedline.order.schedule import Schedule
 
 lengths = st.integers(1, 300)
 seeds = st.integers(0, 2**64 - 1)
@@ -215,3 +217,18 @@ def test_repr_describes_order() -> None:
     said = "shuffled in windows of 16384 samples, blocks of 256"
     assert describe_sample_order("window:16384") == said
     assert describe_sample_order("shuffled") == "shuffled"
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_sequential_order_needs_no_memory_for_its_length(world_size: int) -> None:
+    length = 10**15
+    order = Order(
+        length=length,
+        schedule=Schedule.parse("8x1"),
+        batch_size=4,
+        sample_order="sequential",
+        world_size=world_size,
+    )
+    assert order.batch(0, 2).samples.tolist() == [8 * world_size + world_size * k for k in range(4)]
+    last = order.batch(3, order.steps(3) - 1)
+    assert last.samples[0] == length - (length % (4 * world_size) or 4)

@@ -281,6 +281,14 @@ class Order:
             epoch += phase.epochs
         return steps
 
+    def _samples(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Samples at positions `start:stop` of an epoch, as far as it has them."""
+        if self.sample_order == SEQUENTIAL:  # without an array of all samples
+            return np.arange(start, min(stop, self.length), dtype=np.int64)
+        return epoch_order(self.length, self.seed, epoch, self.sample_order, self.weights)[
+            start:stop
+        ]
+
     def batch(self, epoch: int, step: int) -> BatchSpec:
         """Return this rank's batch at a step of an epoch.
 
@@ -295,12 +303,11 @@ class Order:
             raise IndexError(f"epoch {epoch} has {self.steps(epoch)} steps, got step {step}")
         phase = self.schedule.phase_at(epoch)
         start = step * self.global_batch_size(phase)
-        samples = epoch_order(self.length, self.seed, epoch, self.sample_order, self.weights)
-        rows = samples[start : start + self.global_batch_size(phase)]
+        rows = self._samples(epoch, start, start + self.global_batch_size(phase))
         missing = -len(rows) % self.world_size
         if missing:
             # np.resize repeats the samples if there are fewer of them than ranks.
-            rows = np.concatenate([rows, np.resize(samples, missing)])
+            rows = np.concatenate([rows, np.resize(self._samples(epoch, 0, missing), missing)])
         return BatchSpec(
             epoch=epoch,
             step=step,
