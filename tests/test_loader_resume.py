@@ -21,6 +21,7 @@ from feedline.errors import StateError, UsageError
 from feedline.loader import DataLoader
 from loader_reading import Seen, planned, planned_epoch, read, seen
 from row_sources import Rows
+from sets import Drawing, Sized
 
 SCHEDULE = "8x1@5,12x1@7,6x1"
 EPOCHS = 3
@@ -75,9 +76,25 @@ def test_a_state_after_the_last_batch_has_an_empty_remainder_and_then_the_next_e
         next(iteration)
     fresh = loader()
     fresh.load_state_dict(through_json(first.state_dict()))
-    assert fresh.epoch == 0
+    assert (fresh.epoch, fresh.epoch_finished) == (0, True)
     assert read(fresh) == []
+    assert not fresh.epoch_finished
     assert read(fresh) == planned_epoch(fresh, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"schedule": "2x1@4,2x1@3"}])
+def test_an_epoch_is_finished_after_its_last_batch(options: dict[str, Any]) -> None:
+    data = Sized(12) if "schedule" in options else Drawing(12)
+    made = DataLoader(data, 4, **options)
+    for _ in range(2):
+        assert not made.epoch_finished
+        steps = len(made)
+        for step, _ in enumerate(made, 1):
+            assert made.epoch_finished == (step == steps)
+            other = DataLoader(data, 4, **options)
+            other.load_state_dict(made.state_dict())
+            assert other.epoch_finished == (step == steps)
+        assert not made.epoch_finished
 
 
 @pytest.mark.parametrize("workers", [0, 2])

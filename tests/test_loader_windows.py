@@ -133,17 +133,17 @@ def test_string_that_names_no_order_is_rejected_with_form(
 @pytest.mark.parametrize(
     ("dataset", "options", "found"),
     [
-        (range(10), {}, "no seed"),
-        (Rows(10), {"image_size": 4}, "no seed"),
-        (range(10), {"sampler": [1, 2]}, "a sampler and no seed"),
-        (range(10), {"batch_sampler": [[1], [2]]}, "a sampler and no seed"),
-        (range(10), {"batch_size": None}, "batch_size=None and no seed"),
-        (range(10), {"batch_size": None, "seed": 1}, "batch_size=None"),
-        (Counting(10), {}, "an IterableDataset and no seed"),
+        (range(10), {}, "add seed=0 or a schedule$"),
+        (Rows(10), {"image_size": 4}, "add seed=0"),
+        (range(10), {"sampler": [1, 2]}, "remove the sampler and add seed=0"),
+        (range(10), {"batch_sampler": [[1], [2]]}, "remove the sampler and add seed=0"),
+        (range(10), {"batch_size": None}, "set a batch_size and add seed=0"),
+        (range(10), {"batch_size": None, "seed": 1}, "set a batch_size$"),
+        (Counting(10), {}, "use a map-style dataset and add seed=0"),
     ],
 )
 def test_windows_without_feedline_order_raise_with_requirement(
     dataset: Any, options: dict[str, Any], found: str
 ) -> None:
-    with pytest.raises(UsageError, match=rf"'{WINDOW}' .* cannot be used with {found}: set seed=0"):
+    with pytest.raises(UsageError, match=rf"'{WINDOW}' .*: {found}"):
         DataLoader(dataset, shuffle=WINDOW, **options)

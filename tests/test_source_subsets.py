@@ -235,9 +235,19 @@ def test_subset_with_own_selection_runs_unchanged(jpeg_folder: Path) -> None:
     assert torch.equal(batch[1], wanted[1].flip(0))
     assert (batch[0].float() - wanted[0].flip(0).float()).abs().mean() < 1  # Pillow's pixels
     crops = ImageFolder(jpeg_folder, TrainCrop())
-    for data in (Reversing(crops, numbers), ConcatDataset([crops, crops])):
-        with (
-            DataLoader(data, 12, image_size=16) as loader,
-            pytest.raises(TypeError, match=r"has no single samples.*a torch Subset"),
-        ):
-            list(loader)
+    with (
+        DataLoader(Reversing(crops, numbers), 12, image_size=16) as loader,
+        pytest.raises(TypeError, match=r"has no single samples.*a torch Subset"),
+    ):
+        list(loader)
+
+
+def test_joined_sources_with_crops_raise_when_the_loader_is_built(jpeg_folder: Path) -> None:
+    crops = ImageFolder(jpeg_folder, TrainCrop())
+    pipelines = ImageFolder(jpeg_folder, PIPELINES["evaluation"]())
+    for parts in ([crops, crops], [pipelines, Subset(crops, [1, 2])]):
+        for data in (ConcatDataset(parts), Subset(ConcatDataset(parts), [0, 13])):
+            with pytest.raises(UsageError, match="ConcatDataset that contains ImageFolder"):
+                DataLoader(data, 2, image_size=16)
+    with DataLoader(ConcatDataset([pipelines, pipelines]), 12) as loader:
+        assert len(list(loader)) == 2

@@ -103,12 +103,12 @@ def test_state_of_other_weights_is_rejected_by_name() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"seed": None}, "no seed"),
+        ({"seed": None}, "^weights= .*: add seed=0"),
         ({"shuffle": False}, "^shuffle "),
         ({"shuffle": "window:256"}, "window"),
-        ({"sampler": NUMBERS}, "a sampler"),
-        ({"batch_sampler": [[1], [2]], "batch_size": 1}, "a sampler"),
-        ({"batch_size": None}, "batch_size=None"),
+        ({"sampler": NUMBERS}, "remove the sampler$"),
+        ({"batch_sampler": [[1], [2]], "batch_size": 1}, "remove the sampler$"),
+        ({"batch_size": None}, "set a batch_size$"),
         ({"weights": None, "replacement": False}, "^replacement "),
         ({"replacement": None}, "replacement"),
         ({"weights": WEIGHTS[1:]}, "21 weights for 22 samples"),

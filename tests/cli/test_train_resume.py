@@ -163,7 +163,7 @@ def test_printed_resume_command_resumes(
     )
     monkeypatch.undo()
     assert stopped.status == 128 + signal.SIGTERM
-    assert "epoch 1/2, after step 1\n" in stopped.err
+    assert "epoch 1/2, after 1 steps in total\n" in stopped.err
     command = stopped.err.partition("resume with: ")[2].strip()
     assert shlex.split(command) == ["feedline", "train", "--resume", str(out)]
     ended = feedline(*shlex.split(command)[1:])

@@ -187,7 +187,7 @@ def _print_end(result: TrainResult) -> None:
     if result.stopped_by is not None:
         done, epochs = len(result.records), result.recipe.epochs
         command = f"feedline train --resume {shlex.quote(str(result.out))}"
-        where = f"epoch {min(done + 1, epochs)}/{epochs}, after step {result.step}"
+        where = f"epoch {min(done + 1, epochs)}/{epochs}, after {result.step} steps in total"
         complain(f"stopped in {where}\nhint: resume with: {command}")
         return
     text = "done"

@@ -31,6 +31,7 @@ from feedline.order.pixel_layout import MODES
 from feedline.sources.archives import ArchiveStore, check_no_archive, find_archive
 from feedline.sources.cache_store import CacheStore
 from feedline.sources.folder import (
+    EmptyClassError,
     FileStore,
     FolderIndex,
     checked_extensions,
@@ -166,6 +167,8 @@ class ImageFolder(ImageFiles["FileStore[Any] | ArchiveStore | CacheStore"]):
                     store = url_folder_store(
                         os.fspath(root), endings, budget=budget, storage_options=storage_options
                     )
+                except EmptyClassError:  # so it is no cache
+                    raise
                 except DatasetError as error:
                     raise DatasetError.of(
                         error, f"{no_cache.message}. It is not a folder of images either"

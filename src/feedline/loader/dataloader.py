@@ -413,6 +413,17 @@ class DataLoader(TorchDataLoader[_T]):
         return self._runtime.stream.position.current.epoch
 
     @property
+    def epoch_finished(self) -> bool:
+        """True if all batches of `epoch` are delivered, but the iteration has not ended.
+
+        So it is after a state was loaded that was saved at an epoch's last batch: the next
+        iteration has no batches, and the one after it is the next epoch. Raises TypeError like
+        `len` if the number of batches is unknown.
+        """
+        position = self._runtime.stream.position.current
+        return position.step > 0 and position.step >= self.steps_in(position.epoch)
+
+    @property
     def epochs(self) -> int | None:
         """Number of epochs of the schedule; None without one."""
         schedule = self._runtime.stream.options.schedule

@@ -8,6 +8,8 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
+from torch.utils.data import ConcatDataset, Subset
+
 from feedline.errors import DatasetError, UsageError
 from feedline.images.compile.datasets import is_source_class, unwrap_subsets
 from feedline.images.compile.library_steps import CompileError
@@ -15,6 +17,7 @@ from feedline.images.compile.library_steps import CompileError
 __all__ = [
     "check_kind_unchanged",
     "check_length",
+    "check_parts",
     "check_samples",
     "check_source",
     "find_feedline_source",
@@ -58,6 +61,23 @@ def check_source(dataset: Any) -> None:
     if len(dataset) == 0:
         which = repr(source) if dataset is source else f"This Subset of {source!r}"
         raise DatasetError(f"{which} has no samples; check its folder or files")
+
+
+def check_parts(dataset: Any) -> None:
+    """Raise UsageError for a ConcatDataset of feedline sources that make no single samples."""
+    parts = [dataset]
+    while parts:
+        part = parts.pop()
+        if type(part) is Subset:
+            parts.append(part.dataset)
+        elif type(part) is ConcatDataset:
+            parts += part.datasets
+        elif part is not dataset and is_source_class(type(part)) and part.writes_rows:
+            raise UsageError(
+                f"cannot load from a ConcatDataset that contains {type(part).__name__} with "
+                f"{part.transform!r}: it makes rows of batches, not single samples. Make "
+                "one feedline.ImageList of all images, or use torchvision transforms in its parts"
+            )
 
 
 def check_kind_unchanged(dataset: object, *, was_row_source: bool) -> None:

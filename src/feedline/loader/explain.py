@@ -91,7 +91,7 @@ def _size(options: Options, choice: EngineChoice) -> str:
 
 def _schedule(options: Options) -> str:
     if options.schedule is None and not options.effective_schedule.image_sizes:
-        return "endless; no image size is set"
+        return "none: your dataset sets the size of its images"
     texts = []
     for phase in options.effective_schedule.phases:
         epochs = "epoch" if phase.epochs == 1 else "epochs"

@@ -35,6 +35,7 @@ from feedline.engine.normalise import BatchTransform, DeviceTransforms, Normalis
 from feedline.errors import UsageError
 from feedline.loader.dataset_kind import (
     check_length,
+    check_parts,
     check_source,
     find_feedline_source,
     is_row_source,
@@ -161,6 +162,8 @@ class Options(Arguments):
         _check_values(arguments)
         if row_source:
             _check_row_source(arguments)
+        else:
+            check_parts(dataset)
         _check_effects(arguments, row_source=row_source, iterable=iterable, sampled=sampled)
         training = arguments.schedule is not None
         schedule = Schedule.of(arguments.schedule) if training else None
@@ -529,17 +532,16 @@ def create_order(options: Options) -> Order | None:
             world_size=ranks if world_size is None else world_size,
         )
     if isinstance(options.shuffle, str) or options.weights is not None:
-        obstacles = {
-            "an IterableDataset": options.iterable,
-            "a sampler": options.sampled,
-            "batch_size=None": batch_size is None,
-            "no seed": options.seed is None,
+        fixes = {
+            "use a map-style dataset": options.iterable,
+            "remove the sampler": options.sampled,
+            "set a batch_size": batch_size is None,
+            "add seed=0 or a schedule": options.seed is None,
         }
-        name = "weights" if options.weights is not None else f"shuffle={options.shuffle!r}"
+        name = "weights=" if options.weights is not None else f"shuffle={options.shuffle!r}"
         raise UsageError(
-            f"{name} needs an order made by feedline and cannot be used with "
-            f"{' and '.join(name for name, holds in obstacles.items() if holds)}: set seed=0 (or a "
-            "schedule), a map-style dataset and a batch_size, and no sampler"
+            f"{name} needs an order planned by feedline: "
+            f"{' and '.join(fix for fix, is_needed in fixes.items() if is_needed)}"
         )
     if rank is not None or world_size is not None:
         raise UsageError(

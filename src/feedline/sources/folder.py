@@ -35,6 +35,7 @@ __all__ = [
     "IMAGE_EXTENSIONS",
     "TRAIN_NAME",
     "VAL_NAMES",
+    "EmptyClassError",
     "FileStore",
     "FolderIndex",
     "Paths",
@@ -308,21 +309,25 @@ def checked_extensions(extensions: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(ending.lower() for ending in endings)
 
 
+class EmptyClassError(DatasetError):
+    """A folder has class folders, and some have no images."""
+
+
 def _no_images(
     root: str, empty: list[str], classes: int, endings: tuple[str, ...], other: str
-) -> DatasetError:
+) -> EmptyClassError:
     """Error of class folders without images; `other` is a file in the first of them."""
     message = (
         f"class folders in {root!r} without images, {len(empty)} of {classes}: "
         f"{first_names(empty)}. Looked for names ending in {', '.join(endings)}"
     )
     if other:
-        return DatasetError(
+        return EmptyClassError(
             f"{message}; there are other files such as {other!r}",
             hint="if they are images, pass their extension in extensions=(...); otherwise move the "
             "folder elsewhere",
         )
-    return DatasetError(
+    return EmptyClassError(
         f"{message}. An empty folder would be a class without samples",
         hint="remove it, or copy the missing images",
     )

@@ -86,7 +86,7 @@ class TrainingLoop:
                 report.note(f"{out} is finished; a longer --schedule continues it")
             else:
                 more = f", up to {recipe.epochs} epochs of the new schedule" * ready.extended
-                report.note(f"{out} resumes after step {self.state.step}{more}")
+                report.note(f"{out} resumes after {self.state.step} steps in total{more}")
         helps = device.type == "cuda" or recipe.compile
         if not ready.is_finished and (helps if run.warmup_shapes is None else run.warmup_shapes):
             warm_up(self.state, recipe.shapes, classes=len(data.train.classes), note=report.note)
