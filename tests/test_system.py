@@ -19,6 +19,7 @@ from feedline.system import (
     core_limits,
     local_processes,
     memory_limits,
+    oom_kills,
     rank_and_world,
     throttled_s,
     usable_cores,
@@ -194,6 +195,38 @@ def test_a_quota_holds_under_slurm_too(machine: Machine, monkeypatch: pytest.Mon
 
 
 # Memory
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ({}, None),
+        ({"/proc/vmstat": "oom_kill 7\nnr_free 1"}, 7),
+        ({f"{V2}/memory.events": "oom 5\noom_kill 3", "/proc/vmstat": "oom_kill 7"}, 3),
+        (
+            {
+                "/proc/self/cgroup": "0::/job",
+                f"{V2}/job/memory.events": "oom_kill 1",
+                f"{V2}/memory.events": "oom_kill 3",
+            },
+            1,
+        ),
+        (
+            {
+                "/proc/self/cgroup": "4:memory:/job",
+                f"{V2}/memory/job/memory.oom_control": "under_oom 0\noom_kill 2",
+            },
+            2,
+        ),
+        # An older kernel does not count in version 1.
+        ({f"{V2}/memory/memory.oom_control": "under_oom 0", "/proc/vmstat": "oom_kill 7"}, 7),
+    ],
+)
+def test_out_of_memory_kills_are_those_of_the_cgroup(
+    machine: Machine, files: dict[str, str], count: int | None
+) -> None:
+    machine(files)
+    assert oom_kills() == count
 
 
 def test_memory_without_limits_is_free_memory_of_machine(machine: Machine) -> None:

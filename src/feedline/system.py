@@ -46,6 +46,7 @@ __all__ = [
     "local_processes",
     "lock_file",
     "memory_limits",
+    "oom_kills",
     "rank_and_world",
     "read_at",
     "readable",
@@ -270,6 +271,22 @@ def memory_limits(root: Path = _ROOT) -> MemoryLimits:
     )
 
 
+def oom_kills(root: Path = _ROOT) -> int | None:
+    """Count the processes of this cgroup that the kernel has killed because memory ran out.
+
+    Outside of a cgroup those of the machine. None if unknown, as on macOS and Windows.
+
+    Args:
+        root: folder that holds /proc and /sys.
+    """
+    for folder in _cgroup_folders("memory", root):
+        for name in ("memory.events", "memory.oom_control"):  # of v2, of v1
+            count = _number(_table(folder / name).get("oom_kill"))
+            if count is not None:
+                return count
+    return _number(_table(root / "proc/vmstat").get("oom_kill"))
+
+
 def available_memory_bytes() -> int:
     """Return the bytes that can be allocated before this machine or cgroup runs out of memory."""
     return memory_limits().available
@@ -294,9 +311,13 @@ def unwritten(file: Path, needed: int, error: Exception) -> str:
     return f"{why} (needed: about {decimal(needed)}, free: {decimal(free)})"
 
 
+def _table(path: Path) -> dict[str, str]:
+    """Lines of a kernel's file, each a name and a value; empty if it cannot be read."""
+    return dict(line.partition(" ")[::2] for line in (_read(path) or "").splitlines())
+
+
 def _inactive_file_bytes(folder: Path) -> int:
-    lines = (_read(folder / "memory.stat") or "").splitlines()
-    stat = dict(line.partition(" ")[::2] for line in lines)
+    stat = _table(folder / "memory.stat")
     # v1 has both: usage counts the groups inside this one too, and so does the total.
     return _number(stat.get("total_inactive_file")) or _number(stat.get("inactive_file")) or 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import time
 from pathlib import Path
@@ -45,6 +46,8 @@ class Deadly(Steady):
                 ctypes.string_at(0)
             elif way == "kill":
                 os.kill(os.getpid(), 9)
+            elif way == "abort":
+                os.abort()
             elif way == "exit":
                 os._exit(3)
             elif way == "hang":
@@ -63,6 +66,59 @@ class Deadly(Steady):
         except FileExistsError:
             return False
         return True
+
+
+class Counted(Deadly):
+    """Counts an out-of-memory kill, as the kernel does, before a sample kills its worker."""
+
+    def __init__(self, ways: dict[int, str], root: Path) -> None:
+        super().__init__(ways)
+        self.root = root
+
+    def load(self, item: Item, row: Row) -> None:
+        if item.sample in self.ways:
+            count = next_number(self.root)
+            (self.root / "sys/fs/cgroup/memory.events").write_text(f"oom 1\noom_kill {count}\n")
+        super().load(item, row)
+
+
+class DeadlyStart(Steady):
+    """Ends the first workers, in a way: while they open, or while they prepare a task."""
+
+    def __init__(self, folder: Path, deaths: int, way: str, step: str) -> None:
+        super().__init__(96)
+        self.folder, self.deaths, self.way, self.step = folder, deaths, way, step
+
+    def open(self, worker_id: int, workers: int) -> None:
+        self._die("open")
+
+    def prepare(self, samples: list[int], image_size: int | None) -> None:
+        self._die("prepare")
+
+    def _die(self, step: str) -> None:
+        if step == self.step and next_number(self.folder) < self.deaths:
+            if self.way == "kill":
+                os.kill(os.getpid(), 9)
+            os._exit(3)
+
+
+def next_number(folder: Path) -> int:
+    """Number of the calls with this folder before, of all processes."""
+    for number in itertools.count():
+        try:
+            os.close(os.open(folder / str(number), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        return number
+    raise AssertionError
+
+
+class DeadlyToPrepare(Steady):
+    """A sample that ends its worker when it is prepared."""
+
+    def prepare(self, samples: list[int], image_size: int | None) -> None:
+        if 41 in samples:
+            os._exit(3)
 
 
 class Stillborn(Steady):

@@ -10,16 +10,30 @@ import socket
 import threading
 import time
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from faulty import Deadly, Sleeper, Speechless, Steady, Stillborn, Unborn
+from faulty import (
+    Counted,
+    Deadly,
+    DeadlyStart,
+    DeadlyToPrepare,
+    Sleeper,
+    Speechless,
+    Steady,
+    Stillborn,
+    Unborn,
+    next_number,
+)
 
 from feedline.engine import pool_linux
+from feedline.engine.pool import MAX_CONSECUTIVE_DEATHS
 from feedline.errors import LoadTimeoutError, SampleError, WorkerError
 from feedline.loader import DataLoader
+from feedline.system import oom_kills
 from processes import descendants, eventually, gone, newcomers, own_family
 from slow import slow
 
@@ -43,21 +57,23 @@ def expected(source: Steady, epochs: int, **options: object) -> list[tuple[bytes
 
 
 class Killer(threading.Thread):
-    """Kills a random process out of a changing list, again and again, until stopped."""
+    """Kills random workers of a loader, until stopped or after a number of kills."""
 
-    def __init__(self, loader: DataLoader, pause_s: tuple[float, float], seed: int) -> None:
+    def __init__(self, loader: DataLoader, kills: int, seed: int) -> None:
         super().__init__(daemon=True)
-        self.loader, self.pause_s = loader, pause_s
+        self.loader, self.kills = loader, kills
         self.random = random.Random(seed)
-        self.kills = 0
         self.stopped = threading.Event()
 
     def run(self) -> None:
-        while not self.stopped.wait(self.random.uniform(*self.pause_s)):
+        while self.kills and not self.stopped.wait(self.random.uniform(0.1, 0.4)):
             if pids := self.loader.worker_pids:
                 try:
-                    os.kill(self.random.choice(pids), signal.SIGKILL)
-                    self.kills += 1
+                    os.kill(
+                        self.random.choice(pids),
+                        self.random.choice([signal.SIGKILL, signal.SIGTERM]),
+                    )
+                    self.kills -= 1
                 except ProcessLookupError:
                     pass
 
@@ -75,24 +91,79 @@ def test_progress_before_death_counts_without_message_of_fork_server(
         assert len(loader.worker_deaths) == 1
 
 
-def test_workers_killed_at_random_moments_do_not_change_a_byte(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Chance may kill two workers on one row, which is not the row's fault here.
-    monkeypatch.setattr("feedline.engine.feed._DEATHS_PER_ROW", 1000)
-    monkeypatch.setattr("feedline.engine.pool.MAX_CONSECUTIVE_DEATHS", 1000)
-    options = {"batch_size": 16, "schedule": "8x3,12x3", "seed": 5}
-    with DataLoader(Steady(200, row_s=0.002), num_workers=3, **options) as loader:  # type: ignore[arg-type]
+@pytest.mark.parametrize("method", ["forkserver", *slow("fork", "spawn")])
+def test_workers_killed_at_random_moments_do_not_change_a_byte(method: str) -> None:
+    options = {"batch_size": 16, "schedule": "8x30,12x30", "seed": 5, "on_error": "skip"}
+    source, workers = Steady(200, row_s=0.005), {"num_workers": 3, "start_method": method}
+    with DataLoader(source, **workers, **options) as loader:  # type: ignore[arg-type]
         next(iter(loader))
         loader.set_epoch(0)
-        killer = Killer(loader, (0.02, 0.08), seed=1)
+        killer = Killer(loader, 15, seed=1)
         killer.start()
-        seen = take(loader, 6)
-        killer.stopped.set()
-        killer.join()
-        assert seen == expected(Steady(200), 6, **options)
-        assert killer.kills >= 10
+        epochs, seen = 0, []
+        try:
+            while killer.is_alive():
+                seen += take(loader, 1)
+                epochs += 1
+        finally:
+            killer.stopped.set()
+            killer.join()
+        assert seen == expected(Steady(200), epochs, **options)
+        assert not loader.skipped
         assert len(loader.worker_deaths) >= 10
+
+
+@pytest.mark.parametrize("method", ["forkserver", *slow("fork", "spawn")])
+def test_kills_of_idle_workers_have_no_limit(method: str) -> None:
+    options = {"persistent_workers": True, "shuffle": False, "start_method": method}
+    with loader_of(Steady(64), MAX_CONSECUTIVE_DEATHS + 1, **options) as loader:
+        assert len(take(loader, 1)) == 4
+        for pid in loader.worker_pids:
+            os.kill(pid, signal.SIGKILL)
+        assert take(loader, 1) == expected(Steady(64), 2, batch_size=16, image_size=8, seed=0)[4:]
+
+
+@pytest.mark.parametrize("method", ["forkserver", *slow("fork", "spawn")])
+@pytest.mark.parametrize(
+    ("way", "step", "deaths"),
+    [("kill", "open", MAX_CONSECUTIVE_DEATHS + 2), ("kill", "prepare", 2), ("exit", "prepare", 2)],
+)
+def test_workers_that_die_before_their_first_row_cost_no_sample(
+    way: str, step: str, deaths: int, method: str, tmp_path: Path
+) -> None:
+    source = DeadlyStart(tmp_path, deaths, way, step)
+    options = {"shuffle": False, "on_error": "skip", "start_method": method}
+    with loader_of(source, 2, **options) as loader:
+        assert take(loader, 1) == expected(Steady(96), 1, batch_size=16, image_size=8, seed=0)
+        assert not loader.skipped
+        assert len(loader.worker_deaths) == deaths
+
+
+def test_a_sample_that_ends_workers_preparing_it_is_skipped_alone() -> None:
+    with loader_of(DeadlyToPrepare(96), 2, shuffle=False, on_error="skip") as loader:
+        labels = [label for _, labels in loader for label in labels.tolist()]
+        assert labels == [k for k in range(96) if k != 41]
+        assert [name for name, _ in loader.skipped] == ["sample-41"]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize(("counted", "words"), [(True, "Memory ran out"), (False, "another prog")])
+def test_a_sample_whose_workers_are_killed_from_outside_is_named_and_not_skipped(
+    on_error: str, counted: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/memory.events").write_text("oom 0\noom_kill 0\n")
+    monkeypatch.setattr("feedline.engine.pool.oom_kills", partial(oom_kills, tmp_path))
+    next_number(tmp_path)
+    source = Counted({41: "kill"}, tmp_path) if counted else Deadly({41: "kill"})
+    with loader_of(source, 2, shuffle=False, on_error=on_error) as loader:
+        batches = iter(loader)
+        seen = [next(batches)[1].tolist() for _ in range(2)]
+        for _ in range(2):  # the same batch again
+            with pytest.raises(WorkerError, match=f"(?s)sample-41.*SIGKILL.*{words}"):
+                next(batches)
+        assert seen == [list(range(16)), list(range(16, 32))]
+        assert not loader.skipped
 
 
 @pytest.mark.slow  # test_pools.py kills spawned workers too
@@ -164,7 +235,7 @@ def test_a_hang_waits_for_workers_that_are_starting(tmp_path: Path) -> None:
     [
         ("segfault", "SIGSEGV"),
         ("exit", "exited with status 3"),
-        *slow(("kill", "SIGKILL"), ("hang", "without progress")),
+        *slow(("abort", "SIGABRT"), ("hang", "without progress")),
     ],
 )
 def test_sample_that_kills_worker_twice_is_named(way: str, words: str) -> None:
@@ -177,7 +248,7 @@ def test_sample_that_kills_worker_twice_is_named(way: str, words: str) -> None:
 
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
 def test_samples_that_fail_in_every_way_are_skipped_and_all_others_arrive(method: str) -> None:
-    ways = {3: "segfault", 20: "raise", 21: "kill", 50: "exit", 51: "quit", 95: "raise"}
+    ways = {3: "segfault", 20: "raise", 21: "abort", 50: "exit", 51: "quit", 95: "raise"}
     options = {"on_error": "skip", "start_method": method, "shuffle": True}
     loader = loader_of(Deadly(ways), 2, **options)
     with loader:

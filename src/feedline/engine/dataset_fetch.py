@@ -264,6 +264,8 @@ class DatasetFetcher:
         dataset, times_each_sample, skip = self.dataset, stage_timer.each_sample, self._skip
         if make_sample is None and not skip and self._batched:
             if getitems := getattr(dataset, "__getitems__", None):
+                if on_sample is not None:
+                    on_sample(0)
                 fetched = getitems(keys)
                 stage_timer.end_stage("dataset")
                 return fetched, keys

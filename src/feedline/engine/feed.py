@@ -1,9 +1,10 @@
 """Feed: assign tasks of planned batches to workers and return finished batches, in order.
 
 Single-threaded: tasks are queued before they are needed; results are processed in `next_batch`.
-Guarantees: each row has exactly one result. Tasks of a dead worker are retried; a row whose worker
-died twice is reported as failed. Every wait checks the workers (see `hang_detection`), and has a
-deadline if the user has set one.
+Guarantees: each row has exactly one result. Tasks of a dead worker are retried; a row on which two
+workers failed is reported as failed. A kill from outside says nothing about the row, so it is never
+reported as failed for it; after three kills of the row alone, WorkerError is raised. Every wait
+checks the workers (see `hang_detection`), and has a deadline if the user has set one.
 Relies on: a worker pool that returns every task exactly once.
 """
 
@@ -19,9 +20,9 @@ from feedline.engine.buffers import SlotTooSmallError
 from feedline.engine.defaults import LiveSettings
 from feedline.engine.hang_detection import CHECK_S, HangDetector, RowLocation
 from feedline.engine.messages import HUNG, Failure, Report, stage_pages
-from feedline.engine.pool import WorkerDeath, WorkerPool
+from feedline.engine.pool import WorkerDeath, WorkerPool, explain_kills
 from feedline.engine.tasks import BatchTasks, InFlightBatch, RowTasks, Span, Tasks
-from feedline.errors import LoadTimeoutError
+from feedline.errors import LoadTimeoutError, WorkerError
 from feedline.order.batch_spec import BatchSpec
 from feedline.trace.stage_timings import StageTimings, read_pages
 
@@ -29,6 +30,7 @@ __all__ = ["Feed"]
 
 
 _DEATHS_PER_ROW = 2
+_KILLS_PER_ROW = 3
 _FIRST_ROW_NS = 1_000_000.0  # about one full-size ImageNet photograph
 _EMA_WEIGHT = 0.1  # weight of the latest task in the mean time per row
 
@@ -36,6 +38,14 @@ _EMA_WEIGHT = 0.1  # weight of the latest task in the mean time per row
 def _describe_sample(batch: BatchSpec, row: int) -> tuple[Any, str]:
     sample = int(batch.samples[row])
     return sample, f"sample {sample}"
+
+
+def _row_of(span: Span, death: WorkerDeath) -> int | None:
+    """Row of the batch at which a task's worker died; None while it prepared several rows."""
+    start, count = span
+    if count == 1:
+        return start
+    return start + death.row if 0 <= death.row < count else None
 
 
 class Feed:
@@ -88,6 +98,10 @@ class Feed:
             replaces_hung_workers=replaces_hung_workers,
         )
         self._events = 0  # reports and deaths so far
+        # Batch and row of the last death, if it was a kill from outside; and the kills on this row
+        # alone without another death in between: for each, True if memory ran out.
+        self._killed_row: tuple[int, int] | None = None
+        self._kills: list[bool | None] = []
         self.deaths: list[str] = []
 
     @property
@@ -177,7 +191,7 @@ class Feed:
         Raises:
             SlotTooSmallError: the batch does not fit into a slot.
             LoadTimeoutError: no worker has finished a row or a whole batch before the deadline.
-            WorkerError: workers cannot be started.
+            WorkerError: workers cannot be started, or are killed from outside again and again.
         """
         self._submit_tasks(1)
         if not self._in_flight and self._outstanding:
@@ -245,8 +259,9 @@ class Feed:
         if task_id not in self._outstanding:
             return RowLocation(-1, row, None, "a cancelled task")
         in_flight, span = self._outstanding[task_id]
-        sample, name = self._describe_sample(in_flight.batch, span[0] + row)
-        return RowLocation(in_flight.number, span[0] + row, sample, name)
+        row = span[0] + max(row, 0)
+        sample, name = self._describe_sample(in_flight.batch, row)
+        return RowLocation(in_flight.number, row, sample, name)
 
     def poll(self, timeout_s: float) -> None:
         """Process new events of the workers; wait if there are no events yet."""
@@ -326,25 +341,23 @@ class Feed:
         self._remove_task(report.id)  # last, as it may release the slot
 
     def _on_death(self, death: WorkerDeath) -> None:
-        """Queue the tasks of a dead worker again; give up a row that keeps killing workers."""
+        """Queue the tasks of a dead worker again; give up a row on which workers keep failing."""
         self.deaths.append(death.cause)
         self._events += 1
+        last_killed_row, self._killed_row = self._killed_row, None
         for task_id in death.lost_tasks:
             in_flight, span = self._outstanding[task_id]
             if not in_flight.cancelled:
                 spans = [span]
                 if task_id == death.task:
-                    row = span[0] + death.row
-                    in_flight.deaths[row] = in_flight.deaths.get(row, 0) + 1
-                    give_up = in_flight.deaths[row] >= _DEATHS_PER_ROW
+                    row, give_up = _row_of(span, death), False
+                    if row is not None and death.is_kill:
+                        self._killed_row = in_flight.number, row
+                        is_repeated = self._killed_row == last_killed_row
+                        self._record_kill(in_flight, row, death, is_repeated, span[1] == 1)
+                    elif row is not None:
+                        give_up = self._record_failure(in_flight, row, death)
                     spans = self._tasks.retry_spans(span, row, give_up)
-                    if give_up:
-                        text = (
-                            f"killed its worker {_DEATHS_PER_ROW} times; the last time: "
-                            f"{death.cause}"
-                        )
-                        kind = HUNG if death.was_killed else "WorkerDied"
-                        in_flight.failures.append(Failure(row, kind, text))
                 for part in spans:
                     self._add_task(in_flight, part)
             self._remove_task(task_id)
@@ -352,3 +365,40 @@ class Feed:
             # Queue the tasks of later batches again, after those of the oldest.
             self._requeue_unstarted_tasks()
             self._submit_tasks()
+
+    def _record_kill(
+        self,
+        in_flight: InFlightBatch,
+        row: int,
+        death: WorkerDeath,
+        is_repeated: bool,
+        is_alone: bool,
+    ) -> None:
+        """Record a kill from outside, or raise WorkerError if there are too many on one row alone.
+
+        Deaths on other rows in between show that the row is not the cause. A whole batch is
+        repeated with all its rows: from the second kill on, its current row counts as alone.
+        """
+        if not is_repeated:
+            self._kills = []
+        if is_repeated or is_alone:
+            self._kills.append(death.memory_ran_out)
+        if len(self._kills) >= _KILLS_PER_ROW:
+            kills, self._killed_row = self._kills, None
+            _, name = self._describe_sample(in_flight.batch, row)
+            message, hint = explain_kills(kills)
+            raise WorkerError(
+                f"{len(kills)} workers in a row were killed while they loaded {name} (the last: "
+                f"{death.cause}). {message} The sample is not skipped for it",
+                hint=hint,
+            )
+
+    def _record_failure(self, in_flight: InFlightBatch, row: int, death: WorkerDeath) -> bool:
+        """Record a worker's failure on a row. Return True if the row must not be tried again."""
+        in_flight.deaths[row] = in_flight.deaths.get(row, 0) + 1
+        if in_flight.deaths[row] < _DEATHS_PER_ROW:
+            return False
+        text = f"killed its worker {_DEATHS_PER_ROW} times; the last time: {death.cause}"
+        kind = HUNG if death.was_hung else "WorkerDied"
+        in_flight.failures.append(Failure(row, kind, text))
+        return True

@@ -61,9 +61,10 @@ BLOCK_HEADER_BYTES = _HEARTBEAT_BYTES + MAX_WORKERS * PAGE_BYTES
 """Size of the table at the head of a block; the slots follow."""
 
 TASK, ROW, PID, READY, SINCE, READING, EXIT = range(7)
-"""Columns: id of the current task (0 for none); its current row, counted from 0; process id (0
-until it runs); 1 once the source is open; start of the row (of a whole batch: of the task), on the
-monotonic clock in ns; 1 while the worker reads from storage; 1 if it is to exit."""
+"""Columns: id of the current task (0 for none); its current row, counted from 0, or -1 while
+the task is prepared; process id (0 until it runs); 1 once the source is open; start of the row (of
+a whole batch: of the task), on the monotonic clock in ns; 1 while the worker reads from storage; 1
+if it is to exit."""
 
 
 def heartbeat_table(block: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -81,7 +82,8 @@ def stage_pages(block: NDArray[np.uint8]) -> NDArray[np.int64]:
 def start_task(line: NDArray[np.int64], task_id: int) -> None:
     """Note a task on its worker's line."""
     line[SINCE] = time.monotonic_ns()
-    line[:2] = task_id, 0
+    line[ROW] = -1  # before the id: a worker killed in between must not name a row of its last task
+    line[TASK] = task_id
 
 
 HUNG = "WorkerHung"

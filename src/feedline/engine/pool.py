@@ -15,7 +15,7 @@ import logging
 import signal
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ from feedline.engine.messages import (
     stage_pages,
 )
 from feedline.errors import ClosedError, StartError, UsageError, WorkerError
+from feedline.system import oom_kills
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.stage_timings import StagePage
 
@@ -51,14 +52,26 @@ __all__ = [
     "InProcessPool",
     "WorkerDeath",
     "WorkerPool",
+    "describe_exit",
+    "explain_kills",
 ]
 
 MAX_CONSECUTIVE_DEATHS = 8
-"""Number of worker deaths without a finished task in between that raises an error."""
+"""Number of worker deaths without a finished row in between that raises an error."""
+
+MAX_CONSECUTIVE_IDLE_KILLS = 256
+"""The same for kills from outside of workers without a task, which are starting or idle."""
 
 MISSING_MAIN_GUARD = (
     "your script starts a loader with workers at import, and worker processes import it: put that "
     'code under `if __name__ == "__main__":`'
+)
+
+# Signals of a worker's own errors. Others come from outside.
+_CRASHES = frozenset(
+    int(number)
+    for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
+    if (number := getattr(signal, name, None)) is not None
 )
 
 _log = logging.getLogger("feedline")
@@ -71,8 +84,10 @@ class WorkerDeath:
     cause: str  # e.g. "DataLoader worker (pid 7) is killed by signal: SIGKILL"
     lost_tasks: tuple[int, ...] = ()  # ids of its unfinished tasks
     task: int = 0  # id of its current task; 0 if unknown
-    row: int = 0  # current row of that task, counted from 0
-    was_killed: bool = False  # by `kill`, because it was hung
+    row: int = 0  # current row of that task, counted from 0; -1 while it was prepared
+    was_hung: bool = False  # it was ended by `WorkerPool.kill`
+    is_kill: bool = False  # a signal from outside ended it, which is not the row's fault
+    memory_ran_out: bool | None = None  # the kernel killed for it; None if unknown
 
 
 class CurrentRow(NamedTuple):
@@ -100,7 +115,9 @@ class WorkerPool(ABC):
         self._target = 0  # number of workers
         self._closing = False
         self._kill_reasons: dict[int, str] = {}  # by worker id
-        self._consecutive_deaths = 0  # since the last finished task
+        self._oom_kills = oom_kills()
+        self._known_rows: set[tuple[int, int]] = set()  # task and row of workers at the last death
+        self._forget_deaths()
 
     @abstractmethod
     def submit(self, task: Task) -> bool:
@@ -111,7 +128,7 @@ class WorkerPool(ABC):
         """Return new events; blocks until there is one, or for `timeout_s` at most.
 
         Raises StartError if a worker could not open its source, and WorkerError if too many workers
-        in a row ended without finishing a task.
+        in a row ended without finishing a row.
         """
 
     @abstractmethod
@@ -198,7 +215,7 @@ class WorkerPool(ABC):
                 f"In the worker:\n{failure.trace}",
                 hint=failure.hint,
             )
-        self._consecutive_deaths = 0
+        self._forget_deaths()
         return report
 
     def _replace_worker(
@@ -206,29 +223,59 @@ class WorkerPool(ABC):
     ) -> list[WorkerDeath]:
         """Replace an ended worker. Return its death, unless it was asked to exit and did.
 
-        Raises WorkerError if too many workers ended without a task.
+        Raises WorkerError if too many workers ended without finishing a row.
         """
         reason = self._kill_reasons.pop(worker_id, None)
         task, row, is_exiting = self._heartbeats[worker_id, [TASK, ROW, EXIT]].tolist()
         deaths = []
         if lost_tasks or not is_exiting:
-            cause = reason or _describe_exit(pid, status)
-            self._count_death(cause)
+            is_kill = reason is None and status < 0 and -status not in _CRASHES
+            memory_ran_out = self._has_memory_run_out() if is_kill else None
+            cause = reason or describe_exit(f"DataLoader worker (pid {pid})", status)
             task = task if task in lost_tasks else 0
-            was_killed = reason is not None
-            deaths = [WorkerDeath(cause, tuple(lost_tasks), task, row, was_killed)]
+            death = WorkerDeath(
+                cause, tuple(lost_tasks), task, row, reason is not None, is_kill, memory_ran_out
+            )
+            self._forget_deaths_if_rows_finished([*self._workers, worker_id])
+            self._count_death(death)
+            deaths = [death]
         self._start_missing()
         return deaths
 
-    def _count_death(self, cause: str) -> None:
+    def _has_memory_run_out(self) -> bool | None:
+        """Return True if the kernel has killed for lack of memory since the last call."""
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        return None if before is None or self._oom_kills is None else self._oom_kills > before
+
+    def _forget_deaths_if_rows_finished(self, worker_ids: Sequence[int]) -> None:
+        """Count deaths from 0 if one of these workers has finished a row of a new task."""
+        rows = {(task, row) for task, row in self._heartbeats[worker_ids][:, [TASK, ROW]].tolist()}
+        if any(row > 0 for _, row in rows - self._known_rows):
+            self._forget_deaths()
+        self._known_rows = rows
+
+    def _forget_deaths(self) -> None:
+        self._deaths: list[WorkerDeath] = []  # since the last finished row
+        self._idle_kills: list[WorkerDeath] = []  # since then, of workers without a task
+
+    def _count_death(self, death: WorkerDeath) -> None:
         self._raise_if_closing()
-        _log.warning("%s; another worker repeats its work", cause)
-        self._consecutive_deaths += 1
-        if self._consecutive_deaths >= MAX_CONSECUTIVE_DEATHS:
-            raise WorkerError(
-                f"{self._consecutive_deaths} workers in a row ended without finishing a task (the "
-                f"last: {cause}); see their output above, or load one sample with num_workers=0"
-            )
+        _log.warning("%s; another worker repeats its work", death.cause)
+        deaths, limit = self._deaths, MAX_CONSECUTIVE_DEATHS
+        if death.is_kill and not death.task and not death.memory_ran_out:
+            deaths, limit = self._idle_kills, MAX_CONSECUTIVE_IDLE_KILLS
+        deaths.append(death)
+        if len(deaths) < limit:
+            return
+        self._forget_deaths()
+        text = (
+            f"{len(deaths)} workers in a row ended without finishing a row (the last: "
+            f"{death.cause})"
+        )
+        if all(each.is_kill for each in deaths):
+            message, hint = explain_kills([each.memory_ran_out for each in deaths])
+            raise WorkerError(f"{text}. {message}", hint=hint)
+        raise WorkerError(f"{text}; see their output above, or load one sample with num_workers=0")
 
     def _raise_if_closing(self) -> None:
         if self._closing:
@@ -247,16 +294,31 @@ def _in_disk_sleep(pid: int) -> bool:
     return False
 
 
-def _describe_exit(pid: int, status: int) -> str:
+def describe_exit(process: str, status: int) -> str:
     """Describe an exit status like torch's DataLoader; negative values are signals."""
     if status >= 0:
-        return f"DataLoader worker (pid {pid}) exited with status {status}"
+        return f"{process} exited with status {status}"
     try:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    hint = " (out of memory?)" if name == "SIGKILL" else ""
-    return f"DataLoader worker (pid {pid}) is killed by signal: {name}{hint}"
+    return f"{process} is killed by signal: {name}"
+
+
+def explain_kills(memory_ran_out: Sequence[bool | None]) -> tuple[str, str]:
+    """Cause of kills from outside, and how to fix it; see `WorkerDeath.memory_ran_out`."""
+    use_less = (
+        "use fewer num_workers, a smaller batch_size or prefetch_factor, or raise the memory limit"
+    )
+    if any(memory_ran_out):
+        return "Memory ran out: the kernel's count of out-of-memory kills rose.", use_less
+    if None in memory_ran_out:
+        return "The signal came from another program, or memory ran out.", use_less
+    return (
+        "The signal came from another program, because the kernel's count of out-of-memory kills "
+        "did not rise.",
+        "find the program that ends processes here: a batch system, systemd-oomd, earlyoom",
+    )
 
 
 class InProcessPool(WorkerPool):

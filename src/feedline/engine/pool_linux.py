@@ -254,9 +254,10 @@ class LinuxPool(WorkerPool):
         cause = "lost because the fork server died"
         reports, self._events = self._events, []  # `restart` would drop them
         lost = tuple(self._outstanding)
-        self._count_death(cause)
+        death = WorkerDeath(cause, lost)
+        self._count_death(death)
         self.restart()
-        self._events = [*reports, WorkerDeath(cause, lost)]
+        self._events = [*reports, death]
 
     def close(self) -> None:
         self._closing = True

@@ -54,7 +54,7 @@ class InFlightBatch:
     report: Report | None = None  # of a whole batch
     open_tasks: int = 0  # number of unfinished tasks
     failures: list[Failure] = field(default_factory=list)  # rows that could not be made
-    deaths: dict[int, int] = field(default_factory=dict)  # by row: workers that died on it
+    deaths: dict[int, int] = field(default_factory=dict)  # by row: workers that failed on it
     cancelled: bool = False  # the batch is not returned; its last task frees the slot
 
 
@@ -114,9 +114,11 @@ class RowTasks:
     def store_result(self, in_flight: InFlightBatch, report: Report) -> None:
         """Do nothing: the rows are in place."""
 
-    def retry_spans(self, span: Span, row: int, give_up: bool) -> list[Span]:
-        """Split off the row, so that no other is lost with it."""
+    def retry_spans(self, span: Span, row: int | None, give_up: bool) -> list[Span]:
+        """Split off the row, so that no other is lost with it; if it is unknown, each row."""
         start, count = span
+        if row is None:
+            return [(start + k, 1) for k in range(count)]
         parts = [
             (start, row - start),
             (row, 0 if give_up else 1),
@@ -176,7 +178,7 @@ class BatchTasks:
         if report.memory is not None:
             self.slots.set_memory(in_flight.slot, report.memory)
 
-    def retry_spans(self, span: Span, row: int, give_up: bool) -> list[Span]:
+    def retry_spans(self, span: Span, row: int | None, give_up: bool) -> list[Span]:
         """Return the whole batch, or nothing if it cannot be made without the row."""
         return [] if give_up and not self._skips_failures else [span]
 
