@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import os
 import pickle
 import random
 from collections.abc import Iterator
@@ -345,3 +347,33 @@ def test_explain_describes_next_iteration() -> None:
         loader.collate_fn = list
         assert "dataset engine" in loader.explain()
         assert len(list(batches)) == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"schedule": "ownx9"}])
+def test_workers_can_be_removed_and_added_between_iterations(options: dict[str, Any]) -> None:
+    made = Made(12, lambda index: torch.tensor([index, os.getpid()]))
+    with DataLoader(made, 3, num_workers=2, shuffle=False, **options) as loader:
+        for count in (2, 0, 1, 0):
+            loader.num_workers = count
+            batches = torch.cat(list(loader))
+            assert batches[:, 0].tolist() == list(range(12))
+            pids = {int(pid) for pid in batches[:, 1]}
+            assert (os.getpid() in pids, len(pids) <= max(count, 1)) == (count == 0, True)
+        batches = iter(loader)
+        next(batches)
+        loader.num_workers = 2
+        assert len(list(batches)) == 3
+        loader.num_workers = 0
+        with copy.copy(loader) as other:
+            assert torch.cat(list(other))[:, 0].tolist() == list(range(12))
+
+
+def test_workers_of_rows_can_be_removed_and_added() -> None:
+    with rows(0) as loader:
+        epochs = []
+        for count in (0, 2, 0):
+            loader.num_workers = count
+            loader.set_epoch(0)
+            epochs.append([part.tolist() for batch in loader for part in batch])
+            assert bool(loader.worker_pids) == bool(count)
+        assert epochs[0] == epochs[1] == epochs[2]

@@ -105,8 +105,8 @@ class DataLoader(TorchDataLoader[_T]):
         sampler, batch_sampler: as in torch.
         num_workers: number of worker processes; 0 loads in this process. "auto" starts with the
             cores available to this process and adapts to the training, see `adapts`. Default: 0,
-            with a schedule "auto". The attribute can be set at any time, but not from 0 to another
-            number or back.
+            with a schedule "auto". The attribute can be set at any time; a change from 0 or to 0
+            takes effect in the next iteration.
         collate_fn, pin_memory: as in torch.
         drop_last: drop an epoch's last batch if it is not full.
         timeout: seconds to wait while no worker finishes a batch (if workers share batches: a row),
@@ -341,6 +341,9 @@ class DataLoader(TorchDataLoader[_T]):
         """Copies and pickles consist of the arguments, without the running engine."""
         current = {name: getattr(self, name) for name in _READ_LATER}
         arguments = {**vars(self._runtime.arguments), **current}
+        if not self.num_workers:  # the loader may have been built with workers
+            arguments |= dict.fromkeys(("prefetch_factor", "multiprocessing_context"))
+            arguments["persistent_workers"] = False
         return _rebuild, (type(self), arguments), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -294,13 +294,10 @@ class LoaderRuntime:
 
     def _change_workers(self, workers: int | str) -> int:
         count, before = worker_count(workers), self.loader.num_workers
-        if (count == 0) != (before == 0):
-            raise UsageError(
-                f"cannot change between {before} and {count} in a running loader; build a new one",
-                argument="num_workers",
-            )
-        if count != before:
+        if count and self.stream.engine.workers and count != before:
             self._apply_setting("workers", count)
+        else:  # the next iteration starts the workers, or ends them
+            object.__setattr__(self.loader, "num_workers", count)
         self.set_adapting(isinstance(workers, str))
         return count
 
