@@ -38,7 +38,8 @@ class ImageArray(ImageSource[ArrayStore]):
 
     Raises:
         DatasetError: a file is missing or is not an .npy file.
-        UsageError: an array has a wrong shape or dtype; the message names it.
+        UsageError: an array has a wrong shape or dtype, or its channels come first, by its sizes
+            or its order in memory; the message names it.
     """
 
     def __init__(

@@ -121,7 +121,7 @@ def _checked_images(images: object) -> Pixels:
         )
     if 0 in images.shape:
         raise DatasetError(f"images of shape {images.shape} are empty")
-    if images.shape[1] in (1, 3) and images.shape[3] > 16:
+    if _has_channels_first(images):
         raise UsageError(
             f"have channels first: shape {images.shape}",
             argument="images",
@@ -140,6 +140,30 @@ def _array_labels(labels: Any, count: int) -> Labels:
         warn_of_gaps(array, "image {}".format)
         return Labels(array, [])
     return convert_labels(labels, count, None, "image {}".format)
+
+
+_MAX_USUAL_CHANNELS = 4
+_MAX_FEW_CHANNELS = 16
+
+
+def _has_channels_first(images: np.ndarray[Any, Any]) -> bool:
+    """Return True if images (n, a, b, c) are probably (n, channels, height, width).
+
+    The order in memory decides for a view of the other layout: c, a, b is (channels, height, width)
+    that was transposed to channels last, and b, c, a the opposite. Otherwise images with up to 4
+    values in the last axis have channels last; and channels come first if only the last two axes
+    are equal, as in square images, or if the first is the only one of at most 16. So square
+    patches of many bands may have channels last.
+    """
+    _, first, second, last = images.shape
+    by_stride = sorted(range(1, 4), key=lambda axis: -abs(images.strides[axis]))
+    is_ordered = 1 not in (first, second, last)  # the stride of an axis of length 1 is arbitrary
+    if is_ordered and by_stride in ([3, 1, 2], [2, 3, 1]):
+        return by_stride[-1] == 1
+    if last <= _MAX_USUAL_CHANNELS:
+        return False
+    is_square = bool(second == last != first)
+    return is_square or bool(first <= _MAX_FEW_CHANNELS < min(second, last))
 
 
 def checked_labels(labels: object, count: int) -> np.ndarray[Any, Any]:
