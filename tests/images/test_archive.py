@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import random
 import shutil
 import struct
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -180,6 +182,90 @@ def test_archive_is_scanned_once(
     os.utime(path, ns=(1, 1))
     assert ImageFolder(path).fingerprint() == first
     assert len(times) == 6
+
+
+def _missing(columns: dict[str, Any]) -> None:
+    del columns["labels"]
+
+
+def _wrong_type(columns: dict[str, Any]) -> None:
+    columns["entries"] = columns["entries"].astype(np.float64)
+
+
+def _short(columns: dict[str, Any]) -> None:
+    columns["entries"] = columns["entries"][:-1]
+
+
+def _swapped(columns: dict[str, Any]) -> None:
+    columns["labels"] = columns["labels"][::-1].copy()
+
+
+def _unknown_class(columns: dict[str, Any]) -> None:
+    columns["labels"] = columns["labels"] + np.int32(7)
+
+
+def _behind_the_end(columns: dict[str, Any]) -> None:
+    columns["entries"][:, 0] = 1 << 62
+
+
+def _negative(columns: dict[str, Any]) -> None:
+    columns["entries"][2, :2] = -1
+
+
+def _outside(columns: dict[str, Any]) -> None:
+    names = columns["blob"].tobytes().replace(b"cats/a/3", b"cats/../")
+    columns["blob"] = np.frombuffer(names, np.uint8)
+
+
+def _no_ends(columns: dict[str, Any]) -> None:
+    columns["blob"] = np.full_like(columns["blob"], ord("a"))
+
+
+def _no_classes(columns: dict[str, Any]) -> None:
+    values = json.loads(columns["about"].tobytes())
+    values["classes"] = [1, 2]
+    columns["about"] = np.frombuffer(json.dumps(values).encode(), np.uint8)
+
+
+IMPOSSIBLE = [
+    *(_missing, _wrong_type, _short, _swapped, _unknown_class, _behind_the_end, _negative),
+    *(_outside, _no_ends, _no_classes),
+]
+
+
+@pytest.mark.parametrize("change", IMPOSSIBLE)
+@pytest.mark.parametrize("kind", ["deflated.ZIP", "plain.tar"])
+def test_impossible_index_is_replaced(
+    pets: Path, tmp_path: Path, kind: str, change: Callable[[dict[str, Any]], None]
+) -> None:
+    path = PACKED[kind](pets, tmp_path / kind)
+    expected = ImageFolder(path)
+    (saved,) = tmp_path.glob(".*.feedline")
+    before = saved.read_bytes()
+    columns = dict(np.load(saved))
+    change(columns)
+    with saved.open("wb") as file:
+        np.savez(file, **columns)
+    data = ImageFolder(path)
+    assert data.fingerprint() == expected.fingerprint()
+    assert data.targets.tolist() == expected.targets.tolist()
+    assert data.store.read(2, 16) == expected.store.read(2, 16)
+    assert saved.read_bytes() == before
+
+
+def test_large_index_is_not_inflated(pets: Path, tmp_path: Path) -> None:
+    path = stored(pets, tmp_path / "a.zip")
+    expected = ImageFolder(path)
+    (saved,) = tmp_path.glob(".*.feedline")
+    columns = dict(np.load(saved))
+    with saved.open("wb") as file:
+        np.savez_compressed(file, **columns, more=np.zeros(1 << 28, np.uint8))
+    tracemalloc.start()
+    try:
+        assert ImageFolder(path).fingerprint() == expected.fingerprint()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
 
 
 def test_user_cache_is_used_if_folder_is_not_writable(

@@ -395,6 +395,29 @@ def test_an_index_is_not_taken_for_that_of_another_shard_with_its_name_size_and_
     assert ImageList.from_webdataset(tmp_path / "a.tar").targets.tolist() == [2]
 
 
+@pytest.mark.parametrize("column", ["names", "places", "labels"])
+def test_impossible_index_is_replaced(tmp_path: Path, images: list[bytes], column: str) -> None:
+    path = shard(tmp_path / "a.tar", samples(images, 0, 3))
+    expected = ImageList.from_webdataset(path)
+    (saved,) = tmp_path.glob(".*.feedline")
+    before = saved.read_bytes()
+    columns = dict(np.load(saved))
+    if column == "labels":
+        values = json.loads(columns["about"].tobytes())
+        values["labels"].pop()
+        columns["about"] = np.frombuffer(json.dumps(values).encode(), np.uint8)
+    else:
+        columns[column] = columns[column][::-1] + columns[column].dtype.type(1)
+    with saved.open("wb") as file:
+        np.savez(file, **columns)
+    data = ImageList.from_webdataset(path)
+    assert data.targets.tolist() == expected.targets.tolist()
+    assert [data.store.read(k, 16) for k in range(3)] == [
+        expected.store.read(k, 16) for k in range(3)
+    ]
+    assert saved.read_bytes() == before
+
+
 def test_labels_that_do_not_go_together_are_named_with_their_sample(
     tmp_path: Path, images: list[bytes]
 ) -> None:

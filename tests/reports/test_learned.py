@@ -57,6 +57,13 @@ def texts(html: str) -> str:
     return " ".join(said)
 
 
+def test_all_lines_of_a_long_file_are_read(tmp_path: Path) -> None:
+    text = "".join(f'{{"epoch": {epoch}}}\n' for epoch in range(1, 100_001))
+    (tmp_path / "metrics.jsonl").write_text(text)
+    epochs, note = read_epoch_metrics(tmp_path)
+    assert (len(epochs), epochs[-1].epoch, note) == (100_000, 100_000, "")
+
+
 def test_epochs_are_read_with_the_time_trained_by_their_end(tmp_path: Path) -> None:
     found = learned(tmp_path, line(1), line(2, 96, val_seconds=None))
     assert [each.ended_s for each in found] == [13.0, 24.0]

@@ -7,7 +7,8 @@ fewer images; memory is limited to the directory and one file's bytes, whatever 
 archive is scanned once, and a change since its scan is noticed; a pickle carries no descriptor;
 several threads may read at once. A saved index is whole or missing; one that is damaged, of another
 kind, or of a file with another size, modification time or other bytes at its beginning, middle or
-end, is not used; nothing is unpickled.
+end, is not used, nor one with impossible types, lengths, positions or labels; nothing is unpickled
+or inflated, and its size is limited by the file's.
 
 Relies on: zipfile for the directory of a zip file; a tar file that ends with a block of zeros, as
 the format requires.
@@ -55,7 +56,9 @@ __all__ = [
     "check_name",
     "check_no_archive",
     "find_archive",
+    "has_names",
     "indexed_file",
+    "lies_within",
     "tar_members",
 ]
 
@@ -66,8 +69,12 @@ _BLOCK = 512  # bytes, of tar
 _COPY_AGAIN = "copy or download it again"
 _MAX_HEADER_BYTES = 16 << 20  # of a header's additional data, such as a long name
 _DIGEST_BYTES = 4096
+_MAX_SHARE = 8  # of an index in its file: a name or label in it is at most 6 bytes per byte
+_MAX_ABOUT = 1 << 20
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:")
+_UNSAFE = re.compile(rb"(?:^|\0)(?:[/\0]|[A-Za-z]:)|(?:^|[/\0])\.\.[/\0]|\\")
+"""Start of an empty name, or of one that `check_name` refuses."""
 
 Columns: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
 
@@ -115,6 +122,7 @@ class ArchiveStore(IndexedStore):
             f"the archive {path!r}",
             json.dumps([_VERSION, inside, endings]),
             lambda file, size: _scan(file, size, path, inside, endings),
+            _is_valid,
         )
         blob = columns["blob"]
         index = FolderIndex(blob, path_starts(blob), columns["labels"], values["classes"])
@@ -238,6 +246,50 @@ def _scan(
     warn_ignored(where, files.ignored)
     table = np.array(entries, np.int64).reshape(-1, _COLUMNS)[[places[name] for name in names]]
     return {"blob": index.blob, "labels": index.labels, "entries": table}, {"classes": classes}
+
+
+def _is_valid(columns: Columns, values: Mapping[str, Any], size: int) -> bool:
+    """Return True if a saved index may be that of an archive with this size in bytes."""
+    blob, labels, entries = (columns[name] for name in ("blob", "labels", "entries"))
+    classes = values["classes"]
+    if (labels.dtype, entries.dtype) != (np.int32, np.int64):
+        return False
+    if entries.shape != (*labels.shape, _COLUMNS) or not has_names(blob, len(labels)):
+        return False
+    if classes != sorted(set(classes)) or not all(isinstance(each, str) for each in classes):
+        return False
+    if not ((labels >= 0) & (labels < len(classes))).all():
+        return False
+    folders = [os.fsencode(name) + b"/" for name in classes]
+    prefixes = map(folders.__getitem__, labels.tolist())
+    if not all(map(bytes.startswith, blob.tobytes().split(b"\0"), prefixes)):
+        return False
+    first, length, stored, method, crc = entries.T
+    is_stored = (method == _TAR) | (method == zipfile.ZIP_STORED)
+    return bool(
+        (
+            lies_within(first, length, size)
+            & (is_stored | (method == zipfile.ZIP_DEFLATED))
+            & np.where(is_stored, stored == length, stored >= 0)
+            & (crc >= 0)
+            & (crc < 1 << 32)
+        ).all()
+    )
+
+
+def lies_within(first: Any, length: Any, size: int) -> Any:
+    """Where a part of a file with this size lies within it; without overflow, for any int64."""
+    return (first >= 0) & (first <= size) & (length >= 0) & (length <= size - first)
+
+
+def has_names(blob: np.ndarray[Any, Any], count: int) -> bool:
+    """Return True if a saved array has this number of names, each ended by a zero byte, and none
+    leads out of its archive.
+    """
+    if blob.dtype != np.uint8 or blob.ndim != 1 or np.count_nonzero(blob == 0) != count:
+        return False
+    names = blob.tobytes()
+    return names[-1:] in (b"", b"\0") and not _UNSAFE.search(names)
 
 
 def _tar_entries(
@@ -395,11 +447,13 @@ def indexed_file(
     archive: str,
     key: str,
     scan: Callable[[BinaryIO, int], tuple[Columns, dict[str, Any]]],
+    is_valid: Callable[[Columns, Mapping[str, Any], int], bool],
 ) -> tuple[tuple[int, int], Columns, dict[str, Any]]:
     """Return size and modification time of a large file, and its index, saved or new.
 
     The index consists of columns and of JSON-able values; `key` is its kind and version. A new one,
-    from `scan`, is saved next to the file, or else in the user's cache folder.
+    from `scan`, is saved next to the file, or else in the user's cache folder. `is_valid` checks a
+    saved one, which anybody may have written, for a file of this size; it may raise any error.
     """
     places = _index_paths(path, key)
     try:
@@ -411,7 +465,8 @@ def indexed_file(
             # Files of one size may have the same time, if a packer sets it.
             header = {"key": key, "seen": [*state, _sample_digest(file, status.st_size)]}
             for place in places:
-                if (saved := _read_index(place, header)) is not None:
+                saved = _read_index(place, header, status.st_size, is_valid)
+                if saved is not None:
                     return state, *saved
             columns, values = scan(file, status.st_size)
     except OSError as error:
@@ -451,15 +506,26 @@ def _write_index(place: str, header: dict[str, Any], columns: Columns) -> bool:
     return True
 
 
-def _read_index(place: str, header: dict[str, Any]) -> tuple[Columns, dict[str, Any]] | None:
-    """Read a saved index. Errors do not matter: the file is scanned again."""
+def _read_index(
+    place: str,
+    header: dict[str, Any],
+    size: int,
+    is_valid: Callable[[Columns, Mapping[str, Any], int], bool],
+) -> tuple[Columns, dict[str, Any]] | None:
+    """Read the saved index of a file with a size. Errors do not matter: it is scanned again."""
     try:
         with open(place, "rb", opener=open_nonblocking) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_SHARE * size + _MAX_ABOUT:
                 return None
-            with np.load(io.BytesIO(file.read()), allow_pickle=False) as saved:
-                values = json.loads(saved["about"].tobytes())
-                columns = {name: saved[name] for name in saved.files if name != "about"}
-        return (columns, values) if header.items() <= values.items() else None
+            data = io.BytesIO(file.read(status.st_size))
+        with zipfile.ZipFile(data) as members:
+            if any(member.file_size > status.st_size for member in members.infolist()):
+                return None  # compressed, unlike those of `_write_index`
+        with np.load(data, allow_pickle=False) as saved:
+            values = json.loads(saved["about"].tobytes())
+            columns = {name: saved[name] for name in saved.files if name != "about"}
+        matches = header.items() <= values.items() and is_valid(columns, values, size)
+        return (columns, values) if matches else None
     except Exception:  # numpy's and json's parsers raise many kinds; zipfile checks the bytes
         return None

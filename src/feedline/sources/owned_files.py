@@ -1,8 +1,7 @@
 """Removal of the files that feedline wrote to a folder, in which others may have put files, too.
 
 Guarantees: a file is removed only if its relative path has the form of those that were written
-there; a folder only if such a file was removed from it and nothing else is in it. No link is
-followed or removed.
+there, a folder only if it is empty. No link is followed or removed.
 """
 
 from __future__ import annotations
@@ -39,9 +38,14 @@ def _is_link(path: str | os.PathLike[str]) -> bool:
 
 def remove_owned(folder: str | Path, names: str, keep: Container[str] = ()) -> None:
     """Remove the files below a folder whose relative paths, with "/", match the pattern `names`,
-    except those in `keep`, and their incomplete files, as far as the system permits.
+    except those in `keep`, their incomplete files, and the empty folders below it, as far as the
+    system permits.
     """
     _remove(folder, rf"(?:{names})(?:{_PARTIAL})?", keep)
+    for parent, _, _ in os.walk(folder, topdown=False):
+        if parent != os.fspath(folder) and not _is_link(folder):
+            with contextlib.suppress(OSError):  # it is not empty
+                os.rmdir(parent)
 
 
 def remove_partial(folder: str | Path, names: str) -> None:
@@ -55,16 +59,8 @@ def _remove(folder: str | Path, names: str, keep: Container[str]) -> None:
     owned, top = re.compile(names, re.ASCII), os.fspath(folder)
     for parent, _, files in os.walk(top):
         start = "" if parent == top else slashed(os.path.relpath(parent, top)) + "/"
-        removed = [
-            path
-            for name in files
-            if owned.fullmatch(start + name)
-            and start + name not in keep
-            and not _is_link(path := os.path.join(parent, name))
-        ]
-        for path in removed:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-        if removed and start:
-            with contextlib.suppress(OSError):  # it is not empty
-                os.rmdir(parent)
+        for name in files:
+            path, below = os.path.join(parent, name), start + name
+            if owned.fullmatch(below) and below not in keep and not _is_link(path):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)

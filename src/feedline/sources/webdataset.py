@@ -29,7 +29,9 @@ from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.sources.archives import (
     TarMember,
     check_name,
+    has_names,
     indexed_file,
+    lies_within,
     tar_members,
 )
 from feedline.sources.column_types import Labels, convert_labels, convert_texts
@@ -333,7 +335,23 @@ def _index_shard(
         f"the shard {path!r}",
         json.dumps(["webdataset", _VERSION, image, label]),
         lambda file, size: _scan_shard(file, size, path, image, label),
+        _is_valid,
     )
+
+
+def _is_valid(columns: Mapping[str, Any], values: Mapping[str, Any], size: int) -> bool:
+    """Return True if a saved index may be that of a shard with this size in bytes."""
+    names, places = columns["names"], columns["places"]
+    labels, skipped = values["labels"], values["left_out"]
+    if not isinstance(labels, list) or not isinstance(skipped, list):
+        return False
+    if not all(isinstance(key, str) and isinstance(why, str) for key, why in skipped):
+        return False
+    if places.dtype != np.int64 or places.shape != (len(labels), 2):
+        return False
+    first, length = places.T
+    in_order = bool(lies_within(first, length, size).all() and (np.diff(first) > length[:-1]).all())
+    return in_order and has_names(names, len(labels))
 
 
 def _scan_shard(
@@ -398,8 +416,7 @@ def _shard_samples(
 def _split(name: str) -> tuple[str, str]:
     """Key and extension, in lower case, of a file of a sample."""
     match = _NAME.fullmatch(name)
-    assert match is not None, "only such names are selected"
-    return match[1], match[2].lower()
+    return (match[1], match[2].lower()) if match else (name, "")
 
 
 def _label_at(
