@@ -22,6 +22,7 @@ with status 2 on `UsageError`, its subclasses and `ResourceError`, and with 1 on
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -43,9 +44,34 @@ __all__ = [
     "StorageError",
     "UsageError",
     "WorkerError",
+    "hide_secrets",
     "note",
     "python_argument",
 ]
+
+
+_URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^/\s'\"]*@)?([^\s'\"?]*)(\?[^\s'\"]*)?")
+_QUERY = re.compile(r"\?[\w.~%-]+=[^\s'\"]*")  # also of a relative name
+_AT_IN_NAME = ("abfs", "abfss", "github", "oci")
+"""Protocols in which a container, a bucket or a repository comes before an @."""
+
+
+def hide_secrets(text: str) -> str:
+    """Replace the queries of URLs by "?...", because a signature in one gives access to the file,
+    and remove users and passwords.
+    """
+
+    def hide(url: re.Match[str]) -> str:
+        protocol, user, path, query = (part or "" for part in url.groups())
+        if protocol not in _AT_IN_NAME:
+            user = ""
+        if protocol.startswith("http") and query:  # elsewhere "?" may be part of a name
+            query = "?..."
+        return f"{protocol}://{user}{path}{query}"
+
+    if "://" in text:
+        text = _URL.sub(hide, text)
+    return _QUERY.sub("?...", text) if "?" in text else text
 
 
 class FeedlineError(Exception):
@@ -69,8 +95,8 @@ class FeedlineError(Exception):
         hint: str = "",
         fix: Mapping[str, object] | None = None,
     ) -> None:
-        super().__init__(*args)
-        self.argument, self.hint, self.fix = argument, hint, dict(fix or {})
+        super().__init__(*(hide_secrets(part) if isinstance(part, str) else part for part in args))
+        self.argument, self.hint, self.fix = argument, hide_secrets(hint), dict(fix or {})
 
     @classmethod
     def of(cls, error: FeedlineError, context: str = "") -> Self:

@@ -16,6 +16,7 @@ import fsspec
 import pytest
 import torch
 
+import feedline
 from caches import contents, flip
 from caches import made as build
 from caches import photos as make_photos
@@ -371,6 +372,27 @@ def test_a_password_is_not_shown(server: RangeServer, listed: Listed, tmp_path: 
     for said in (str(refused.value), repr(data), data.root, data.name(0)):
         assert "secret" not in said
     assert f"{server.url}/nothing.jpg" in str(refused.value)
+
+
+def test_signatures_of_urls_are_not_shown(
+    server: RangeServer, listed: Listed, tmp_path: Path
+) -> None:
+    signed = "nothing.jpg?X-Amz-Expires=60&X-Amz-Signature=secret"
+    urls = [f"{server.url}/{name}" for name in (signed, *(f"photos/{each}" for each in listed))]
+    data = ImageList(urls, [0, *listed.labels], local_dir=tmp_path / "copies")
+    with pytest.raises(ImageError) as refused:
+        made(data, 24, 0, 0)
+    assert f"{server.url}/nothing.jpg?..." in str(refused.value)
+    with DataLoader(data, 4, image_size=24, num_workers=1, on_error="skip") as loader:
+        for _ in feedline.watch(loader, run=tmp_path / "run"):
+            pass
+        told = f"{loader.skipped} {data!r} {data.name(0)} {refused.value}"
+    assert "nothing.jpg?..." in str(loader.skipped)
+    told += (tmp_path / "run" / "trace.json").read_text()
+    assert "secret" not in told
+    with pytest.raises(UsageError) as unlabelled:
+        ImageList([urls[0]], [None])
+    assert "secret" not in str(unlabelled.value)
 
 
 def test_operations_on_local_files_raise(remote: ImageList, tmp_path: Path) -> None:

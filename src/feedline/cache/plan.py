@@ -24,7 +24,7 @@ from feedline.cache.source import open_source
 from feedline.cache.spec import Spec, estimate, make_levels
 from feedline.diagnose.finding import count
 from feedline.engine.defaults import worker_count
-from feedline.errors import UsageError
+from feedline.errors import UsageError, hide_secrets
 from feedline.forecast.text import align_columns, duration, wrap_text
 from feedline.images.crops import Transform, wanted_side
 from feedline.images.rows import check_transform
@@ -276,7 +276,7 @@ def plan_cache(
         recommended=recommended,
         reason=reason,
         command=build_command(opened.kind, where, recommended, bool(sample.broken)),
-        skipped=tuple(sorted(sample.broken.items())),
+        skipped=tuple(sorted((hide_secrets(name), why) for name, why in sample.broken.items())),
     )
 
 

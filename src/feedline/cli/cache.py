@@ -15,6 +15,7 @@ from rich.filesize import decimal
 
 from feedline.cli import options
 from feedline.cli.output import complain, use_folder, write_json
+from feedline.errors import hide_secrets
 
 if TYPE_CHECKING:
     from feedline.sources.manifest import Manifest
@@ -153,7 +154,9 @@ def _make(
         complain(f"feedline cache verify {shlex.quote(cache)} checks every copy", "hint")
     if manifest.skipped:
         _, name, reason = manifest.skipped[0]
-        typer.echo(f"skipped {len(manifest.skipped)} broken images; first: {name}: {reason}")
+        typer.echo(
+            f"skipped {len(manifest.skipped)} broken images; first: {hide_secrets(name)}: {reason}"
+        )
     timed = {"seconds": round(seconds, 3), "images_per_s": round(rate, 3)}
     write_json(json, {**_manifest_json(cache, manifest), "made": progress.new_images, **timed})
 
@@ -246,7 +249,9 @@ def info(
     typer.echo(f"built by feedline {manifest.feedline} from {path} ({kind})")
     if manifest.skipped:
         _, name, reason = manifest.skipped[0]
-        typer.echo(f"skipped {len(manifest.skipped)} broken images; first: {name}: {reason}")
+        typer.echo(
+            f"skipped {len(manifest.skipped)} broken images; first: {hide_secrets(name)}: {reason}"
+        )
     for each in known.levels:
         rate = (
             ""
@@ -281,7 +286,8 @@ def _manifest_json(cache: str, manifest: Manifest) -> dict[str, Any]:
         "exif": manifest.exif,
         "source": {"kind": kind, "path": path, "images": manifest.samples_in_source},
         "skipped": [
-            {"sample": key, "name": name, "why": why} for key, name, why in manifest.skipped
+            {"sample": key, "name": hide_secrets(name), "why": why}
+            for key, name, why in manifest.skipped
         ],
         "fingerprint": manifest.fingerprint,
         "feedline": manifest.feedline,

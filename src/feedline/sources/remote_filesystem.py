@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from feedline.errors import DatasetError, UsageError
+from feedline.errors import DatasetError, UsageError, hide_secrets
 from feedline.sources.files import MAX_FILE_BYTES
 
 __all__ = [
@@ -49,9 +49,6 @@ _REQUESTS = 32
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.")
 _LOST_SLASH = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")  # what pathlib makes of a URL
-_USER = re.compile(r"(?<=://)[^/]*@")
-# What comes before the @ of these is a container, a bucket or a repository.
-_AT_IN_NAME = ("abfs", "abfss", "github", "oci")
 
 IMAGE_PATIENCE_S = 40.0
 """Time for retries of a single image. With the first and the last try, it is shorter than the time
@@ -148,8 +145,8 @@ def was_url(path: str | os.PathLike[str]) -> bool:
 
 
 def shown(url: str) -> str:
-    """A URL without user and password, for messages."""
-    return url if url.partition("://")[0] in _AT_IN_NAME else _USER.sub("", url, count=1)
+    """A URL without user, password and query, for messages, names of samples and reports."""
+    return hide_secrets(url)
 
 
 def host_of(url: str) -> str:
@@ -204,8 +201,8 @@ class Filesystem:
         return shown(self.url)
 
     def describe(self, error: BaseException) -> str:
-        """Type and message of an error, without user and password."""
-        return f"{type(error).__name__}: {str(error).replace(self._host, shown(self._host))}"
+        """Type and message of an error, without secrets of URLs."""
+        return f"{type(error).__name__}: {hide_secrets(str(error))}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_unreachable_until": 0.0}
