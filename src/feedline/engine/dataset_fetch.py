@@ -37,6 +37,7 @@ from feedline.engine.generators import (
 )
 from feedline.engine.load_samples import Source
 from feedline.engine.messages import BatchTask, error_message
+from feedline.engine.transform_errors import describe_code_error
 from feedline.engine.worker_errors import (
     SkippedBatch,
     WorkerException,
@@ -292,7 +293,10 @@ class DatasetFetcher:
                 note_failing_sample(error, dataset, key)
                 if not skip or not isinstance(error, Exception) or is_storage_failure(error):
                     raise
-                skipped.append((repr(key), f"{type(error).__name__}: {error_message(error)}"))
+                reason = f"{type(error).__name__}: {error_message(error)}"
+                if cause := describe_code_error(error):
+                    reason += f" ({cause})"
+                skipped.append((repr(key), reason))
                 continue
             kept.append(key)
             if times_each_sample:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.engine.transform_errors import describe_code_error
 from feedline.errors import FeedlineError
 from feedline.sources.files import is_storage_failure
 from feedline.trace.stage_timings import PAGE_BYTES, PAGE_WORDS
@@ -196,7 +197,8 @@ class Failure(NamedTuple):
         kind, is_storage = type(error).__name__, is_storage_failure(error)
         if isinstance(error, FeedlineError):
             return cls(row, kind, error.message, trace, error.advice, is_storage)
-        return cls(row, kind, error_message(error), trace, is_storage=is_storage)
+        hint = describe_code_error(error)
+        return cls(row, kind, error_message(error), trace, hint, is_storage)
 
     def shortened(self, chars: int) -> Failure:
         """Failure with texts of at most this length; without traceback if it is 100 or less."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedline.engine.payload import find_unpicklable, plain_dump
+from feedline.engine.transform_errors import describe_code_error
 from feedline.errors import FeedlineError, UsageError, note
 from feedline.order.batch_spec import BatchSpec
 from feedline.private_names import find_private
@@ -93,6 +94,8 @@ def note_failing_sample(error: BaseException, dataset: object, key: object) -> N
         text += f" Check __len__: it returns {len(dataset)}."
     elif isinstance(error, SystemExit):
         text += " It called sys.exit(): raise an ordinary exception instead."
+    if description := describe_code_error(error):
+        text += f" {description[0].upper()}{description[1:]}."
     note(error, text)
 
 

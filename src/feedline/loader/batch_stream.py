@@ -16,7 +16,7 @@ import pickle
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from feedline.engine.attribute_snapshot import (
     merge_changes,
 )
 from feedline.engine.buffers import PAGE_BYTES, SlotTooSmallError, align
+from feedline.engine.transform_errors import NOT_THE_FILE
 from feedline.errors import ClosedError, SampleError
 from feedline.loader.cache_filling import CacheFilling
 from feedline.loader.engine_choice import CurrentChoice, EngineChoice, keeps_workers
@@ -89,7 +90,7 @@ class BatchStream:
         self.batch: BatchSpec | None = None  # specification of the last batch
         self.filling = CacheFilling(options.cache)
         # First skipped samples of an epoch that has returned no batch yet; otherwise None.
-        self._skipped_first: list[Skipped] | None = []
+        self._skipped_first: Sequence[Skipped] | None = []
         self._choice = CurrentChoice()
         self._started_with: EngineChoice | None = None
         self._has_refreshed = False  # `refresh` was called since the iteration began
@@ -285,11 +286,14 @@ class BatchStream:
         """
         while (batch := self._next_of_engine()) is NO_BATCH:
             skipped = self.engine.skipped_now
+            self._warn_of_code_error(skipped)
             self.record_delivery()
             if (ranks := self._ranks) > 1:
                 raise _unequal_steps(self.batch, skipped, ranks)
-            self._skipped_first = self._skipped_first if self._skipped_first != [] else skipped
+            if self._skipped_first is not None and not self._skipped_first:
+                self._skipped_first = skipped
         self._skipped_first = None
+        self._warn_of_code_error(self.engine.skipped_now)
         return batch
 
     def _next_of_engine(self) -> Any:
@@ -319,6 +323,19 @@ class BatchStream:
         # Last without a call: Python raises KeyboardInterrupt only in calls, so Ctrl-C cannot
         # leave the delivery half recorded.
         self.filling.num_delivered = num_delivered
+
+    def _warn_of_code_error(self, skipped: Sequence[Skipped]) -> None:
+        """Warn once of a sample that was skipped although its file is fine."""
+        for name, reason in skipped if not self.record.has_warned else ():
+            if NOT_THE_FILE in reason:
+                self.record.has_warned = True
+                warnings.warn(
+                    f"on_error='skip' left out sample {name} for an error that is not of reading "
+                    f"or decoding: {reason}. Further ones are only listed in loader.skipped",
+                    RuntimeWarning,
+                    stacklevel=6,
+                )
+                return
 
     def finish(self) -> list[Any]:
         """End the iteration after the epoch's last batch. Return handles of the ended workers."""
@@ -425,7 +442,7 @@ class BatchStream:
         return self.end_workers()
 
 
-def _unequal_steps(batch: BatchSpec | None, skipped: list[Skipped], ranks: int) -> SampleError:
+def _unequal_steps(batch: BatchSpec | None, skipped: Sequence[Skipped], ranks: int) -> SampleError:
     """Error for a batch that one of several ranks cannot leave out."""
     assert batch is not None, "the batch was recorded"
     return SampleError(

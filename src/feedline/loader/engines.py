@@ -19,7 +19,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
@@ -98,6 +98,7 @@ class EngineRecord:
 
     timing: Timing = field(default_factory=Timing)
     skipped: list[Skipped] = field(default_factory=list)
+    has_warned: bool = False  # of a sample skipped for an error of a transform or other code
     deaths: list[str] = field(default_factory=list)  # causes of death of replaced workers
     # Of batches made in this process:
     num_quick: int = 0  # batches faster than QUICK_NS since the last slower one
@@ -118,7 +119,7 @@ class Engine:
     feed: Feed | None = None  # feed of the worker pool; None for engines without one
 
     batch: BatchSpec | None = None  # specification of the batch that `next` returned last
-    skipped_now: list[Skipped]  # its skipped samples, until it is delivered
+    skipped_now: Sequence[Skipped] = ()  # its skipped samples, until it is delivered
 
     @property
     def memory_bytes(self) -> int:
@@ -226,7 +227,7 @@ class WorkerEngine(Engine):
         self._policy = policy
         # Batches in the device transfer.
         self._sent: list[tuple[BatchSpec, list[Skipped]]] = []
-        self.skipped_now: list[Skipped] = []
+        self.skipped_now: Sequence[Skipped] = ()
         # True if the batch after those in `_sent` could not be made.
         self._next_batch_failed = False
         # True during operations that leave wrong records if interrupted.
@@ -371,7 +372,7 @@ class InProcessEngine(Engine):
         if record.page is None and is_recording_enabled():
             record.page = StagePage(np.zeros(PAGE_WORDS, np.int64))
         self._page = record.page
-        self.skipped_now: list[Skipped] = []
+        self.skipped_now: Sequence[Skipped] = ()
 
     def begin(self, restart: bool) -> None:
         self._returned_s = 0.0

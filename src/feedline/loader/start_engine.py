@@ -31,6 +31,7 @@ from feedline.engine.pool import WorkerPool
 from feedline.engine.start_pool import start_pool
 from feedline.engine.tasks import BatchTasks, InFlightBatch, RowTasks
 from feedline.engine.tensor_dataset import batched_tensors
+from feedline.engine.transform_errors import NOT_THE_FILE
 from feedline.engine.worker_errors import describe_sample
 from feedline.errors import ImageError, SampleError, StorageError
 from feedline.images.native import warn_if_missing
@@ -58,7 +59,8 @@ def samples_to_skip(
         return [
             (
                 _name(source, int(batch.samples[failure.row])),
-                f"{failure.kind}: {failure.message}",
+                f"{failure.kind}: {failure.message}"
+                + f" ({failure.hint})" * (NOT_THE_FILE in failure.hint),
             )
             for failure in failures
         ]

@@ -1,0 +1,150 @@
+"""An error of a transform is not taken for a broken file, whichever engine runs the transform."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image, ImageOps
+from torchvision import datasets
+from torchvision.transforms import v2
+
+from feedline import DataLoader, ImageFolder
+
+WORKERS = [0, 1]
+
+
+class Stumble:
+    """A step that fails for some images, all of which are fine."""
+
+    def __init__(self, error: type[Exception] = ValueError) -> None:
+        self.error = error
+
+    def __call__(self, image: Any) -> Any:
+        if image.size[0] == 32 and sum(image.getpixel((3, 5))) % 2:
+            raise self.error("cannot be augmented")
+        return image
+
+
+class Own(torch.utils.data.Dataset[Any]):
+    def __init__(self, folder: Path, transform: Any) -> None:
+        self.paths, self.transform = sorted(folder.rglob("*.jpg")), transform
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(Image.open(self.paths[index]).convert("RGB")), index
+
+
+def pipeline(step: Any) -> Any:
+    return v2.Compose([v2.Resize((32, 32)), step, v2.ToImage()])
+
+
+class Opaque:
+    """A transform that is not compiled."""
+
+    def __init__(self, steps: Any) -> None:
+        self.steps = steps
+
+    def __call__(self, image: Any) -> Any:
+        return self.steps(image)
+
+
+MAKERS = {
+    "fused": lambda root, step: datasets.ImageFolder(root, pipeline(step)),
+    "unfused": lambda root, step: datasets.ImageFolder(root, Opaque(pipeline(step))),
+    "source": lambda root, step: ImageFolder(root, transform=pipeline(step)),
+    "unfused source": lambda root, step: ImageFolder(root, transform=Opaque(pipeline(step))),
+    "own": lambda root, step: Own(root, pipeline(step)),
+}
+
+
+def told(error: BaseException) -> str:
+    notes = " ".join(getattr(error, "__notes__", ()))
+    return "".join(traceback.format_exception(error)) + notes + str(getattr(error, "hint", ""))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", MAKERS)
+def test_error_names_the_transform_and_not_the_file(
+    jpeg_folder: Path, name: str, workers: int
+) -> None:
+    data = MAKERS[name](jpeg_folder, Stumble())
+    with DataLoader(data, 4, num_workers=workers) as loader:
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            list(loader)
+        said = told(caught.value)
+        assert "cannot be augmented" in said
+        assert "the file is fine" in said
+        assert "ransform " in said
+        assert "remove" not in said
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", MAKERS)
+def test_skip_warns_once_of_a_failing_transform(jpeg_folder: Path, name: str, workers: int) -> None:
+    data = MAKERS[name](jpeg_folder, Stumble())
+    with DataLoader(data, 4, num_workers=workers, on_error="skip") as loader:
+        with pytest.warns(RuntimeWarning, match="cannot be augmented") as warned:
+            count = sum(len(batch[1]) for _ in range(2) for batch in loader)
+        assert len(warned) == 1
+        assert count + len(loader.skipped) == 24
+        assert 0 < len(loader.skipped) < 24
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_broken_file_in_front_of_a_transform_is_skipped_without_a_warning(
+    tmp_path: Path, name: str
+) -> None:
+    for number in range(4):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        Image.effect_noise((64, 64), 40).convert("RGB").save(tmp_path / "a" / f"{number}.jpg")
+    torn = tmp_path / "a" / "2.jpg"
+    torn.write_bytes(torn.read_bytes()[:400])
+    with DataLoader(MAKERS[name](tmp_path, v2.Identity()), 2, on_error="skip") as loader:
+        assert sum(len(batch[1]) for batch in loader) == 3
+        assert len(loader.skipped) == 1
+
+
+def test_mistake_in_a_dataset_is_warned_of_once() -> None:
+    class Mistaken(Own):
+        def __init__(self) -> None:
+            self.paths = list(range(6))
+
+        def __getitem__(self, index: int) -> Any:
+            return index if index % 2 else index.missing
+
+    with DataLoader(Mistaken(), 1, on_error="skip") as loader:
+        with pytest.warns(RuntimeWarning, match="missing") as warned:
+            assert [int(batch) for batch in loader] == [1, 3, 5]
+        assert len(warned) == 1
+
+
+@pytest.mark.parametrize("name", ["fused", "unfused", "own"])
+def test_posterize_to_no_bits_names_cause_and_cure(jpeg_folder: Path, name: str) -> None:
+    timm = pytest.importorskip("timm.data.auto_augment")
+    try:
+        ImageOps.posterize(Image.new("RGB", (4, 4)), 0)
+        pytest.skip("this Pillow takes 0 bits")
+    except ValueError:
+        pass
+    for policy, fails in (("rand-m10-inc1-n9", True), ("rand-m10-mmax9-inc1-n9", False)):
+        step = timm.rand_augment_transform(policy, {"img_mean": (124, 116, 104)})
+        loader = DataLoader(MAKERS[name](jpeg_folder, step), 4, num_workers=1)
+
+        def read(loader: Any = loader) -> None:
+            for _ in range(20 if fails else 1):  # noqa: B023
+                list(loader)
+
+        with loader:
+            if not fails:
+                read()
+                continue
+            with pytest.raises((ValueError, RuntimeError)) as caught:
+                read()
+            assert "mmax9" in told(caught.value)
+            assert "remove" not in told(caught.value)
