@@ -282,15 +282,20 @@ def test_filler_ends_with_trainer_and_next_one_resumes(
     photos: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
     root = tmp_path / "cache"
-    trainer = run(photos, root, "slow")
+    errors = tmp_path / "errors"
+    with errors.open("w") as stderr:
+        trainer = run(photos, root, "slow", stderr=stderr)
     assert trainer.stdout is not None
     assert trainer.stdout.readline() == "begun\n"
     until(lambda: bool(fillers(root)))
     processes = [*fillers(root), *fillers(root)[0].children(recursive=True)]
     trainer.send_signal(how)
     trainer.communicate()
+    if how == signal.SIGINT:
+        assert not list(root.rglob("*.partial"))
     until(lambda: gone(processes))
     assert not list(root.rglob("*.partial"))
+    assert "ignored" not in errors.read_text()
     again = run(photos, root)
     said = again.communicate()[0].splitlines()
     assert [json.loads(line)[1] for line in said[1:]] == [False, True] or (root / MANIFEST).exists()

@@ -21,33 +21,30 @@ import shlex
 import signal
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import psutil
 
 from feedline.errors import FeedlineError, UsageError
+from feedline.sources.cache_formats import incomplete_files
 from feedline.sources.cache_lock import only_builder
-from feedline.sources.manifest import AWAITED, UNFINISHED, Level, is_finished
+from feedline.sources.manifest import AWAITED, FILLED_FORMAT, UNFINISHED, Level, is_finished
+from feedline.sources.owned_files import remove_files
 from feedline.system import readable
 
 __all__ = ["main"]
 
 _LOOK_EVERY_S = 0.5
-_TIDY_WITHIN_S = 10.0
 
 
 def main(root: str, parent: int, eager: bool) -> None:
     """Fill the cache in a folder with the task from standard input; `parent` started this process,
     and with `eager` somebody waits for the cache.
     """
-    # The terminal's Ctrl-C does not reach it; SIGINT comes from one of its own threads at the end.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The parent may end it before the task has arrived.
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, EOFError, pickle.UnpicklingError):
+    with contextlib.suppress(BrokenPipeError, EOFError, pickle.UnpicklingError):
         try:
             with contextlib.ExitStack() as held:
                 try:
@@ -56,21 +53,18 @@ def main(root: str, parent: int, eager: bool) -> None:
                     return _send(state="busy")
                 _send(state="started")
                 contents = pickle.load(sys.stdin.buffer)  # does not load torch
-                end = threading.Event()
-                watch = (root, parent, eager, end)
+                watch = (root, parent, eager)
                 threading.Thread(target=_watch, args=watch, daemon=True).start()
-                _fill(token, eager, end, **contents)
+                _fill(token, eager, **contents)
                 _send(state="done")
         except FeedlineError as error:
             _send(error=type(error).__name__, text=str(error))
         except OSError as error:
             _send(error="ResourceError", text=f"cannot fill the cache {root!r}: {error}")
-        finally:  # a late SIGINT would be an error of the interpreter's shutdown
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _fill(token: str, eager: bool, end: threading.Event, **values: Any) -> None:
-    """Build a cache with the values of a `CacheContents`, until `end` is set."""
+def _fill(token: str, eager: bool, **values: Any) -> None:
+    """Build a cache with the values of a `CacheContents`."""
     # These load torch.
     from feedline.cache.build import build
     from feedline.cache.destination import open_destination
@@ -86,13 +80,11 @@ def _fill(token: str, eager: bool, end: threading.Event, **values: Any) -> None:
     if is_finished(root):  # meanwhile, by another process
         return
     levels, mode = _levels(root, contents.sides), contents.mode
-    spec = Spec(root, "webdataset", levels, contents.exif, skip_broken=True, mode=mode)
+    spec = Spec(root, FILLED_FORMAT, levels, contents.exif, skip_broken=True, mode=mode)
     ready = False
 
     def progress(state: BuildState) -> None:
         nonlocal ready
-        if end.is_set():  # Python ignores an interrupt in a callback of `os.fork`
-            raise KeyboardInterrupt
         if not ready:  # all checks have passed
             ready = True
             _send(state="ready")
@@ -137,8 +129,9 @@ def _yield_to_others() -> None:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
 
 
-def _watch(root: str, parent: int, eager: bool, end: threading.Event) -> None:
-    """End this process when its parent ends, or when somebody waits for its slow work.
+def _watch(root: str, parent: int, eager: bool) -> None:
+    """End this process when its parent ends, or when somebody waits for its slow work, at once: an
+    orderly end takes too long when the cores are busy.
 
     The parent has ended if standard input is closed, or if it is no longer the parent: a child that
     was forked from it may hold the other end.
@@ -151,19 +144,12 @@ def _watch(root: str, parent: int, eager: bool, end: threading.Event) -> None:
             break
         if not eager and os.path.exists(awaited):
             _send(state="released")
-            if hasattr(os, "killpg"):  # an orderly end may take too long
-                os.killpg(0, signal.SIGKILL)
-            for process in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            os._exit(1)
-    end.set()
-    if sys.platform == "win32":  # there `os.kill` ends a process immediately
-        signal.raise_signal(signal.SIGINT)
-    else:
-        os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(_TIDY_WITHIN_S)
-    os._exit(1)  # the next one cleans up
+            break
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    remove_files(incomplete_files(root, FILLED_FORMAT))
+    os._exit(1)
 
 
 def _send(**message: str) -> None:

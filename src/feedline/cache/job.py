@@ -15,7 +15,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,21 +44,20 @@ from feedline.cache.spec import BuildSettings, Estimate, ShardRange, Spec, count
 from feedline.engine.defaults import worker_count
 from feedline.errors import FeedlineError, ResourceError, UsageError
 from feedline.loader import DataLoader
-from feedline.sources.cache_formats import cache_format
+from feedline.sources.cache_formats import cache_format, incomplete_files
 from feedline.sources.files import report_disk_errors, write_atomic
 from feedline.sources.manifest import (
     BUILD_FILES,
     COLUMNS,
     INDEX,
     MANIFEST,
-    UNFINISHED,
     CacheIndex,
     Level,
     Manifest,
     is_finished,
     read_manifest,
 )
-from feedline.sources.owned_files import refuse_link, remove_owned, remove_partial
+from feedline.sources.owned_files import refuse_link, remove_files, remove_owned
 from feedline.system import write_through
 
 __all__ = [
@@ -166,11 +164,7 @@ class CacheJob:
                 yield
         finally:
             files = cache_format(spec.format).file_names
-            remove_partial(
-                root,
-                rf"{re.escape(MANIFEST)}|{INDEX}/[\w-]+\.npy|\d+/(?:{files})"
-                rf"|{UNFINISHED}(-\d+)?/(?:{BUILD_FILES}|\d+/(?:{files}))",
-            )
+            remove_files(incomplete_files(spec.root, spec.format))
             if spec.unfinished.is_dir() and not any(spec.unfinished.glob("*.npz")):
                 if spec.adds_level or not (root / MANIFEST).exists():
                     for level in spec.levels:

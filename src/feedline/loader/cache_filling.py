@@ -23,6 +23,7 @@ import json
 import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -47,9 +48,11 @@ from feedline.loader.options import Options
 from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
 from feedline.order.sample_order import Order
+from feedline.sources.cache_formats import incomplete_files
 from feedline.sources.cache_lock import is_locked
 from feedline.sources.folder import FileStore
-from feedline.sources.manifest import AWAITED, UNFINISHED, check_place, is_finished
+from feedline.sources.manifest import AWAITED, FILLED_FORMAT, UNFINISHED, check_place, is_finished
+from feedline.sources.owned_files import remove_files
 from feedline.sources.remote_filesystem import is_url
 from feedline.sources.remote_images import RemoteStore
 from feedline.system import readable
@@ -69,7 +72,7 @@ _BOOT = (
 _POLL_S = 0.1
 _LOG_EVERY_S = 10.0
 _MAX_DEATHS = 3
-_END_WITHIN_S = 5.0
+_END_WITHIN_S = 1.0
 _log = logging.getLogger("feedline")
 
 
@@ -138,7 +141,7 @@ class CacheFiller:
     """Process that fills a cache, at full speed if `eager`, otherwise with idle CPU time."""
 
     def __init__(self, contents: CacheContents, *, eager: bool) -> None:
-        self._owner, self._state = os.getpid(), ""
+        self._owner, self._root, self._state = os.getpid(), contents.root, ""
         environment = {**os.environ, **WORKER_ENVIRONMENT}
         environment.pop("LOCAL_WORLD_SIZE", None)  # it is the only one, whatever the ranks
         arguments = [contents.root, str(os.getpid()), "eager" if eager else "idle"]
@@ -176,16 +179,27 @@ class CacheFiller:
         return self._state == "busy"
 
     def end(self) -> None:
-        """End the process, if it was started by the current process. Finished copies stay."""
-        if self._owner == os.getpid():
-            for stream in (self._process.stdin, self._process.stdout):
-                assert stream is not None
-                stream.close()
-            try:
-                self._process.wait(_END_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        """End the process, if it was started by the current process. Finished copies stay.
+
+        It is killed with its workers: at the lowest priority they may get no time for an orderly
+        end. A stopped process writes no more, and holds the cache's lock until it is killed; so all
+        incomplete files are its own.
+        """
+        if self._owner != os.getpid():
+            return
+        if self._process.poll() is None and sys.platform != "win32":
+            with contextlib.suppress(OSError):  # it has just ended
+                os.killpg(self._process.pid, signal.SIGSTOP)
+                files = incomplete_files(self._root, FILLED_FORMAT)
+                os.killpg(self._process.pid, signal.SIGKILL)
+                remove_files(files)
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_WITHIN_S)
+        if sys.platform == "win32":
+            self._process.kill()
 
     def is_usable(self) -> bool:
         """Return True if the process runs and was started by the current process."""

@@ -44,10 +44,21 @@ from feedline.sources.files import (
     write_atomic,
 )
 from feedline.sources.lmdb_store import LMDB_FILE, OpenLmdb, open_lmdb
-from feedline.sources.manifest import CacheIndex, Level, Manifest, load_entries, member, shard_name
-from feedline.sources.owned_files import refuse_link, remove_owned
+from feedline.sources.manifest import (
+    BUILD_FILES,
+    INDEX,
+    MANIFEST,
+    UNFINISHED,
+    CacheIndex,
+    Level,
+    Manifest,
+    load_entries,
+    member,
+    shard_name,
+)
+from feedline.sources.owned_files import partial_files, refuse_link, remove_owned
 
-__all__ = ["cache_format", "level_reader"]
+__all__ = ["cache_format", "incomplete_files", "level_reader"]
 
 _MAX_MAPS = 256
 _BLOCK = 512  # bytes, of tar
@@ -493,6 +504,16 @@ def cache_format(name: str) -> CacheFormat:
             hint="upgrade feedline, or build the cache again",
         )
     return CACHE_FORMATS[name]
+
+
+def incomplete_files(root: str, format: str) -> list[str]:
+    """Paths of the files in a cache's folder that its builder was writing."""
+    files = rf"\d+/(?:{cache_format(format).file_names})"
+    return partial_files(
+        root,
+        rf"{re.escape(MANIFEST)}|{INDEX}/[\w-]+\.npy|{files}"
+        rf"|{UNFINISHED}(-\d+)?/(?:{BUILD_FILES}|{files})",
+    )
 
 
 def level_reader(root: str, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:

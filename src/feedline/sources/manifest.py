@@ -44,6 +44,7 @@ __all__ = [
     "BUILD_FILES",
     "COLUMNS",
     "ENTRY",
+    "FILLED_FORMAT",
     "INDEX",
     "LOCK",
     "MANIFEST",
@@ -78,6 +79,9 @@ UNFINISHED = "unfinished"
 """Folder with the progress of a build."""
 AWAITED = "awaited"
 """File in it that waiting loaders touch, for a cache that is filled in the background."""
+
+FILLED_FORMAT = "webdataset"
+"""Format of such a cache."""
 
 BUILD_FILES = rf"settings\.json|\d{{6}}\.npz|{AWAITED}"
 """Pattern of the names of the files in that folder."""

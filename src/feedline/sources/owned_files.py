@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
 from feedline.errors import UsageError
 from feedline.system import slashed
 
-__all__ = ["refuse_link", "remove_owned", "remove_partial"]
+__all__ = ["partial_files", "refuse_link", "remove_files", "remove_owned"]
 
 _PARTIAL = r"\.[0-9a-f]{32}\.partial"
 """Pattern of what `files.partial_path` appends to a file's name."""
@@ -41,19 +41,26 @@ def remove_owned(folder: str | Path, names: str, keep: Container[str] = ()) -> N
     except those in `keep`, their incomplete files, and the empty folders below it, as far as the
     system permits.
     """
-    _remove(folder, rf"(?:{names})(?:{_PARTIAL})?", keep)
+    remove_files(_files(folder, rf"(?:{names})(?:{_PARTIAL})?", keep))
     for parent, _, _ in os.walk(folder, topdown=False):
         if parent != os.fspath(folder) and not _is_link(folder):
             with contextlib.suppress(OSError):  # it is not empty
                 os.rmdir(parent)
 
 
-def remove_partial(folder: str | Path, names: str) -> None:
-    """Remove the incomplete files below a folder of those whose paths match a pattern."""
-    _remove(folder, rf"(?:{names}){_PARTIAL}", ())
+def partial_files(folder: str | Path, names: str) -> list[str]:
+    """Paths of the incomplete files below a folder of those whose paths match a pattern."""
+    return list(_files(folder, rf"(?:{names}){_PARTIAL}", ()))
 
 
-def _remove(folder: str | Path, names: str, keep: Container[str]) -> None:
+def remove_files(paths: Iterable[str]) -> None:
+    """Remove files, as far as the system permits."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _files(folder: str | Path, names: str, keep: Container[str]) -> Iterator[str]:
     if _is_link(folder):
         return
     owned, top = re.compile(names, re.ASCII), os.fspath(folder)
@@ -62,5 +69,4 @@ def _remove(folder: str | Path, names: str, keep: Container[str]) -> None:
         for name in files:
             path, below = os.path.join(parent, name), start + name
             if owned.fullmatch(below) and below not in keep and not _is_link(path):
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
+                yield path
