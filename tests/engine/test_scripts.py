@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,53 @@ if __name__ == "__main__":
     time.sleep(1)  # until OpenCV's threads sleep
     loader = DataLoader(Blurred(), 4, num_workers=2)
     print([int(image[0, 0, 0]) for batch in loader for image in batch])
+"""
+
+SIGNALLED = """
+import os, signal
+import psutil
+from faulty import Steady
+from feedline.loader import DataLoader
+
+def note(number, frame):
+    print("handled", os.getpid() == trainer, flush=True)
+
+trainer = os.getpid()
+signals = [signal.SIGUSR1, signal.SIGHUP]
+for number in signals:  # in workers that import this script, too
+    signal.signal(number, note)
+
+if __name__ == "__main__":
+    loader = DataLoader(Steady(96), 4, image_size=4, num_workers=2, start_method="METHOD")
+    batches = iter(loader)
+    count = len(next(batches)[1])
+    for pid in loader.worker_pids:
+        worker = psutil.Process(pid)
+        for process in {worker, worker.parent()} - {psutil.Process()}:
+            for number in signals:
+                process.send_signal(number)
+    for number in signals:
+        os.kill(trainer, number)
+    count += sum(len(labels) for _, labels in batches)
+    print(count, loader.worker_deaths)
+"""
+
+WITHOUT_PYTHON = """
+import multiprocessing, sys
+python, sys.executable = sys.executable, "PROGRAM"
+from faulty import Steady
+from feedline.errors import StartError
+from feedline.loader import DataLoader
+
+if __name__ == "__main__":
+    try:
+        for executable in (python, "PROGRAM"):
+            multiprocessing.set_executable(executable)
+            options = {"num_workers": 1, "start_method": "METHOD"}
+            with DataLoader(Steady(20), 4, image_size=4, **options) as loader:
+                print(sum(len(labels) for _, labels in loader))
+    except StartError as error:
+        print(error)
 """
 
 LOADER_IN_A_DATASET = """
@@ -159,3 +207,25 @@ def test_forked_workers_do_not_wait_for_opencv_threads(tmp_path: Path) -> None:
     pytest.importorskip("cv2")
     output, errors = start_script(OPENCVS_THREADS, tmp_path).communicate(timeout=100)
     assert output.strip() == str(list(range(16))), errors
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_only_the_trainer_handles_its_signals(method: str, tmp_path: Path) -> None:
+    script = SIGNALLED.replace("METHOD", method)
+    told, errors = start_script(script, tmp_path).communicate(timeout=200)
+    assert told.splitlines() == ["handled True", "handled True", "96 []"], errors
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell script")
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_workers_run_the_executable_of_multiprocessing(method: str, tmp_path: Path) -> None:
+    program = tmp_path / "application"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    script = WITHOUT_PYTHON.replace("METHOD", method).replace("PROGRAM", str(program))
+    told, _ = start_script(script, tmp_path).communicate(timeout=200)
+    count, *error = told.splitlines()
+    assert count == "20"
+    assert str(program) in " ".join(error)
+    assert "exited with status 3" in " ".join(error)

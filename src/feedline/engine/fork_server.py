@@ -52,6 +52,7 @@ from feedline.engine.process import (
     WORKER_ENVIRONMENT,
     become_worker,
     end_with_parent,
+    ignore_signals,
     reset_multiprocessing,
 )
 from feedline.engine.shared_memory import SharedFile
@@ -125,7 +126,11 @@ _COMMAND_BYTES = 4096
 
 
 def serve_in_child(
-    connection: socket.socket, trainer: int, ends_with_thread: bool, source: AnySource
+    connection: socket.socket,
+    trainer: int,
+    ends_with_thread: bool,
+    ignored_signals: Sequence[int],
+    source: AnySource,
 ) -> None:
     """Run the server in a forked child. Never returns."""
     try:
@@ -136,13 +141,17 @@ def serve_in_child(
         os.close(null)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # remove a framework's handler
         os.environ.update(WORKER_ENVIRONMENT)
-        serve(connection.fileno(), trainer, ends_with_thread, source)
+        serve(connection.fileno(), trainer, ends_with_thread, ignored_signals, source)
     finally:
         os._exit(1)
 
 
 def serve(
-    main_fd: int, trainer: int, ends_with_thread: bool, source: AnySource | None = None
+    main_fd: int,
+    trainer: int,
+    ends_with_thread: bool,
+    ignored_signals: Sequence[int],
+    source: AnySource | None = None,
 ) -> None:
     """Run the fork server until its trainer ends. Does not return.
 
@@ -150,9 +159,10 @@ def serve(
         main_fd: main connection, a SEQPACKET socket.
         trainer: process id of the trainer, this process's parent.
         ends_with_thread: have the kernel kill this process with the thread that started it.
+        ignored_signals: numbers of signals that only the trainer handles; they are blocked.
         source: source of all pools, if it came by fork; None: each pool sends its own.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_signals([signal.SIGINT, *ignored_signals])
     # The starting thread may have blocked signals, and SIGCHLD reports deaths.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if ends_with_thread:

@@ -36,7 +36,7 @@ from feedline.engine.messages import (
     heartbeat_table,
     stage_pages,
 )
-from feedline.engine.process import keep_freed_memory, limit_threads
+from feedline.engine.process import ignore_signals, keep_freed_memory, limit_threads
 from feedline.engine.shared_memory import SharedFile
 from feedline.order.batch_spec import Field, Item, Items
 from feedline.order.seeds import mix, row_seeds
@@ -152,6 +152,7 @@ def do_tasks(
     line[PID] = os.getpid()
     try:
         source = load()
+        ignore_signals()  # the user's script may have set its handlers again
         limit_threads()  # of libraries that the source imported
         storage_read.show_in(line[READING : READING + 1])
         if makes_whole_batches(source):

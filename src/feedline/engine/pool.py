@@ -48,12 +48,14 @@ from feedline.trace.stage_timings import StagePage
 __all__ = [
     "MAX_CONSECUTIVE_DEATHS",
     "MISSING_MAIN_GUARD",
+    "NOT_PYTHON",
     "CurrentRow",
     "InProcessPool",
     "WorkerDeath",
     "WorkerPool",
     "describe_exit",
     "explain_kills",
+    "is_kill",
 ]
 
 MAX_CONSECUTIVE_DEATHS = 8
@@ -65,6 +67,10 @@ MAX_CONSECUTIVE_IDLE_KILLS = 256
 MISSING_MAIN_GUARD = (
     "your script starts a loader with workers at import, and worker processes import it: put that "
     'code under `if __name__ == "__main__":`'
+)
+
+NOT_PYTHON = (
+    "if this program is not Python, call multiprocessing.set_executable with the path of Python"
 )
 
 # Signals of a worker's own errors. Others come from outside.
@@ -105,6 +111,7 @@ class WorkerPool(ABC):
     Single-threaded, except for `close`.
     """
 
+    program = ""  # that workers run, if they are new programs
     advice = ""  # sentence for errors about hung workers; empty if no cause is known
 
     _workers: Collection[int]  # ids of the workers that are alive or starting
@@ -229,12 +236,12 @@ class WorkerPool(ABC):
         task, row, is_exiting = self._heartbeats[worker_id, [TASK, ROW, EXIT]].tolist()
         deaths = []
         if lost_tasks or not is_exiting:
-            is_kill = reason is None and status < 0 and -status not in _CRASHES
-            memory_ran_out = self._has_memory_run_out() if is_kill else None
+            was_killed = reason is None and is_kill(status)
+            memory_ran_out = self._has_memory_run_out() if was_killed else None
             cause = reason or describe_exit(f"DataLoader worker (pid {pid})", status)
             task = task if task in lost_tasks else 0
             death = WorkerDeath(
-                cause, tuple(lost_tasks), task, row, reason is not None, is_kill, memory_ran_out
+                cause, tuple(lost_tasks), task, row, reason is not None, was_killed, memory_ran_out
             )
             self._forget_deaths_if_rows_finished([*self._workers, worker_id])
             self._count_death(death)
@@ -275,7 +282,10 @@ class WorkerPool(ABC):
         if all(each.is_kill for each in deaths):
             message, hint = explain_kills([each.memory_ran_out for each in deaths])
             raise WorkerError(f"{text}. {message}", hint=hint)
-        raise WorkerError(f"{text}; see their output above, or load one sample with num_workers=0")
+        text += "; see their output above, or load one sample with num_workers=0"
+        if self.program and not self._heartbeats[:, READY].any():
+            raise StartError(f"{text}. They run {self.program}", hint=NOT_PYTHON)
+        raise WorkerError(text)
 
     def _raise_if_closing(self) -> None:
         if self._closing:
@@ -292,6 +302,11 @@ def _in_disk_sleep(pid: int) -> bool:
     with contextlib.suppress(psutil.Error):  # the process has ended
         return psutil.Process(pid).status() == psutil.STATUS_DISK_SLEEP
     return False
+
+
+def is_kill(status: int) -> bool:
+    """Return True if an exit status is a signal from outside."""
+    return status < 0 and -status not in _CRASHES
 
 
 def describe_exit(process: str, status: int) -> str:

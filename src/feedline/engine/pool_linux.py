@@ -43,10 +43,15 @@ from feedline.engine.messages import (
     read_task_id,
 )
 from feedline.engine.payload import Payload, search_path
-from feedline.engine.pool import WorkerDeath, WorkerPool
-from feedline.engine.process import WORKER_ENVIRONMENT, block_interrupt
+from feedline.engine.pool import NOT_PYTHON, WorkerDeath, WorkerPool, describe_exit, is_kill
+from feedline.engine.process import (
+    WORKER_ENVIRONMENT,
+    block_interrupt,
+    python_program,
+    signals_to_ignore,
+)
 from feedline.engine.shared_memory import SharedFile
-from feedline.errors import ResourceError, WorkerError
+from feedline.errors import ResourceError, StartError, WorkerError
 
 __all__ = ["ForkServer", "LinuxPool", "shared_server"]
 
@@ -251,10 +256,14 @@ class LinuxPool(WorkerPool):
 
     def _replace_server(self) -> None:
         """Start another fork server and workers after the fork server died."""
-        cause = "lost because the fork server died"
+        assert self._server is not None
+        status, name = self._server.exit_status(), self._server.name
+        cause = f"{name} ended" if status is None else describe_exit(name, status)
+        if status is not None and status >= 0 and not self.pids:
+            raise StartError(f"{cause} before it started a worker", hint=NOT_PYTHON)
         reports, self._events = self._events, []  # `restart` would drop them
         lost = tuple(self._outstanding)
-        death = WorkerDeath(cause, lost)
+        death = WorkerDeath(cause, lost, is_kill=status is not None and is_kill(status))
         self._count_death(death)
         self.restart()
         self._events = [*reports, death]
@@ -326,9 +335,12 @@ class ForkServer:
     It is ended when its last user releases it, or when this object is garbage.
     """
 
-    def __init__(self, connection: socket.socket, process: psutil.Process) -> None:
+    def __init__(
+        self, connection: socket.socket, process: psutil.Process, program: str = ""
+    ) -> None:
         self._connection = connection
         self.process = process
+        self.name = f"fork server ({program + ', ' if program else ''}pid {process.pid})"
         self.users = 1  # changed under `_lock`
         self._end = partial(_end_server, connection, process, os.getpid())
         self._finalizer = weakref.finalize(self, self._end)
@@ -337,33 +349,40 @@ class ForkServer:
     @classmethod
     def start(cls) -> ForkServer:
         """Start a new Python process."""
+        program, ignored = python_program(), signals_to_ignore(is_new_program=True)
         connection, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with server_end:
             arguments = {
                 "main_fd": server_end.fileno(),
                 "trainer": os.getpid(),
                 "ends_with_thread": _is_main_thread(),
+                "ignored_signals": ignored,
             }
-            with block_interrupt():  # until `serve` ignores it
-                process = psutil.Popen(
-                    [sys.executable, "-c", _BOOT, json.dumps(arguments), *search_path()],
-                    pass_fds=[server_end.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    env={**os.environ, **WORKER_ENVIRONMENT},
-                )
-        return cls(connection, process)
+            try:
+                with block_interrupt(ignored):  # until `serve` ignores them
+                    process = psutil.Popen(
+                        [program, "-c", _BOOT, json.dumps(arguments), *search_path()],
+                        pass_fds=[server_end.fileno()],
+                        stdin=subprocess.DEVNULL,
+                        env={**os.environ, **WORKER_ENVIRONMENT},
+                    )
+            except OSError as error:
+                connection.close()
+                raise StartError(f"cannot run {program}: {error}", hint=NOT_PYTHON) from error
+        return cls(connection, process, program)
 
     @classmethod
     def fork(cls, source: AnySource) -> ForkServer:
         """Fork this process into a server, which has the source without pickling."""
         connection, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         trainer, ends_with_thread = os.getpid(), _is_main_thread()
+        ignored = signals_to_ignore(is_new_program=False)
         sys.stdout.flush()  # or both processes would write the buffered text
         sys.stderr.flush()
-        with block_interrupt():  # until `serve` ignores it
+        with block_interrupt(ignored):  # until `serve` ignores them
             pid = os.fork()
             if pid == 0:
-                serve_in_child(server_end, trainer, ends_with_thread, source)
+                serve_in_child(server_end, trainer, ends_with_thread, ignored, source)
         server_end.close()
         return cls(connection, psutil.Process(pid))
 
@@ -377,6 +396,13 @@ class ForkServer:
         except OSError:
             pass
         return False
+
+    def exit_status(self) -> int | None:
+        """Exit status of a server that has closed its connections; None if unknown."""
+        with contextlib.suppress(psutil.Error):
+            status: int | None = self.process.wait(_END_DEADLINE_S)
+            return status
+        return None
 
     def release(self) -> None:
         """End the server unless others use it. May be called again after an interrupt."""

@@ -14,6 +14,7 @@ import contextlib
 import multiprocessing
 import multiprocessing.reduction as mp_reduction
 import os
+import signal
 import struct
 import threading
 from dataclasses import dataclass, field
@@ -37,7 +38,15 @@ from feedline.engine.messages import (
 )
 from feedline.engine.payload import Payload, main_module, unpickle_source
 from feedline.engine.pool import MISSING_MAIN_GUARD, WorkerDeath, WorkerPool
-from feedline.engine.process import MISSING_MAIN_GUARD_STATUS, WORKER_NAME, become_worker
+from feedline.engine.process import (
+    MISSING_MAIN_GUARD_STATUS,
+    WORKER_NAME,
+    become_worker,
+    block_interrupt,
+    ignore_signals,
+    python_program,
+    signals_to_ignore,
+)
 from feedline.engine.shared_memory import NamedMemory
 from feedline.errors import UsageError
 
@@ -57,14 +66,18 @@ def run_worker(
     resources: list[int],
     worker_id: int,
     workers: int,
+    ignored_signals: list[int],
 ) -> None:
     """Do tasks until asked to exit or until the trainer is gone.
 
     Tasks come through the pipe; reports go back, each followed by its batch, if it has one. `block`
     and `source` are names and sizes in bytes of memory, or the source itself; `resources` are the
-    descriptors of the payload.
+    descriptors of the payload; `ignored_signals`, handled by the trainer, are blocked.
     """
     become_worker()
+    ignore_signals(ignored_signals)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *ignored_signals})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     memory = NamedMemory(*block)
 
@@ -179,14 +192,17 @@ class PortablePool(WorkerPool):
         if self._payload is not None:
             source = self._payload.memory.name, self._payload.memory.nbytes
             fds = self._payload.resources.fds
+        ignored = signals_to_ignore(is_new_program=True)
+        self.program = python_program()
         process = self._context.Process(
             target=run_worker,
-            args=(worker_end, block, source, _SharedFds(fds), worker_id, self._target),
+            args=(worker_end, block, source, _SharedFds(fds), worker_id, self._target, ignored),
             daemon=True,
             name=WORKER_NAME,
         )
         try:
-            process.start()
+            with block_interrupt(ignored):  # until the worker ignores them
+                process.start()
         except Exception:  # pickling runs user code
             if self._pickling_error is not None:
                 raise self._pickling_error from None

@@ -1,7 +1,8 @@
 """Setup of a worker or fork server process.
 
-Guarantees: it dies with its parent, ignores the terminal's Ctrl-C (the trainer handles it), and
-runs its libraries on one thread: the workers are the parallelism.
+Guarantees: it dies with its parent, ignores the terminal's Ctrl-C and other signals that the
+trainer handles, such as a request for a checkpoint, and runs its libraries on one thread: the
+workers are the parallelism.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from multiprocessing import process as mp_process
+from multiprocessing import spawn as mp_spawn
 from typing import Any
 
+from feedline.errors import UsageError
 from feedline.private_names import find_private
 
 __all__ = [
@@ -25,11 +28,14 @@ __all__ = [
     "become_worker",
     "block_interrupt",
     "end_with_parent",
+    "ignore_signals",
     "importing_script",
     "in_worker",
     "keep_freed_memory",
     "limit_threads",
+    "python_program",
     "reset_multiprocessing",
+    "signals_to_ignore",
 ]
 
 WORKER_NAME = "feedline worker"
@@ -55,10 +61,17 @@ WORKER_ENVIRONMENT = {
 }
 """Environment for a child: it must be set before the child starts."""
 
+# Left alone in children: they must be able to end, to wait for their own children and to use
+# timers, and an ignored crash would repeat without end.
+_NOT_IGNORED = (
+    *("SIGTERM", "SIGCHLD", "SIGALRM", "SIGVTALRM", "SIGPROF"),
+    *("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"),
+)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _REUSE_BYTES = 256 << 20
 _in_worker = False
+_ignored: set[int] = set()
 
 
 def in_worker() -> bool:
@@ -91,6 +104,37 @@ def become_worker() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def signals_to_ignore(*, is_new_program: bool) -> list[int]:
+    """Signals with a Python handler in this process, which its children must ignore.
+
+    A new program has no handlers, and would end. It also ignores SIGUSR1 and SIGUSR2, for which the
+    trainer may set a handler later.
+    """
+    handled = {s for s in signal.valid_signals() if callable(signal.getsignal(s))}
+    if is_new_program:
+        handled |= {getattr(signal, name, signal.SIGINT) for name in ("SIGUSR1", "SIGUSR2")}
+    kept = {getattr(signal, name, None) for name in _NOT_IGNORED}
+    return sorted(int(number) for number in handled - kept)
+
+
+def ignore_signals(numbers: Collection[int] = ()) -> None:
+    """Ignore signals in this process; also those of earlier calls again."""
+    _ignored.update(numbers)
+    for number in _ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def python_program() -> str:
+    """Python program for new processes, as set by `multiprocessing.set_executable`."""
+    program = mp_spawn.get_executable()
+    if not program:
+        raise UsageError(
+            "sys.executable is empty, so worker processes cannot be started",
+            hint="call multiprocessing.set_executable with the path of Python",
+        )
+    return os.fsdecode(program)
+
+
 class _ForkedWorker(mp_process.BaseProcess):
     """Value of `multiprocessing.current_process()` in a forked worker.
 
@@ -121,15 +165,15 @@ def reset_multiprocessing() -> None:
 
 
 @contextlib.contextmanager
-def block_interrupt() -> Iterator[None]:
-    """Context manager: block Ctrl-C; a child started within begins with Ctrl-C blocked.
+def block_interrupt(more: Collection[int] = ()) -> Iterator[None]:
+    """Context manager: block Ctrl-C and more signals, also in a child started within.
 
     No effect on platforms that cannot block signals.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *more})
     try:
         yield
     finally:

@@ -34,7 +34,7 @@ from typing import Any
 
 from feedline import errors
 from feedline.engine.payload import search_path
-from feedline.engine.process import WORKER_ENVIRONMENT
+from feedline.engine.process import WORKER_ENVIRONMENT, python_program
 from feedline.errors import ResourceError, UsageError
 from feedline.images.compile.datasets import (
     FolderSelection,
@@ -147,7 +147,7 @@ class CacheFiller:
         arguments = [contents.root, str(os.getpid()), "eager" if eager else "idle"]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, *arguments, *search_path()],
+                [python_program(), "-c", _BOOT, *arguments, *search_path()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,  # so that `readable` sees every message
