@@ -1,11 +1,13 @@
 """feedline keeps the GPU fed while you train vision models with PyTorch.
 
-Importing this package does nothing: each public name is loaded when it is first used.
+Importing this package only reads Python's random state: each public name is loaded when it is
+first used.
 """
 
 from __future__ import annotations
 
 import importlib
+import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,6 +65,8 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+_python_random_state = random.getstate()[1]  # from which `feedline.randomness` detects later seeds
 
 _HOMES = {
     "DataLoader": "feedline.loader",

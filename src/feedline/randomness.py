@@ -21,10 +21,19 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 
+import feedline
 from feedline.order.seeds import extend
 
-__all__ = ["fingerprint", "restore_later", "seed_all", "seeded", "unbroken"]
+__all__ = [
+    "fingerprint",
+    "restore_later",
+    "seed_all",
+    "seeded",
+    "seeded_states_digest",
+    "unbroken",
+]
 
 _NUMPY, _PYTHON = 1, 2  # parts of their seeds
 _python: Any = random.seed.__self__  # type: ignore[attr-defined]
@@ -178,6 +187,48 @@ def _restore(until: int) -> None:
 def _release_lock() -> None:
     if _lock._is_owned():  # not in a process forked meanwhile
         _lock.release()
+
+
+_MAX_BLOCKS = 1000
+_WORDS = 624  # of a state of MT19937, which Python and numpy use
+_unseeded_words = np.array(feedline._python_random_state[:-1], np.uint32).tobytes()
+"""Words of Python's state, not seeded by the program; empty once it is."""
+
+
+def seeded_states_digest() -> int | None:
+    """Digest of numpy's and Python's random states, 64 bits; None if the program seeded neither.
+
+    A state that the program has not seeded differs from run to run, and does not count. Only reads.
+    """
+    states = []
+    if getattr(_numpy.get_bit_generator(), "seed_seq", _numpy) is None:  # set to None by seed()
+        state = _numpy.get_state(legacy=False)["state"]
+        states += [b"numpy", state["key"].tobytes(), str(state["pos"]).encode()]
+    if _python_memory is not None:
+        index, words = bytes(_python_memory[:4]), bytes(_python_memory[4:])
+    else:
+        *numbers, position = random.getstate()[1]
+        index, words = position.to_bytes(4, sys.byteorder), np.array(numbers, np.uint32).tobytes()
+    if _is_python_seeded(words):
+        states += [b"python", words, index]
+    return xxhash.xxh3_64_intdigest(b"".join(states)) if states else None
+
+
+def _is_python_seeded(words: bytes) -> bool:
+    """Return True if Python's state was set, and not only drawn from since the last call."""
+    global _unseeded_words
+    if not _unseeded_words or words == _unseeded_words:
+        return not _unseeded_words
+    bits = np.random.MT19937(0)
+    key = np.frombuffer(_unseeded_words, np.uint32).copy()
+    bits.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": _WORDS}}
+    for _ in range(_MAX_BLOCKS):
+        bits.random_raw(_WORDS, output=False)
+        if bits.state["state"]["key"].astype(np.uint32).tobytes() == words:
+            _unseeded_words = words
+            return False
+    _unseeded_words = b""
+    return True
 
 
 def fingerprint() -> tuple[int, int, int]:

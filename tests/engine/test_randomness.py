@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from operator import ne
 from pathlib import Path
@@ -151,6 +154,66 @@ def test_runs_are_reproducible_with_any_worker_init_fn(
         other.load_state_dict(first.state_dict())
         assert plain(other) == expected[0][2:]
         assert plain(other) == expected[1]
+
+
+SEEDED = """
+import json, random, sys
+import numpy as np, torch
+import feedline
+sys.path.insert(0, sys.argv[1])
+from sets import Drawing
+
+
+def draws(workers=0, seed_torch=True, numpy=None, python=None, **options):
+    if seed_torch:
+        torch.manual_seed(0)
+    if numpy is not None:
+        np.random.seed(numpy)
+    if python is not None:
+        random.seed(python)
+    before = np.random.get_state()[1].tolist(), random.getstate()
+    with feedline.DataLoader(Drawing(4), 2, num_workers=workers, **options) as loader:
+        epochs = [[batch[1].tolist() for batch in loader] for _ in range(2)]
+    assert before == (np.random.get_state()[1].tolist(), random.getstate())
+    assert epochs[0] != epochs[1]
+    return epochs
+
+
+def with_generator(**seeds):
+    return draws(generator=torch.Generator().manual_seed(1), **seeds)
+
+
+if __name__ == "__main__":
+    found = {"unseeded": draws()}
+    for _ in range(5000):
+        random.random(), np.random.rand()
+    found["drawn"] = draws()
+    for numpy in (1, 2):
+        found[f"numpy {numpy}"] = draws(numpy=numpy)
+        found[f"seed, numpy {numpy}"] = draws(numpy=numpy, seed=3)
+        found[f"generator, numpy {numpy}"] = with_generator(numpy=numpy)
+    for python in (1, 2):
+        found[f"python {python}"] = draws(numpy=1, python=python)
+        found[f"seed, python {python}"] = draws(numpy=1, python=python, seed=3)
+        found[f"generator, python {python}"] = with_generator(numpy=1, python=python)
+    found["again"] = draws(numpy=1, python=2)
+    found["workers"] = draws(2, numpy=1, python=2)
+    print(json.dumps(found))
+"""
+
+
+def test_seeds_of_numpy_and_python_count_if_the_program_sets_them(tmp_path: Path) -> None:
+    script = tmp_path / "seeded.py"
+    script.write_text(SEEDED)
+    command = [sys.executable, str(script), str(Path(__file__).parent.parent)]
+    first, second = (json.loads(subprocess.check_output(command)) for _ in range(2))
+    assert first == second
+    assert first["unseeded"] == first["drawn"]
+    for name in ("numpy", "python"):
+        assert first[f"{name} 1"] != first[f"{name} 2"]
+        assert first[f"seed, {name} 1"] == first[f"seed, {name} 2"]
+        assert first[f"generator, {name} 1"] == first[f"generator, {name} 2"]
+    assert first["python 2"] == first["again"] == first["workers"]
 
 
 @pytest.mark.parametrize("own_generator", [False, True])

@@ -131,8 +131,9 @@ class DataLoader(TorchDataLoader[_T]):
         in_order: as in torch. With a seed or a schedule, batches always come in order.
         seed: seed of order and randomness: the same batches on any number of workers, exact resume
             over all epochs, and, with kept workers, prefetching across epochs. Default: drawn from
-            `generator` or torch's random state at each epoch, as in torch; with a schedule 0, and
-            the global random state is never touched.
+            `generator` or torch's random state at each epoch, as in torch, and mixed with numpy's
+            and Python's states if you seeded these; with a schedule 0, and the global random state
+            is never touched.
         schedule: phases of image size, as text ("112x10@512,160x10"), a Schedule or Phases. Epochs
             after its end continue its last phase. Default: `image_size` throughout.
         weights: sampling weights, one number of at least 0 per sample, copied; with a seed or a

@@ -45,6 +45,7 @@ from feedline.loader.torch_samplers import (
 from feedline.order.batch_spec import NO_SAMPLE_INDEX
 from feedline.order.schedule import is_count
 from feedline.order.seeds import mix
+from feedline.randomness import seeded_states_digest
 
 __all__ = ["Draw", "EpochSource", "SampledEpoch"]
 
@@ -156,7 +157,10 @@ class SamplerPass:
     ) -> None:
         self._source, self._start, self._replayed = source, start, replayed
         self._keys, drawn = self._call(source.begin_pass, undrawn)
-        self.seed: int = drawn if seed is None else seed
+        if seed is None:
+            digest = start["seeded_states"]
+            seed = drawn if digest is None else mix(drawn, digest)
+        self.seed = seed
         records_first = replayed is None and start["random"] is not None
         self._before_first = source.capture_rng_states() if records_first else None
 
@@ -344,8 +348,17 @@ class EpochSource:
             "epoch": epoch_of(self.sampler),
             "random": None if rng_states is None else rng_states.as_json(),
             "first": None,  # see `SamplerPass`
+            "seeded_states": self._seeded_states(),
             "sampler": self.sampler_state(),
         }
+
+    def _seeded_states(self) -> int | None:
+        """Digest of numpy's and Python's random states, if they change the seeds of epochs.
+
+        Without workers torch's loader draws from them; here any number of workers gives the same.
+        """
+        is_explicit = self._seed is not None or self.generator is not None
+        return None if is_explicit else seeded_states_digest()
 
     def sampler_state(self) -> tuple[Any] | None:
         """Current state of the sampler for a loader's state; None if it has none."""

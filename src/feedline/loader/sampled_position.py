@@ -228,7 +228,10 @@ def _complete(state: Mapping[str, Any]) -> dict[str, Any]:
     if "undrawn_seeds" not in state:
         base_seed = state.get("base_seed")  # of persistent workers, in version 2
         complete["undrawn_seeds"] = int(base_seed not in (None, complete["drawn_seed"]))
-    start = {**dict.fromkeys(("epoch", "random", "first", "sampler")), **state["start"]}
+    start = {
+        **dict.fromkeys(("epoch", "random", "first", "seeded_states", "sampler")),
+        **state["start"],
+    }
     complete["start"] = {**start, "sampler": pack(unpack(start["sampler"]))}
     complete["sampler_state"] = pack(unpack(complete["sampler_state"]))
     return complete
