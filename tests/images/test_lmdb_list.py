@@ -57,6 +57,29 @@ def row(source: Any, sample: int) -> tuple[Any, ...]:
     return made
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signals")
+@pytest.mark.parametrize("options", [{}, {"keys": ["00000000"]}, {"keys": "image-%09d"}])
+def test_process_that_ends_while_it_reads_is_an_error(
+    keyed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    # A module that ends the process at a read, as a damaged page does.
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "lmdb.py").write_text(
+        "import os, signal\n"
+        "class Error(Exception): pass\n"
+        "class Environment:\n"
+        "    def begin(self, **options): return self\n"
+        "    def info(self): return {'last_pgno': 0}\n"
+        "    def stat(self): return {'psize': 1}\n"
+        "    def cursor(self): os.kill(os.getpid(), signal.SIGBUS)\n"
+        "    def get(self, key): os.kill(os.getpid(), signal.SIGBUS)\n"
+        "def open(*arguments, **options): return Environment()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    with pytest.raises(DatasetError, match="SIGBUS"):
+        ImageList.from_lmdb(keyed, labels=None, **options)
+
+
 def test_rows_equal_those_of_folder(numbered: Path, jpeg_folder: Path) -> None:
     ours = ImageList.from_lmdb(numbered, "image-%09d", "label-%09d", transform=EvalCrop())
     folder = ImageFolder(jpeg_folder, EvalCrop())

@@ -2,8 +2,9 @@
 
 Guarantees: nothing is written, not even a lock file; no value is ever unpickled; no key is
 invented: missing numbers of a pattern raise an error; so does a truncated LMDB, which would end the
-process. Each process opens an LMDB once, as LMDB requires, and closes it when the last reader and
-the last reference to its bytes are gone; a forked process uses the inherited one.
+process, and one with a damaged page where keys are listed, which another process does. Each process
+opens an LMDB once, as LMDB requires, and closes it when the last reader and the last reference to
+its bytes are gone; a forked process uses the inherited one.
 
 Relies on: an LMDB that is not written to meanwhile. Without a lock file readers share only the
 mapped file.
@@ -28,6 +29,7 @@ from feedline.sources.column_types import (
 )
 from feedline.sources.columns import ordered
 from feedline.sources.files import check_size
+from feedline.sources.lmdb_reader import LmdbReader
 from feedline.sources.store import IndexedStore, PathTable, first_names, spread_evenly
 
 __all__ = ["LMDB_FILE", "LmdbStore", "OpenLmdb", "lmdb_samples", "open_lmdb"]
@@ -174,20 +176,23 @@ def lmdb_samples(
             f"no LMDB at {where!r}", hint="pass the folder with its data.mdb, or its file"
         )
     try:
-        lmdb = open_lmdb(where)
+        open_lmdb(where)
     except ImageError as error:
         cause = "" if error.hint else ". It is not an LMDB, or was not copied completely"
         raise DatasetError(f"{error.message}{cause}", hint=error.hint) from error
     try:
-        names, numbers = _keys_of(lmdb, where, explicit)
-        _look_at_some(lmdb, where, names, is_image, explicit=keys is not None)
-        missing = [_as_text(name) for name in names if check and lmdb.get(name) is None]
-        if missing:
-            raise DatasetError(
-                f"{len(missing)} of {len(names)} keys are not in the LMDB {where!r}: "
-                f"{first_names(missing)}"
-            )
-        texts = _texts_at(lmdb, where, labels, numbers) if isinstance(labels, str) else None
+        with LmdbReader(where) as lmdb:
+            names, numbers = _keys_of(lmdb, where, explicit)
+            _look_at_some(lmdb, where, names, is_image, explicit=keys is not None)
+            checked = names if check else []
+            values = zip(checked, lmdb.values(checked, 0), strict=True)
+            missing = [_as_text(name) for name, value in values if value is None]
+            if missing:
+                raise DatasetError(
+                    f"{len(missing)} of {len(names)} keys are not in the LMDB {where!r}: "
+                    f"{first_names(missing)}"
+                )
+            texts = _texts_at(lmdb, where, labels, numbers) if isinstance(labels, str) else None
     except ImageError as error:
         raise DatasetError.of(error) from error
 
@@ -206,7 +211,7 @@ def lmdb_samples(
 
 
 def _keys_of(
-    lmdb: OpenLmdb, path: str, keys: str | Sequence[Any] | None
+    lmdb: LmdbReader, path: str, keys: str | Sequence[Any] | None
 ) -> tuple[list[bytes], list[int] | None]:
     """Keys of the samples, and their numbers if they have a pattern."""
     numbers = None
@@ -239,7 +244,7 @@ def _as_bytes(key: Any, sample: int) -> bytes:
     return name
 
 
-def _numbers(lmdb: OpenLmdb, path: str, pattern: str) -> list[int]:
+def _numbers(lmdb: LmdbReader, path: str, pattern: str) -> list[int]:
     """Numbers of a pattern that has an entry for each from the first to the last."""
     parts = _PATTERN.fullmatch(pattern)
     if parts is None:
@@ -268,7 +273,7 @@ def _numbers(lmdb: OpenLmdb, path: str, pattern: str) -> list[int]:
 
 
 def _texts_at(
-    lmdb: OpenLmdb, path: str, pattern: str, numbers: Sequence[int] | None
+    lmdb: LmdbReader, path: str, pattern: str, numbers: Sequence[int] | None
 ) -> list[str | None]:
     """Texts of the entries of a pattern with numbers; None for missing ones."""
     if numbers is None or _PATTERN.fullmatch(pattern) is None:
@@ -278,10 +283,10 @@ def _texts_at(
             argument="labels",
         )
     texts: list[str | None] = []
-    for number in numbers:
-        value = lmdb.get((pattern % number).encode())
+    values = lmdb.values([(pattern % number).encode() for number in numbers])
+    for number, value in zip(numbers, values, strict=True):
         try:
-            texts.append(None if value is None else bytes(value).decode().strip())
+            texts.append(None if value is None else value.decode().strip())
         except UnicodeDecodeError as error:
             raise DatasetError(
                 f"the entry {pattern % number!r} of the LMDB {path!r} is not text: {error}"
@@ -290,7 +295,7 @@ def _texts_at(
 
 
 def _look_at_some(
-    lmdb: OpenLmdb,
+    lmdb: LmdbReader,
     path: str,
     names: list[bytes],
     is_image: Callable[[bytes], object],
@@ -299,9 +304,10 @@ def _look_at_some(
 ) -> None:
     """Check some entries: of explicit keys one must be an image, of all keys of an LMDB all."""
     problem = ""
-    for sample in spread_evenly(len(names), _LOOKS):
-        value = lmdb.get(names[sample])
-        if value is None or is_image(bytes(value)):
+    samples = spread_evenly(len(names), _LOOKS)
+    values = lmdb.values([names[sample] for sample in samples])
+    for sample, value in zip(samples, values, strict=True):
+        if value is None or is_image(value):
             if explicit:
                 return
             continue

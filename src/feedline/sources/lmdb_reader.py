@@ -1,0 +1,137 @@
+"""Reading of an LMDB's keys and values in another process, which a damaged page may end.
+
+LMDB checks no page: a damaged one makes it read beyond the mapped file. A worker that ends so is
+replaced, and its sample named; the training process would end.
+
+Guarantees: the process ends with the reader, and with this process. It does not import torch.
+
+Relies on: its standard input and output, for pickles of this package alone.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from multiprocessing import spawn
+from typing import Any
+
+from feedline.errors import ImageError, ResourceError
+
+__all__ = ["LmdbReader", "serve"]
+
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from feedline.sources.lmdb_reader import serve; serve(sys.argv[1])"
+)
+_KEYS_AT_A_TIME = 1000
+
+
+class LmdbReader:
+    """Reader of the LMDB at a path; a context manager. Raises an ImageError if it cannot be read,
+    also if that ends the process.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        search_path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
+        program = os.fsdecode(spawn.get_executable() or sys.executable)
+        try:
+            self._process = subprocess.Popen(
+                [program, "-c", _BOOT, path, *search_path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        except OSError as error:
+            raise ResourceError(f"cannot start a process that reads {path!r}: {error}") from error
+
+    def __enter__(self) -> LmdbReader:
+        try:
+            self._receive()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+        self._process.wait()
+
+    def keys(self) -> Iterator[bytes]:
+        """All keys, in the order of their bytes. Read them all before other requests."""
+        self._send(None)
+        while keys := self._receive():
+            yield from keys
+
+    def values(self, keys: Sequence[bytes], max_bytes: int | None = None) -> Iterator[bytes | None]:
+        """First bytes of the values of some keys, or whole values; None for missing entries."""
+        for start in range(0, len(keys), _KEYS_AT_A_TIME):
+            self._send((keys[start : start + _KEYS_AT_A_TIME], max_bytes))
+            yield from self._receive()
+
+    def _send(self, request: object) -> None:
+        assert self._process.stdin is not None
+        try:
+            pickle.dump(request, self._process.stdin)
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._ended() from error
+
+    def _receive(self) -> Any:
+        assert self._process.stdout is not None
+        try:
+            answer = pickle.load(self._process.stdout)
+        except (EOFError, pickle.UnpicklingError) as error:
+            raise self._ended() from error
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _ended(self) -> ImageError:
+        status = self._process.wait()
+        how = f"status {status}"
+        if status < 0:
+            how = signal.Signals(-status).name
+        return ImageError(
+            f"the LMDB {self._path!r} cannot be read: the process that read it ended with {how}, "
+            "probably because its pages are damaged",
+            hint="copy or write it again",
+        )
+
+
+def serve(path: str) -> None:
+    """Answer the requests of an `LmdbReader`; the code of the process."""
+    from feedline.sources.lmdb_store import OpenLmdb  # which uses this module
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the reader ends it
+    out = sys.stdout.buffer
+    try:
+        opened = OpenLmdb(path)
+        _answer(None)
+        while True:
+            request = pickle.load(sys.stdin.buffer)
+            if request is None:
+                keys = opened.keys()
+                while part := list(islice(keys, _KEYS_AT_A_TIME)):
+                    pickle.dump(part, out)
+                _answer([])
+            else:
+                names, max_bytes = request
+                values = map(opened.get, names)
+                _answer([None if each is None else bytes(each[:max_bytes]) for each in values])
+    except (EOFError, BrokenPipeError):
+        os._exit(0)
+    except Exception as error:
+        _answer(error)
+
+
+def _answer(answer: object) -> None:
+    pickle.dump(answer, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
