@@ -118,9 +118,18 @@ def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
 
 def test_leftovers_of_killed_run_are_removed(tmp_path: Path) -> None:
     dead = tmp_path / ".demo.partial-999999999"  # above the largest process id Linux gives
-    dead.mkdir()
+    (dead / "train" / "dots").mkdir(parents=True)
+    (dead / "train" / "dots" / "dots-00001.jpg").write_bytes(b"incomplete")
     write_demo_set(tmp_path / "demo", SMALL)
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+
+
+def test_foreign_files_among_leftovers_stay(tmp_path: Path) -> None:
+    notes = tmp_path / ".demo.partial-999999999" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    write_demo_set(tmp_path / "demo", SMALL)
+    assert notes.read_text() == "mine"
 
 
 @pytest.mark.parametrize(

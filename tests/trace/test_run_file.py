@@ -186,3 +186,11 @@ def test_non_utf8_name_is_written_escaped(run: Run, tmp_path: Path) -> None:
     run.slowest = [SlowSample(name=os.fsdecode(b"/caf\xe9.jpg"), ms=12.0)]
     write_run(run, tmp_path)
     assert read_run(tmp_path).slowest == [SlowSample(name="/caf?.jpg", ms=12.0)]
+
+
+def test_link_at_the_temporary_name_is_replaced(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / f".trace.json.{os.getpid()}.partial").symlink_to(tmp_path / "notes.txt")
+    write_run(run, tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "trace.json").is_symlink()

@@ -13,10 +13,11 @@ never touched: pictures are written to a hidden sibling and moved into place in 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-import shutil
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -29,6 +30,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from feedline.errors import DatasetError, UsageError
+from feedline.sources.owned_files import remove_owned
 
 __all__ = ["CLASS_NAMES", "DemoSet", "demo_jpeg", "demo_pixels", "write_demo_set"]
 
@@ -226,8 +228,9 @@ def write_demo_set(
     for partial in folder.parent.glob(f".{folder.name}.partial-*"):  # of runs that were killed
         pid = partial.name.rpartition("-")[2]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    partial.mkdir(exist_ok=True)
     try:
         size = 0
         for done, (name, split, class_name, number) in enumerate(demo.pictures(), start=1):
@@ -244,8 +247,15 @@ def write_demo_set(
             folder.rmdir()
         partial.rename(folder)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
     return True
+
+
+def _remove(partial: Path) -> None:
+    """Remove an incomplete set, unless others put files there."""
+    remove_owned(partial, rf"{re.escape(_MARKER)}|({'|'.join(_SPLITS)})/[^/]+/[a-z]+-\d{{5}}\.jpg")
+    with contextlib.suppress(OSError):
+        partial.rmdir()
 
 
 def _has_set(folder: Path, demo: DemoSet) -> bool:

@@ -75,6 +75,7 @@ def write_run(run: Run, folder: Path) -> Path:
     data = _encode(run)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)  # of another process, or a link to another file
         partial.write_bytes(data)
         os.replace(partial, file)
     except OSError as error:

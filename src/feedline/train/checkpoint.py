@@ -53,6 +53,7 @@ _NAMES = {_CHECKPOINT: CHECKPOINT_NAME, WEIGHTS: BEST_NAME}
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name in the same folder; the file there takes the name `path` at the end."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)  # of another process, or a link to another file
     try:
         yield partial
         os.replace(partial, path)
@@ -116,7 +117,6 @@ def _tensor_bytes(content: Any) -> int:
 def _link(path: Path, name: Path) -> None:
     """Give a file another name in one step; a copy if the file system has no links."""
     with replacing(name) as partial:
-        partial.unlink(missing_ok=True)
         try:
             os.link(path, partial)
         except OSError:

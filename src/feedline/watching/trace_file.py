@@ -121,6 +121,7 @@ class TraceFile:
         partial = self._file.with_name(f".{self._file.name}.{os.getpid()}.partial")
         try:
             with self._interval.saving(), contextlib.ExitStack() as opened:
+                partial.unlink(missing_ok=True)  # of another process, or a link to another file
                 raw = opened.enter_context(partial.open("wb"))
                 out: Any = raw
                 if self._file.suffix == ".gz":
