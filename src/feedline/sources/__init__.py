@@ -6,7 +6,9 @@ folder.py           folders with one sub-folder per class
 tables.py           lists, CSV and Parquet files, DataFrames
 archives.py         zip and tar files
 webdataset.py       tar shards
-lmdb_store.py       LMDBs; lmdb_reader.py reads one in a process of its own
+lmdb_store.py       LMDBs
+  open_lmdb.py        those that are open in this process
+  lmdb_reader.py      reads keys and values in another process
 rows.py             Hugging Face datasets and Parquet files with images
 arrays.py           decoded images
 remote_images.py    image files at URLs

@@ -43,7 +43,6 @@ from feedline.sources.files import (
     sync_names,
     write_atomic,
 )
-from feedline.sources.lmdb_store import LMDB_FILE, OpenLmdb, open_lmdb
 from feedline.sources.manifest import (
     BUILD_FILES,
     INDEX,
@@ -56,6 +55,7 @@ from feedline.sources.manifest import (
     member,
     shard_name,
 )
+from feedline.sources.open_lmdb import LMDB_FILE, OpenLmdb, open_lmdb
 from feedline.sources.owned_files import partial_files, refuse_link, remove_owned
 
 __all__ = ["cache_format", "incomplete_files", "level_reader"]

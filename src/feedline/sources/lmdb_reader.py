@@ -21,6 +21,7 @@ from multiprocessing import spawn
 from typing import Any
 
 from feedline.errors import ImageError, ResourceError
+from feedline.sources.open_lmdb import OpenLmdb
 
 __all__ = ["LmdbReader", "serve"]
 
@@ -108,8 +109,6 @@ class LmdbReader:
 
 def serve(path: str) -> None:
     """Answer the requests of an `LmdbReader`; the code of the process."""
-    from feedline.sources.lmdb_store import OpenLmdb  # which uses this module
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the reader ends it
     out = sys.stdout.buffer
     try:
