@@ -114,6 +114,17 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
     PrivateName("PIL._webp", _PILLOW, "Pillow decodes WebP whole"),
     PrivateName("PIL.ImageEnhance._Enhance", _PILLOW, _UNCOMPILED),
     PrivateName("PIL.ImageFile.ImageFile._exclusive_fp", _PILLOW),
+    # A loop over a loader in `torch.compile`.
+    *(
+        PrivateName(name, "2.7 to 2.15", "torch.compile traces the loader")
+        for name in (
+            "torch._C._dynamo.eval_frame",
+            "torch._C._dynamo.eval_frame._FrameAction",
+            "torch._C._dynamo.eval_frame._FrameExecStrategy",
+            "torch._dynamo.eval_frame.DisableContext._torchdynamo_disable",
+            "torch._dynamo.eval_frame.DisableContext._torchdynamo_disable_msg",
+        )
+    ),
     # Ranks, tuning and training.
     PrivateName("torch.distributed.distributed_c10d._get_default_store", _TORCH),
     PrivateName("torch.utils._pytree", _TORCH),

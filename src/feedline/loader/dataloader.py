@@ -41,6 +41,7 @@ from feedline.loader.torch_samplers import (
     sampler_rank_and_world_size,
     warn_of_stock_loader,
 )
+from feedline.loader.uncompiled import uncompiled
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Phase, Schedule
@@ -354,6 +355,7 @@ class DataLoader(TorchDataLoader[_T]):
 
     # Iteration
 
+    @uncompiled
     def __iter__(self) -> Any:
         """Begin an epoch. An earlier iteration continues independently, with its own workers."""
         return self._get_iterator()

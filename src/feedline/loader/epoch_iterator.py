@@ -44,6 +44,7 @@ from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
 from feedline.loader.recording import Recording
 from feedline.loader.torch_samplers import PlannedSampler
+from feedline.loader.uncompiled import uncompiled
 from feedline.order.sample_order import Order
 from feedline.private_names import find_private
 
@@ -382,12 +383,14 @@ class EpochIterator(_BaseDataLoaderIter):  # type: ignore[misc]
         """True in a forked child of the iterator's process."""
         return self._process != os.getpid()
 
+    @uncompiled
     def __iter__(self) -> EpochIterator:
         return self
 
     def __len__(self) -> int:
         return len(self._loader)
 
+    @uncompiled
     def __next__(self) -> Any:
         """Return the next batch."""
         # Entering record_function takes 9 us, with or without a profiler; this check 0.05 us.
