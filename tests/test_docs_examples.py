@@ -70,12 +70,25 @@ def in_data_folder(
     jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """The working directory has the data that the pages name, in small."""
-    for name in ("train", "val", "imagenet/train", "imagenet/val", "demo-data/train"):
+    for name in (
+        "train",
+        "val",
+        "imagenet/train",
+        "imagenet/val",
+        "demo-data/train",
+        "photos",
+        "web",
+    ):
         shutil.copytree(jpeg_folder, tmp_path / name)
     files = sorted(jpeg_folder.rglob("*.jpg"))
     names = [path.relative_to(jpeg_folder) for path in files]
     rows = [f"train/{name},{number % 2}" for number, name in enumerate(names)]
-    (tmp_path / "train.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+    for table in ("train.csv", "more.csv"):
+        (tmp_path / table).write_text("\n".join(["path,label", *rows]) + "\n")
+    tags = [
+        f"train/{name},{'cat dog' if number % 2 else 'cat'}" for number, name in enumerate(names)
+    ]
+    (tmp_path / "tags.csv").write_text("\n".join(["path,label", *tags]) + "\n")
     with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
         for path, name in zip(files, names, strict=True):
             archive.write(path, name)
