@@ -121,7 +121,7 @@ def hugging_face(folder: Path, tmp: Path, transform: Any) -> Any:
         "label": [CLASSES.index(path.parent.name) for path in files(folder)],
     }
     split = datasets.Dataset.from_dict(columns, features=features)
-    return ImageList.from_hf(split, transform=transform)
+    return ImageList.from_hf(split, transform=transform, root=folder)
 
 
 def array(folder: Path, tmp: Path, transform: Any) -> Any:

@@ -226,7 +226,7 @@ def test_image_that_kills_reader_is_reported_and_others_are_checked(
 
     def deadly(reader: LevelReader, sample: int):
         if sample == 5 and reader.level.side == 16:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSEGV)
         return read(reader, sample)
 
     monkeypatch.setattr(LevelReader, "read", deadly)
