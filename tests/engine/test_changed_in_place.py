@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import psutil
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset, get_worker_info
 from torch.utils.data import DataLoader as TorchDataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -134,7 +135,7 @@ class Counting(Dataset[Any]):
         return 40
 
     def __getitem__(self, index: int) -> Any:
-        self.made = [*self.made, index]
+        self.made.append(index)
         seen = self.epoch, tuple(self.names), self.settings.get("p"), self.note
         return seen, len(self.made) - 1, os.getpid()
 
@@ -192,6 +193,55 @@ def test_plain_attributes_are_sent_to_running_workers(nested: str, way: str, met
             assert made >= before + 40, "what a worker holds is lost"
             before = made
         assert loader.worker_pids == pids
+
+
+class Deriving(Dataset[Any]):
+    """Each attribute but `epoch` is derived from it in the worker, in one of the usual ways."""
+
+    def __init__(self) -> None:
+        self.table: Any = None
+        self.given: dict[int, int] = {}
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch, self.table = epoch, None
+        self.__dict__.pop("double", None)
+        self.__dict__.pop("lazy", None)
+
+    @cached_property
+    def double(self) -> int:
+        return 2 * self.epoch
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        if self.table is None:
+            self.table = [self.epoch] * 4
+        if not hasattr(self, "lazy"):
+            self.lazy = self.epoch
+        self.given[index] = self.given.get(index, 0) + 1
+        held = self.opened, self.given[index] > self.epoch  # type: ignore[attr-defined]
+        return torch.tensor([self.table[index], self.double, self.lazy, *held])
+
+
+def open_file(worker: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.opened = 7
+
+
+@pytest.mark.parametrize("way", KEPT)
+def test_values_derived_in_running_workers_follow_sent_attributes(way: str) -> None:
+    data = Deriving()
+    options: Any = {"num_workers": 1, "worker_init_fn": open_file}
+    seen: set[int] = set()
+    with DataLoader(data, 4, **options, **KEPT[way]) as loader:
+        for epoch in (0, 1, 2, 1, 0):
+            data.set_epoch(epoch)
+            (batch,) = loader
+            assert batch.tolist() == [[epoch, 2 * epoch, epoch, 7, 1]] * 4
+            seen.update(loader.worker_pids)
+        assert len(seen) == 1
 
 
 def test_replaced_worker_has_sent_attributes() -> None:

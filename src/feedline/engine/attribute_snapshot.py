@@ -41,6 +41,7 @@ from torch.utils.data import Dataset, Subset
 __all__ = [
     "AttributeChange",
     "AttributeSnapshot",
+    "InitialAttributes",
     "Steps",
     "apply_changes",
     "find_shared_memory",
@@ -366,12 +367,34 @@ def merge_changes(
     return merged
 
 
-def apply_changes(dataset: object, changes: Mapping[Steps, AttributeChange]) -> None:
-    """Set changed attributes in another process's copy of the dataset. No user code runs.
+class InitialAttributes:
+    """Attributes of a dataset and of the objects within it, in a worker before its first sample."""
+
+    def __init__(self, dataset: object) -> None:
+        parts = (part for _, part in walk(("dataset", dataset)) if is_plain_object(part))
+        self._values = {id(part): (part, dict(_own_values(part))) for part in parts}
+
+    def restore(self, thing: object) -> None:
+        """Undo what the worker itself has set or deleted since. Contents of containers stay."""
+        if id(thing) in self._values:
+            own, (_, values) = _own_values(thing), self._values[id(thing)]
+            own.clear()
+            own.update(values)
+
+
+def apply_changes(
+    dataset: object, changes: Mapping[Steps, AttributeChange], initial: InitialAttributes
+) -> None:
+    """Set changed attributes in a worker's copy of the dataset. No user code runs.
+
+    Other attributes of the same objects get their initial values again: what the worker has derived
+    from the old values, e.g. a `cached_property`, or a table that is made when it is None.
 
     Raises:
         LookupError: the copy has no such object.
     """
+    for *holder_steps, _ in changes:
+        initial.restore(_follow(dataset, holder_steps))
     for (*holder_steps, name), (value, in_place) in changes.items():
         holder = _follow(dataset, holder_steps)
         assert isinstance(name, str), "the last step is an attribute"

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from feedline.engine.attribute_snapshot import AttributeSnapshot, apply_changes
+from feedline.engine.attribute_snapshot import AttributeSnapshot, InitialAttributes, apply_changes
 from feedline.engine.batch_layout import empty_in, is_plain, write_batch
 from feedline.engine.buffers import BatchAllocator
 from feedline.engine.generators import (
@@ -147,6 +147,7 @@ class DatasetFetcher:
         self._worker: int | None = None
         self._init_error: WorkerException | None = None
         self._changes = b""  # of the dataset, applied last
+        self._initial: InitialAttributes | None = None  # set by `open`
 
     def user_objects(self) -> dict[str, object]:
         """The user's objects, by the names of the loader's arguments."""
@@ -172,6 +173,7 @@ class DatasetFetcher:
                     "For repeatable runs use torch.manual_seed(...), generator= or seed="
                 )
             self._find_generators()
+            self._initial = InitialAttributes(self.dataset)
         except (Exception, SystemExit) as error:
             self._init_error = WorkerException.of(error, self._process_description)
 
@@ -193,7 +195,8 @@ class DatasetFetcher:
             return write_batch(self._init_error, space)
         try:
             if task.dataset_changes != self._changes:
-                apply_changes(self.dataset, pickle.loads(task.dataset_changes))
+                assert self._initial is not None, "set by `open`"
+                apply_changes(self.dataset, pickle.loads(task.dataset_changes), self._initial)
                 self._changes = task.dataset_changes
             seed_all(task.seed)
             seed_generators(self._find_generators(), task.seed)
