@@ -105,7 +105,8 @@ class FeedlineError(Exception):
         return cls(message, hint=error.hint, fix=error.fix)
 
     def __str__(self) -> str:
-        return self.text(python_argument)
+        message, advice = self.parts(python_argument)
+        return f"{message}\nhint: {advice}" if advice else message
 
     @property
     def message(self) -> str:
@@ -117,10 +118,9 @@ class FeedlineError(Exception):
         """Hint with the arguments that would help; "" if no argument would."""
         return self._advice(python_argument)
 
-    def text(self, spell: Callable[..., str]) -> str:
+    def parts(self, spell: Callable[..., str]) -> tuple[str, str]:
         """Message and hint, with arguments as `spell(name)` or `spell(name, value)` writes them."""
-        message, advice = self._message(spell), self._advice(spell)
-        return f"{message}\nhint: {advice}" if advice else message
+        return self._message(spell), self._advice(spell)
 
     def _message(self, spell: Callable[..., str]) -> str:
         message = super().__str__()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 import re
 import signal
@@ -31,7 +32,7 @@ from feedline.cli.cache import add_size, build, info, plan, repair, verify
 from feedline.cli.demo_data import demo_data
 from feedline.cli.doctor import doctor
 from feedline.cli.evaluate import evaluate, export, predict
-from feedline.cli.output import complain
+from feedline.cli.output import complain, echo
 from feedline.cli.report import check, explain_overlap, report
 from feedline.cli.train import train
 from feedline.cli.tune import tune
@@ -137,7 +138,7 @@ def _cache() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"feedline {feedline.__version__}")
+        echo(f"feedline {feedline.__version__}")
         raise typer.Exit
 
 
@@ -161,16 +162,24 @@ def _exit(signum: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + signum)
 
 
+class _LogHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        complain(record.getMessage(), record.levelname.lower())
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line, by default that of the process, and exit with its status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     sigterm = signal.signal(signal.SIGTERM, _exit)
+    log, handler = logging.getLogger("feedline"), _LogHandler(logging.WARNING)
+    log.addHandler(handler)
     warn = functools.cache(functools.partial(complain, label="warning"))  # each text once
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: warn(str(message))
             status = _run(arguments)
     finally:
+        log.removeHandler(handler)
         signal.signal(signal.SIGTERM, sigterm)
     raise SystemExit(status)
 
@@ -190,13 +199,15 @@ def _run(arguments: list[str]) -> int:
         complain("interrupted")
         return _INTERRUPTED
     except _ParseError as error:
-        if text := _parse_error(error):  # empty after the help was printed
-            complain(text, "error")
+        text, hint = _parse_error(error)
+        if text:  # empty after the help was printed
+            complain(text, "error", hint)
         return _WRONG_USE
     except FeedlineError as error:
         if debug:
             raise
-        complain(error.text(_spelling(command, arguments)), "error")
+        text, hint = error.parts(_spelling(command, arguments))
+        complain(text, "error", hint)
         return _WRONG_USE if isinstance(error, UsageError | ResourceError) else _FAILED
     except BrokenPipeError:  # the reader of `feedline ... | head` has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -204,12 +215,12 @@ def _run(arguments: list[str]) -> int:
     except OSError as error:  # the disk is full, a folder is read-only, ...: no bug
         if debug:
             raise
-        complain(f"{error}\nhint: --debug shows the traceback", "error")
+        complain(str(error), "error", "--debug shows the traceback")
         return _FAILED
 
 
-def _parse_error(error: Any) -> str:
-    """Describe an error of the command line, with a hint; "" after the help was printed."""
+def _parse_error(error: Any) -> tuple[str, str]:
+    """Describe an error of the command line; "" after the help was printed. Add a hint."""
     from feedline.train.recipe import SYNONYMS
 
     where = error.ctx.command_path if error.ctx else "feedline"
@@ -225,8 +236,7 @@ def _parse_error(error: Any) -> str:
             hint = f"use {option}"
         elif close := getattr(error, "possibilities", None):
             hint = f"close ones: {', '.join(close)}"
-    text = _value_error(error) or f"{text[:1].lower()}{text[1:]}"
-    return text and f"{text}\nhint: {hint}"
+    return _value_error(error) or f"{text[:1].lower()}{text[1:]}", hint
 
 
 def _value_error(error: Any) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import typer
-
 from feedline.cli import options
-from feedline.cli.output import use_folder, write_json
+from feedline.cli.output import echo_text, use_folder, write_json
 
 __all__ = ["bench"]
 
@@ -55,5 +53,5 @@ def bench(
 
     with ProgressBar("starting", clock="elapsed", steady=True) as bar:
         result = run_benchmark(settings, bar)
-    typer.echo(table(result))
+    echo_text(table(result))
     write_json(json, {**result.as_dict(), "verdict": verdict(result), "notes": notes(result)})

@@ -14,7 +14,7 @@ import typer
 from rich.filesize import decimal
 
 from feedline.cli import options
-from feedline.cli.output import complain, use_folder, write_json
+from feedline.cli.output import complain, echo, echo_text, use_folder, write_json
 from feedline.errors import hide_secrets
 
 if TYPE_CHECKING:
@@ -141,20 +141,20 @@ def _make(
             progress = BuildProgress(bar)
             manifest = make(workers=processes, ray=ray, progress=progress)
     except KeyboardInterrupt:
-        complain("interrupted\nhint: run the same command again to continue")
+        complain("interrupted", hint="run the same command again to continue")
         raise typer.Exit(_INTERRUPTED) from None
     seconds = time.monotonic() - started
     rate = progress.new_images / seconds
     levels = ", ".join(f"{level} {decimal(level.bytes)}" for level in manifest.levels)
-    typer.echo(f"{cache}: {manifest.samples} images, {manifest.format}: {levels}")
+    echo(f"{cache}: {manifest.samples} images, {manifest.format}: {levels}")
     if progress.new_images:
-        typer.echo(f"wrote {progress.new_images} images in {seconds:.1f} s, {rate:.0f} images/s")
+        echo(f"wrote {progress.new_images} images in {seconds:.1f} s, {rate:.0f} images/s")
     else:
-        typer.echo("already complete, by names and sizes of the originals")
+        echo("already complete, by names and sizes of the originals")
         complain(f"feedline cache verify {shlex.quote(cache)} checks every copy", "hint")
     if manifest.skipped:
         _, name, reason = manifest.skipped[0]
-        typer.echo(
+        echo(
             f"skipped {len(manifest.skipped)} broken images; first: {hide_secrets(name)}: {reason}"
         )
     timed = {"seconds": round(seconds, 3), "images_per_s": round(rate, 3)}
@@ -182,11 +182,11 @@ def verify(
             cache, decode=decode, workers=options.parse_workers(workers), progress=bar.update
         )
     seconds = time.monotonic() - started
-    typer.echo(f"{cache}: verified {found.images} copies in {seconds:.1f} s: {found}")
+    echo(f"{cache}: verified {found.images} copies in {seconds:.1f} s: {found}")
     for line in found.problems[:_ON_SCREEN]:
-        typer.echo(line)
+        echo(line)
     if len(found.problems) > _ON_SCREEN:
-        typer.echo(f"... and {len(found.problems) - _ON_SCREEN} more; --json FILE lists all")
+        echo(f"... and {len(found.problems) - _ON_SCREEN} more; --json FILE lists all")
     result = {"sound": found.is_sound, "images": found.images, "seconds": round(seconds, 3)}
     write_json(json, {"folder": cache, **found.as_dict(), **result})
     if not found.is_sound:
@@ -219,7 +219,7 @@ def repair(
             progress=lambda stage, done, total: bar.update(done, total, stage),
         )
     found, seconds = done.verification, time.monotonic() - started
-    typer.echo(
+    echo(
         f"{cache}: {found}"
         if found.is_sound
         else f"{cache}: repaired {found} in {seconds:.1f} s "
@@ -245,11 +245,11 @@ def info(
     classes = "" if manifest.classes is None else f" of {len(manifest.classes)} classes"
     upright = ", Exif orientation applied" if manifest.exif else ""
     kind, path = manifest.source
-    typer.echo(f"{known.root}: {manifest.samples} images{classes}, {manifest.format}{upright}")
-    typer.echo(f"built by feedline {manifest.feedline} from {path} ({kind})")
+    echo(f"{known.root}: {manifest.samples} images{classes}, {manifest.format}{upright}")
+    echo(f"built by feedline {manifest.feedline} from {path} ({kind})")
     if manifest.skipped:
         _, name, reason = manifest.skipped[0]
-        typer.echo(
+        echo(
             f"skipped {len(manifest.skipped)} broken images; first: {hide_secrets(name)}: {reason}"
         )
     for each in known.levels:
@@ -258,9 +258,7 @@ def info(
             if each.images_per_s is None
             else f"; training at {each.crop_px} px loads {each.images_per_s:.0f} images/s"
         )
-        typer.echo(
-            f"{each.level}: {decimal(each.bytes)}, {each.image_bytes / 1e3:.1f} kB an image{rate}"
-        )
+        echo(f"{each.level}: {decimal(each.bytes)}, {each.image_bytes / 1e3:.1f} kB an image{rate}")
     described = _manifest_json(cache, manifest)
     for level, each in zip(described["levels"], known.levels, strict=True):
         level |= {
@@ -342,5 +340,5 @@ def plan(
             seconds=seconds,
             progress=lambda stage, done, total: bar.update(done, total, stage),
         )
-    typer.echo(str(found))
+    echo_text(str(found))
     write_json(json, found.as_dict())

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from feedline.cli import options
-from feedline.cli.output import write_json
+from feedline.cli.output import echo, write_json
 
 __all__ = ["demo_data"]
 
@@ -52,7 +52,7 @@ def demo_data(
 
         written = write_demo_set(folder, demo, progress=show)
     elapsed_s = time.monotonic() - started
-    typer.echo(
+    echo(
         f"{folder}: wrote {images} in {elapsed_s:.1f} s"
         if written
         else f"{folder}: {images}, already there"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedline.cli import options
-from feedline.cli.output import complain, print_line, use_folder, write_json
+from feedline.cli.output import complain, echo, print_line, use_folder, write_json
 from feedline.errors import UsageError
 from feedline.forecast.text import align_columns
 
@@ -93,7 +93,7 @@ def _check_machine(folder: str | None, measure: bool, json: Path | None) -> None
         for status, (_, _, word, _) in _MARKS.items()
     }
     summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    typer.echo(f"{len(found.checks)} checks in {seconds:.2f} s: {summary}")
+    echo(f"{len(found.checks)} checks in {seconds:.2f} s: {summary}")
     about = {"feedline": __version__, "folder": folder, "measured": measure}
     checks, settings = map(asdict, found.checks), map(asdict, found.settings)
     results = {"checks": list(checks), "settings": list(settings)}
@@ -115,7 +115,7 @@ def _print_check(check: CheckResult, width: int) -> None:
 
 def _print_settings(settings: tuple[StartingSetting, ...]) -> None:
     rows = [(setting.name, str(setting.value), setting.reason) for setting in settings]
-    print_line("\n".join(["\nSettings to start with on this machine:", *align_columns(rows), ""]))
+    echo("", "Settings to start with on this machine:", *align_columns(rows), "")
 
 
 def _verify(folder: str, workers: int | str, json: Path | None) -> None:
@@ -133,9 +133,9 @@ def _verify(folder: str, workers: int | str, json: Path | None) -> None:
     with ProgressBar("images") as bar:
         broken = broken_images(files, workers=workers, progress=bar.update)
     seconds = time.monotonic() - started
-    typer.echo(f"{folder}: {len(broken)} of {len(files)} images cannot be read ({seconds:.1f} s)")
+    echo(f"{folder}: {len(broken)} of {len(files)} images cannot be read ({seconds:.1f} s)")
     for path, reason in broken:
-        typer.echo(f"{path}: {reason}")
+        echo(f"{path}: {reason}")
     found = {"broken": [{"file": str(path), "reason": reason} for path, reason in broken]}
     about = {"folder": folder, "images": len(files)}
     write_json(json, {**about, **found, "seconds": round(seconds, 3)})

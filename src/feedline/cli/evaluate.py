@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from feedline.cli import options
-from feedline.cli.output import write_json
+from feedline.cli.output import echo, echo_row, write_json
 from feedline.errors import UsageError
 
 __all__ = ["evaluate", "export", "predict"]
@@ -77,15 +77,15 @@ def evaluate(
             advance=bar.update,
         )
     five = "" if found.top5 is None else f", top-5 {found.top5:.1%}"
-    typer.echo(
+    echo(
         f"{trained.name} at {image_size or trained.image_size} px: top-1 "
         f"{found.top1:.1%}{five}, loss {found.loss:.4f} on {found.samples} images of {images}"
     )
     lowest = sorted(found.by_class, key=lambda each: each[2])[:_LOWEST]
     if len(found.by_class) > 1:
-        typer.echo("lowest top-1: " + ", ".join(f"{name} {share:.0%}" for name, _, share in lowest))
+        echo("lowest top-1: " + ", ".join(f"{name} {share:.0%}" for name, _, share in lowest))
     for path, reason in found.skipped:
-        typer.echo(_skipped(path, reason))
+        echo(_skipped(path, reason))
     about = {"model": trained.name, "weights": str(trained.path), "images": str(images)}
     write_json(json, {**about, **found.as_dict()})
 
@@ -129,10 +129,10 @@ def predict(
         on_error=on_error or "raise",
         skipped=lambda path, reason: skipped.append((path, reason)),
     ):
-        typer.echo("\t".join([path, *(f"{name}\t{share:.4f}" for name, share in classes)]))
+        echo_row(path, *(cell for name, share in classes for cell in (name, f"{share:.4f}")))
         predicted.append({"path": path, "classes": [list(pair) for pair in classes]})
     for path, reason in skipped:
-        typer.echo(_skipped(path, reason), err=True)  # stdout has images alone
+        echo(_skipped(path, reason), err=True)  # stdout has images alone
     about = {"model": trained.name, "weights": str(trained.path)}
     write_json(
         json, {**about, "predictions": predicted, "skipped": [list(each) for each in skipped]}
@@ -155,7 +155,7 @@ def export(
 
     trained, _ = _load(run, "cpu", False)
     export_safetensors(trained, file)
-    typer.echo(f"{file}: {trained.name}, {len(trained.classes)} classes, {trained.image_size} px")
+    echo(f"{file}: {trained.name}, {len(trained.classes)} classes, {trained.image_size} px")
     about = {"classes": trained.classes, "image_size": trained.image_size}
     weights = {"model": trained.name, "weights": str(trained.path)}
     write_json(json, {"file": str(file), "bytes": file.stat().st_size, **weights, **about})

@@ -1,8 +1,9 @@
 """Output of all commands: tables on stdout, messages on stderr, and files.
 
-Guarantees: 100 columns, or fewer in a narrower terminal; no colour with NO_COLOR; characters that
-the stream cannot encode are escaped. A file is written completely or not at all. A pipe, device or
-link such as /dev/stdout is written to, not replaced.
+Guarantees: 100 columns, or fewer in a narrower terminal; no colour with NO_COLOR; control
+characters, and those that the stream cannot encode, are escaped, so names of files and classes
+neither control the terminal nor pass for a line of feedline. A file is written completely or not at
+all. A pipe, device or link such as /dev/stdout is written to, not replaced.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from feedline.report.figures import printable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = [
     "columns",
     "complain",
+    "echo",
+    "echo_row",
+    "echo_text",
     "is_replaceable",
     "print_line",
     "say",
@@ -33,12 +39,41 @@ __all__ = [
 _COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "cyan", "hint": "cyan"}
 
 
-def complain(message: str, label: str = "") -> None:
-    """Print `label: message` to stderr; lines of the message may begin with `hint: `."""
-    for line in f"{label}: {message}".removeprefix(": ").split("\n"):
-        name, colon, rest = line.partition(": ")
-        styled = (f"{name}: ", _COLOURS[name]) if colon and name in _COLOURS else ""
-        print_line(styled, rest if styled else line, err=True)
+def echo(*lines: str, err: bool = False) -> None:
+    """Print lines to stdout or stderr; a line break within one is escaped."""
+    _write("\n".join(map(printable, lines)), err=err)
+
+
+def echo_row(*cells: str) -> None:
+    """Print a row of TSV to stdout; a tab within a cell is escaped."""
+    _write("\t".join(map(printable, cells)))
+
+
+def echo_text(text: str, *, err: bool = False) -> None:
+    """Print a text of several lines, such as a table, to stdout or stderr."""
+    echo(*text.split("\n"), err=err)
+
+
+def _write(text: str, *, err: bool = False) -> None:
+    encoding = (sys.stderr if err else sys.stdout).encoding or "utf-8"
+    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
+
+
+def complain(message: str, label: str = "", hint: str = "") -> None:
+    """Print `label: message`, and `hint: ...` on a line of its own, to stderr.
+
+    Further lines of the message are indented, as a name in it may look like a label.
+    """
+    first, *more = message.split("\n")
+    print_line(*_labelled(label, first), err=True)
+    for line in more:
+        print_line(f"  {line}".rstrip(), err=True)
+    if hint:
+        print_line(*_labelled("hint", hint), err=True)
+
+
+def _labelled(label: str, text: str) -> tuple[str | tuple[str, str], ...]:
+    return ((f"{label}: ", _COLOURS.get(label, "")), text) if label else (text,)
 
 
 def print_line(*parts: str | tuple[str, str], err: bool = False) -> None:
@@ -47,7 +82,8 @@ def print_line(*parts: str | tuple[str, str], err: bool = False) -> None:
     from rich.text import Text
 
     console = Console(stderr=err, highlight=False, soft_wrap=True, emoji=False)
-    console.print(Text.assemble(*parts))
+    safe = ((each, "") if isinstance(each, str) else each for each in parts)
+    console.print(Text.assemble(*((printable(text), style) for text, style in safe)))
 
 
 def columns() -> int:
@@ -60,16 +96,14 @@ def columns() -> int:
 
 
 def say(view: RenderableType) -> None:
-    """Print a view to stdout."""
+    """Print a view, whose names are printable, to stdout."""
     from rich.console import Console
 
     console = Console(width=columns(), highlight=False)
     with console.capture() as captured:
         console.print(view)
-    encoding = sys.stdout.encoding or "utf-8"
     lines = (line.rstrip() for line in captured.get().split("\n"))
-    text = "\n".join(lines).rstrip("\n")
-    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding))
+    _write("\n".join(lines).rstrip("\n"))
 
 
 def use_folder(named: str | os.PathLike[str], used: str | os.PathLike[str]) -> str:

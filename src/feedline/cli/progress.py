@@ -25,7 +25,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from feedline.cli.output import echo
 from feedline.forecast.text import duration
+from feedline.report.figures import printable
 
 if TYPE_CHECKING:
     from feedline.cache.job import BuildState
@@ -117,9 +119,10 @@ class ProgressBar:
         """Print a line above the bar, to stdout or stderr."""
         file = sys.stderr if err else sys.stdout
         if self._drawn and file.isatty():
+            text = printable(text)
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(text, file=file, flush=True)
+            echo(text, err=err)
 
 
 class BuildProgress:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from feedline.cli import options
-from feedline.cli.output import columns, say, use_folder, write_json, write_text
+from feedline.cli.output import columns, echo, say, use_folder, write_json, write_text
 from feedline.errors import UsageError
 
 __all__ = ["check", "explain_overlap", "report"]
@@ -61,7 +61,7 @@ def report(
         from feedline.report.page import page
 
         write_text(html, page(facts, str(run)))
-        typer.echo(f"\nwrote {html}")
+        echo("", f"wrote {html}")
     write_json(json, as_json(facts))
     raise typer.Exit(report_status(facts))
 
@@ -110,10 +110,10 @@ def check(
     found = check_limits(facts, max_wait_pct, min_images_per_s)
     words = {True: "passed", False: "FAILED", None: "inconclusive"}
     for each in found:
-        typer.echo(f"{words[each.passed]:<12}  {each.said}")
+        echo(f"{words[each.passed]:<12}  {each.said}")
     if facts.bound == "inconclusive":
         for finding in facts.findings[:1]:
-            typer.echo(f"{finding.cause} {finding.evidence}")
+            echo(f"{finding.cause} {finding.evidence}")
     results = [each.passed for each in found]
     status = _FAILED if False in results else _INCONCLUSIVE if None in results else 0
     passed = None if status == _INCONCLUSIVE else status == 0

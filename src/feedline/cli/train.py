@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feedline.cli import options
-from feedline.cli.output import complain, write_json
+from feedline.cli.output import complain, echo, echo_text, write_json
 from feedline.errors import UsageError
 from feedline.system import rank_and_world
 
@@ -175,7 +175,7 @@ def _print_plan(assignment: Assignment, budget_s: float | None) -> dict[str, Any
             note=bar.note,
             progress=lambda text: bar.update(what=text),
         )
-    typer.echo(str(plan))
+    echo_text(str(plan))
     return plan.as_dict()
 
 
@@ -183,12 +183,12 @@ def _print_end(result: TrainResult) -> None:
     """Print how a run ended, and how to resume it."""
     for (path, reason), times in Counter(result.skipped).items():  # once in each epoch
         often = "" if times == 1 else f" {times} times"
-        typer.echo(f"skipped{often}: {reason if path in reason else f'{path}: {reason}'}")
+        echo(f"skipped{often}: {reason if path in reason else f'{path}: {reason}'}")
     if result.stopped_by is not None:
         done, epochs = len(result.records), result.recipe.epochs
         command = f"feedline train --resume {shlex.quote(str(result.out))}"
         where = f"epoch {min(done + 1, epochs)}/{epochs}, after {result.step} steps in total"
-        complain(f"stopped in {where}\nhint: resume with: {command}")
+        complain(f"stopped in {where}", hint=f"resume with: {command}")
         return
     text = "done"
     last = result.records[-1] if result.records else None
@@ -200,7 +200,7 @@ def _print_end(result: TrainResult) -> None:
         )
     if result.weights is not None:
         text += f"; weights in {result.weights}"
-    typer.echo(text)
+    echo(text)
     if result.weights_error:
         rest = f"the last epoch's are in {result.out}/last.pt"
         if result.checkpoint_error:

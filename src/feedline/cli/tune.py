@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from feedline.cli import options
-from feedline.cli.output import complain, write_json, write_text
+from feedline.cli.output import complain, echo, echo_text, write_json, write_text
 from feedline.cli.what_if import check_changes, parse_changes, predict_changes
 from feedline.errors import UsageError
 from feedline.order.schedule import Schedule
@@ -139,9 +139,9 @@ def tune(
     if search.batch_sizes is not None and search.estimated and step_ms is None:
         write_json(json, {"batch_sizes": search.batch_sizes.as_dict()})
         complain(
-            "the workers were not tuned: the GPU is not in this machine\n"
-            "hint: add --step-ms, the duration of a step on that GPU at the largest size",
+            "the workers were not tuned: the GPU is not in this machine",
             "note",
+            "add --step-ms, the duration of a step on that GPU at the largest size",
         )
         raise typer.Exit(_INCONCLUSIVE)
     found = _run(search)
@@ -180,9 +180,9 @@ def _print_result(
             files.callback(write_text, svg, curve_svg(found))
         if save is not None and found.saved is not None:
             files.callback(write_text, save, found.saved.as_text())
-        typer.echo(str(found))
+        echo_text(str(found))
         if save is not None and found.saved is not None:
-            typer.echo(f"feedline.DataLoader(..., settings={str(save)!r})")
+            echo(f"feedline.DataLoader(..., settings={str(save)!r})")
         elif save is not None:
             complain(f"{save} was not written: nothing was measured", "note")
         if search.batch_sizes is not None:
@@ -195,7 +195,7 @@ def _status(found: TuningResult, source: str) -> int:
     """Print why a search did not finish, and return the exit status."""
     ends = {phase.status for phase in found.phases}
     if found.failure is not None:
-        typer.echo(found.failure.traceback, err=True)
+        echo_text(found.failure.traceback, err=True)
         trials = sum(len(phase.trials) for phase in found.phases)
         complain(
             f"{source}: {found.failure.summary} (after {trials} trial{'s' * (trials != 1)})",
@@ -207,7 +207,8 @@ def _status(found: TuningResult, source: str) -> int:
         return _INTERRUPTED
     if "budget" in ends:
         complain(
-            f"the time limit ended the search\nhint: --budget {found.full_search_s:.0f} is enough",
+            "the time limit ended the search",
             "warning",
+            f"--budget {found.full_search_s:.0f} is enough",
         )
     return 0 if ends <= {"done"} else _INCONCLUSIVE

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import typer
 from torch.nn import functional
 
-from feedline.cli.output import use_folder
+from feedline.cli.output import echo_text, use_folder
 from feedline.cli.progress import ProgressBar
 from feedline.engine.devices import synchronize
 from feedline.errors import UsageError
@@ -77,7 +76,7 @@ def folder_search(
     found, rows = None, batch_size
     if rows == "auto":
         found = _largest_batches(timm_model, schedule, images, device, gpu_memory)
-        typer.echo(f"{found}\n")
+        echo_text(f"{found}\n")
         rows, schedule = found.largest, str(found.schedule)
     elif gpu_memory is not None:
         raise UsageError("--gpu-memory needs --batch-size auto")

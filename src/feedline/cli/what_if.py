@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from feedline.cli.output import complain
+from feedline.cli.output import complain, echo_text
 from feedline.errors import FeedlineError, UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +71,7 @@ def predict_changes(
     if schedule is not None and images is not None:
         try:
             forecast = found.forecast(schedule, images=len(images), levels=levels)
-            typer.echo(f"\n{forecast}")
+            echo_text(f"\n{forecast}")
             result["forecast"] = forecast.as_dict()
         except UsageError as error:
             not_predicted("the schedule", str(error))
@@ -82,7 +80,7 @@ def predict_changes(
             if failure and isinstance(each.cache, int):
                 raise UsageError(failure)
             predicted = found.what_if(each, levels)
-            typer.echo(f"\n{predicted}")
+            echo_text(f"\n{predicted}")
             result["what_if"].append(predicted.as_dict())
         except UsageError as error:
             not_predicted(str(each), str(error))

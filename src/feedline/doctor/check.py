@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from feedline.report.figures import printable
+
 __all__ = [
     "DEADLINE_S",
     "CheckResult",
@@ -71,11 +73,7 @@ def read_text(path: Path) -> str:
 
 
 def _one_line(text: str) -> str:
-    text = text.encode("utf-8", "backslashreplace").decode()
-    shown = "".join(
-        letter if letter.isprintable() else ascii(letter)[1:-1]
-        for letter in " ".join(text.splitlines())
-    )
+    shown = printable(" ".join(text.splitlines()))
     return shown if len(shown) <= _MAX_CHARACTERS else f"{shown[:_MAX_CHARACTERS]}..."
 
 
