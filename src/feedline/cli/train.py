@@ -15,7 +15,7 @@ from feedline.errors import UsageError
 from feedline.system import rank_and_world
 
 if TYPE_CHECKING:
-    from feedline.train.config import Assignment
+    from feedline.train.assignment import Assignment
     from feedline.train.history import TrainResult
 
 __all__ = ["train"]
@@ -132,7 +132,7 @@ def train(
         )
     if dry_run_s is not None and not dry_run:
         raise UsageError("--dry-run-s needs --dry-run")
-    from feedline.train.config import Assignment  # loads torch
+    from feedline.train.assignment import Assignment  # loads torch
     from feedline.train.recipe import Recipe, setting_names
     from feedline.train.run_settings import RunSettings
 

@@ -29,6 +29,7 @@ __all__ = [
     "PREVIOUS_NAME",
     "WEIGHTS",
     "CheckpointWriter",
+    "DamagedCheckpoint",
     "load_checkpoint",
     "replacing",
     "save_checkpoint",
@@ -47,6 +48,10 @@ WEIGHTS = "feedline model weights"
 _CHECKPOINT = "feedline training checkpoint"
 _VERSION = 4
 _NAMES = {_CHECKPOINT: CHECKPOINT_NAME, WEIGHTS: BEST_NAME}
+
+
+class DamagedCheckpoint(StateError):
+    """A checkpoint that is incomplete or has impossible values; an earlier one may be intact."""
 
 
 @contextmanager
@@ -95,13 +100,14 @@ def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
             warnings.simplefilter("ignore")  # about foreign files; the error says more
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # for random bytes the unpickler raises any
-        raise StateError(f"{path}: damaged, or not a checkpoint of feedline") from error
+        raise DamagedCheckpoint(f"{path}: damaged, or not a checkpoint of feedline") from error
     found = content if isinstance(content, dict) else {}
     if (found.get("kind"), found.get("version")) != (kind, _VERSION):
         got = f"{found.get('kind', 'another file')}, version {found.get('version')}"
-        raise StateError(
+        known = str(found.get("kind")) in _NAMES and isinstance(found.get("version"), int)
+        raise (StateError if known else DamagedCheckpoint)(
             f"{path}: expected {kind}, version {_VERSION}, got {got}",
-            hint=f"name {name} in the same folder" if found.get("kind", kind) != kind else "",
+            hint=f"name {name} in the same folder" if known and found["kind"] != kind else "",
         )
     return found
 

@@ -1,14 +1,14 @@
-"""Settings of a training from the command line, a TOML file and the run that it resumes.
+"""Settings of a training in layers, as TOML, and compared with those of a checkpoint.
 
 Guarantees: the last one given counts, in the order: default, preset, resumed run, file, argument.
-An unknown name is an error that suggests close ones. A checkpoint is read once.
+An unknown name is an error that suggests close ones.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,12 @@ import msgspec
 
 from feedline.errors import StateError, UsageError
 from feedline.sources.files import read_small
-from feedline.train.checkpoint import (
-    BEST_NAME,
-    CHECKPOINT_NAME,
-    EPOCHS,
-    PREVIOUS_NAME,
-    load_checkpoint,
-)
 from feedline.train.presets import preset_settings
 from feedline.train.recipe import Recipe, check_names, setting_names
-from feedline.train.run_folder import RECIPE_NAME, find_checkpoint
-from feedline.train.run_settings import PLACES, RunSettings
+from feedline.train.run_folder import RECIPE_NAME
+from feedline.train.run_settings import RunSettings
 
 __all__ = [
-    "Assignment",
-    "ResumedRun",
     "as_toml",
     "changed_on_resume",
     "check_resumable",
@@ -53,80 +44,6 @@ _REPLACED = {
 }
 # Settings that may change on resume: they are measured, or rescue a training that diverges.
 _FREE_ON_RESUME = ("val_image_size", "lr", "clip_grad", "amp", "amp_dtype")
-
-
-@dataclass(frozen=True, slots=True)
-class ResumedRun:
-    """A run to resume, from its last checkpoint or the one that was named."""
-
-    checkpoint: Path
-    content: dict[str, Any]  # cleared once it is restored, as it is large
-    note: str  # for the user, or ""
-
-    @property
-    def between_epochs(self) -> int | None:
-        """Number of finished epochs, if the run stands between two."""
-        history = self.content["history"]
-        return None if history["current"]["steps"] else len(history["records"])
-
-    @classmethod
-    def read(cls, checkpoint: Path) -> ResumedRun:
-        """Read a checkpoint, or the newest readable one of its run if it is damaged or missing."""
-        out, candidates = checkpoint.parent, [checkpoint]
-        if checkpoint.name == CHECKPOINT_NAME:
-            others = [out / PREVIOUS_NAME, *sorted(out.glob(EPOCHS), reverse=True)]
-            candidates += [path for path in others if path.is_file()]
-        reasons: list[str] = []
-        for path in candidates:
-            try:
-                content = load_checkpoint(path)
-            except StateError as error:
-                if path.is_file() and error.__cause__ is None:  # another kind of file
-                    raise
-                reasons.append(str(error) if path.is_file() else f"{path} is missing")
-            else:
-                note = f"{'; '.join(reasons)}; resuming from {path}" if reasons else ""
-                return cls(checkpoint, content, note)
-        best = out / BEST_NAME
-        weights = f" --initial-checkpoint {shlex.quote(str(best))}" if best.is_file() else ""
-        raise StateError("; ".join(reasons), hint=f"start a new run: {new_run_hint(out)}{weights}")
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """Recipe and run settings of a training, and the run it resumes, if any."""
-
-    recipe: Recipe
-    run: RunSettings
-    resumed: ResumedRun | None
-
-    @classmethod
-    def collect(
-        cls, given: Mapping[str, Any] | Recipe, run: RunSettings, *, config: Path | None = None
-    ) -> Assignment:
-        """Collect the settings of a training from arguments, None if not given, and a TOML file.
-
-        UsageError if a setting or the file cannot be used, StateError if no run can be resumed.
-        """
-        file, file_run = ({}, RunSettings()) if config is None else read_config(config)
-        run = run.over(file_run)
-        model = given.model if isinstance(given, Recipe) else given.get("model")
-        checkpoint = find_checkpoint(run.resume, out=run.out, model=model or file.get("model"))
-        resumed = None if checkpoint is None else ResumedRun.read(checkpoint)
-        if not isinstance(given, Recipe):
-            given = make_recipe(given, file, {} if resumed is None else resumed.content["recipe"])
-        whole = run if resumed is None else run.over(RunSettings.read(resumed.content["run"]))
-        whole = whole.resolved()
-        for name, option in PLACES.items():
-            place = getattr(whole, name)
-            if resumed and place and getattr(run, name) is None and not place.exists():
-                value = "" if name == "data" else " PATH, or none"
-                again = f"feedline train --resume {shlex.quote(str(resumed.checkpoint.parent))}"
-                raise StateError(
-                    f"cannot resume: {option} of the run, {place}, is missing",
-                    hint=f"{again} {option}{value}",
-                )
-        return cls(given, whole, resumed)
 
 
 def read_config(file: Path) -> tuple[dict[str, Any], RunSettings]:

@@ -163,11 +163,11 @@ class TrainData:
         identity = {"classes": list(train.classes), "images": len(train), "files": files}
         return cls(train, images, labels, identity, splits.note)
 
-    def check_resumable(self, saved: Mapping[str, Any]) -> None:
+    def check_resumable(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
         """Check that these are the images of a checkpoint; raise StateError otherwise."""
         if found := differences(saved, self.identity):
             raise StateError(
-                f"cannot resume: the checkpoint has another dataset ({found})",
+                f"cannot resume: {checkpoint} has another dataset ({found})",
                 hint="name the folder it was trained on, with the same files, or start a new run "
                 "without --resume",
             )

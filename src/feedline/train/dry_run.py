@@ -23,7 +23,7 @@ from feedline.engine.devices import synchronize
 from feedline.errors import UsageError
 from feedline.forecast.text import align_columns, duration, wrap_text
 from feedline.system import rank_and_world
-from feedline.train.config import Assignment
+from feedline.train.assignment import Assignment
 from feedline.train.data import train_loader
 from feedline.train.prepare import PreparedRun, prepare
 from feedline.train.presets import GRID_PX, round_size
@@ -187,12 +187,12 @@ def dry_run(
             hint="start it without torchrun: it measures one rank alone",
         )
     began_s = time.monotonic()
-    resumed = assignment.resumed
-    done = 0 if resumed is None else len(resumed.content["history"]["records"])
     with preserved_random_state(choose_device(assignment.run.device or "auto")):
         ready = prepare(assignment, note, world=1)
-        if resumed is not None:
-            resumed.content.clear()  # it is large
+        done = 0
+        if ready.resumed is not None:
+            done = len(ready.resumed.content["history"]["records"])
+            ready.resumed.content.clear()  # it is large
         recipe, data = ready.recipe, ready.data
         with ExitStack() as stack:  # as the run builds it, so that it refuses the same
             loader = train_loader(recipe, data.train, ready.run, ready.device, stack)

@@ -14,6 +14,7 @@ from dataclasses import asdict, astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -159,7 +160,7 @@ class History:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.records = [EpochRecord(**record) for record in state["records"]]
+        self.records = [msgspec.convert(record, EpochRecord) for record in state["records"]]
         split = Totals(*state["current"]["split"])
         self.current = self._begin(**(state["current"] | {"split": split}))
 

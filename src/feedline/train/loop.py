@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from feedline.errors import FeedlineError
+from feedline.errors import FeedlineError, StateError
 from feedline.loader import DataLoader
 from feedline.train.checkpoint import CHECKPOINT_NAME, CheckpointWriter
 from feedline.train.config import new_run_hint
@@ -80,7 +80,10 @@ class TrainingLoop:
         self._steps = StepCounter(recipe=recipe, batches_in=self.loader.steps_in)
         self._total = self._steps.total
         if ready.resumed is not None:
-            self._restore(ready.resumed.content)
+            try:
+                self._restore(ready.resumed.content)
+            except StateError as error:
+                raise StateError.of(error, str(ready.resumed.path)) from error
             ready.resumed.content.clear()
             if ready.is_finished:
                 report.note(f"{out} is finished; a longer --schedule continues it")

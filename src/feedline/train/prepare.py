@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from feedline.errors import StateError, UsageError
-from feedline.train.config import (
-    Assignment,
-    ResumedRun,
-    changed_on_resume,
-    check_resumable,
-    share_batches,
-)
+from feedline.train.assignment import Assignment, ResumedRun
+from feedline.train.checkpoint import DamagedCheckpoint
+from feedline.train.checkpoint_content import check_weights
+from feedline.train.config import changed_on_resume, check_resumable, share_batches
 from feedline.train.data import TrainData
 from feedline.train.model import create_model
 from feedline.train.recipe import Recipe
@@ -48,7 +46,21 @@ class PreparedRun:
 
 
 def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int) -> PreparedRun:
-    """Find and check everything that a run on `world` ranks needs."""
+    """Find and check everything that a run on `world` ranks needs.
+
+    If its checkpoint turns out to be damaged, an earlier one of the run is resumed.
+    """
+    damaged: dict[Path, str] = {}
+    while True:
+        try:
+            return _prepare(assignment, note, world)
+        except DamagedCheckpoint as error:
+            assert assignment.resumed is not None
+            damaged[assignment.resumed.path] = error.message
+            assignment = assignment.collect_again(damaged=damaged)
+
+
+def _prepare(assignment: Assignment, note: Callable[[str], object], world: int) -> PreparedRun:
     recipe, run, resumed = assignment.recipe, assignment.run, assignment.resumed
     if run.data is None:
         raise UsageError(
@@ -71,20 +83,27 @@ def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int
             note(f"changed from here on: {changed}")
         finished = len(saved["history"]["records"]) >= recipe.epochs
         recipe = share_batches(recipe, saved["ranks"], world)
-        data.check_resumable(saved["dataset"])
+        data.check_resumable(saved["dataset"], resumed.path)
     elif run.resume == "auto":
         note("no run to resume: starting a new one")
     prepare_process(seed=recipe.seed, device=device)
-    model = create_model(
-        recipe.model,
-        classes=len(data.train.classes),
-        sizes=recipe.sizes,
-        pretrained=recipe.pretrained,
-        initial_checkpoint=recipe.initial_checkpoint,
-        drop=max(phase.drop or 0.0 for phase in recipe.phases),
-        drop_path=max(phase.drop_path or 0.0 for phase in recipe.phases),
-    )
-    create_optimizer(model, recipe)  # the real one is made on the device; errors now
+    try:
+        model = create_model(
+            recipe.model,
+            classes=len(data.train.classes),
+            sizes=recipe.sizes,
+            pretrained=recipe.pretrained,
+            initial_checkpoint=recipe.initial_checkpoint,
+            drop=max(phase.drop or 0.0 for phase in recipe.phases),
+            drop_path=max(phase.drop_path or 0.0 for phase in recipe.phases),
+        )
+    except UsageError as error:
+        if resumed is None:
+            raise
+        raise StateError.of(error, f"cannot resume {resumed.path}") from error
+    optimizer = create_optimizer(model, recipe)  # the real one is made on the device; errors now
+    if resumed is not None:
+        check_weights(resumed.content, resumed.path, model, optimizer)
     check_run_folder(run.out, checkpoint=resumed.checkpoint if resumed else None)
     return PreparedRun(recipe, run, resumed, extended, finished, data, device, precision, model)
 

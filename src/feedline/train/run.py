@@ -18,8 +18,9 @@ import torch
 from feedline.bench.machine import machine, versions
 from feedline.order.seeds import mix
 from feedline.trace.machine import device_name
+from feedline.train.assignment import Assignment
 from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME
-from feedline.train.config import Assignment, as_toml
+from feedline.train.config import as_toml
 from feedline.train.data import train_loader
 from feedline.train.history import TrainReport, TrainResult
 from feedline.train.loop import TrainingLoop

@@ -1,0 +1,142 @@
+"""A checkpoint with an entry missing or impossible is named, and the one before is resumed."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from feedline.errors import StateError
+from feedline.train.assignment import Assignment, ResumedRun
+from feedline.train.history import TrainReport
+from feedline.train.recipe import Recipe
+from feedline.train.run import train_model
+from feedline.train.run_settings import RunSettings
+
+MISSING = object()
+
+
+class Notes(TrainReport):
+    """Stores the notes of a run."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two epochs."""
+    out = tmp_path_factory.mktemp("damaged") / "run"
+    recipe = Recipe(
+        model="test_resnet.r160_in1k", schedule="32x2", batch_size=8, model_ema_decay=0.9
+    )
+    train_model(recipe, RunSettings(data=tiny_set, out=out, device="cpu", workers=0))
+    for each in out.glob("*.pt"):  # hard links: damage to one would damage the other
+        each.write_bytes(each.read_bytes())
+    return out
+
+
+@pytest.fixture
+def own(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def places(content: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Keys of nested dicts, and of the first entry of lists."""
+    entries = dict(enumerate(content[:1])) if isinstance(content, list) else content
+    if isinstance(entries, dict):
+        for key, value in entries.items():
+            yield (*above, key)
+            yield from places(value, (*above, key))
+
+
+def damage(run: Path, place: tuple[Any, ...], value: object) -> None:
+    """Write another value, or none, to a place in the last checkpoint of a run."""
+    content = torch.load(run / "last.pt", weights_only=True)
+    entry: Any = content
+    for key in place[:-1]:
+        entry = entry[key]
+    if value is MISSING:
+        del entry[place[-1]]
+    else:
+        entry[place[-1]] = value
+    torch.save(content, run / "damaged.pt")
+    (run / "damaged.pt").replace(run / "last.pt")
+
+
+def resumed_from(run: Path) -> ResumedRun:
+    resumed = Assignment.collect({}, RunSettings(resume=str(run))).resumed
+    assert resumed is not None
+    return resumed
+
+
+def test_an_entry_that_is_missing_or_of_another_type_is_damage(trained: Path, own: Path) -> None:
+    content = torch.load(own / "last.pt", weights_only=True)
+    del content["state"]["optimizer"], content["state"]["model"], content["state"]["ema"]
+    tried = [
+        (place, value)
+        for place in places(content)
+        for value in (MISSING, [[]])
+        if value is not MISSING
+        or not (isinstance(place[-1], int) or (len(place) > 1 and place[0] in ("run", "loader")))
+    ]
+    assert len(tried) > 100
+    for place, value in tried:
+        damage(own, place, value)
+        resumed = resumed_from(own)
+        assert resumed.path == own / "previous.pt", (place, value)
+        assert f"{own / 'last.pt'}: " in resumed.note
+        shutil.copy(trained / "last.pt", own / "last.pt")
+    assert resumed_from(own).path == own / "last.pt"
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("state",), MISSING),
+        (("history", "current", "epoch"), 7),
+        (("history", "current", "loss_sum"), math.nan),
+        (("loader", "sample_order"), MISSING),
+        (("random", 0, "cpu"), torch.zeros(3)),
+        (("recipe", "lr"), None),
+        (("state", "model", "fc.weight"), MISSING),
+        (("state", "model", "fc.weight"), torch.zeros(3)),
+        (("state", "ema", "fc.weight"), torch.zeros(3)),
+        (("state", "optimizer", "state"), {}),
+        (("state", "optimizer", "state", 0), {}),
+        (("state", "optimizer", "state", 0, "exp_avg"), None),
+        (("state", "optimizer", "state", 0, "exp_avg_sq"), torch.zeros(3)),
+        (("state", "optimizer", "param_groups", 0, "betas"), MISSING),
+        (("state", "optimizer", "param_groups", 0, "eps"), "small"),
+        (("state", "optimizer", "param_groups", 0, "params"), [0]),
+    ],
+)
+def test_the_checkpoint_before_is_resumed(own: Path, place: tuple[Any, ...], value: object) -> None:
+    damage(own, place, value)
+    report = Notes()
+    result = train_model(run=RunSettings(resume=str(own)), report=report)
+    assert [record.epoch for record in result.records] == [1, 2]
+    (said,) = (text for text in report.notes if "resuming from" in text)
+    assert f"{own / 'last.pt'}: damaged" in said
+    assert said.endswith(str(own / "previous.pt"))
+
+
+@pytest.mark.parametrize("place", [("history",), ("state", "model", "fc.weight")])
+def test_a_damaged_checkpoint_without_another_one_is_named(
+    own: Path, place: tuple[str, ...]
+) -> None:
+    (own / "previous.pt").unlink()
+    damage(own, place, MISSING)
+    with pytest.raises(StateError, match=re.escape(f"{own / 'last.pt'}: damaged")) as caught:
+        train_model(run=RunSettings(resume=str(own)))
+    assert "best.pt" in caught.value.hint
