@@ -178,8 +178,9 @@ class CacheFiller:
         """True if another process fills the folder, so that this process has ended."""
         return self._state == "busy"
 
-    def end(self) -> None:
-        """End the process, if it was started by the current process. Finished copies stay.
+    def end(self, within_s: float | None = None) -> None:
+        """End the process, if it was started by the current process, and wait until it has ended,
+        at most `within_s` seconds. Finished copies stay.
 
         It is killed with its workers: at the lowest priority they may get no time for an orderly
         end. A stopped process writes no more, and holds the cache's lock until it is killed; so all
@@ -190,16 +191,22 @@ class CacheFiller:
         if self._process.poll() is None and sys.platform != "win32":
             with contextlib.suppress(OSError):  # it has just ended
                 os.killpg(self._process.pid, signal.SIGSTOP)
-                files = incomplete_files(self._root, FILLED_FORMAT)
-                os.killpg(self._process.pid, signal.SIGKILL)
+                try:
+                    files = incomplete_files(self._root, FILLED_FORMAT)
+                finally:  # also after another Ctrl-C
+                    os.killpg(self._process.pid, signal.SIGKILL)
                 remove_files(files)
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             stream.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_WITHIN_S)
         if sys.platform == "win32":
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_WITHIN_S)
             self._process.kill()
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:  # killed, but without a core to end on
+            self._process.returncode = 1
 
     def is_usable(self) -> bool:
         """Return True if the process runs and was started by the current process."""
@@ -252,7 +259,7 @@ def start_filler(contents: CacheContents, *, eager: bool = False) -> CacheFiller
 @atexit.register
 def _end_all() -> None:
     for filler in _fillers.values():
-        filler.end()
+        filler.end(_END_WITHIN_S)
 
 
 def wait_until_filled(contents: CacheContents) -> None:
