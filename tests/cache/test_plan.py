@@ -53,7 +53,7 @@ def test_plan_compares_three_choices_and_cleans_up(
     assert not newcomers(running)
     assert list(temporary.iterdir()) == []
 
-    assert list(map(str, plan.choices)) == ["48 q95", "24,48 q95", "24,48 raw"]
+    assert list(map(str, plan.choices)) == ["64 q95", "32,64 q95", "32,64 raw"]
     for choice in (plan.originals, *plan.choices):
         assert set(choice.images_per_s) == {24, 48}
         assert min(choice.images_per_s.values()) > 0
@@ -65,6 +65,17 @@ def test_plan_compares_three_choices_and_cleans_up(
     assert (plan.images, plan.images_measured, plan.skipped) == (24, 24, ())
     sizes = [path.stat().st_size for path in photos.rglob("*.jpg")]
     assert plan.originals.bytes == pytest.approx(sum(sizes))
+
+
+def test_recommended_copies_are_larger_than_the_images_of_training(photos: Path) -> None:
+    plan = planned(photos, "112x1,160x1,224x1", images=2)
+    assert [level.side for level in plan.choices[1].levels] == [128, 192, 256]
+    for schedule in ("20x1,24x1,28x1", "24x1,27x1", "30x1"):
+        ratios = [choice.side_ratio for choice in planned(photos, schedule, images=2).choices]
+        assert all(ratio is not None and ratio >= 8 / 7 for ratio in ratios), (schedule, ratios)
+    plan = planned(photos, "24x1,48x1", sizes=(24, 64), images=2)
+    assert [choice.side_ratio for choice in plan.choices] == [pytest.approx(4 / 3), 1.0, 1.0]
+    assert plan.originals.side_ratio is None
 
 
 def test_planned_bytes_equal_those_of_build(photos: Path, tmp_path: Path) -> None:
@@ -258,8 +269,8 @@ def test_a_plan_is_json(photos: Path) -> None:
     assert saved["reason"] == plan.reason
     assert [each["bytes"] for each in saved["choices"]] == [each.bytes for each in plan.choices]
     assert saved["choices"][1]["levels"] == [
-        {"size_px": 24, "quality": 95},
-        {"size_px": 48, "quality": 95},
+        {"size_px": 32, "quality": 95},
+        {"size_px": 64, "quality": 95},
     ]
     assert set(saved["originals"]["images_per_s"]) == {"24", "48"}
 

@@ -58,11 +58,13 @@ def test_a_plan_is_a_table_with_a_reason_and_a_command(
     assert heads.split()[:5] == ["16", "px", "32", "px", "loading"]
     assert originals.split()[0] == "originals"
     assert [line.split()[:2] for line in choices] == [
-        ["32", "q95"],
-        ["16,32", "q95"],
-        ["16,32", "raw"],
+        ["48", "q95"],
+        ["19,48", "q95"],
+        ["19,48", "raw"],
     ]
     text = " ".join(ended.out.split())
+    assert "copy/size" in heads
+    assert "measurements.md" in text
     assert "1.0 GB of disk" in text
     assert "2.0 GB/s" in text
     assert list(temporary.iterdir()) == []
