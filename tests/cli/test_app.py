@@ -89,7 +89,6 @@ def test_commands_are_grouped(feedline: Command, monkeypatch: pytest.MonkeyPatch
         ("--scheduler", "--sched"),
         ("--workers-num", "--workers"),
         ("--batchsize", "--batch-size"),
-        ("--img-size", "--image-size"),
         ("--resume-from", "--resume"),
         ("--ema", "--model-ema-decay"),
         ("--mix-up", "--mixup"),
@@ -111,6 +110,9 @@ def test_option_of_another_tool_prints_its_equivalent(
         ("--color-jitter", "--aa rand"),
         ("--data-dir", "feedline train DIR"),
         ("--amp-impl", "--amp uses"),
+        ("--bce-loss", "--smoothing"),
+        ("--min-lr", "--sched onecycle"),
+        ("--mixup-off-epoch", "--config"),
         ("--model-ema", "--model-ema-decay 0.9998"),
     ],
 )
@@ -121,6 +123,19 @@ def test_unsupported_timm_option_prints_alternative(
     assert error == f"error: no such option: {unknown}"
     assert hint in advice
     assert "--val-dir" not in advice
+
+
+def test_timms_name_of_the_image_size_is_accepted(feedline: Command, tiny_set: Path) -> None:
+    ended = feedline("train", tiny_set, "--img-size", 48, "--epochs", 0)
+    assert ended.status == 2
+    assert "epochs" in ended.err
+    assert "no such option" not in ended.err
+
+
+def test_learning_rate_schedule_of_timm_has_a_hint(feedline: Command, tiny_set: Path) -> None:
+    ended = feedline("train", tiny_set, "--sched", "step")
+    assert ended.status == 2
+    assert "--sched cosine" in ended.err.partition("hint: ")[2]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,9 @@ def train(
         _model("Published schedule: efficientnetv2, ffcv, mosaicml or fixres.", "NAME"),
     ] = None,
     epochs: Annotated[int | None, _model("Epochs, with --preset or --image-size.", "N")] = None,
-    image_size: Annotated[int | None, _model("Image size in pixels.", "PX")] = None,
+    image_size: Annotated[
+        int | None, _model("Image size in pixels.", "PX", False, "--image-size", "--img-size")
+    ] = None,
     pretrained: Annotated[bool | None, _model("Start from timm's pretrained weights.")] = None,
     initial_checkpoint: Annotated[str | None, _model("Start from these weights.", "FILE")] = None,
     config: Annotated[Path | None, _model("TOML file; options override it.", "FILE")] = None,

@@ -63,6 +63,7 @@ _ADAMW_LR = 0.002
 _SGD_LR_PER_IMAGE = 0.1 / 256
 _ADAMW_DECAY, _SGD_DECAY = 0.05, 5e-5
 _WARMUP = 0.25  # of all epochs
+_TIMM_SCHEDULES = ("step", "multistep", "plateau", "poly", "tanh")
 
 
 def setting_names(settings: Any) -> list[str]:
@@ -260,6 +261,13 @@ class Recipe:
                 "each image; timm's m9 is 9 of 10, on half of the images. --aa-strength 0..1 "
                 "lowers it",
                 fix={"aa": "rand"},
+            )
+        if self.sched in _TIMM_SCHEDULES:
+            raise UsageError(
+                f"must be 'onecycle', 'cosine', 'linear' or 'constant', got timm's {self.sched!r}",
+                argument="sched",
+                hint="the rate falls smoothly over the samples of all phases",
+                fix={"sched": "cosine"},
             )
         check_values(self, set(setting_names(self)) - {"schedule"})
         if self.pretrained and self.initial_checkpoint:
