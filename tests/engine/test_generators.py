@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, get_worker_info
 
+import feedline
 from feedline.engine.generators import (
     describe_generators,
     find_generators,
@@ -232,6 +233,60 @@ def test_collate_fn_may_have_a_generator() -> None:
 
     assert seen(0) == seen(2)
     assert len({repr(batch[1]) for batch in seen(0)}) == 10
+
+
+GLOBAL_RNG = np.random.default_rng(0)
+OTHER_RNG = random.Random(0)
+
+
+def draw_from_globals(value: Any) -> Any:
+    return value, GLOBAL_RNG.random(), draw_again()
+
+
+def draw_again() -> float:
+    return (lambda: OTHER_RNG.random())()
+
+
+class UsesGlobals(Dataset[Any]):
+    def __getitem__(self, index: int) -> Any:
+        return draw_from_globals(index)
+
+    def __len__(self) -> int:
+        return ROWS
+
+
+GLOBALS: dict[str, Callable[[], Dataset[Any]]] = {
+    "function": lambda: Photos(draw_from_globals),
+    "method": UsesGlobals,
+    "compiled": lambda: Photos(feedline.compile(draw_from_globals)),
+}
+
+
+@pytest.mark.parametrize("make", GLOBALS.values(), ids=GLOBALS)
+def test_generators_in_named_globals_are_seeded(make: Callable[[], Dataset[Any]]) -> None:
+    expected = batches(make)
+    with DataLoader(make(), BATCH, seed=3) as loader:
+        drawn = [draw for _ in range(2) for batch in loader for draw in draws(batch)]
+    assert len(set(drawn)) == len(drawn) == 2 * ROWS * 2
+    for workers in (0, 1, 2):
+        assert batches(make, num_workers=workers) == expected
+    assert batches(make, num_workers=2, start_method="forkserver") == expected
+
+
+def test_albumentations_in_a_global_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    albumentations = pytest.importorskip("albumentations")
+    augment = albumentations.Compose([albumentations.RandomBrightnessContrast(p=1)])
+    monkeypatch.setitem(globals(), "augment_global", augment)
+    data = Photos(augment_grey)
+    expected = batches(lambda: data)
+    assert len({repr(batch) for batch in expected}) == len(expected)
+    for workers in (0, 1, 2):
+        assert batches(lambda: data, num_workers=workers) == expected
+
+
+def augment_grey(value: Any) -> Any:
+    grey = np.full((2, 2, 3), 100, np.uint8)
+    return augment_global(image=grey)["image"]  # type: ignore[name-defined]  # noqa: F821
 
 
 def test_generators_are_described_by_path() -> None:

@@ -56,6 +56,7 @@ _MAX_ENTRIES = 1000
 _MAX_INSPECTED = 10_000
 _TRANSFORMS = ("torchvision.", "timm.", "torch.nn.modules.container")
 _LIBRARIES = ("torch", "torchvision", "timm", "feedline")
+_NO_GENERATORS = ("numpy", "PIL", "albumentations", "pandas", "pyarrow", "datasets", "builtins")
 _BY_VALUE = (int, float, complex, str, bytes, bool, type(None))
 _SETS = (set, frozenset)
 _CONTAINERS = (list, tuple, dict, *_SETS)
@@ -521,21 +522,26 @@ def walk(
     *roots: tuple[str, Any],
     is_leaf: Callable[[Any], object] = lambda thing: False,
     max_depth: int = sys.maxsize,
+    named_globals: bool = False,
 ) -> Iterator[tuple[str, Any]]:
     """Yield each object that can be reached once, with its path: at most 10,000, the nearest first.
 
-    Parts of a leaf, and of an object `max_depth` steps from the roots, are not visited.
+    Parts of a leaf, and of an object `max_depth` steps from the roots, are not visited. With
+    `named_globals`, the globals that functions and methods name follow after all other objects.
     """
     seen: set[int] = set()
     upcoming = deque((0, path, thing) for path, thing in roots)
-    while upcoming and len(seen) < _MAX_INSPECTED:
-        depth, path, thing = upcoming.popleft()
+    later: deque[tuple[int, str, Any]] = deque()
+    while (upcoming or later) and len(seen) < _MAX_INSPECTED:
+        depth, path, thing = (upcoming or later).popleft()
         if id(thing) in seen:
             continue
         seen.add(id(thing))
         yield path, thing
         if depth < max_depth and not is_leaf(thing):
             upcoming.extend((depth + 1, path + name, part) for name, part in parts(thing))
+            if named_globals:
+                later.extend((depth + 1, path + name, part) for name, part in _code_parts(thing))
 
 
 def parts(thing: Any) -> Iterator[tuple[str, Any]]:
@@ -564,7 +570,7 @@ def _key_text(key: object) -> str:
 
 
 def _bound_values(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Values bound by a function; not the globals it names, which other code shares."""
+    """Values bound by a function; not the globals it names."""
     cells: tuple[types.CellType, ...] = function.__closure__ or ()
     for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
         try:
@@ -574,6 +580,54 @@ def _bound_values(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from ((f".__defaults__[{k}]", part) for k, part in enumerate(function.__defaults__ or ()))
     yield from ((f"({name}=)", part) for name, part in (function.__kwdefaults__ or {}).items())
     yield from ((f".{name}", part) for name, part in list(function.__dict__.items()))
+
+
+def _code_parts(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Globals that a function names, or the methods of an object; none of a library's code.
+
+    Of a module that is named, only attributes whose names the function contains.
+    """
+    if type(thing) is types.FunctionType:
+        values, names = thing.__globals__, dict.fromkeys(_names(thing.__code__))
+        if _is_library(values.get("__name__")):
+            return
+        for name in names:
+            if name not in values:
+                continue
+            value = values[name]
+            yield f".__globals__[{name}]", value
+            if type(value) is types.ModuleType and not _is_library(vars(value).get("__name__")):
+                members = vars(value)
+                yield from (
+                    (f".__globals__[{name}].{each}", members[each])
+                    for each in names
+                    if each in members
+                )
+    elif is_plain_object(thing):
+        for base in _bases(type(thing)):
+            if _is_library(_members(base).get("__module__")):
+                continue
+            for name, member in list(_members(base).items()):
+                if type(member) in (staticmethod, classmethod):
+                    member = member.__func__
+                elif type(member) is property:
+                    member = member.fget
+                if type(member) is types.FunctionType:
+                    yield f".{name}", member
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Names of globals and attributes in a function and the functions within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if type(constant) is types.CodeType:
+            yield from _names(constant)
+
+
+def _is_library(module: object) -> bool:
+    """Return True for a module of Python or of a library whose globals hold no own generators."""
+    top = module.partition(".")[0] if type(module) is str else ""
+    return top in _LIBRARIES or top in _NO_GENERATORS or top in sys.stdlib_module_names
 
 
 def attributes(thing: object) -> Iterator[tuple[str, Any]]:

@@ -66,14 +66,15 @@ def find_generators(dataset: object, collate_fn: object = None) -> list[DatasetG
     """Find the generators of a dataset, of its parts, and of a `collate_fn`, in a fixed order.
 
     Searches attributes, slots and class attributes, lists, tuples and dicts of at most 1000
-    entries, and values bound by functions and partials, down to 16 steps from the dataset and among
-    at most 10,000 objects, the nearest first. A generator with two paths is found once. Globals of
-    a module, and the fields of a C extension's object, are out of reach.
+    entries, values bound by functions and partials, and last the globals that functions and methods
+    name, down to 16 steps from the dataset and among at most 10,000 objects, the nearest first. A
+    generator with two paths is found once. Globals of common libraries, and the fields of a C
+    extension's object, are out of reach.
     """
     generators: list[DatasetGenerator] = []
     seen = {id(each) for each in _global_states()}
     roots = ("dataset", dataset), ("collate_fn", collate_fn)
-    for path, thing in walk(*roots, is_leaf=_kind_of, max_depth=_MAX_DEPTH):
+    for path, thing in walk(*roots, is_leaf=_kind_of, max_depth=_MAX_DEPTH, named_globals=True):
         if type(thing) is np.random.Generator:
             thing = thing.bit_generator  # all its state, which several Generators may share
         kind = _kind_of(thing)
