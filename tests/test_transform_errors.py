@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from torchvision import datasets
-from torchvision.transforms import v2
+from torchvision.transforms import ToTensor, v2
 
 from feedline import DataLoader, ImageFolder
 
@@ -108,6 +108,53 @@ def test_broken_file_in_front_of_a_transform_is_skipped_without_a_warning(
     with DataLoader(MAKERS[name](tmp_path, v2.Identity()), 2, on_error="skip") as loader:
         assert sum(len(batch[1]) for batch in loader) == 3
         assert len(loader.skipped) == 1
+
+
+def read_or_none(path: Any) -> Any:
+    """Read a file, as `cv2.imread` does: None if it is broken."""
+    try:
+        return Image.open(path).convert("RGB")
+    except OSError:
+        return None
+
+
+class ReadStep:
+    def __call__(self, path: Path) -> Any:
+        if path.read_bytes()[:2] != b"\xff\xd8":
+            raise ValueError("no JPEG")
+        return Image.open(path).convert("RGB")
+
+
+class OwnReader(Own):
+    def __init__(self, folder: Path, read: Any) -> None:
+        super().__init__(folder, v2.Identity())
+        self.read = read
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read(self.paths[index]), index
+
+
+READERS = {
+    "attribute": lambda root: OwnReader(root, lambda path: [read_or_none(path).size]),
+    "step": lambda root: OwnReader(root, v2.Compose([ReadStep(), v2.ToImage()])),
+    "loader": lambda root: datasets.ImageFolder(root, v2.ToImage(), loader=read_or_none),
+    "v1 loader": lambda root: datasets.ImageFolder(root, ToTensor(), loader=read_or_none),
+}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", READERS)
+def test_broken_file_is_not_called_fine_if_own_code_reads_it(
+    tmp_path: Path, name: str, workers: int
+) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(4):
+        Image.new("RGB", (16, 16)).save(tmp_path / "a" / f"{number}.jpg")
+    (tmp_path / "a" / "2.jpg").write_bytes(b"no image")
+    with DataLoader(READERS[name](tmp_path), 2, num_workers=workers) as loader:
+        with pytest.raises(Exception, match=r".") as caught:
+            list(loader)
+        assert "the file is fine" not in told(caught.value)
 
 
 def test_mistake_in_a_dataset_is_warned_of_once() -> None:

@@ -5,7 +5,9 @@ The frames of the traceback show where an error was raised, for all engines and 
 
 from __future__ import annotations
 
+import os
 import zlib
+from inspect import CO_VARARGS
 from types import FrameType
 from typing import Any
 
@@ -34,8 +36,10 @@ def describe_code_error(error: BaseException) -> str:
     """Describe an error of code by the transform that raised it; "" if a file may be broken."""
     if not isinstance(error, Exception) or isinstance(error, _READING):
         return ""
+    if "NoneType" in str(error):  # a reader such as cv2.imread may have returned None for the file
+        return ""
     frames = _frames(error)
-    if any(map(_is_decoding, frames)):
+    if any(_is_decoding(frame) or _reads_file(frame) for frame in frames):
         return ""
     if (step := _failed_step(frames)) is None:
         if not isinstance(error, _MISTAKES):
@@ -71,6 +75,21 @@ def _is_decoding(frame: FrameType) -> bool:
         module.startswith("PIL.") and module.endswith("ImagePlugin")
     )
     return is_pillow or module.startswith("torchvision.io")
+
+
+def _reads_file(frame: FrameType) -> bool:
+    """Return True for a call of a transform with a path or the bytes of a file."""
+    code = frame.f_code
+    if _module(frame).startswith("feedline.") or code.co_name not in ("__call__", "forward"):
+        return False
+    names = list(code.co_varnames[: code.co_argcount])
+    if code.co_flags & CO_VARARGS:
+        names.append(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+    values = [frame.f_locals.get(name) for name in names if name != "self"]
+    first = values[0] if values else None
+    if isinstance(first, tuple) and first:
+        first = first[0]
+    return isinstance(first, (str, bytes, os.PathLike))
 
 
 def _failed_step(frames: list[FrameType]) -> str | None:
