@@ -264,7 +264,7 @@ class Recipe:
             )
         if self.sched in _TIMM_SCHEDULES:
             raise UsageError(
-                f"must be 'onecycle', 'cosine', 'linear' or 'constant', got timm's {self.sched!r}",
+                f"must be 'onecycle', 'cosine', 'linear' or 'constant', got {self.sched!r}",
                 argument="sched",
                 hint="the rate falls smoothly over the samples of all phases",
                 fix={"sched": "cosine"},
