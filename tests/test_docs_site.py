@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -29,3 +30,15 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     home = (tmp_path / "index.html").read_text()
     assert "peers.png" in home
     assert home.count('<div class="highlight">') >= 4, "pip install and the README's three blocks"
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "reference").glob("*.md")), ids=lambda page: page.stem
+)
+def test_reference_pages_list_names_and_signatures_of_the_code(page: Path) -> None:
+    pytest.importorskip("timm")
+    write = runpy.run_path(str(ROOT / "docs" / "reference_index.py"))["with_index"]
+    text = page.read_text()
+    assert text == write(text), "run: python docs/reference_index.py"
+    if "\n::: " in text:
+        assert text.count("](#feedline.") >= text.count("\n::: ")
