@@ -21,6 +21,8 @@ from feedline.images.codec_registry import CODECS, register_codec
 from processes import all_workers
 from reporting_codec import SIGNATURE, ReportingCodec
 
+pytestmark = pytest.mark.own_fork_server  # a shared one may have imported torch for other tests
+
 MB = 1 << 20
 DECODERS = {"PIL", "simplejpeg", "_cython", "cython_runtime"}
 FILES: dict[str, tuple[str, tuple[int, int], dict[str, Any]]] = {

@@ -136,7 +136,10 @@ def test_exceptions_of_target_transform_are_unchanged_and_can_be_skipped(root: s
     dataset = ImageFolder(root, FIXED, target_transform=fails_on_dogs)
     with DataLoader(dataset, 7) as loader, pytest.raises(KeyError, match="no dogs"):
         next(iter(loader))
-    with DataLoader(dataset, 7, on_error="skip") as loader:
+    with (
+        DataLoader(dataset, 7, on_error="skip") as loader,
+        pytest.warns(RuntimeWarning, match="fails_on_dogs"),
+    ):
         assert [labels.tolist() for _, labels in loader] == [[0, 0, 0]]
 
 

@@ -6,6 +6,7 @@ The frames of the traceback show where an error was raised, for all engines and 
 from __future__ import annotations
 
 import os
+import traceback
 import zlib
 from inspect import CO_VARARGS
 from types import FrameType
@@ -36,7 +37,8 @@ def describe_code_error(error: BaseException) -> str:
     """Describe an error of code by the transform that raised it; "" if a file may be broken."""
     if not isinstance(error, Exception) or isinstance(error, _READING):
         return ""
-    if "NoneType" in str(error):  # a reader such as cv2.imread may have returned None for the file
+    # A reader such as cv2.imread may have returned None for the file. str(error) may itself raise.
+    if "NoneType" in "".join(traceback.format_exception_only(error)):
         return ""
     frames = _frames(error)
     if any(_is_decoding(frame) or _reads_file(frame) for frame in frames):
