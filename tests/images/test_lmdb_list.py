@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from feedline import DataLoader, EvalCrop, ImageFolder, ImageList, build_cache
 from feedline.errors import DatasetError, FeedlineError, ImageError, UsageError
 from feedline.order.batch_spec import Item
+from feedline.sources.lmdb_reader import LmdbReader
 
 lmdb = pytest.importorskip("lmdb")
 
@@ -289,3 +291,21 @@ def test_lmdb_already_open_in_process_raises_with_hint(keyed: Path) -> None:
     finally:
         environment.close()
     assert len(ImageList.from_lmdb(keyed)) == 12
+
+
+def test_a_reading_process_that_ends_between_requests_is_an_image_error(tmp_path: Path) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(tmp_path / "data"), map_size=1 << 20) as env, env.begin(write=True) as txn:
+        txn.put(b"key", b"value")
+    with pytest.raises(ImageError, match="SIGKILL"):
+        keys_of_killed_reader(str(tmp_path / "data"))
+
+
+def keys_of_killed_reader(path: str) -> list[bytes]:
+    before = psutil.Process().children()
+    with LmdbReader(path) as reader:
+        (process,) = set(psutil.Process().children()) - set(before)
+        process.kill()
+        while process.status() != psutil.STATUS_ZOMBIE:
+            pass
+        return list(reader.keys())

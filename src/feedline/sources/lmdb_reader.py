@@ -10,6 +10,7 @@ Relies on: its standard input and output, for pickles of this package alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -62,7 +63,8 @@ class LmdbReader:
         self._process.kill()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
-            stream.close()
+            with contextlib.suppress(OSError):  # a request that the ended process did not read
+                stream.close()
         self._process.wait()
 
     def keys(self) -> Iterator[bytes]:
@@ -82,7 +84,7 @@ class LmdbReader:
         try:
             pickle.dump(request, self._process.stdin)
             self._process.stdin.flush()
-        except BrokenPipeError as error:
+        except OSError as error:  # BrokenPipeError; on Windows also EINVAL
             raise self._ended() from error
 
     def _receive(self) -> Any:
@@ -99,7 +101,8 @@ class LmdbReader:
         status = self._process.wait()
         how = f"status {status}"
         if status < 0:
-            how = signal.Signals(-status).name
+            with contextlib.suppress(ValueError):  # a real-time signal has no name
+                how = signal.Signals(-status).name
         return ImageError(
             f"the LMDB {self._path!r} cannot be read: the process that read it ended with {how}, "
             "probably because its pages are damaged",

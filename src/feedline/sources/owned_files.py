@@ -33,7 +33,12 @@ def refuse_link(path: str | os.PathLike[str]) -> None:
 
 def _is_link(path: str | os.PathLike[str]) -> bool:
     """Return True if a path is a symbolic link, or a junction of Windows."""
-    return os.path.islink(path) or bool(getattr(os.path, "isjunction", os.path.islink)(path))
+    if os.path.islink(path):
+        return True
+    with contextlib.suppress(OSError):
+        # As os.path.isjunction, which Python has from 3.12 on; 0xA0000003 is a mount point.
+        return getattr(os.lstat(path), "st_reparse_tag", 0) == 0xA0000003
+    return False
 
 
 def remove_owned(folder: str | Path, names: str, keep: Container[str] = ()) -> None:
