@@ -22,10 +22,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing import spawn as mp_spawn
 from pathlib import Path
 from typing import IO
 
 import psutil
+
+from feedline.errors import UsageError
 
 if sys.platform == "win32":
     import msvcrt
@@ -47,9 +50,11 @@ __all__ = [
     "lock_file",
     "memory_limits",
     "oom_kills",
+    "python_program",
     "rank_and_world",
     "read_at",
     "readable",
+    "search_path",
     "slashed",
     "stays_in_memory",
     "throttled_s",
@@ -391,6 +396,23 @@ def stays_in_memory(file: int, offset: int = 0, length: int = 0) -> bool | None:
         except OSError:
             return None
     return True
+
+
+def python_program() -> str:
+    """Python program for new processes, as set by `multiprocessing.set_executable`."""
+    program = mp_spawn.get_executable()
+    if not program:
+        raise UsageError(
+            "sys.executable is empty, so worker processes cannot be started",
+            hint="call multiprocessing.set_executable with the path of Python",
+        )
+    return os.fsdecode(program)
+
+
+def search_path() -> list[str]:
+    """Module search path of this process, in a form for another process."""
+    # Like Python, skip entries of other types, e.g. Path.
+    return [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
 
 
 def readable(pipe: IO[bytes], within_s: float) -> bool:

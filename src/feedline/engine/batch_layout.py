@@ -15,7 +15,7 @@ import contextlib
 import io
 import pickle
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -100,10 +100,11 @@ class _Pickler(pickle.Pickler):
         it. A sparse tensor consists of plain ones: torch's own function to rebuild it would keep it
         alive until the next `torch.load`.
         """
-        is_sparse = isinstance(obj, torch.Tensor) and (
-            obj.layout is torch.sparse_coo or obj.layout in _COMPRESSED
-        )
-        if is_sparse and type(obj) is torch.Tensor and obj.device.type == "cpu":
+        if (
+            type(obj) is torch.Tensor
+            and obj.device.type == "cpu"
+            and (obj.layout is torch.sparse_coo or obj.layout in _COMPRESSED)
+        ):
             return _rebuild_sparse, (*_sparse_parts(obj.detach()), obj.requires_grad)
         if (
             isinstance(obj, torch.Tensor)
@@ -111,9 +112,9 @@ class _Pickler(pickle.Pickler):
             and type(obj).__reduce_ex__ is torch.Tensor.__reduce_ex__
             and type(obj).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
             and is_plain(obj)
+            and (tools := _subclass_tools()) is not None
         ):
-            with contextlib.suppress(UsageError):
-                return _subclass_parts(obj)
+            return _subclass_parts(obj, tools)
         return NotImplemented
 
     def _leaf(self, tensor: torch.Tensor) -> _Leaf:
@@ -212,14 +213,25 @@ def _rebuild_sparse(
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def _subclass_parts(tensor: torch.Tensor) -> tuple[Any, ...]:
+@cache
+def _subclass_tools() -> tuple[Any, Any, Any] | None:
+    """Functions of torch for `_subclass_parts`; None if this version lacks one."""
+    with contextlib.suppress(UsageError):
+        return (
+            find_private("torch._C.DisableTorchFunctionSubclass"),
+            find_private("torch._utils._get_obj_state"),
+            find_private("torch._tensor._rebuild_from_type_v2"),
+        )
+    return None
+
+
+def _subclass_parts(tensor: torch.Tensor, tools: tuple[Any, Any, Any]) -> tuple[Any, ...]:
     """Pickle a plain tensor of a subclass as a Tensor, its class and its attributes."""
-    with find_private("torch._C.DisableTorchFunctionSubclass")():
+    disable_torch_function, state_of, rebuild = tools
+    with disable_torch_function():
         plain = tensor.detach().as_subclass(torch.Tensor)
-    state = find_private("torch._utils._get_obj_state")(tensor)
     arguments = (plain, type(tensor), tensor.requires_grad)
-    rebuild = find_private("torch._tensor._rebuild_from_type_v2")
-    return rebuild, (_as_subclass, type(tensor), arguments, state)
+    return rebuild, (_as_subclass, type(tensor), arguments, state_of(tensor))
 
 
 def _as_subclass(plain: torch.Tensor, kind: type[torch.Tensor], requires_grad: bool) -> Any:

@@ -40,6 +40,7 @@ from feedline.engine.process import WORKER_ENVIRONMENT
 from feedline.engine.shared_memory import NamedMemory, SharedFile
 from feedline.errors import UsageError
 from feedline.private_names import find_private
+from feedline.system import search_path
 
 if TYPE_CHECKING:
     from feedline.engine.load_samples import AnySource
@@ -50,7 +51,6 @@ __all__ = [
     "find_unpicklable",
     "main_module",
     "plain_dump",
-    "search_path",
     "unpickle_source",
 ]
 
@@ -204,12 +204,6 @@ def _use_tracker(fd: int) -> None:
 def _resource_tracker() -> Any:
     find_private("multiprocessing.resource_tracker._resource_tracker._fd")
     return find_private("multiprocessing.resource_tracker._resource_tracker")
-
-
-def search_path() -> list[str]:
-    """Module search path of this process, in a form for another process."""
-    # Like Python, skip entries of other types, e.g. Path.
-    return [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
 
 
 def main_module(*, needed: bool = True) -> dict[str, Any]:

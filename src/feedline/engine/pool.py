@@ -40,6 +40,7 @@ from feedline.engine.messages import (
     heartbeat_table,
     stage_pages,
 )
+from feedline.engine.process import CRASH_SIGNALS
 from feedline.errors import ClosedError, StartError, UsageError, WorkerError
 from feedline.system import oom_kills
 from feedline.trace import is_recording_enabled, stage_timer
@@ -71,13 +72,6 @@ MISSING_MAIN_GUARD = (
 
 NOT_PYTHON = (
     "if this program is not Python, call multiprocessing.set_executable with the path of Python"
-)
-
-# Signals of a worker's own errors. Others come from outside.
-_CRASHES = frozenset(
-    int(number)
-    for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
-    if (number := getattr(signal, name, None)) is not None
 )
 
 _log = logging.getLogger("feedline")
@@ -306,7 +300,7 @@ def _in_disk_sleep(pid: int) -> bool:
 
 def is_kill(status: int) -> bool:
     """Return True if an exit status is a signal from outside."""
-    return status < 0 and -status not in _CRASHES
+    return status < 0 and -status not in CRASH_SIGNALS
 
 
 def describe_exit(process: str, status: int) -> str:

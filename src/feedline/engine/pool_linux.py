@@ -42,16 +42,16 @@ from feedline.engine.messages import (
     Task,
     read_task_id,
 )
-from feedline.engine.payload import Payload, search_path
+from feedline.engine.payload import Payload
 from feedline.engine.pool import NOT_PYTHON, WorkerDeath, WorkerPool, describe_exit, is_kill
 from feedline.engine.process import (
     WORKER_ENVIRONMENT,
     block_interrupt,
-    python_program,
     signals_to_ignore,
 )
 from feedline.engine.shared_memory import SharedFile
 from feedline.errors import ResourceError, StartError, WorkerError
+from feedline.system import python_program, search_path
 
 __all__ = ["ForkServer", "LinuxPool", "shared_server"]
 

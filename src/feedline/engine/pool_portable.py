@@ -44,11 +44,11 @@ from feedline.engine.process import (
     become_worker,
     block_interrupt,
     ignore_signals,
-    python_program,
     signals_to_ignore,
 )
 from feedline.engine.shared_memory import NamedMemory
 from feedline.errors import UsageError
+from feedline.system import python_program
 
 __all__ = ["PortablePool", "run_worker"]
 

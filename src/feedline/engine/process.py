@@ -14,13 +14,12 @@ import signal
 import sys
 from collections.abc import Collection, Iterator
 from multiprocessing import process as mp_process
-from multiprocessing import spawn as mp_spawn
 from typing import Any
 
-from feedline.errors import UsageError
 from feedline.private_names import find_private
 
 __all__ = [
+    "CRASH_SIGNALS",
     "MISSING_MAIN_GUARD_STATUS",
     "THREAD_SETTINGS",
     "WORKER_ENVIRONMENT",
@@ -33,7 +32,6 @@ __all__ = [
     "in_worker",
     "keep_freed_memory",
     "limit_threads",
-    "python_program",
     "reset_multiprocessing",
     "signals_to_ignore",
 ]
@@ -61,12 +59,20 @@ WORKER_ENVIRONMENT = {
 }
 """Environment for a child: it must be set before the child starts."""
 
+CRASH_SIGNALS = frozenset(
+    int(number)
+    for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
+    if (number := getattr(signal, name, None)) is not None
+)
+"""Signals of a process's own errors. Others come from outside."""
+
 # Left alone in children: they must be able to end, to wait for their own children and to use
 # timers, and an ignored crash would repeat without end.
-_NOT_IGNORED = (
-    *("SIGTERM", "SIGCHLD", "SIGALRM", "SIGVTALRM", "SIGPROF"),
-    *("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"),
-)
+_NOT_IGNORED = CRASH_SIGNALS | {
+    int(number)
+    for name in ("SIGTERM", "SIGCHLD", "SIGALRM", "SIGVTALRM", "SIGPROF")
+    if (number := getattr(signal, name, None)) is not None
+}
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _REUSE_BYTES = 256 << 20
@@ -113,8 +119,7 @@ def signals_to_ignore(*, is_new_program: bool) -> list[int]:
     handled = {s for s in signal.valid_signals() if callable(signal.getsignal(s))}
     if is_new_program:
         handled |= {getattr(signal, name, signal.SIGINT) for name in ("SIGUSR1", "SIGUSR2")}
-    kept = {getattr(signal, name, None) for name in _NOT_IGNORED}
-    return sorted(int(number) for number in handled - kept)
+    return sorted(int(number) for number in handled if number not in _NOT_IGNORED)
 
 
 def ignore_signals(numbers: Collection[int] = ()) -> None:
@@ -122,17 +127,6 @@ def ignore_signals(numbers: Collection[int] = ()) -> None:
     _ignored.update(numbers)
     for number in _ignored:
         signal.signal(number, signal.SIG_IGN)
-
-
-def python_program() -> str:
-    """Python program for new processes, as set by `multiprocessing.set_executable`."""
-    program = mp_spawn.get_executable()
-    if not program:
-        raise UsageError(
-            "sys.executable is empty, so worker processes cannot be started",
-            hint="call multiprocessing.set_executable with the path of Python",
-        )
-    return os.fsdecode(program)
 
 
 class _ForkedWorker(mp_process.BaseProcess):

@@ -252,7 +252,7 @@ class BatchStream:
     def _update_workers(self, choice: EngineChoice) -> dict[Steps, AttributeChange]:
         """Send the dataset's changes to the workers, or end them. Return all changes sent so far.
 
-        Kept workers of a user's dataset stay if only small plain attributes have changed.
+        Kept workers of the dataset engine stay if only small plain attributes have changed.
         """
         before, feed = self._started_with, self.engine.feed
         restarts, self._restarts = self._restarts, 0

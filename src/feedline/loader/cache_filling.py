@@ -33,8 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline import errors
-from feedline.engine.payload import search_path
-from feedline.engine.process import WORKER_ENVIRONMENT, python_program
+from feedline.engine.process import WORKER_ENVIRONMENT
 from feedline.errors import ResourceError, UsageError
 from feedline.images.compile.datasets import (
     FolderSelection,
@@ -55,7 +54,7 @@ from feedline.sources.manifest import AWAITED, FILLED_FORMAT, UNFINISHED, check_
 from feedline.sources.owned_files import remove_files
 from feedline.sources.remote_filesystem import is_url
 from feedline.sources.remote_images import RemoteStore
-from feedline.system import readable
+from feedline.system import python_program, readable, search_path
 
 __all__ = ["CacheContents", "CacheFilling", "cache_contents"]
 

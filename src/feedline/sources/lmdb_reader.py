@@ -18,11 +18,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from multiprocessing import spawn
 from typing import Any
 
 from feedline.errors import ImageError, ResourceError
 from feedline.sources.open_lmdb import OpenLmdb
+from feedline.system import python_program, search_path
 
 __all__ = ["LmdbReader", "serve"]
 
@@ -40,11 +40,9 @@ class LmdbReader:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        search_path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
-        program = os.fsdecode(spawn.get_executable() or sys.executable)
         try:
             self._process = subprocess.Popen(
-                [program, "-c", _BOOT, path, *search_path],
+                [python_program(), "-c", _BOOT, path, *search_path()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
