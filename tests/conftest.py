@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import secrets
 import signal
 import sys
 from collections.abc import Iterator
@@ -25,6 +27,12 @@ settings.load_profile("feedline")
 # Tests send Ctrl-C. A shell's background job ignores it, and so does each program it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Ray reads these when a test first imports it: tests' clusters are on the loopback interface, and
+# do not answer other processes.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 _LARGE_IMPORTS = {
     "cache",

@@ -6,7 +6,6 @@ The cluster has three nodes with one CPU each, on this machine.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -48,10 +47,6 @@ QUICK = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
 def _ray() -> None:
     """Import Ray, for these tests alone."""
     global ray
-    # Ray reads these when it is imported: all on the loopback interface, for this cluster alone.
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     pytest.importorskip("lmdb")
     ray = pytest.importorskip("ray", reason="Ray has no wheel for each version of Python")
 

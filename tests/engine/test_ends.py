@@ -234,3 +234,23 @@ def test_thread_waiting_for_a_batch_is_notified_of_close(
     assert raised == [ClosedError]
     assert caplog.messages == []
     assert loader.worker_pids == []
+
+
+class _ClosesItsLoader(Deadly):
+    """Dataset that closes its loader when it is pickled for a new worker pool."""
+
+    loader: DataLoader[Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.loader is not None:
+            self.loader.close()
+        return {k: value for k, value in vars(self).items() if k != "loader"}
+
+
+def test_no_worker_is_left_if_the_loader_is_closed_while_it_starts() -> None:
+    dataset = _ClosesItsLoader({})
+    loader = DataLoader(dataset, 2, num_workers=1, image_size=4, start_method="forkserver")
+    dataset.loader = loader
+    with pytest.raises(ClosedError):
+        iter(loader)
+    assert loader.worker_pids == []

@@ -256,6 +256,7 @@ class LinuxPool(WorkerPool):
 
     def _replace_server(self) -> None:
         """Start another fork server and workers after the fork server died."""
+        self._raise_if_closing()  # `close` ends the server itself
         assert self._server is not None
         status, name = self._server.exit_status(), self._server.name
         cause = f"{name} ended" if status is None else describe_exit(name, status)

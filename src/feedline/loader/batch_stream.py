@@ -9,6 +9,7 @@ Relies on: use from one thread; `engine_choice` for the choice, `start_engine` f
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import os
@@ -155,6 +156,9 @@ class BatchStream:
         self.filling.start(choice.cache_contents)
         self._changes = {}
         self.engine = self._start_engine(choice, self.options)
+        if self._is_closed:  # by another thread, meanwhile
+            self.end_workers()
+            self.raise_if_closed()
 
     def _shares_memory(self, choice: EngineChoice) -> bool:
         """Return True if kept workers must not begin an epoch ahead of the training process."""
@@ -224,7 +228,8 @@ class BatchStream:
             timings = merge_timings(self._stage_timings, engine.stage_timings())
             engine.close()
             self._stage_timings = timings
-            self._ending.pop()
+            with contextlib.suppress(ValueError):  # another thread has also ended it
+                self._ending.remove(engine)
 
     # Batches
 
