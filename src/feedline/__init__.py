@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from feedline.images.crops import EvalCrop, TrainCrop
     from feedline.images.folder import ImageFolder
     from feedline.images.image_list import ImageList
+    from feedline.images.lazy_images import lazy_images
     from feedline.loader import DataLoader
     from feedline.order.requested_size import augmentation_strength, image_size, per_size
     from feedline.order.schedule import Phase, Schedule
@@ -54,6 +55,7 @@ __all__ = [
     "compile",
     "find_batch_size",
     "image_size",
+    "lazy_images",
     "pair",
     "per_size",
     "plan_cache",
@@ -88,6 +90,7 @@ _HOMES = {
     "compile": "feedline.images.compile.views",
     "find_batch_size": "feedline.tuning.find_batch_size",
     "image_size": "feedline.order.requested_size",
+    "lazy_images": "feedline.images.lazy_images",
     "pair": "feedline.images.compile.pair",
     "per_size": "feedline.order.requested_size",
     "plan_cache": "feedline.cache.plan",

@@ -113,6 +113,9 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
     PrivateName("PIL._imaging", _PILLOW),
     PrivateName("PIL._webp", _PILLOW, "Pillow decodes WebP whole"),
     PrivateName("PIL.ImageEnhance._Enhance", _PILLOW, _UNCOMPILED),
+    PrivateName("PIL.Image.Image._im", "11.1 to 13.0"),  # see `lazy_images`
+    PrivateName("PIL.Image.Image._new", _PILLOW),
+    PrivateName("PIL.ImageFile.ImageFile._close_exclusive_fp_after_loading", _PILLOW),
     PrivateName("PIL.ImageFile.ImageFile._exclusive_fp", _PILLOW),
     # A loop over a loader in `torch.compile`.
     *(

@@ -16,8 +16,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
 from typing import Any, Protocol, TypeAlias
@@ -72,6 +73,12 @@ class WorkerInit:
     dataset: Any  # the user's, as in `get_worker_info()`
     worker_init_fn: Callable[[int], None] | None
     seed: int  # worker n is seeded with seed + n
+    lazy_images: bool = field(default=False, init=False)  # of the process that pickled this object
+
+    def __getstate__(self) -> dict[str, Any]:
+        images = sys.modules.get("feedline.images.lazy_images")
+        is_lazy = images is not None and images.are_images_lazy()
+        return {**vars(self), "lazy_images": is_lazy}
 
     def user_objects(self) -> dict[str, object]:
         """The user's objects, by the names of the loader's arguments."""
@@ -84,6 +91,10 @@ class WorkerInit:
             id=worker, num_workers=workers, seed=seed, dataset=self.dataset
         )
         seed_all(seed)
+        if self.lazy_images:
+            from feedline.images.lazy_images import lazy_images  # imports Pillow
+
+            lazy_images()
 
     def call_init_fn(self, worker: int) -> None:
         """Call `worker_init_fn`, if there is one."""

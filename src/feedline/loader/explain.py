@@ -33,6 +33,7 @@ def explain(options: Options, choice: EngineChoice, memory_bytes: int) -> str:
         "fused": _fused(options, choice),
         "unchanged": ", ".join(choice.unchanged),
         "because": " ".join(choice.reasons),
+        "images": _images(choice),
         "missing": describe_missing() if choice.source is not None else "",
         "size": _size(options, choice),
         "schedule": _schedule(options),
@@ -54,6 +55,14 @@ def _fused(options: Options, choice: EngineChoice) -> str:
         name = "image_size" if options.schedule is None else "schedule"
         return re.sub(r"\bsize=(\([^)]*\)|\[[^]]*\]|\d+)", f"size=by {name}", text)
     return text
+
+
+def _images(choice: EngineChoice) -> str:
+    from feedline.images.lazy_images import are_images_lazy  # imports Pillow
+
+    if choice.engine not in ("dataset", "samples") or not are_images_lazy():
+        return ""
+    return "JPEGs that your code opens with Pillow stay undecoded until used (lazy_images)"
 
 
 def _samples(options: Options) -> str:

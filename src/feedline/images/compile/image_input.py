@@ -2,12 +2,11 @@
 
 Guarantees: the pixels of `Image.open(file).convert("RGB")`, or of the image; of a JPEG only the
 required part is decoded. A file's bytes are used only for an image that certainly is still that
-file: a JPEG that `Image.open` has opened, but that was not loaded or changed. Files that feedline's
+file: a JPEG that was opened, but not loaded or changed (see `lazy_images`). Files that feedline's
 decoder rejects are decoded by Pillow, whose settings are restored afterwards. An unreadable file
 raises an ImageError that names it.
 
-Relies on: how Pillow represents an unloaded image (`tile`, `fp`, `decoderconfig`); one `LazyImage`
-being read at a time in a thread, because its decoder keeps the file.
+Relies on: one `LazyImage` being read at a time in a thread, because its decoder keeps the file.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
-from PIL.JpegImagePlugin import JpegImageFile
 
 from feedline.errors import ImageError, UsageError, note
 from feedline.images.codec_registry import DecodeOptions, ThreadDecoder
 from feedline.images.compile.library_steps import error_text, step_text
 from feedline.images.crops import Part
+from feedline.images.lazy_images import read_unloaded_jpeg, undecoded
 from feedline.order.requested_size import SampleRequest, current_request
 from feedline.sources.files import read_file
 from feedline.sources.store import Pixels
@@ -235,27 +234,14 @@ def has_rgb_pixels(image: object) -> bool:
     return image.mode == "RGB" and min(image.size) > 0 and _READING.isdisjoint(vars(image))
 
 
-def _unloaded_jpeg(image: Any) -> FileBytes | None:
-    """File of an opened RGB JPEG that was not loaded or changed; None for any other image."""
-    if type(image) is not JpegImageFile or image.fp is None or image.decoderconfig:
-        return None
-    file = image.fp
-    if [tile[:3] for tile in image.tile] != [("jpeg", (0, 0, *image.size), 0)]:
-        return None
-    try:
-        place = file.tell()
-        file.seek(0)
-        data = file.read()
-        file.seek(place)
-    except (OSError, ValueError):  # it was closed: Pillow's own message is better
-        return None
-    if not isinstance(data, bytes):
-        return None
-    if image._exclusive_fp:
+def _undecoded_file(image: Any) -> FileBytes | None:
+    """File of an RGB JPEG that was opened, but not decoded or changed; None for other images."""
+    file = undecoded(image)
+    if file is None and (file := read_unloaded_jpeg(image)) is not None and image._exclusive_fp:
         # The file is closed, as when Pillow loads it; the image can still be loaded.
-        file.close()
-        image.fp = io.BytesIO(data)
-    return FileBytes(data, str(image.filename) or "the image", image.size)
+        image.fp.close()
+        image.fp = io.BytesIO(file.data)
+    return None if file is None else FileBytes(file.data, file.filename or "the image", file.size)
 
 
 class LazyImage:
@@ -266,7 +252,7 @@ class LazyImage:
 
     def __init__(self, file: FileBytes | None, image: Any) -> None:
         self._image = image
-        self._file = _unloaded_jpeg(image) if file is None else file
+        self._file = _undecoded_file(image) if file is None else file
         self._decoder = _thread_decoder(PillowSettings.now().max_pixels).decoder
         self.size: tuple[int, int] = (0, 0)
         """Height and width in pixels."""
