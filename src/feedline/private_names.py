@@ -153,6 +153,7 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
     # Other libraries.
     PrivateName("numpy.random.mtrand._rand", "2.4"),
     PrivateName("numpy.random.RandomState._bit_generator", "2.4"),
+    PrivateName("numpy.random.BitGenerator._seed_seq", "1.24 to 2.4", "seed_seq, from 1.25 on"),
     PrivateName("fsspec.AbstractFileSystem._strip_protocol", "2026.9"),
     PrivateName("fsspec.asyn.AsyncFileSystem._cat_file", "2026.9"),
     PrivateName("accelerate.state.GradientState._add_dataloader", "1.15"),

@@ -189,8 +189,11 @@ def _release_lock() -> None:
         _lock.release()
 
 
-_MAX_BLOCKS = 1000
 _WORDS = 624  # of a state of MT19937, which Python and numpy use
+_BLOCKS_AT_A_TIME, _MAX_BLOCKS = 100, 25_000
+"""Of 624 draws each, in the search for a state: 16 million draws, about 0.06 s."""
+_SEEDED_WORD = (0x80000000).to_bytes(4, sys.byteorder)
+"""First word of a state that nothing has been drawn from since the call of `random.seed`."""
 _unseeded_words = np.array(feedline._python_random_state[:-1], np.uint32).tobytes()
 """Words of Python's state, not seeded by the program; empty once it is."""
 
@@ -198,10 +201,11 @@ _unseeded_words = np.array(feedline._python_random_state[:-1], np.uint32).tobyte
 def seeded_states_digest() -> int | None:
     """Digest of numpy's and Python's random states, 64 bits; None if the program seeded neither.
 
-    A state that the program has not seeded differs from run to run, and does not count. Only reads.
+    A state that the program has not seeded differs from run to run, and does not count, unless more
+    than 16 million numbers were drawn from Python's between two calls. Only reads.
     """
     states = []
-    if getattr(_numpy.get_bit_generator(), "seed_seq", _numpy) is None:  # set to None by seed()
+    if _numpy_seed_sequence() is None:  # set to None by seed()
         state = _numpy.get_state(legacy=False)["state"]
         states += [b"numpy", state["key"].tobytes(), str(state["pos"]).encode()]
     if _python_memory is not None:
@@ -214,21 +218,34 @@ def seeded_states_digest() -> int | None:
     return xxhash.xxh3_64_intdigest(b"".join(states)) if states else None
 
 
+def _numpy_seed_sequence() -> object:
+    bits = _numpy.get_bit_generator()
+    # Without the underscore from numpy 1.25 on.
+    return bits.seed_seq if hasattr(bits, "seed_seq") else bits._seed_seq
+
+
 def _is_python_seeded(words: bytes) -> bool:
     """Return True if Python's state was set, and not only drawn from since the last call."""
     global _unseeded_words
     if not _unseeded_words or words == _unseeded_words:
         return not _unseeded_words
-    bits = np.random.MT19937(0)
-    key = np.frombuffer(_unseeded_words, np.uint32).copy()
-    bits.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": _WORDS}}
-    for _ in range(_MAX_BLOCKS):
-        bits.random_raw(_WORDS, output=False)
-        if bits.state["state"]["key"].astype(np.uint32).tobytes() == words:
-            _unseeded_words = words
-            return False
+    if not words.startswith(_SEEDED_WORD):
+        first, second = _generator_at(words, 0).random_raw(2)
+        bits = _generator_at(_unseeded_words, _WORDS)
+        for _ in range(_MAX_BLOCKS // _BLOCKS_AT_A_TIME):
+            drawn = bits.random_raw(_BLOCKS_AT_A_TIME * _WORDS).reshape(_BLOCKS_AT_A_TIME, _WORDS)
+            if ((drawn[:, 0] == first) & (drawn[:, 1] == second)).any():
+                _unseeded_words = words
+                return False
     _unseeded_words = b""
     return True
+
+
+def _generator_at(words: bytes, position: int) -> np.random.MT19937:
+    bits = np.random.MT19937(0)
+    key = np.frombuffer(words, np.uint32).copy()
+    bits.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": position}}
+    return bits
 
 
 def fingerprint() -> tuple[int, int, int]:

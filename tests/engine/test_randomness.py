@@ -188,6 +188,8 @@ if __name__ == "__main__":
     for _ in range(5000):
         random.random(), np.random.rand()
     found["drawn"] = draws()
+    random.randbytes(10_000_000)
+    found["drawn 2,500,000"] = draws()
     for numpy in (1, 2):
         found[f"numpy {numpy}"] = draws(numpy=numpy)
         found[f"seed, numpy {numpy}"] = draws(numpy=numpy, seed=3)
@@ -208,7 +210,7 @@ def test_seeds_of_numpy_and_python_count_if_the_program_sets_them(tmp_path: Path
     command = [sys.executable, str(script), str(Path(__file__).parent.parent)]
     first, second = (json.loads(subprocess.check_output(command)) for _ in range(2))
     assert first == second
-    assert first["unseeded"] == first["drawn"]
+    assert first["unseeded"] == first["drawn"] == first["drawn 2,500,000"]
     for name in ("numpy", "python"):
         assert first[f"{name} 1"] != first[f"{name} 2"]
         assert first[f"seed, {name} 1"] == first[f"seed, {name} 2"]
