@@ -17,6 +17,7 @@ import math
 import os
 import platform
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -45,6 +46,7 @@ __all__ = [
     "can_drop_pages",
     "core_limits",
     "cpu_model",
+    "describe_exit",
     "drop_pages",
     "local_processes",
     "lock_file",
@@ -413,6 +415,17 @@ def search_path() -> list[str]:
     """Module search path of this process, in a form for another process."""
     # Like Python, skip entries of other types, e.g. Path.
     return [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
+
+
+def describe_exit(process: str, status: int) -> str:
+    """Describe an exit status like torch's DataLoader; negative values are signals."""
+    if status >= 0:
+        return f"{process} exited with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-status}"
+    return f"{process} is killed by signal: {name}"
 
 
 def readable(pipe: IO[bytes], within_s: float) -> bool:

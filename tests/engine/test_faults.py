@@ -128,7 +128,7 @@ def test_exception_without_message_arrives_by_its_class() -> None:
         list(DataLoader(Made(4, sample), num_workers=1))
 
 
-@pytest.mark.parametrize("way", ["exit", "SIGSEGV"])
+@pytest.mark.parametrize("way", ["exit", "SIGSEGV", "SIGTRAP", "SIGSYS"])
 def test_sample_that_always_kills_worker_is_named(way: str) -> None:
     with DataLoader(Harmful(way, 5), 4, num_workers=2, collate_fn=as_it_is) as loader:
         batches = iter(loader)

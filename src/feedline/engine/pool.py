@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -42,7 +41,7 @@ from feedline.engine.messages import (
 )
 from feedline.engine.process import CRASH_SIGNALS
 from feedline.errors import ClosedError, StartError, UsageError, WorkerError
-from feedline.system import oom_kills
+from feedline.system import describe_exit, oom_kills
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.stage_timings import StagePage
 
@@ -54,7 +53,6 @@ __all__ = [
     "InProcessPool",
     "WorkerDeath",
     "WorkerPool",
-    "describe_exit",
     "explain_kills",
     "is_kill",
 ]
@@ -301,17 +299,6 @@ def _in_disk_sleep(pid: int) -> bool:
 def is_kill(status: int) -> bool:
     """Return True if an exit status is a signal from outside."""
     return status < 0 and -status not in CRASH_SIGNALS
-
-
-def describe_exit(process: str, status: int) -> str:
-    """Describe an exit status like torch's DataLoader; negative values are signals."""
-    if status >= 0:
-        return f"{process} exited with status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    return f"{process} is killed by signal: {name}"
 
 
 def explain_kills(memory_ran_out: Sequence[bool | None]) -> tuple[str, str]:

@@ -43,7 +43,7 @@ from feedline.engine.messages import (
     read_task_id,
 )
 from feedline.engine.payload import Payload
-from feedline.engine.pool import NOT_PYTHON, WorkerDeath, WorkerPool, describe_exit, is_kill
+from feedline.engine.pool import NOT_PYTHON, WorkerDeath, WorkerPool, is_kill
 from feedline.engine.process import (
     WORKER_ENVIRONMENT,
     block_interrupt,
@@ -51,7 +51,7 @@ from feedline.engine.process import (
 )
 from feedline.engine.shared_memory import SharedFile
 from feedline.errors import ResourceError, StartError, WorkerError
-from feedline.system import python_program, search_path
+from feedline.system import describe_exit, python_program, search_path
 
 __all__ = ["ForkServer", "LinuxPool", "shared_server"]
 

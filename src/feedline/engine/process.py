@@ -61,7 +61,7 @@ WORKER_ENVIRONMENT = {
 
 CRASH_SIGNALS = frozenset(
     int(number)
-    for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
+    for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
     if (number := getattr(signal, name, None)) is not None
 )
 """Signals of a process's own errors. Others come from outside."""

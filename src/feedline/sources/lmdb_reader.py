@@ -22,7 +22,7 @@ from typing import Any
 
 from feedline.errors import ImageError, ResourceError
 from feedline.sources.open_lmdb import OpenLmdb
-from feedline.system import python_program, search_path
+from feedline.system import describe_exit, python_program, search_path
 
 __all__ = ["LmdbReader", "serve"]
 
@@ -96,14 +96,10 @@ class LmdbReader:
         return answer
 
     def _ended(self) -> ImageError:
-        status = self._process.wait()
-        how = f"status {status}"
-        if status < 0:
-            with contextlib.suppress(ValueError):  # a real-time signal has no name
-                how = signal.Signals(-status).name
+        end = describe_exit("the process that read it", self._process.wait())
         return ImageError(
-            f"the LMDB {self._path!r} cannot be read: the process that read it ended with {how}, "
-            "probably because its pages are damaged",
+            f"the LMDB {self._path!r} cannot be read: {end}, probably because its "
+            "pages are damaged",
             hint="copy or write it again",
         )
 
