@@ -1,4 +1,7 @@
-"""A checkpoint with an entry missing or impossible is named, and the one before is resumed."""
+"""A checkpoint with an entry missing or impossible is named, and the one before is resumed.
+
+Missing memory is no damage.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ from feedline.train.run import train_model
 from feedline.train.run_settings import RunSettings
 
 MISSING = object()
+ERRORS: list[Exception] = []
+"""Raised when weights are loaded into a model of the runs."""
 
 
 class Notes(TrainReport):
@@ -32,12 +37,30 @@ class Notes(TrainReport):
         self.notes.append(text)
 
 
+def feedline_test_full_in_loading(pretrained: bool = False, **settings: Any) -> torch.nn.Module:
+    import timm
+
+    model: torch.nn.Module = timm.create_model("test_resnet.r160_in1k", **settings)
+
+    class Full(type(model)):  # type: ignore[misc]
+        def load_state_dict(self, *args: Any, **options: Any) -> Any:
+            if ERRORS:
+                raise ERRORS[0]
+            return super().load_state_dict(*args, **options)
+
+    model.__class__ = Full
+    return model
+
+
 @pytest.fixture(scope="module")
 def trained(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two epochs."""
+    import timm
+
+    timm.models.register_model(feedline_test_full_in_loading)
     out = tmp_path_factory.mktemp("damaged") / "run"
     recipe = Recipe(
-        model="test_resnet.r160_in1k", schedule="32x2", batch_size=8, model_ema_decay=0.9
+        model="feedline_test_full_in_loading", schedule="32x2", batch_size=8, model_ema_decay=0.9
     )
     train_model(recipe, RunSettings(data=tiny_set, out=out, device="cpu", workers=0))
     for each in out.glob("*.pt"):  # hard links: damage to one would damage the other
@@ -140,3 +163,19 @@ def test_a_damaged_checkpoint_without_another_one_is_named(
     with pytest.raises(StateError, match=re.escape(f"{own / 'last.pt'}: damaged")) as caught:
         train_model(run=RunSettings(resume=str(own)))
     assert "best.pt" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("no memory"), torch.cuda.OutOfMemoryError("CUDA out of memory.")],
+    ids=type,
+)
+def test_missing_memory_is_no_damage(own: Path, error: Exception) -> None:
+    ERRORS.append(error)
+    try:
+        with pytest.raises(type(error)) as caught:
+            train_model(run=RunSettings(resume=str(own)))
+    finally:
+        ERRORS.clear()
+    assert caught.value is error
+    assert resumed_from(own).path == own / "last.pt"

@@ -37,7 +37,7 @@ class WorkerObserver:
 
 
 @dataclass(slots=True)
-class _Loader:
+class _RegisteredLoader:
     loader: Loader
     workers: list[WorkerObserver] = field(default_factory=list)
     passes: int = 0
@@ -48,7 +48,7 @@ class LoaderRegistry:
     """All loaders of a run, by number."""
 
     def __init__(self) -> None:
-        self._loaders: list[_Loader] = []
+        self._loaders: list[_RegisteredLoader] = []
         self._stage_timings = StageTimings()  # by workers that are gone
         self._slowest: list[SlowSample] = []
         self._deaths = 0
@@ -57,7 +57,7 @@ class LoaderRegistry:
         """Register a loader. Returns its number in the run."""
         alike = [k for k, known in enumerate(self._loaders) if known.loader == loader]
         if not alike and len(self._loaders) < _MAX_LOADERS:
-            self._loaders.append(_Loader(loader))
+            self._loaders.append(_RegisteredLoader(loader))
         number = alike[0] if alike else len(self._loaders) - 1
         known = self._loaders[number]
         if not any(each is workers for each in known.workers):

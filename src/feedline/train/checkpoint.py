@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from feedline.errors import SaveError, StateError
+from feedline.errors import SaveError, StateError, UsageError
 from feedline.system import unwritten, write_through
+from feedline.tuning.device_memory import is_out_of_memory
 
 __all__ = [
     "BEST_NAME",
@@ -30,6 +31,7 @@ __all__ = [
     "WEIGHTS",
     "CheckpointWriter",
     "DamagedCheckpoint",
+    "damage_in",
     "load_checkpoint",
     "replacing",
     "save_checkpoint",
@@ -52,6 +54,21 @@ _NAMES = {_CHECKPOINT: CHECKPOINT_NAME, WEIGHTS: BEST_NAME}
 
 class DamagedCheckpoint(StateError):
     """A checkpoint that is incomplete or has impossible values; an earlier one may be intact."""
+
+
+@contextmanager
+def damage_in(description: str, *, with_reason: bool = True) -> Iterator[None]:
+    """Turn all errors but missing memory into DamagedCheckpoint: foreign content can raise any."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, MemoryError) or is_out_of_memory(error):
+            raise
+        text = error.message if isinstance(error, UsageError) else f"{error}"
+        reason = " ".join(text.split()) or type(error).__name__
+        raise DamagedCheckpoint(
+            f"{description}: {reason[:200]}" if with_reason else description
+        ) from error
 
 
 @contextmanager
@@ -95,12 +112,10 @@ def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
         path = path / name
     if not path.is_file():
         raise StateError(f"{path}: no such file", hint=f"name the folder of a run or its {name}")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about foreign files; the error says more
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # for random bytes the unpickler raises any
-        raise DamagedCheckpoint(f"{path}: damaged, or not a checkpoint of feedline") from error
+    text = f"{path}: damaged, or not a checkpoint of feedline"
+    with damage_in(text, with_reason=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about foreign files; the error says more
+        content = torch.load(path, map_location="cpu", weights_only=True)
     found = content if isinstance(content, dict) else {}
     if (found.get("kind"), found.get("version")) != (kind, _VERSION):
         got = f"{found.get('kind', 'another file')}, version {found.get('version')}"

@@ -1,34 +1,30 @@
 """Check that the content of a checkpoint is complete, and that it fits the model.
 
-Guarantees: a checkpoint that passes restores without an error. One that does not pass, raises
-`DamagedCheckpoint` before anything of it is used.
+Guarantees: a checkpoint that passes `check_content` and `load_weights` restores without an error.
+Other content raises `DamagedCheckpoint`; the model given to `load_weights` must then not be used.
+Missing memory is not damage, and raises its own error.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
-from feedline.errors import UsageError
 from feedline.loader.state import check_state
-from feedline.train.checkpoint import DamagedCheckpoint
+from feedline.train.checkpoint import damage_in
 from feedline.train.history import EpochRecord
 from feedline.train.recipe import Count, NotNegative, Recipe, Rows, setting_names
 from feedline.train.run_settings import RunSettings
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["check_content", "check_weights"]
+__all__ = ["check_content", "load_weights"]
 
 _LARGEST = sys.float_info.max
 _PLAIN_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
@@ -47,7 +43,7 @@ class _Current:
 
 
 @dataclass
-class _History:
+class _HistoryEntry:
     records: list[EpochRecord]
     current: _Current
 
@@ -83,7 +79,7 @@ class _LoaderPhase:
 
 
 @dataclass
-class _Loader:
+class _LoaderEntry:
     dataset: str
     length: Count
     seed: int
@@ -100,15 +96,15 @@ class _Content:
     ranks: Rows
     precision: Literal["float32", "bfloat16", "float16"]
     dataset: _Dataset
-    loader: _Loader
+    loader: _LoaderEntry
     state: _State
-    history: _History
+    history: _HistoryEntry
     random: list[dict[str, Tensor]]
 
 
 def check_content(content: Mapping[str, Any], path: Path) -> None:
     """Check that a checkpoint has all entries, with possible values (DamagedCheckpoint)."""
-    with _damage_in(path):
+    with damage_in(f"{path}: damaged"):
         found = msgspec.convert(content, _Content)
         missing = [name for name in setting_names(Recipe) if name not in found.recipe]
         if missing:
@@ -129,13 +125,15 @@ def check_content(content: Mapping[str, Any], path: Path) -> None:
             torch.Generator().set_state(states["cpu"])
 
 
-def check_weights(
+def load_weights(
     content: Mapping[str, Any], path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Load the weights of a checkpoint into a model and its optimizer (DamagedCheckpoint)."""
+    """Load the weights of a checkpoint into a model and its optimizer, and check that they fit
+    (DamagedCheckpoint).
+    """
     state = content["state"]
     options = [dict(group) for group in optimizer.param_groups]
-    with _damage_in(path, " or written with another version of timm or torch"):
+    with damage_in(f"{path}: damaged or written with another version of timm or torch"):
         if state["ema"] is not None:
             model.load_state_dict(state["ema"])
         model.load_state_dict(state["model"])
@@ -171,14 +169,3 @@ def _check_moments(optimizer: torch.optim.Optimizer) -> None:
                 raise ValueError(f"optimizer's {name} does not have the shape of its parameter")
     if len(names) > 1:
         raise ValueError("the optimizer's state of some parameters is incomplete")
-
-
-@contextmanager
-def _damage_in(path: Path, cause: str = "") -> Iterator[None]:
-    """Turn any error into DamagedCheckpoint: content from outside can raise any."""
-    try:
-        yield
-    except Exception as error:
-        text = error.message if isinstance(error, UsageError) else f"{error}"
-        reason = " ".join(text.split()) or type(error).__name__
-        raise DamagedCheckpoint(f"{path}: damaged{cause}: {reason[:200]}") from error

@@ -12,7 +12,7 @@ import torch
 from feedline.errors import StateError, UsageError
 from feedline.train.assignment import Assignment, ResumedRun
 from feedline.train.checkpoint import DamagedCheckpoint
-from feedline.train.checkpoint_content import check_weights
+from feedline.train.checkpoint_content import load_weights
 from feedline.train.config import changed_on_resume, check_resumable, share_batches
 from feedline.train.data import TrainData
 from feedline.train.model import create_model
@@ -103,7 +103,7 @@ def _prepare(assignment: Assignment, note: Callable[[str], object], world: int) 
         raise StateError.of(error, f"cannot resume {resumed.path}") from error
     optimizer = create_optimizer(model, recipe)  # the real one is made on the device; errors now
     if resumed is not None:
-        check_weights(resumed.content, resumed.path, model, optimizer)
+        load_weights(resumed.content, resumed.path, model, optimizer)
     check_run_folder(run.out, checkpoint=resumed.checkpoint if resumed else None)
     return PreparedRun(recipe, run, resumed, extended, finished, data, device, precision, model)
 
