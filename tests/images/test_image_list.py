@@ -96,7 +96,7 @@ def test_classes_may_be_given(jpeg_folder: Path) -> None:
 
 
 BAD_LABELS: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "too few": ([1], {}, "12 paths but 1 labels"),
+    "too few": ([1], {}, "12 images but 1 labels"),
     "one text": ("cat", {}, "labels must be a sequence"),
     "mixed": ([1, "cat", *[1] * 10], {}, r"mixed types: sample 0.*has 1 \(int\) and sample 1, 'ca"),
     "truths and numbers": ([1, True, *[1] * 10], {}, "mixed types"),
@@ -600,7 +600,10 @@ def test_arrow_columns_of_every_type_are_read(tmp_path: Path) -> None:
         chunked = pyarrow.chunked_array([column])
         assert ImageList(pyarrow.array(["b", "a"]), chunked).targets.tolist() == targets
         images = np.zeros((2, 8, 8, 3), np.uint8)
-        assert ImageArray(images, column).targets.tolist() == targets
+        array = ImageArray(images, column)
+        assert array.targets.tolist() == targets
+        if column.type == "float":
+            assert array.targets.dtype == np.float32
         try:
             parquet.write_table(
                 pyarrow.table({"path": ["b", "a"], "label": column}), tmp_path / "a.parquet"
@@ -608,6 +611,24 @@ def test_arrow_columns_of_every_type_are_read(tmp_path: Path) -> None:
         except pyarrow.ArrowNotImplementedError:  # older pyarrow's
             continue
         assert ImageList.from_parquet(tmp_path / "a.parquet").targets.tolist() == targets
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_frame_of_numbers_is_a_row_of_each_image(package: str) -> None:
+    frame = pytest.importorskip(package).DataFrame({"x": [1, 2, 3], "y": [4, 5, 6], "z": [7, 8, 9]})
+    images = np.zeros((3, 8, 8, 3), np.uint8)
+    for data in (ImageList(["a", "b", "c"], frame), ImageArray(images, frame)):
+        assert data.targets.tolist() == [[1, 4, 7], [2, 5, 8], [3, 6, 9]]
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_gap_among_whole_numbers_of_a_column_is_named(package: str) -> None:
+    dtype = {"pandas": "Int64", "polars": None}[package]
+    column = pytest.importorskip(package).Series([2, None, 0], dtype=dtype)
+    with pytest.raises(UsageError, match=r"sample 1, .* has no label"):
+        ImageList(["a", "b", "c"], column)
+    with pytest.raises(UsageError, match="image 1 has no label"):
+        ImageArray(np.zeros((3, 8, 8, 3), np.uint8), column)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

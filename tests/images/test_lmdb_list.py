@@ -244,7 +244,7 @@ def test_key_with_two_classes_is_kept_with_warning(keyed: Path) -> None:
         ({"keys": {"00000000"}}, "keys must be a sequence"),
         ({"keys": "%9999999999d"}, "is not a pattern"),
         ({"labels": "label-%09d"}, "must be a pattern with one number, .* needs keys="),
-        ({"labels": [1, 2]}, "12 paths but 2 labels"),
+        ({"labels": [1, 2]}, "12 images but 2 labels"),
         ({"labels": lambda key: None}, "has no label"),
         ({"path": None}, "path must be the path of an LMDB"),
     ],

@@ -13,7 +13,13 @@ import numpy as np
 
 from feedline.errors import DatasetError, UsageError
 from feedline.order.pixel_layout import PixelLayout
-from feedline.sources.column_types import Labels, convert_labels, fill_gaps, warn_of_gaps
+from feedline.sources.column_types import (
+    Labels,
+    convert_labels,
+    fill_gaps,
+    has_gaps,
+    warn_of_gaps,
+)
 from feedline.sources.columns import as_numpy, declared_classes, ordered
 from feedline.sources.store import (
     Numbers,
@@ -134,12 +140,13 @@ def _array_labels(labels: Any, count: int) -> Labels:
     """Numbers in their own dtype; class names and categories as in an `ImageList`."""
     labels = as_numpy(labels)
     is_numeric = isinstance(labels, np.ndarray) and labels.dtype.kind not in "OTU"
-    values = None if is_numeric else ordered(labels)
-    if declared_classes(labels) is None and not (values and isinstance(values[0], str)):
-        array = checked_labels(labels, count)
-        warn_of_gaps(array, "image {}".format)
-        return Labels(array, [])
-    return convert_labels(labels, count, None, "image {}".format)
+    values = [] if is_numeric else ordered(labels) or []
+    is_text = bool(values) and isinstance(values[0], str)
+    if declared_classes(labels) is not None or is_text or has_gaps(fill_gaps(values)):
+        return convert_labels(labels, count, None, "image {}".format)
+    array = checked_labels(labels, count)
+    warn_of_gaps(array, "image {}".format)
+    return Labels(array, [])
 
 
 _MAX_USUAL_CHANNELS = 4
@@ -169,12 +176,12 @@ def _has_channels_first(images: np.ndarray[Any, Any]) -> bool:
 def checked_labels(labels: object, count: int) -> np.ndarray[Any, Any]:
     """Labels as an array (count, ...) of a dtype that torch supports; class indices are int64."""
     values = as_numpy(labels)
-    if hasattr(values, "to_pylist"):
-        values = fill_gaps(values.to_pylist())
-    elif isinstance(values, (list, tuple)) and {float, int, str}.isdisjoint(map(type, values)):
+    if isinstance(values, (list, tuple)) and {float, int, str}.isdisjoint(map(type, values)):
         values = list(map(as_numpy, values))
     try:
         array = np.asarray(values)
+        if array.dtype == object and array.ndim == 1:  # a column of rows
+            array = np.asarray(list(map(as_numpy, fill_gaps(ordered(values) or []))))
     except (TypeError, ValueError) as error:
         convert_labels(values, count, None, "image {}".format)  # names the image, if one differs
         raise UsageError(

@@ -27,6 +27,7 @@ __all__ = [
     "convert_labels",
     "convert_texts",
     "fill_gaps",
+    "has_gaps",
     "warn_of_gaps",
     "warn_of_repeats",
 ]
@@ -69,7 +70,7 @@ def convert_labels(
         names = declared_classes(labels)
     values = _sequence(labels)
     if len(values) != count:
-        raise UsageError(f"got {count} paths but {len(values)} labels: pass one label per path")
+        raise UsageError(f"got {count} images but {len(values)} labels: pass one label per image")
     if separator is not None:
         return _multi_hot(list(values), separator, names, describe)
     if not isinstance(values, np.ndarray):
@@ -114,13 +115,18 @@ def warn_of_gaps(labels: Array, describe: Describe) -> None:
         )
 
 
+def has_gaps(column: Sequence[Any]) -> bool:
+    """Return True if values of a column are missing, other than as the float NaN."""
+    return not {each.__name__ for each in set(map(type, column))}.isdisjoint(_MISSING)
+
+
 def fill_gaps(column: Sequence[Any], *, several: bool = False) -> Sequence[Any]:
     """Replace missing values of a column of fractions by NaN; with `several` columns, which make
     rows of numbers, in any column of numbers.
     """
-    gaps = [type(value).__name__ in _MISSING for value in column]
-    if not any(gaps):
+    if not has_gaps(column):
         return column
+    gaps = [type(value).__name__ in _MISSING for value in column]
     kinds = (Real, np.bool_) if several else (float, np.floating)
     values = [value for value, is_gap in zip(column, gaps, strict=True) if not is_gap]
     if not all(isinstance(value, kinds) for value in values) or not (values or several):

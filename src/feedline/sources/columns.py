@@ -31,10 +31,13 @@ def ordered(values: Any) -> list[Any] | None:
 
 
 def as_numpy(value: Any) -> Any:
-    """Convert a torch tensor to an array, also of a dtype that NumPy lacks; others are unchanged.
+    """Convert a torch tensor, also of a dtype that NumPy lacks, or a DataFrame to an array; others
+    are unchanged.
 
     bfloat16 and torch's 8-bit floats become float32, which holds all their values.
     """
+    if hasattr(value, "columns") and hasattr(value, "to_numpy"):  # a DataFrame iterates its columns
+        return value.to_numpy()
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         try:
