@@ -41,7 +41,9 @@ ROOMS = (
 )
 # Modules of the engine that run a torch Dataset or make tensors; worker pools are without them.
 WITH_TORCH = {
+    "attribute_changes",
     "attribute_snapshot",
+    "attribute_walk",
     "batch_layout",
     "dataset_fetch",
     "device_transfer",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,25 @@ def test_values_derived_in_running_workers_follow_sent_attributes(way: str) -> N
             assert batch.tolist() == [[epoch, 2 * epoch, epoch, 7, 1]] * 4
             seen.update(loader.worker_pids)
         assert len(seen) == 1
+
+
+class Replacing(Dataset[Any]):
+    """Replaces an attribute when the first sample is made."""
+
+    def __init__(self) -> None:
+        self.table: Any = Own()
+        self.first = weakref.ref(self.table)
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> bool:
+        self.table = None
+        return self.first() is None
+
+
+def test_workers_of_one_epoch_free_what_the_dataset_replaces() -> None:
+    assert list(DataLoader(Replacing(), num_workers=1, collate_fn=list)) == [[True]]
 
 
 def test_replaced_worker_has_sent_attributes() -> None:

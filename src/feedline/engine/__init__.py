@@ -22,6 +22,8 @@ batch_layout.py        write a batch of any structure to a slot, read it back
 worker_errors.py       exceptions of user code, sent to the training process
 generators.py          find and seed the generators of a dataset
 attribute_snapshot.py  detect changes of a dataset
+attribute_changes.py   send changed attributes to running workers
+attribute_walk.py      find the parts of a dataset, and memory shared with workers
 
 device_transfer.py     transfer a batch from its slot to the training step
 normalise.py           transforms of a batch on the device

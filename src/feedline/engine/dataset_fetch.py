@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from feedline.engine.attribute_snapshot import AttributeSnapshot, InitialAttributes, apply_changes
+from feedline.engine.attribute_changes import InitialAttributes, apply_changes
+from feedline.engine.attribute_snapshot import AttributeSnapshot
 from feedline.engine.batch_layout import empty_in, is_plain, write_batch
 from feedline.engine.buffers import BatchAllocator
 from feedline.engine.generators import (
@@ -136,7 +137,8 @@ class DatasetFetcher:
     If `batched`, keys are lists of sample keys; otherwise one key is fetched and collated. With
     `skip_errors`, samples that raise are left out; if none is left, there is no batch. `samples` is
     a compiled replacement of the dataset, used unless `worker_init_fn` sets attributes of the
-    dataset.
+    dataset. If `is_updatable`, a running worker can get changed attributes, and keeps the dataset's
+    initial ones.
     """
 
     def __init__(
@@ -147,6 +149,7 @@ class DatasetFetcher:
         batched: bool,
         skip_errors: bool = False,
         samples: SampleMaker | None = None,
+        is_updatable: bool = False,
     ) -> None:
         self.dataset = init.dataset
         self._collate = collate_fn
@@ -157,8 +160,9 @@ class DatasetFetcher:
         self._generators: list[DatasetGenerator] | None = None  # not searched yet
         self._worker: int | None = None
         self._init_error: WorkerException | None = None
+        self._is_updatable = is_updatable
         self._changes = b""  # of the dataset, applied last
-        self._initial: InitialAttributes | None = None  # set by `open`
+        self._initial: InitialAttributes | None = None  # set by `open`, if updatable
 
     def user_objects(self) -> dict[str, object]:
         """The user's objects, by the names of the loader's arguments."""
@@ -184,7 +188,8 @@ class DatasetFetcher:
                     "For repeatable runs use torch.manual_seed(...), generator= or seed="
                 )
             self._find_generators()
-            self._initial = InitialAttributes(self.dataset)
+            if self._is_updatable:
+                self._initial = InitialAttributes(self.dataset)
         except (Exception, SystemExit) as error:
             self._init_error = WorkerException.of(error, self._process_description)
 
@@ -206,7 +211,7 @@ class DatasetFetcher:
             return write_batch(self._init_error, space)
         try:
             if task.dataset_changes != self._changes:
-                assert self._initial is not None, "set by `open`"
+                assert self._initial is not None, "only updatable workers get changes"
                 apply_changes(self.dataset, pickle.loads(task.dataset_changes), self._initial)
                 self._changes = task.dataset_changes
             seed_all(task.seed)

@@ -9,7 +9,7 @@ exception. No user code runs during the search.
 albumentations is never imported. Its `set_random_seed` would not work: it seeds each transform of a
 Compose with the same number, so a vertical and a horizontal flip would always coincide.
 
-Relies on: `attribute_snapshot` for what can be reached; `find_generators` documents its limits.
+Relies on: `attribute_walk` for what can be reached; `find_generators` documents its limits.
 albumentations' transforms store their two generators in `random_generator` and `py_random`.
 """
 
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from feedline.engine.attribute_snapshot import is_instance_of_any, walk
+from feedline.engine.attribute_walk import is_instance_of_any, walk
 from feedline.order.seeds import extend
 from feedline.private_names import find_private
 from feedline.randomness import restore_later

@@ -23,12 +23,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from feedline.engine.attribute_snapshot import (
-    AttributeChange,
-    Steps,
-    find_shared_memory,
-    merge_changes,
-)
+from feedline.engine.attribute_changes import AttributeChange, Steps, merge_changes
+from feedline.engine.attribute_walk import find_shared_memory
 from feedline.engine.buffers import PAGE_BYTES, SlotTooSmallError, align
 from feedline.engine.transform_errors import NOT_THE_FILE
 from feedline.errors import ClosedError, SampleError

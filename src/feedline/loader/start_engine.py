@@ -35,7 +35,7 @@ from feedline.engine.transform_errors import NOT_THE_FILE
 from feedline.engine.worker_errors import describe_sample
 from feedline.errors import ImageError, SampleError, StorageError
 from feedline.images.native import warn_if_missing
-from feedline.loader.engine_choice import EngineChoice
+from feedline.loader.engine_choice import EngineChoice, keeps_workers
 from feedline.loader.engines import Engine, EngineRecord, InProcessEngine, Skipped, WorkerEngine
 from feedline.loader.iterable_engine import IterableEngine, IterablePosition
 from feedline.loader.options import Options
@@ -206,6 +206,7 @@ def _fetcher(choice: EngineChoice, options: Options, seed: int) -> DatasetFetche
         batched=options.batched,
         skip_errors=options.on_error == "skip",
         samples=choice.source,
+        is_updatable=choice.engine == "dataset" and keeps_workers(options, choice),
     )
 
 
