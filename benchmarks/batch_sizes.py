@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from report import machine
+
 __all__ = ["paragraph", "table"]
 
 ROOT = Path(__file__).parents[1]
@@ -77,6 +79,7 @@ def measure() -> dict[str, Any]:
     """Run all three parts."""
     warnings.simplefilter("ignore")
     return {
+        "machine": machine(),
         "table": {name: dict(_rows(name)) for name in MODELS},
         "cpu": [
             _on_cpu(name, precision) for name in MODELS for precision in ("float32", "bfloat16")

@@ -20,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from report import describe_processor, machine
+
 EPOCHS = 3
 
 
@@ -63,6 +65,7 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=8)
     parser.add_argument("--busy-ms", default="0,60")
     options = parser.parse_args()
+    print(describe_processor(machine()), flush=True)
     for busy_ms in map(float, options.busy_ms.split(",")):
         plain, cached = [], []
         for number in range(options.rounds):

@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from report import describe_processor, machine
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -70,6 +71,7 @@ def turns(ours: Callable[[int], object], theirs: Callable[[int], object], count:
 def main(root: str) -> None:
     """Print one line per pipeline."""
     torch.set_num_threads(1)
+    print(describe_processor(machine()), flush=True)
     print(f"{'':36s}  feedline  torchvision    ratio")
     for name, pipeline in PIPELINES.items():
         dataset = ImageFolder(root, pipeline)

@@ -23,6 +23,7 @@ import time
 import tracemalloc
 
 import psutil
+from report import describe_processor, machine
 
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
@@ -78,6 +79,7 @@ def main():
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--under", default=None, help="parent folder of the temporary folder")
     options = parser.parse_args()
+    print(describe_processor(machine()), flush=True)
     with tempfile.TemporaryDirectory(dir=options.under) as root:
         start = time.perf_counter()
         make(root, options.classes, options.files)

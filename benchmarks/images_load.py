@@ -23,6 +23,7 @@ import numpy as np
 import simplejpeg
 import torch
 from bare_row import DecodeState, decode_crop
+from report import describe_processor, machine
 
 from feedline.images.crops import TrainCrop
 from feedline.images.folder import ImageFolder
@@ -40,6 +41,7 @@ def main():
         "--scale", type=float, default=0.25, help="minimum share of the image area in a crop"
     )
     options = parser.parse_args()
+    print(describe_processor(machine()), flush=True)
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 

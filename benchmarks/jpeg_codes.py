@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from copies import small
 from PIL import _imaging
-from report import spread
+from report import describe_processor, machine, spread
 
 from feedline.cache.level_encoder import RESTARTS
 from feedline.images import _jpeg
@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200, help="maximum number of images")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
+    print(describe_processor(machine()), flush=True)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     paths = sorted(each for each in options.folder.rglob("*") if each.is_file())
     random.Random(1).shuffle(paths)

@@ -16,7 +16,7 @@ from typing import Any
 
 import caches_table
 import versus_table
-from report import table
+from report import describe_processor, table
 
 __all__ = ["PAGE", "fill_tables"]
 
@@ -79,6 +79,16 @@ def span(values: Sequence[float], digits: int = 2) -> str:
     """Median and range."""
     low, high = min(values), max(values)
     return f"{median(values):.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+
+def processors() -> str:
+    """Processor of each results file."""
+    names: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        machine = results(path.stem).get("machine", {})
+        names.setdefault(describe_processor(machine), []).append(f"`{path.stem}`")
+    rows = [[processor, ", ".join(each)] for processor, each in names.items()]
+    return table(rows, ["processor", "results"], markdown=True)
 
 
 def peers() -> str:
@@ -214,6 +224,7 @@ def _cache_run(data: Results) -> list[list[str]]:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
+    "processors": processors,
     "peers": peers,
     "datasets": datasets,
     "recipes": recipes,

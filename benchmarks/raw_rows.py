@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from report import describe_processor, machine
 
 from feedline import ImageFolder, TrainCrop
 from feedline.engine.buffers import batch_bytes
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="rows per task")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
+    print(describe_processor(machine()), flush=True)
     source = ImageFolder(options.cache, TrainCrop(scale=(0.25, 1.0)))
     order = np.random.default_rng(0).permutation(len(source))
     nbytes = batch_bytes(source.fields(options.size), options.rows)

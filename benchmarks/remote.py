@@ -32,6 +32,7 @@ from typing import Any
 
 import psutil
 import torch
+from report import describe_processor, machine
 
 from feedline import DataLoader, ImageFolder, build_cache
 
@@ -255,6 +256,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--servers", default="nginx,s3")
     arguments = parser.parse_args()
+    print(describe_processor(machine()), flush=True)
     os.environ.update(
         AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret", AWS_DEFAULT_REGION="us-east-1"
     )

@@ -14,13 +14,63 @@ import psutil
 
 from feedline.system import cpu_model, usable_cores
 
-__all__ = ["machine", "resume_results", "save", "spread", "table", "versions"]
+__all__ = [
+    "describe_processor",
+    "machine",
+    "processor",
+    "resume_results",
+    "save",
+    "spread",
+    "table",
+    "versions",
+]
+
+_CPUINFO = Path("/proc/cpuinfo")
+_VECTOR_SETS = {
+    "AVX2": ("avx2",),
+    "AVX-512": ("avx512f", "avx512dq", "avx512bw", "avx512vl"),
+    "VBMI": ("avx512_vbmi", "avx512vbmi"),
+    "VNNI": ("avx512_vnni", "avx512vnni"),
+    "NEON": ("asimd", "neon"),
+}
+"""Vector sets by name, with the kernel's flags: all of AVX-512, and any of the others."""
 
 
-def machine() -> dict[str, str | int | float]:
-    """Facts about the machine that results depend on; memory is the total, in GiB."""
+def processor(cpuinfo: Path = _CPUINFO) -> dict[str, str | list[str]]:
+    """Model, generation and vector sets of the processor; the last two are from Linux alone.
+
+    A virtual machine may report the same model name for several generations.
+    """
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    facts = dict[str, str]()
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())
+    flags = {*facts.get("flags", "").split(), *facts.get("Features", "").split()}
+    names = ("vendor_id", "cpu family", "model")
     return {
         "cpu_model": cpu_model(),
+        "cpu_generation": ", ".join(f"{name} {facts[name]}" for name in names if name in facts),
+        "vector_sets": [
+            name
+            for name, any_of in _VECTOR_SETS.items()
+            if (all if name == "AVX-512" else any)(flag in flags for flag in any_of)
+        ],
+    }
+
+
+def describe_processor(machine: Mapping[str, Any]) -> str:
+    """Processor of a result: "AMD EPYC (AVX2, AVX-512)"; older results have no vector sets."""
+    if "cpu_model" not in machine:
+        return "not recorded"
+    sets = ", ".join(machine.get("vector_sets") or ["vector sets not recorded"])
+    return f"{machine['cpu_model']} ({sets})"
+
+
+def machine() -> dict[str, str | int | float | list[str]]:
+    """Facts about the machine that results depend on; memory is the total, in GiB."""
+    return {
+        **processor(),
         "usable_cores": usable_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "platform": f"{platform.system()} {platform.machine()}",

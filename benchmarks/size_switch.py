@@ -23,6 +23,8 @@ import itertools
 import time
 from statistics import fmean, median
 
+from report import describe_processor, machine
+
 from feedline import DataLoader, ImageFolder, Schedule, TrainCrop
 
 Intervals = list[tuple[int, list[float]]]
@@ -96,6 +98,7 @@ def main() -> None:
         help="measure waits with steps of this many batch times",
     )
     options = parser.parse_args()
+    print(describe_processor(machine()), flush=True)
 
     data = ImageFolder(options.folder, TrainCrop(scale=(0.25, 1.0)))
     schedule = Schedule.parse(options.schedule)

@@ -150,7 +150,9 @@ def picture(results: dict[str, Any], path: Path, only: Sequence[str], *, loaders
     for axis in list(axes.flat)[len(tasks) :]:
         axis.set_visible(False)
     machine = results["machine"]
-    figure.suptitle(f"{machine['cpu_model']}, {results['settings']['workers']} workers")
+    figure.suptitle(
+        f"{report.describe_processor(machine)}, {results['settings']['workers']} workers"
+    )
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 

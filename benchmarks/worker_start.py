@@ -20,6 +20,7 @@ import time
 from statistics import median
 
 import psutil
+from report import describe_processor, machine
 
 from feedline import DataLoader, ImageFolder
 
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--epochs", type=int, default=50)
     options = parser.parse_args()
+    print(describe_processor(machine()), flush=True)
     data = ImageFolder(options.folder)
 
     start = time.perf_counter()
