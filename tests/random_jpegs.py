@@ -32,7 +32,7 @@ def random_jpeg(dice: np.random.Generator) -> bytes:
     for number in dice.integers(0, 4, 2).tolist():
         count = int(dice.choice([1, 5, 50, 200]))
         # With a run of no zeros every block can be filled.
-        ac[number] = _Codes(dice, [*{1, *dice.permutation(256)[:count].tolist()}])
+        ac[number] = _Codes(dice, [*{1, RUN, *dice.permutation(256)[:count].tolist()}])
     tables = [(int(dice.choice([*dc])), int(dice.choice([*ac]))) for _ in sampling]
     frame, scan = bytes((8, *divmod(height, 256), *divmod(width, 256), len(sampling))), b""
     for k, (h, v) in enumerate(sampling):
@@ -122,8 +122,10 @@ def _value(dice: np.random.Generator, size: int) -> str:
 def _block(dice: np.random.Generator, dc: _Codes, ac: _Codes) -> str:
     symbol = int(dice.choice(dc.symbols))
     bits, at = dc.bits[symbol] + _value(dice, symbol), 0
+    is_full = dice.random() < 0.3
+    symbols = [s for s in ac.symbols if s & 15 or s == RUN or not is_full]
     while at < LAST:
-        symbol = int(dice.choice(ac.symbols))
+        symbol = int(dice.choice(symbols))
         ends = symbol & 15 == 0 and symbol != RUN
         if not ends and at + (symbol >> 4) + 1 > LAST:
             symbol = END + 1

@@ -7,7 +7,8 @@ restart markers allow, so damage there is not noticed.
 
 Speed: data is first copied without the zeros stuffed after 0xFF, so bits are read without checking
 each byte; the copy always has a whole MCU or the end of the data, so an MCU is read without checking
-for the end. Most codes are looked up by their first bits. */
+for the end. The next lookup has to wait for the result of the one before, which takes most of the
+time: so a lookup finds two coefficients and the end of the block, and bits are read ahead meanwhile. */
 
 #include "_entropy.h"
 
@@ -17,33 +18,126 @@ for the end. Most codes are looked up by their first bits. */
 
 
 enum {
-    LAST = 63,      /* a block's last coefficient */
+    LAST = 63,         /* a block's last coefficient */
     END_OF_BLOCK = 96, /* an advance beyond it that no run reaches */
     LENGTHS = 16,
+    MAX_SIZE = 13, /* of values after codes that are looked up; baseline has up to 11 bits */
 };
 
-/* An entry of `found`: bits of the code and its value together, bits of the value, and the advance
-to the coefficient. 0 if the code is longer. */
-#define ENTRY(length, size, advance) ((uint16_t)((length) | (size) << 5 | (advance) << 9))
-#define LENGTH(entry) ((entry) & 31)
-#define SIZE(entry) ((entry) >> 5 & 15)
-#define ADVANCE(entry) ((entry) >> 9)
+/* An entry of a DC table: bits of the code and its value together, and bits of the value. 0: search. */
+#define ENTRY(length, size) ((uint16_t)((length) | (size) << 6))
+#define LENGTH(entry) ((entry) & 63)
+#define SIZE(entry) ((entry) >> 6)
 
-/* Position of each coefficient in its block; a run may end beyond the last. */
+/* An entry of an AC table: the number of its bits; the advance to a coefficient and its value; the
+advance from the same place to a second coefficient, plus END_OF_BLOCK if that code follows; the bits
+before its value, and how far to shift these to the right. A single coefficient is the second one,
+after a 0 that it overwrites, or that was 0. The entry is 0 if the code must be searched. */
+#define BITS(pair) ((unsigned)(pair) & 63)
+#define SECOND_ADVANCE(pair) ((pair) >> 8 & 255)
+#define FIRST_ADVANCE(pair) ((pair) >> 16 & 255)
+#define SECOND_BEFORE(pair) ((pair) >> 24 & 63)
+#define SECOND_SHIFT(pair) ((unsigned)((pair) >> 32) & 63)
+#define FIRST_VALUE(pair) ((int16_t)((pair) >> 48))
+#define FIRST(value, advance) ((uint64_t)(uint16_t)(value) << 48 | (uint64_t)(advance) << 16)
+#define SECOND(bits, before, size, advance) \
+    ((uint64_t)(bits) | (uint64_t)(advance) << 8 | (uint64_t)(before) << 24 \
+     | (uint64_t)(63 - (size)) << 32)
+
+/* Position of each coefficient in its block, also after the end of the block was added; a run may end
+beyond the last. */
 #define TIMES_8(place) place, place, place, place, place, place, place, place
 #define TIMES_32(place) TIMES_8(place), TIMES_8(place), TIMES_8(place), TIMES_8(place)
-static const uint8_t places[LAST + 1 + END_OF_BLOCK] = {
-    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
-    41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
-    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
-    TIMES_32(63), TIMES_32(63), TIMES_32(63),
-};
-_Static_assert(END_OF_BLOCK == 3 * 32, "positions beyond the last");
+#define ZIGZAG \
+    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48, \
+    41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, \
+    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63
+static const uint8_t places[] = {ZIGZAG, TIMES_32(63), ZIGZAG, TIMES_32(63)};
+_Static_assert(END_OF_BLOCK == LAST + 1 + 32, "positions beyond the last");
 
 static int advance(int symbol)
 {
     const int run = symbol >> 4;
     return symbol & 15 || run == 15 ? run + 1 : END_OF_BLOCK;
+}
+
+/* Find the symbol and length of a code; 0 and 0 if there is none. */
+static NOINLINE int search(const Codes *codes, uint64_t bits, int *length)
+{
+    const uint32_t first = (uint32_t)(bits >> (64 - LENGTHS));
+    for (int k = 1; k <= LENGTHS; k++)
+        if (first < codes->limits[k]) {
+            *length = k;
+            return codes->symbols[(int)(first >> (LENGTHS - k)) + codes->firsts[k]];
+        }
+    return *length = 0;
+}
+
+/* The number of 63 - `shift` bits whose highest bit is the highest of `bits`: ITU T.81, F.2.2.1. */
+static INLINE int value(uint64_t bits, unsigned shift)
+{
+    const uint64_t negative = (uint64_t)((int64_t)~bits >> 63);
+    return (int)(((bits ^ negative) >> 1 >> shift ^ negative) - negative);
+}
+
+/* A code that is found by the next bits. Length 0: search. */
+typedef struct {
+    uint8_t length, symbol;
+} Code;
+
+/* Find the code at the beginning of the last `count` of some bits; of length 0 if it has more. */
+static Code find(const Code *codes, uint32_t bits, int count)
+{
+    if (count > 0) {
+        const Code code = codes[bits << (ENTROPY_LOOKUP - count) & ((1 << ENTROPY_LOOKUP) - 1)];
+        if (code.length <= count)
+            return code;
+    }
+    return (Code){0, 0};
+}
+
+/* Make an entry of a code whose value `more` bits follow, with -1 for a first coefficient. */
+static uint64_t pair_of(const Code *codes, Code code, uint32_t more, int count)
+{
+    uint64_t first = FIRST(0, 1);
+    int before = code.length, size = code.symbol & 15, by = advance(code.symbol);
+    if (by == END_OF_BLOCK)
+        return first | SECOND(before, 0, 0, 1 + END_OF_BLOCK);
+    Code next = find(codes, more, count);
+    if (next.length && advance(next.symbol) != END_OF_BLOCK) {
+        first = FIRST(-1, by);
+        before += size + next.length;
+        size = next.symbol & 15;
+        by += advance(next.symbol);
+        count -= next.length + size;
+        next = find(codes, more, count);
+    }
+    if (next.length && advance(next.symbol) == END_OF_BLOCK)
+        return first | SECOND(before + size + next.length, before, size, by + END_OF_BLOCK);
+    return first | SECOND(before + size, before, size, by);
+}
+
+static void build_pairs(uint64_t *pairs, const Code *codes)
+{
+    for (uint64_t *at = pairs; at < pairs + (1 << ENTROPY_LOOKUP);) {
+        const Code code = codes[at - pairs];
+        if (!code.length) {
+            *at++ = 0;
+            continue;
+        }
+        /* The entries of one value, and from these the entries of all. */
+        const int size = code.symbol & 15, left = ENTROPY_LOOKUP - code.length;
+        const int count = left > size ? left - size : 0;
+        for (uint32_t more = 0; more < 1u << count; more++)
+            at[more] = pair_of(codes, code, more, count);
+        for (int bits = (1 << (left - count)) - 1; bits >= 0; bits--) {
+            const int first = value((uint64_t)bits << 1 << (63 - size), (unsigned)(63 - size));
+            const uint64_t mask = FIRST(first, 0) | ~FIRST(-1, 0);
+            for (int more = 0; more < 1 << count; more++)
+                at[(bits << count) + more] = at[more] & mask;
+        }
+        at += 1 << left;
+    }
 }
 
 /* Build a table, unless it is the one built before. Return 0 if it is invalid. */
@@ -56,7 +150,7 @@ static int build(Codes *codes, const uint8_t *table, int is_dc)
     codes->built = 0;
     memcpy(codes->counts, counts, 17);
     memcpy(codes->symbols, symbols, 256);
-    memset(codes->found, 0, sizeof codes->found);
+    Code found[1 << ENTROPY_LOOKUP] = {{0, 0}};
     uint32_t code = 0;
     int place = 0;
     for (int length = 1; length <= LENGTHS; length++, code <<= 1) {
@@ -67,15 +161,19 @@ static int build(Codes *codes, const uint8_t *table, int is_dc)
             const int symbol = symbols[place++], size = is_dc ? symbol : symbol & 15;
             if (size > 15)
                 return 0;
-            if (length <= ENTROPY_LOOKUP) {
-                const uint16_t entry = ENTRY(length + size, size, advance(symbol));
+            if (length <= ENTROPY_LOOKUP && size <= MAX_SIZE) {
                 const int free = ENTROPY_LOOKUP - length;
                 for (uint32_t more = 0; more < 1u << free; more++)
-                    codes->found[(code << free) + more] = entry;
+                    found[(code << free) + more] = (Code){(uint8_t)length, (uint8_t)symbol};
             }
         }
         codes->limits[length] = code << (LENGTHS - length);
     }
+    if (!is_dc)
+        build_pairs(codes->pairs, found);
+    else
+        for (int k = 0; k < 1 << ENTROPY_LOOKUP; k++)
+            codes->found[k] = ENTRY(found[k].length + found[k].symbol, found[k].symbol);
     return codes->built = 1;
 }
 
@@ -122,7 +220,7 @@ int entropy_ended(Entropy *self)
         return !self->broken;
     if (!self->stopped)
         fill(self);
-    return self->stopped && (self->copy + self->filled - self->next) * 8 + self->ahead < 8;
+    return self->stopped && (self->copy + self->filled - self->next) * 8 + (int)self->ahead < 8;
 }
 
 /* Go to a later segment. Return True if this one ended well and restart markers are in order. */
@@ -179,59 +277,35 @@ static INLINE uint64_t eight(const uint8_t *b)
         | (uint64_t)b[4] << 24 | (uint64_t)b[5] << 16 | (uint64_t)b[6] << 8 | b[7];
 }
 
-/* Find the symbol and length of a code that is too long to be looked up; 0 and 0 if there is none. */
-static NOINLINE int search(const Codes *codes, uint64_t bits, int *length)
-{
-    const uint32_t first = (uint32_t)(bits >> (64 - LENGTHS));
-    for (int k = ENTROPY_LOOKUP + 1; k <= LENGTHS; k++)
-        if (first < codes->limits[k]) {
-            *length = k;
-            return codes->symbols[(int)(first >> (LENGTHS - k)) + codes->firsts[k]];
-        }
-    return *length = 0;
-}
-
-/* The number whose highest bit is the highest of `bits`: ITU T.81, F.2.2.1. */
-static INLINE int value(uint64_t bits, int size)
-{
-    const int negative = (int)((int64_t)~bits >> 63);
-    return (int)(bits >> 1 >> (63 - size)) + (negative & (1 - (1 << size)));
-}
-
-/* Read up to 56 to 63 bits: two codes that are looked up with their values, or one of these and a
-long one. */
+/* Read up to 56 to 63 bits: a code that is searched with its value, or two lookups and the bits of a
+third. */
 #define READ_AHEAD() \
     do { \
         bits |= eight(next) >> ahead; \
         next += (63 - ahead) >> 3; \
         ahead |= 56; \
     } while (0)
+_Static_assert(2 * (ENTROPY_LOOKUP + MAX_SIZE) + ENTROPY_LOOKUP <= 56, "bits of two lookups");
 #define PASS(count) \
     do { \
         bits <<= (count); \
-        ahead -= (count); \
+        ahead -= (unsigned)(count); \
     } while (0)
-#define AC() \
-    do { \
-        const uint16_t entry = ac->found[bits >> (64 - ENTROPY_LOOKUP)]; \
-        if (LIKELY(entry != 0)) { \
-            k += ADVANCE(entry); \
-            if (wanted) \
-                block[places[k]] = (int16_t)value( \
-                    bits << (LENGTH(entry) - SIZE(entry)), SIZE(entry)); \
-            PASS(LENGTH(entry)); \
-        } else { \
-            int length; \
-            const int symbol = search(ac, bits, &length), size = symbol & 15; \
-            self->broken |= !length; \
-            PASS(length); \
-            k += advance(symbol); \
-            if (wanted) \
-                block[places[k]] = (int16_t)value(bits, size); \
-            PASS(size); \
-            READ_AHEAD(); \
-        } \
-    } while (0)
+/* Leave the loop if the block ends, or it cannot be said without a search. */
+#define LOOK_UP(and_then) \
+    pair = ac->pairs[bits >> (64 - ENTROPY_LOOKUP)]; \
+    and_then; \
+    if (!LIKELY(pair != 0)) \
+        break; \
+    if (wanted) { \
+        block[places[k + FIRST_ADVANCE(pair)]] = FIRST_VALUE(pair); \
+        block[places[k + SECOND_ADVANCE(pair)]] = (int16_t)value( \
+            bits << SECOND_BEFORE(pair), SECOND_SHIFT(pair)); \
+    } \
+    k += SECOND_ADVANCE(pair); \
+    if (k >= LAST) \
+        break; \
+    PASS(BITS(pair))
 
 /* Decode the next MCU into blocks, or skip it if they are not `wanted`. */
 static INLINE void decode_one(
@@ -241,32 +315,50 @@ static INLINE void decode_one(
         fill(self);
     const uint8_t *next = self->next;
     uint64_t bits = self->bits;
-    int ahead = self->ahead;
+    unsigned ahead = self->ahead;
+    READ_AHEAD();
     for (int b = 0; b < self->blocks; b++) {
         int16_t *const block = wanted ? blocks[b] : NULL;
         const Codes *const dc = self->of[b].dc, *const ac = self->of[b].ac;
-        READ_AHEAD();
         uint16_t entry = dc->found[bits >> (64 - ENTROPY_LOOKUP)];
+        READ_AHEAD();
         if (!LIKELY(entry != 0)) {
             int length;
             const int size = search(dc, bits, &length);
             self->broken |= !length;
             PASS(length);
-            entry = ENTRY(size, size, 0);
+            entry = ENTRY(size, size);
         }
         int *const last_dc = &self->last_dc[self->of[b].component];
-        const int more = value(bits << (LENGTH(entry) - SIZE(entry)), SIZE(entry));
+        const int more = value(
+            bits << (LENGTH(entry) - SIZE(entry)), 63u - SIZE(entry));
         *last_dc = (int)((unsigned)*last_dc + (unsigned)more); /* sums of invalid files may overflow */
         PASS(LENGTH(entry));
         if (wanted)
             block[0] = (int16_t)*last_dc;
-        int k = 0;
+        uint64_t pair, k = 0;
         for (;;) {
-            READ_AHEAD();
-            AC();
-            if (k >= LAST)
+            for (;;) {
+                LOOK_UP(READ_AHEAD());
+                LOOK_UP((void)0);
+            }
+            if (k == LAST || (k >= END_OF_BLOCK && k < END_OF_BLOCK + LAST)) {
+                PASS(BITS(pair));
                 break;
-            AC();
+            }
+            /* A code to be searched, or the block ends, or is too long, before the end of the pair:
+            then only the first coefficient is of this block. */
+            if (pair)
+                k -= SECOND_ADVANCE(pair);
+            READ_AHEAD();
+            int length;
+            const int symbol = search(ac, bits, &length), size = symbol & 15;
+            self->broken |= !length;
+            PASS(length);
+            k += (unsigned)advance(symbol);
+            if (wanted && k < END_OF_BLOCK)
+                block[places[k]] = (int16_t)value(bits, 63u - (unsigned)size);
+            PASS(size);
             if (k >= LAST)
                 break;
         }
@@ -276,7 +368,7 @@ static INLINE void decode_one(
     self->bits = bits;
     self->ahead = ahead;
     self->mcu++;
-    if (self->stopped && (self->copy + self->filled - next) * 8 + ahead < 0)
+    if (self->stopped && (self->copy + self->filled - next) * 8 + (int)ahead < 0)
         self->broken = 1; /* read beyond the end */
 }
 

@@ -18,7 +18,10 @@ enum {
 
 /* A Huffman table. */
 typedef struct {
-    uint16_t found[1 << ENTROPY_LOOKUP];
+    union {
+        uint16_t found[1 << ENTROPY_LOOKUP]; /* DC */
+        uint64_t pairs[1 << ENTROPY_LOOKUP]; /* AC */
+    };
     uint32_t limits[17]; /* by length: the first 16 bits that are beyond its codes */
     int firsts[17];      /* by length: index of its first symbol, less its first code */
     uint8_t counts[17], symbols[256]; /* as in libjpeg */
@@ -29,7 +32,7 @@ typedef struct {
     const uint8_t *source, *end; /* not yet copied */
     const uint8_t *next;         /* in `copy`: not yet read */
     uint64_t bits;               /* read ahead, from the highest bit on ... */
-    int ahead;                   /* ... their number; lower bits may be set too */
+    unsigned ahead;               /* ... their number; lower bits may be set too */
     size_t filled;               /* bytes of `copy` */
     int stopped;                 /* a marker, or the end, follows these */
     int broken;
