@@ -37,6 +37,7 @@ ROOMS = (
     "trace",
     "system",
     "private_names",
+    "text",
     "errors",
 )
 # Modules of the engine that run a torch Dataset or make tensors; worker pools are without them.

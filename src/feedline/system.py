@@ -306,7 +306,7 @@ def cacheable_memory_bytes() -> int:
 
 def unwritten(file: Path, needed: int, error: Exception) -> str:
     """Reason why a file cannot be written, with the bytes needed and the bytes free on its disk."""
-    from rich.filesize import decimal  # a worker needs none of it
+    from feedline.text import as_bytes
 
     why = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
     try:
@@ -315,7 +315,7 @@ def unwritten(file: Path, needed: int, error: Exception) -> str:
         return why
     if free < needed:
         why = "the disk is full"
-    return f"{why} (needed: about {decimal(needed)}, free: {decimal(free)})"
+    return f"{why} (needed: about {as_bytes(needed)}, free: {as_bytes(free)})"
 
 
 def _table(path: Path) -> dict[str, str]:

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 from command_line import Command, Ended
-from rich.filesize import decimal
 
 from feedline import ImageFolder
 from feedline.sources.manifest import read_manifest
+from feedline.text import as_bytes
 from processes import eventually
 from slow import slow
 
@@ -46,7 +46,7 @@ def test_build_prints_its_estimate_and_its_result(
     assert re.fullmatch(r"16 px JPEG q95: about [1-9][\d.]* kB", lines[0])
     assert re.fullmatch(r"24 px JPEG q95: about [1-9][\d.]* kB", lines[1])
     assert lines[2].startswith("16 images: about ")
-    level = f"16 px JPEG q95 {decimal(read_manifest(str(root)).levels[0].bytes)}"
+    level = f"16 px JPEG q95 {as_bytes(read_manifest(str(root)).levels[0].bytes)}"
     assert lines[3].startswith(f"{root}: 16 images, webdataset: {level}, ")
     assert "16 images" in lines[4]
     assert len(ImageFolder(root)) == 16

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from feedline.cli.progress import ProgressBar, TrainProgress
-from feedline.forecast.text import duration
+from feedline.text import as_seconds
 from feedline.trace.split import Totals
 from feedline.train.history import EpochRecord, TrainPosition
 from feedline.train.recipe import Recipe
@@ -88,7 +88,7 @@ def test_time_left_scales_unknown_sizes_by_their_pixels(
     shown.planned(recipe, images=1000, val_images=500, records=[])
     for epoch, left_s in ((1, 10 + 3 * 40 + 4 * 5), (2, 3 * 40 + 3 * 5), (4, 40 + 5)):
         shown.ended(replace(record, epoch=epoch), epochs=5)
-        assert capfd.readouterr().out.rstrip().endswith(f"  {duration(left_s)} left")
+        assert capfd.readouterr().out.rstrip().endswith(f"  {as_seconds(left_s)} left")
     shown.ended(replace(record, epoch=5), epochs=5)
     assert "left" not in capfd.readouterr().out
 
@@ -100,7 +100,7 @@ def test_validation_is_estimated_as_a_third_of_training_until_timed() -> None:
     now = replace(NOW, epoch=1, epochs=1, phase=1, phases=1, images=0)
     shown.stepped(now)
     shown.stepped(replace(now, images=10))
-    assert bar.end == f"{duration(90 * 0.1 + 90 * 0.1 / 3)} left"
+    assert bar.end == f"{as_seconds(90 * 0.1 + 90 * 0.1 / 3)} left"
 
 
 def test_the_bar_shows_the_time_left_over_all_phases() -> None:

@@ -120,7 +120,7 @@ def test_chart_shows_known_values_and_phases(tmp_path: Path) -> None:
     )
     assert [(mark.at, mark.label) for mark in chart.phases] == [(0, "64 px"), (50, "96 px")]
     assert [each.at for each in chart.epochs] == [12.5, 37.5, 62.5, 87.5]
-    assert [each.label for each in chart.times] == ["13.0 s", "26.0 s", "39.0 s", "52.0 s"]
+    assert [each.label for each in chart.times] == ["13 s", "26 s", "39 s", "52 s"]
     assert [(each.x, each.width) for each in size.bars] == [(0, 50), (50, 50)]
     assert rate.words == "Learning rate: 0.1 in epoch 1, 0.4 in 4."
     assert len(rate.lines[0].pieces) == 3
@@ -185,7 +185,7 @@ def test_page_shows_training_as_plots_text_and_table(tmp_path: Path) -> None:
     for kind in ("train", "val", "top1", "top5", "lr"):
         assert f'<g class="line-{kind}">' in html
     assert learned_table(facts).rows[0] == [
-        *("1", "64", "2", "2.5", "50.0%", "75.0%", "0.1", "13.0 s")
+        *("1", "64", "2", "2.5", "50.0%", "75.0%", "0.1", "13 s")
     ]
     assert build_report(recorded(), verdict(), [], "figures lack").notes[-1] == "figures lack"
 

@@ -166,7 +166,7 @@ def test_phases_are_marked_under_the_throughput() -> None:
     bars, marks, said = (line.plain for line in course_lines(course, BLOCKS, 31))
     assert bars == "images/s   ▄▄▄▄▄▄▄▄▄▄██████████"
     assert marks == "           ┬64 px    ┬128 px   "
-    assert said.endswith("highest 100 images/s, over 20.0 s")
+    assert said.endswith("highest 100 images/s, over 20 s")
 
 
 def test_long_table_is_truncated_with_a_note() -> None:

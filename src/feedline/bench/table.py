@@ -5,12 +5,10 @@ Guarantees: pure; every number in it was measured in the same run.
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Sequence
-
 from feedline.bench.result import BenchmarkResult, BenchmarkRow, Spread
+from feedline.text import format_table, plural, wrap_text
 
-__all__ = ["align_columns", "kilobytes", "notes", "table", "verdict", "wrap_text"]
+__all__ = ["kilobytes", "notes", "table", "verdict"]
 
 
 _SKIPPED_SHOWN = 3
@@ -19,8 +17,10 @@ _HEADS = ("", "images/s", "range", "per core", "x feedline", "first batch", "CPU
 
 def table(result: BenchmarkResult) -> str:
     """Format the rates, the cost of one image, the bottleneck and the left-out measurements."""
-    rates = align_columns([_HEADS, *(_cells(row, result) for row in result.rows)])
-    summary = wrap_text(" ".join(verdict(result)))
+    rates = format_table(
+        [_HEADS, *(_cells(row, result) for row in result.rows)], indent="", left=(0,)
+    )
+    summary = wrap_text(" ".join(verdict(result)), first="", following="")
     parts = [_headline(result), "", *rates, "", *_costs(result), "", *summary, *_remarks(result)]
     return "\n".join(parts)
 
@@ -31,12 +31,11 @@ def _headline(result: BenchmarkResult) -> str:
     images = f"{result.images} images"
     if len(survey.images) < result.images:
         images = f"{len(survey.images)} of {result.images} images"
-    count = result.workers
-    workers = "no workers" if count == 0 else f"{count} worker{'s' * (count != 1)}"
+    workers = plural(result.workers, "worker") if result.workers else "no workers"
     cores = result.machine["cores_usable"]
     return (
         f"{images}, {kilobytes(survey.file_bytes)}, {width}x{height} px, to {settings.size_px} "
-        f"px in batches of {settings.batch_size}; {workers}, {cores} core{'s' * (cores != 1)} "
+        f"px in batches of {settings.batch_size}; {workers}, {plural(cores, 'core')} "
         "usable"
     )
 
@@ -72,30 +71,11 @@ def _costs(result: BenchmarkResult) -> list[str]:
 
 def _remarks(result: BenchmarkResult) -> list[str]:
     left_out = [f"{each.what} left out: {each.reason}" for each in result.left_out]
-    lines = [line for each in [*left_out, *notes(result)] for line in wrap_text(each, indent="  ")]
+    lines = [line for each in [*left_out, *notes(result)] for line in wrap_text(each, first="")]
     if result.skipped:
         lines.append(f"unreadable images skipped: {len(result.skipped)}, for example")
         lines += [f"  {path}: {reason}" for path, reason in result.skipped[:_SKIPPED_SHOWN]]
     return ["", *lines] if lines else []
-
-
-_WIDTH = 100
-
-
-def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table, its first column aligned left and the others right."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-        for row in rows
-    ]
-
-
-def wrap_text(text: str, indent: str = "") -> list[str]:
-    """Lines of a paragraph; those after the first are indented."""
-    return textwrap.wrap(
-        text, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
 
 
 _MIN_GAIN = 1.1

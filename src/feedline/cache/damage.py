@@ -38,6 +38,7 @@ from feedline.sources.files import sync_names
 from feedline.sources.manifest import CacheIndex, Manifest, index_damage
 from feedline.sources.remote_cache import open_location
 from feedline.system import write_through
+from feedline.text import plural
 
 __all__ = [
     "BrokenSamples",
@@ -117,7 +118,7 @@ class Verification:
         files = len(self.index) + len(self.files)
         parts = (
             count_copies(len(self.damaged), "damaged ") * bool(self.damaged),
-            f"{files} damaged file{'s' * (files > 1)}" * bool(files),
+            plural(files, "damaged file") * bool(files),
         )
         return ", ".join(filter(None, parts)) or "nothing is damaged"
 

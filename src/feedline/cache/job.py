@@ -25,7 +25,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import xxhash
-from rich.filesize import decimal
 
 from feedline import __version__
 from feedline.cache.destination import Destination
@@ -59,6 +58,7 @@ from feedline.sources.manifest import (
 )
 from feedline.sources.owned_files import refuse_link, remove_files, remove_owned
 from feedline.system import write_through
+from feedline.text import as_bytes
 
 __all__ = [
     "BuildCallback",
@@ -211,17 +211,17 @@ class CacheJob:
             return
         if is_local:
             each = zip(spec.levels, needed_by, strict=True)
-            sizes = ", ".join(f"{level} {decimal(size)}" for level, size in each)
-            need, place = f"the cache needs about {decimal(round(needed))} ({sizes})", spec.root
+            sizes = ", ".join(f"{level} {as_bytes(size)}" for level, size in each)
+            need, place = f"the cache needs about {as_bytes(needed)} ({sizes})", spec.root
             hint = (
                 "use fewer or smaller sizes, a lower quality, JPEG instead of raw, or another disk"
             )
         else:
             need = f"{parallel} shards of each size, built in parallel before they are uploaded, "
-            need += f"need about {decimal(round(needed))}"
+            need += f"need about {as_bytes(needed)}"
             place = tempfile.gettempdir()
             hint = "set $TMPDIR to another folder, or use fewer workers"
-        raise ResourceError(f"{need}, but {place!r} has only {decimal(free)} free", hint=hint)
+        raise ResourceError(f"{need}, but {place!r} has only {as_bytes(free)} free", hint=hint)
 
     def build_shards(
         self,

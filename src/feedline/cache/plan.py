@@ -17,21 +17,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.filesize import decimal
-
 from feedline.cache.rates import RateCallback, RateKey, measure_copies, serving_level
 from feedline.cache.source import open_source
 from feedline.cache.spec import Spec, estimate, make_levels
-from feedline.diagnose.finding import count
 from feedline.engine.defaults import worker_count
 from feedline.errors import UsageError, hide_secrets
-from feedline.forecast.text import align_columns, duration, wrap_text
 from feedline.images.crops import Transform, wanted_side
 from feedline.images.rows import check_transform
 from feedline.order.schedule import Phase, Schedule
 from feedline.sources.manifest import Level
 from feedline.sources.remote_filesystem import is_url
 from feedline.system import cacheable_memory_bytes
+from feedline.text import as_bytes, as_seconds, format_table, plural, wrap_text
 
 __all__ = ["CacheChoice", "CachePlan", "build_command", "plan_cache", "recommend"]
 
@@ -147,25 +144,25 @@ class CachePlan:
         ]
         for choice in (self.originals, *self.choices):
             rates = [f"{choice.images_per_s[size]:.0f}" for size in sizes]
-            build = duration(choice.build_s) if choice.levels else "-"
+            build = as_seconds(choice.build_s) if choice.levels else "-"
             mark = "recommended" if choice is self.recommended else ""
-            size = _size(choice.bytes) if choice.bytes else "-"
+            size = as_bytes(choice.bytes) if choice.bytes else "-"
             ratio = "-" if choice.side_ratio is None else f"{choice.side_ratio:.2f}"
-            rows.append([str(choice), *rates, duration(choice.load_s), size, build, ratio, mark])
-        workers = count(self.workers, "worker") if self.workers else "no workers"
+            rows.append([str(choice), *rates, as_seconds(choice.load_s), size, build, ratio, mark])
+        workers = plural(self.workers, "worker") if self.workers else "no workers"
         limits = (
-            f"Assumed: {_size(self.limits['disk_bytes'])} of disk for a cache, "
-            f"{_size(self.limits['memory_bytes'])} of memory for its files, "
-            f"{_size(self.limits['disk_bytes_per_s'])}/s from and to the disk."
+            f"Assumed: {as_bytes(self.limits['disk_bytes'])} of disk for a cache, "
+            f"{as_bytes(self.limits['memory_bytes'])} of memory for its files, "
+            f"{as_bytes(self.limits['disk_bytes_per_s'])}/s from and to the disk."
         )
         if self.skipped:
             name, why = self.skipped[0]
-            limits += f" Skipped {count(len(self.skipped), 'broken image')}; first: {name}: {why}"
+            limits += f" Skipped {plural(len(self.skipped), 'broken image')}; first: {name}: {why}"
         return "\n".join(
             [
-                f"{count(self.images, 'image')} for {self.schedule} with {workers}: images/s, "
+                f"{plural(self.images, 'image')} for {self.schedule} with {workers}: images/s, "
                 f"measured on {self.images_measured}",
-                *align_columns(rows),
+                *format_table(rows),
                 *wrap_text(self.reason),
                 *([f"\n{self.command}\n"] if self.command else []),
                 *wrap_text(_QUALITY),
@@ -308,13 +305,13 @@ def recommend(
 
     Of choices that are equally fast within 5% it is the one with the fewest bytes.
     """
-    budget, schedule = _size(limits["disk_bytes"]), f"these {count(epochs, 'epoch')}"
+    budget, schedule = as_bytes(limits["disk_bytes"]), f"these {plural(epochs, 'epoch')}"
     fitting = [choice for choice in choices if choice.bytes <= limits["disk_bytes"]]
     if not fitting:
         smallest = min(choices, key=lambda choice: choice.bytes)
         return None, (
             f"No choice fits into {budget}: the smallest, {smallest}, needs "
-            f"{_size(smallest.bytes)}."
+            f"{as_bytes(smallest.bytes)}."
         )
     fastest = min(choice.load_s for choice in fitting)
     equal = [choice for choice in fitting if choice.load_s <= _EQUAL * fastest]
@@ -322,30 +319,28 @@ def recommend(
     if originals.load_s < _WORTH_IT * best.load_s:
         return None, (
             f"A cache is not worth it: the originals load {schedule} in "
-            f"{duration(originals.load_s)}, the best choice within {budget}, {best}, in "
-            f"{duration(best.load_s)}."
+            f"{as_seconds(originals.load_s)}, the best choice within {budget}, {best}, in "
+            f"{as_seconds(best.load_s)}."
         )
     saved_s = originals.load_s - best.load_s
     paid = (
-        f"which pays off after {count(math.ceil(epochs * best.build_s / saved_s), 'epoch')}"
+        f"which pays off after {plural(math.ceil(epochs * best.build_s / saved_s), 'epoch')}"
         if saved_s >= best.build_s
         else f"longer than it saves in {schedule}: build it for several runs"
     )
     reason = (
-        f"It loads {schedule} in {duration(best.load_s)}, {originals.load_s / best.load_s:.1f} "
-        f"times as fast as the originals, and needs {_size(best.bytes)}. Building it takes about "
-        f"{duration(best.build_s)}, {paid}."
+        f"It loads {schedule} in {as_seconds(best.load_s)}, {originals.load_s / best.load_s:.1f} "
+        f"times as fast as the originals, and needs {as_bytes(best.bytes)}. Building it takes "
+        "about "
+        f"{as_seconds(best.build_s)}, {paid}."
     )
     if best.disk_bytes_per_s:
         reason += (
-            f" It does not fit into {_size(limits['memory_bytes'])} of memory: loading reads up to "
-            f"{_size(best.disk_bytes_per_s)}/s from the disk."
+            f" It does not fit into {as_bytes(limits['memory_bytes'])} of memory: loading "
+            "reads up to "
+            f"{as_bytes(best.disk_bytes_per_s)}/s from the disk."
         )
     return best, reason
-
-
-def _size(size_bytes: float) -> str:
-    return decimal(round(size_bytes))
 
 
 def _required_sides(schedule: Schedule, crop: Transform) -> dict[int, int]:

@@ -22,7 +22,6 @@ from statistics import mean, median
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from rich.filesize import decimal
 
 from feedline.cache.build import build_cache
 from feedline.cache.source import CacheSource
@@ -34,6 +33,7 @@ from feedline.sources.cache_formats import cache_format
 from feedline.sources.manifest import Level, Manifest, load_entries
 from feedline.sources.remote_cache import open_location
 from feedline.system import usable_cores
+from feedline.text import as_bytes
 
 __all__ = [
     "CacheInfo",
@@ -187,8 +187,8 @@ def copy_originals(
     free = shutil.disk_usage(root.parent).free
     if free < 2 * _MAX_SAMPLE_BYTES:
         raise ResourceError(
-            f"measuring copies needs {decimal(2 * _MAX_SAMPLE_BYTES)} in "
-            f"{tempfile.gettempdir()!r}, which has only {decimal(free)} free",
+            f"measuring copies needs {as_bytes(2 * _MAX_SAMPLE_BYTES)} in "
+            f"{tempfile.gettempdir()!r}, which has only {as_bytes(free)} free",
             hint="set $TMPDIR to another folder",
         )
     folder.mkdir(parents=True)

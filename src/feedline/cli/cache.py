@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.filesize import decimal
 
 from feedline.cli import options
 from feedline.cli.output import complain, echo, echo_text, use_folder, write_json
 from feedline.errors import hide_secrets
+from feedline.text import as_bytes
 
 if TYPE_CHECKING:
     from feedline.sources.manifest import Manifest
@@ -145,7 +145,7 @@ def _make(
         raise typer.Exit(_INTERRUPTED) from None
     seconds = time.monotonic() - started
     rate = progress.new_images / seconds
-    levels = ", ".join(f"{level} {decimal(level.bytes)}" for level in manifest.levels)
+    levels = ", ".join(f"{level} {as_bytes(level.bytes)}" for level in manifest.levels)
     echo(f"{cache}: {manifest.samples} images, {manifest.format}: {levels}")
     if progress.new_images:
         echo(f"wrote {progress.new_images} images in {seconds:.1f} s, {rate:.0f} images/s")
@@ -258,7 +258,9 @@ def info(
             if each.images_per_s is None
             else f"; training at {each.crop_px} px loads {each.images_per_s:.0f} images/s"
         )
-        echo(f"{each.level}: {decimal(each.bytes)}, {each.image_bytes / 1e3:.1f} kB an image{rate}")
+        echo(
+            f"{each.level}: {as_bytes(each.bytes)}, {each.image_bytes / 1e3:.1f} kB an image{rate}"
+        )
     described = _manifest_json(cache, manifest)
     for level, each in zip(described["levels"], known.levels, strict=True):
         level |= {

@@ -16,7 +16,7 @@ import typer
 from feedline.cli import options
 from feedline.cli.output import complain, echo, print_line, use_folder, write_json
 from feedline.errors import UsageError
-from feedline.forecast.text import align_columns
+from feedline.text import format_table
 
 if TYPE_CHECKING:
     from feedline.doctor.check import CheckResult
@@ -115,7 +115,7 @@ def _print_check(check: CheckResult, width: int) -> None:
 
 def _print_settings(settings: tuple[StartingSetting, ...]) -> None:
     rows = [(setting.name, str(setting.value), setting.reason) for setting in settings]
-    echo("", "Settings to start with on this machine:", *align_columns(rows), "")
+    echo("", "Settings to start with on this machine:", *format_table(rows), "")
 
 
 def _verify(folder: str, workers: int | str, json: Path | None) -> None:

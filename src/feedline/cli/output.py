@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from feedline.report.figures import printable
+from feedline.text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
-from rich.filesize import decimal
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -26,8 +25,7 @@ from rich.progress import (
 )
 
 from feedline.cli.output import echo
-from feedline.forecast.text import duration
-from feedline.report.figures import printable
+from feedline.text import as_bytes, as_seconds, printable
 
 if TYPE_CHECKING:
     from feedline.cache.job import BuildState
@@ -147,11 +145,13 @@ class BuildProgress:
     def _announce(self, state: BuildState) -> None:
         estimate = state.estimate
         for level, size in zip(estimate.levels, estimate.level_bytes, strict=True):
-            self._bar.note(f"{level}: about {decimal(round(size))}")
+            self._bar.note(f"{level}: about {as_bytes(size)}")
         left = estimate.images - state.images
         seconds = estimate.seconds * left / estimate.images / state.processes
         before = f", {state.images} already done" if state.images else ""
-        self._bar.note(f"{estimate.images} images{before}: about {duration(max(1, seconds))} left")
+        self._bar.note(
+            f"{estimate.images} images{before}: about {as_seconds(max(1, seconds))} left"
+        )
 
 
 def _scaled(costs: Mapping[int, float], size: int) -> float:
@@ -230,7 +230,7 @@ class TrainProgress(TrainReport):
             val_size = phase.val_image_size or phase.size
             val_costs = self._val_costs or {k: _FORWARD * s for k, s in self._costs.items()}
             left_s += self._val_images * _scaled(val_costs, val_size)
-        return f"{duration(left_s)} left" if left_s else ""
+        return f"{as_seconds(left_s)} left" if left_s else ""
 
     def begin(self, now: TrainPosition) -> None:
         """Show a new epoch."""

@@ -13,6 +13,7 @@ from feedline.cli.output import complain, echo, echo_text, write_json, write_tex
 from feedline.cli.what_if import check_changes, parse_changes, predict_changes
 from feedline.errors import UsageError
 from feedline.order.schedule import Schedule
+from feedline.text import plural
 from feedline.tuning.arguments import check_budget, check_step_ms
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def _run(search: TuneSearch) -> TuningResult:
 
         def on_trial(size: int | None, trial: LoaderTrial) -> None:
             where = f"{size} px: " if size else ""
-            workers = f"{trial.workers} worker{'s' * (trial.workers > 1)}"
+            workers = plural(trial.workers, "worker")
             bar.update(what=f"{where}{workers}, {trial.steps_per_s:.1f} steps/s")
 
         return search.run(on_trial)
@@ -198,7 +199,7 @@ def _status(found: TuningResult, source: str) -> int:
         echo_text(found.failure.traceback, err=True)
         trials = sum(len(phase.trials) for phase in found.phases)
         complain(
-            f"{source}: {found.failure.summary} (after {trials} trial{'s' * (trials != 1)})",
+            f"{source}: {found.failure.summary} (after {plural(trials, 'trial')})",
             "error",
         )
         return _FAILED

@@ -7,12 +7,13 @@ recommendation asks for more workers than there are cores, and none predicts a l
 from __future__ import annotations
 
 from feedline.diagnose.facts import RunFacts, summarise_run
-from feedline.diagnose.finding import Bound, Diagnosis, Finding, Thresholds, UpperBound, ms, percent
+from feedline.diagnose.finding import Bound, Diagnosis, Finding, Thresholds, UpperBound
 from feedline.diagnose.gains import compute_bound_ms
 from feedline.diagnose.lanes import WorkerLanes
 from feedline.diagnose.phases import LEAST_MS, epochs_of, split_of
 from feedline.diagnose.rules.all_rules import find_causes
 from feedline.diagnose.rules.step import compute_bound, inconclusive
+from feedline.text import as_ms, as_share
 from feedline.trace.run import Run
 
 __all__ = ["diagnose"]
@@ -72,12 +73,12 @@ def _unexplained_finding(facts: RunFacts) -> Finding:
             "their workers report stage timings."
         )
     else:
-        why = f"workers are busy {percent(lanes.busy)} of the time; {ms(lanes.own_ms)} a batch"
+        why = f"workers are busy {as_share(lanes.busy)} of the time; {as_ms(lanes.own_ms)} a batch"
         fix = "Record a longer run on an idle machine, and look at the timeline of a few steps."
     return Finding(
         rule="inconclusive",
         cause="Steps wait for their batches, and the measurements do not show why.",
-        evidence=f"a step waits {ms(facts.wait_ms)} of {ms(facts.step_ms)}; {why}"
+        evidence=f"a step waits {as_ms(facts.wait_ms)} of {as_ms(facts.step_ms)}; {why}"
         + "".join(f"; {note}" for note in facts.notes[:3]),
         fix=fix,
     )

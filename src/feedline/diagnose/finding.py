@@ -1,9 +1,11 @@
-"""Findings and diagnosis of a run, and the format of their figures."""
+"""Findings and diagnosis of a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
+
+from feedline.text import finite
 
 __all__ = [
     "Bound",
@@ -13,10 +15,7 @@ __all__ = [
     "PhaseSplit",
     "Thresholds",
     "UpperBound",
-    "count",
-    "ms",
-    "percent",
-    "size",
+    "as_gain",
 ]
 
 
@@ -160,30 +159,8 @@ class Diagnosis:
     findings: list[Finding] = field(default_factory=list)
 
 
-def ms(value: float) -> str:
-    """Format a time given in milliseconds."""
-    if value >= 10_000:
-        return f"{value / 1000:.1f} s"
-    if value >= 100:
-        return f"{value:.0f} ms"
-    return f"{value:.1f} ms" if value >= 1 else f"{value:.2f} ms"
-
-
-def percent(share: float) -> str:
-    """Format a share given from 0 to 1."""
-    return f"{100 * share:.0f}%" if share >= 0.02 else f"{100 * share:.1f}%"
-
-
-def size(value: float) -> str:
-    """Format a number of bytes."""
-    for unit in ("bytes", "KB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit != "MB" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"
-
-
-def count(number: int, noun: str) -> str:
-    """Format a number with its noun, singular or plural."""
-    many = "es" if noun.endswith(("tch", "s")) else "s"
-    return f"{number:,} {noun}" + ("" if number == 1 else many)
+def as_gain(gain: Gain | None) -> str:
+    """Format the gain of a fix, with its interval."""
+    if gain is None or finite(gain.predicted) is None:
+        return "not predicted"
+    return f"{gain.predicted:.2f}x as fast ({gain.low:.2f} to {gain.high:.2f})"

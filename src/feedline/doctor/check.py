@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from feedline.report.figures import printable
+from feedline.text import printable
 
 __all__ = [
     "DEADLINE_S",

@@ -12,11 +12,11 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from rich.filesize import decimal
 
 from feedline.doctor.check import CheckResult
 from feedline.doctor.gpus import PcieLink, read_link
 from feedline.doctor.memory import BATCH_ROWS, IMAGE_PX, slot_bytes
+from feedline.text import as_bytes
 
 __all__ = ["CopyRate", "check_copies", "measure_copies", "measure_copy_rate", "skip_copies"]
 
@@ -108,7 +108,7 @@ def _link_bytes_per_s(link: PcieLink) -> float | None:
 
 
 def _per_s(rate: float) -> str:
-    return f"{decimal(round(rate))}/s"
+    return f"{as_bytes(rate)}/s"
 
 
 def _whole(rate: float | None) -> int | None:

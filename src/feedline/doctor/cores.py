@@ -13,13 +13,14 @@ from feedline.doctor.software import package_version
 from feedline.engine.defaults import default_start_method
 from feedline.engine.process import THREAD_SETTINGS
 from feedline.system import CoreLimits, cpu_model
+from feedline.text import plural
 
 __all__ = ["check_cores", "check_opencv", "check_openmp", "check_start_method", "describe_cores"]
 
 
 def describe_cores(limits: CoreLimits) -> str:
     """Describe the limits of the cores."""
-    parts = [f"{limits.machine} core{'s' * (limits.machine != 1)} in the machine"]
+    parts = [f"{plural(limits.machine, 'core')} in the machine"]
     if limits.affinity != limits.machine:
         parts.append(f"{limits.affinity} by affinity")
     if limits.quota < math.inf:
@@ -127,7 +128,7 @@ def check_openmp(limits: CoreLimits, environ: Mapping[str, str]) -> CheckResult:
         status = "warn"
         line = f"OMP_NUM_THREADS={given!r} is not a number of threads: it is ignored"
     else:
-        line = f"OMP_NUM_THREADS={threads}, {usable} core{'s' * (usable != 1)} usable"
+        line = f"OMP_NUM_THREADS={threads}, {plural(usable, 'core')} usable"
         status = "warn" if threads > usable else "ok" if threads == usable else "note"
     fix = f"export OMP_NUM_THREADS={usable}" if status == "warn" else ""
     return CheckResult(id="omp-threads", status=status, summary=line, details=details, fix=fix)

@@ -7,14 +7,13 @@ import os
 import shlex
 from dataclasses import dataclass
 
-from rich.filesize import decimal
-
 from feedline.doctor.check import CheckResult
 from feedline.doctor.folder import FolderContents, FoundFile, scan_folder
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.manifest import Manifest, is_cache, read_manifest, repair_command
 from feedline.sources.remote_filesystem import is_url
+from feedline.text import as_bytes, plural
 
 __all__ = ["DataFolder", "inspect_data", "require_folder", "skip_data"]
 
@@ -104,7 +103,7 @@ def _cache(folder: str) -> DataFolder:
         )
         return DataFolder(check=check, sample=(), bytes=None, at_least=False, things="files")
     largest = max(manifest.levels, key=lambda level: level.bytes)
-    levels = ", ".join(f"{level} {decimal(level.bytes)}" for level in manifest.levels)
+    levels = ", ".join(f"{level} {as_bytes(level.bytes)}" for level in manifest.levels)
     details = {
         "kind": "cache",
         "finished": True,
@@ -201,11 +200,11 @@ def _describe(found: FolderContents, count: int, at_least: bool, total: int | No
     if not found.files:
         return "the folder is empty" if found.complete else "no file was found in time"
     about = "more than " if at_least else "" if found.complete else "about "
-    size = "" if total is None else f", {about}{decimal(total)}"
+    size = "" if total is None else f", {about}{as_bytes(total)}"
     if found.images:
-        line = f"{about}{count:,} image{'s' * (count != 1)}{size}"
+        line = f"{about}{plural(count, 'image')}{size}"
         if found.class_folders:
-            line += f", in {found.class_folders:,} folder{'s' * (found.class_folders != 1)}"
+            line += f", in {plural(found.class_folders, 'folder')}"
         return line + (" (the listing did not finish)" if at_least else "")
     common = ", ".join(
         f"{number:,} {ending or 'without an extension'}"

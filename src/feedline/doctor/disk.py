@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rich.filesize import decimal
-
 from feedline.doctor.check import CheckResult
 from feedline.doctor.data import DataFolder
 from feedline.doctor.mounts import Disk, DiskKind, find_disk
 from feedline.doctor.read_rate import ReadRate, measure_read_rate
+from feedline.text import as_bytes, plural
 
 __all__ = ["DECODED_BYTES_PER_S", "check_disk"]
 
@@ -115,12 +114,12 @@ def _read(data: DataFolder, rate: ReadRate | None, workers: int, fits: bool | No
         "read_from": rate.read_from,
         "cores_decode_bytes_per_s": round(workers * DECODED_BYTES_PER_S),
     }
-    line = f"{decimal(round(rate.bytes_per_s))}/s"
+    line = f"{as_bytes(rate.bytes_per_s)}/s"
     if rate.files_per_s is not None:
         line += f", {rate.files_per_s:,.0f} {data.things} a second,"
-    line += f" with {rate.readers} reader{'s' * (rate.readers != 1)}"
+    line += f" with {plural(rate.readers, 'reader')}"
     line += (
-        f" ({decimal(rate.bytes)} in {rate.seconds:.2f} s), "
+        f" ({as_bytes(rate.bytes)} in {rate.seconds:.2f} s), "
         + {
             "disk": "from the disk",
             "memory": "from memory",
@@ -134,7 +133,7 @@ def _read(data: DataFolder, rate: ReadRate | None, workers: int, fits: bool | No
     wanted = workers * DECODED_BYTES_PER_S
     if rate.bytes_per_s >= wanted:
         return CheckResult(id="read-rate", status="ok", summary=line, details=details)
-    line += f"; {workers} core{'s' * (workers != 1)} decode about {decimal(round(wanted))}/s"
+    line += f"; {plural(workers, 'core')} decode about {as_bytes(wanted)}/s"
     if fits or rate.bytes_per_s >= _CLEARLY * wanted:
         waits = "the first epoch may wait for it" if fits else "training may sometimes wait for it"
         return CheckResult(
@@ -156,8 +155,8 @@ def _page_cache(data: DataFolder, cacheable_bytes: int | None, fits: bool | None
     details = _cache_details(data, cacheable_bytes, fits)
     known = data.bytes is not None and cacheable_bytes is not None
     line = "" if not known else (
-        f"memory can hold {decimal(cacheable_bytes or 0)} of files; the data have {about}"
-        f"{decimal(data.bytes or 0)}"
+        f"memory can hold {as_bytes(cacheable_bytes or 0)} of files; the data have {about}"
+        f"{as_bytes(data.bytes or 0)}"
     )  # fmt: skip
     if fits is None:
         return CheckResult(

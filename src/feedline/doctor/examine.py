@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rich.filesize import decimal
-
 from feedline.doctor.check import CheckResult, run_checks, run_with_deadline
 from feedline.doctor.copies import check_copies, measure_copy_rate, skip_copies
 from feedline.doctor.cores import (
@@ -50,6 +48,7 @@ from feedline.engine.defaults import (
     default_start_method,
 )
 from feedline.system import CoreLimits, MemoryLimits, core_limits, memory_limits
+from feedline.text import as_bytes
 
 __all__ = ["CHECK_IDS", "DoctorReport", "StartingSetting", "examine", "suggest_settings"]
 
@@ -206,8 +205,8 @@ def suggest_settings(
     if workers < auto_workers(limits.usable):
         reason = (
             'initial value of num_workers="auto" for such batches: each worker uses up to '
-            f"{decimal(WORKER_BYTES)}; workers and batches together use at most half of the "
-            f"{decimal(available_bytes or 0)} available; at least one worker"
+            f"{as_bytes(WORKER_BYTES)}; workers and batches together use at most half of the "
+            f"{as_bytes(available_bytes or 0)} available; at least one worker"
         )
     yield StartingSetting(name="num_workers", value=workers, reason=reason)
     yield StartingSetting(
@@ -218,9 +217,9 @@ def suggest_settings(
     )
     yield StartingSetting(
         name="batch memory",
-        value=decimal(slots_bytes),
+        value=as_bytes(slots_bytes),
         reason=f"{BATCH_SLOTS} batches of {BATCH_ROWS} images at {IMAGE_PX} px, uint8 "
-        f"({decimal(slot_bytes())} each): prefetched ones, and the one in use",
+        f"({as_bytes(slot_bytes())} each): prefetched ones, and the one in use",
     )
     yield StartingSetting(
         name="start_method",

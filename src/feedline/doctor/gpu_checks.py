@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.filesize import decimal
-
 from feedline.doctor.check import CheckResult
 from feedline.doctor.gpus import Gpu, Gpus, read_link
+from feedline.text import as_bytes
 
 __all__ = ["TorchBuild", "check_gpu", "check_torch", "read_torch_build", "supports_gpus"]
 
@@ -104,7 +103,7 @@ def _gpu(found: Gpus, visible: str | None) -> CheckResult:
 def _describe_gpu(gpu: Gpu) -> str:
     if gpu.memory_bytes is None or gpu.free_bytes is None:
         return gpu.name
-    return f"{gpu.name}, {decimal(gpu.free_bytes)} of {decimal(gpu.memory_bytes)} free"
+    return f"{gpu.name}, {as_bytes(gpu.free_bytes)} of {as_bytes(gpu.memory_bytes)} free"
 
 
 def _driver(found: Gpus, build: TorchBuild | None) -> CheckResult:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rich.filesize import decimal
-
 from feedline.doctor.check import CheckResult, Status
 from feedline.engine.buffers import batch_bytes
 from feedline.engine.defaults import DEFAULT_PREFETCH, default_start_method, slots_for
 from feedline.engine.start_pool import pool_bytes
 from feedline.order.batch_spec import Field
 from feedline.system import MemoryLimits
+from feedline.text import as_bytes, plural
 
 __all__ = [
     "BATCH_ROWS",
@@ -34,13 +33,12 @@ def check_memory(limits: MemoryLimits, workers: int) -> CheckResult:
     """
     needed = pool_bytes(workers, BATCH_SLOTS * slot_bytes())
     loader = (
-        f"a loader of {workers} worker{'s' * (workers != 1)} with batches of {BATCH_ROWS} at "
-        f"{IMAGE_PX} px"
+        f"a loader of {plural(workers, 'worker')} with batches of {BATCH_ROWS} at {IMAGE_PX} px"
     )
-    line = f"{decimal(limits.machine)} in the machine"
+    line = f"{as_bytes(limits.machine)} in the machine"
     if limits.limit is not None:
-        line += f", limit of the cgroup {decimal(limits.limit)}"
-    line += f": {decimal(limits.available)} available"
+        line += f", limit of the cgroup {as_bytes(limits.limit)}"
+    line += f": {as_bytes(limits.available)} available"
     details = {
         "machine_bytes": limits.machine,
         "cgroup_limit_bytes": limits.limit,
@@ -52,7 +50,7 @@ def check_memory(limits: MemoryLimits, workers: int) -> CheckResult:
         return CheckResult(
             id="memory",
             status="fail",
-            summary=f"{line}, but {loader} needs {decimal(needed)}",
+            summary=f"{line}, but {loader} needs {as_bytes(needed)}",
             details=details,
             fix="use fewer workers or smaller batches, stop other programs, or raise the limit "
             "(docker run --memory, sbatch --mem)",
@@ -60,7 +58,7 @@ def check_memory(limits: MemoryLimits, workers: int) -> CheckResult:
     return CheckResult(
         id="memory",
         status="ok" if limits.limit is None else "note",
-        summary=f"{line}; {loader} needs {decimal(needed)}",
+        summary=f"{line}; {loader} needs {as_bytes(needed)}",
         details=details,
     )
 
@@ -99,8 +97,8 @@ def check_shared_memory(workers: int, folder: Path = Path("/dev/shm")) -> CheckR
         "feedline_needs_it": own,
     }
     torchs = (
-        f"torch's DataLoader with {workers} worker{'s' * (workers != 1)} and batches of "
-        f"{BATCH_ROWS} float32 at {IMAGE_PX} px needs {decimal(needed)} of it"
+        f"torch's DataLoader with {plural(workers, 'worker')} and batches of "
+        f"{BATCH_ROWS} float32 at {IMAGE_PX} px needs {as_bytes(needed)} of it"
     )
     feedlines = "feedline's spawned workers need it, too" if own else "feedline's workers need none"
     try:
@@ -116,7 +114,7 @@ def check_shared_memory(workers: int, folder: Path = Path("/dev/shm")) -> CheckR
         )
     free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
     details |= {"size_bytes": size, "free_bytes": free}
-    line = f"{decimal(free)} of {decimal(size)} free in {folder}; {torchs}, {feedlines}"
+    line = f"{as_bytes(free)} of {as_bytes(size)} free in {folder}; {torchs}, {feedlines}"
     if free < needed:
         gigabytes = -(-needed // 10**9)
         return CheckResult(

@@ -10,15 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from feedline.diagnose.finding import count
 from feedline.diagnose.step_load import Limit, StepLoad, with_workers
 from feedline.engine.messages import MAX_WORKERS
 from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import Rates, rates_at
-from feedline.forecast.text import align_columns, duration, phase_name, wrap_text
-from feedline.forecast.what_if import LevelRates, PhasePrediction, what_if
+from feedline.forecast.what_if import LevelRates, PhasePrediction, phase_name, what_if
 from feedline.order.schedule import Phase, Schedule, is_count
+from feedline.text import as_seconds, format_table, plural, wrap_text
 
 __all__ = ["Forecast", "PhaseForecast", "forecast"]
 
@@ -73,12 +72,12 @@ class Forecast:
             return []
         epochs = sum(phase.epochs for phase in self.phases)
         text = (
-            f"{count(epochs, 'epoch')} of {self.images} images take{'s' * (epochs == 1)} "
-            f"{duration(seconds)}"
+            f"{plural(epochs, 'epoch')} of {self.images} images take{'s' * (epochs == 1)} "
+            f"{as_seconds(seconds)}"
         )
         if self.fixed_s is not None:
             text += (
-                f"; all at {self.fixed_px} px {duration(self.fixed_s)}, "
+                f"; all at {self.fixed_px} px {as_seconds(self.fixed_s)}, "
                 f"{self.fixed_s / seconds:.2f} times as long"
             )
         return [text]
@@ -96,13 +95,13 @@ class Forecast:
                 f"{phase.free:.0f}",
                 str(phase.workers),
                 "-" if phase.needed is None else str(phase.needed),
-                "-" if phase.seconds is None else duration(phase.seconds),
+                "-" if phase.seconds is None else as_seconds(phase.seconds),
                 f"the {phase.limit}",
             )
             for phase in self.phases
         ]
         advice = [line for each in self.advice for line in wrap_text(each)]
-        return "\n".join([f"forecast ({self.unit})", *align_columns(rows), *advice])
+        return "\n".join([f"forecast ({self.unit})", *format_table(rows), *advice])
 
 
 def forecast(
@@ -275,8 +274,8 @@ class PhaseForecast:
         step = f"{at}the step reaches {self.free:.0f} {unit}"
         if largest is not None and self.size != largest:
             step = f"{at}the step reaches {self.more:.1f} times the {unit} of {largest} px"
-        workers = count(self.workers, "worker")
-        reached = f"{workers} on {count(self.cores, 'core')}: {self.then.then:.0f} {unit}"
+        workers = plural(self.workers, "worker")
+        reached = f"{workers} on {plural(self.cores, 'core')}: {self.then.then:.0f} {unit}"
         if not self.workers:
             reached = f"without workers: {self.then.then:.0f} {unit}"
         if self.limit == "step":
@@ -293,10 +292,10 @@ class PhaseForecast:
         return f"{text} ({self.basis})" if self.basis else text
 
     def _needed_text(self) -> str:
-        needed = count(self.needed or 0, "worker")
+        needed = plural(self.needed or 0, "worker")
         short_of_cores = self.needed_cores > self.cores
         if short_of_cores:
-            needed += f" on {count(self.needed_cores, 'core')}"
+            needed += f" on {plural(self.needed_cores, 'core')}"
         if self.level_px:
             return f"{needed} or copies of {self.level_px} px"
         if short_of_cores and self.size:

@@ -19,10 +19,17 @@ from feedline.diagnose.step_load import BLOCKED_SHARE, Limit, StepLoad, with_wor
 from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import PoolRate, Rates
-from feedline.forecast.text import align_columns, phase_name, wrap_text
 from feedline.sources.manifest import Level
+from feedline.text import format_table, wrap_text
 
-__all__ = ["LevelRates", "PhasePrediction", "WhatIf", "predict_loads", "what_if"]
+__all__ = [
+    "LevelRates",
+    "PhasePrediction",
+    "WhatIf",
+    "phase_name",
+    "predict_loads",
+    "what_if",
+]
 
 
 LevelRates: TypeAlias = "Mapping[tuple[int, Level | None], float]"
@@ -30,6 +37,11 @@ LevelRates: TypeAlias = "Mapping[tuple[int, Level | None], float]"
 (None for the originals). Only their ratios count."""
 
 _WIDE_RANGE = 1.2  # ratio of the limits from which they are printed
+
+
+def phase_name(size: int | None) -> str:
+    """Name a phase by its image size."""
+    return f"{size} px" if size else "all batches"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +126,7 @@ class WhatIf:
             for phase in self.phases
         ]
         notes = dict.fromkeys(note for phase in self.phases for note in phase.notes)
-        lines = [f"what if {self.changes} ({self.unit})", *align_columns(rows)]
+        lines = [f"what if {self.changes} ({self.unit})", *format_table(rows)]
         return "\n".join([*lines, *(line for note in notes for line in wrap_text(note))])
 
 

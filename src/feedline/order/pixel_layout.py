@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feedline.order.batch_spec import Field
+from feedline.text import plural
 
 __all__ = ["MODES", "RGB", "PixelLayout", "is_image"]
 
@@ -36,7 +37,7 @@ class PixelLayout:
         return Field("image", self.dtype, (height, width, self.channels))
 
     def __str__(self) -> str:
-        return f"{self.dtype} with {self.channels} channel{'s' * (self.channels != 1)}"
+        return f"{self.dtype} with {plural(self.channels, 'channel')}"
 
 
 RGB = PixelLayout()

@@ -9,10 +9,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feedline.report.figures import as_ms, as_percent, as_rate, as_seconds
 from feedline.report.history import RateInterval, ThroughputHistory
 from feedline.report.sentences import StepPart
 from feedline.report.timeline import CAUSES, Lane
+from feedline.text import as_ms, as_percent, as_rate, as_seconds
 
 __all__ = [
     "Mark",

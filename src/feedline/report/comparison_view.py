@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from feedline.report.compare import Comparison, PhasePair, Ratio, phase_label
-from feedline.report.figures import UNKNOWN, as_ms, as_percent, as_rate, printable
 from feedline.report.tables import ReportTable
 from feedline.report.terminal import table_view
+from feedline.text import NOT_MEASURED, as_ms, as_percent, as_rate, printable
 
 __all__ = ["comparison_view", "summarise_comparison"]
 
@@ -62,7 +62,7 @@ def _rows(found: Comparison) -> list[list[str]]:
     rows = [["diagnosis", *found.bound, ""]]
     rows += [_phase(pair) for pair in found.phases]
     if len(found.phases) > 1:
-        ratio = UNKNOWN if found.ratio is None else _times(found.ratio)
+        ratio = NOT_MEASURED if found.ratio is None else _times(found.ratio)
         rows.append(["all phases", *map(as_rate, found.rates), ratio])
     rows.append(["data wait", *map(as_percent, found.wait_pct), ""])
     rows += [
@@ -76,5 +76,5 @@ def _phase(pair: PhasePair) -> list[str]:
     return [
         phase_label(pair.image_size, pair.batch_size),
         *map(as_rate, pair.rates),
-        UNKNOWN if pair.ratio is None else _times(pair.ratio),
+        NOT_MEASURED if pair.ratio is None else _times(pair.ratio),
     ]

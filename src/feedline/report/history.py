@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feedline.report.figures import finite
+from feedline.text import finite
 from feedline.trace.run import ThroughputPoint
 
 __all__ = ["HistoryPhase", "RateInterval", "ThroughputHistory", "build_history", "merge_neighbours"]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feedline.report.figures import as_percent, as_rate
 from feedline.report.report_data import ReportData
+from feedline.text import as_percent, as_rate
 
 __all__ = ["LimitCheck", "check_limits", "report_status"]
 

@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from feedline.report.figures import as_ms, as_percent, as_rate, as_times
 from feedline.report.json_form import plain
 from feedline.report.overlap import LoopTimes, Overlap
 from feedline.report.page import legend_entries, picture, template
@@ -17,6 +16,7 @@ from feedline.report.tables import ReportTable
 from feedline.report.terminal import table_view
 from feedline.report.terminal_timeline import NAME_COLUMNS, Glyphs, lane_lines, legend
 from feedline.report.timeline import Timeline, timeline_of
+from feedline.text import as_ms, as_percent, as_rate, as_ratio, plural
 
 __all__ = ["overlap_json", "overlap_svg", "overlap_view"]
 
@@ -24,7 +24,7 @@ _LANE_PX, _STEP_PX, _GAP_PX, _WIDTH_PX = 16, 20, 4, 780
 
 
 def _title(workers: int) -> str:
-    return f"{workers} worker{'s' * (workers != 1)}"
+    return plural(workers, "worker")
 
 
 def timelines(found: Overlap) -> list[Timeline]:
@@ -47,7 +47,7 @@ def describe_overlap(found: Overlap) -> list[str]:
         f"batch takes a worker {as_ms(overlapped.load_ms)}; in addition to its "
         f"{as_ms(overlapped.compute_ms)} of computing, the step waits "
         f"{as_ms(overlapped.wait_ms)}: {as_ms(overlapped.step_ms)} in total.",
-        f"That is {as_times(overlapped.images_per_s / alone.images_per_s)} as many images/s.",
+        f"That is {as_ratio(overlapped.images_per_s / alone.images_per_s)} as many images/s.",
     ]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from feedline.diagnose.finding import as_gain
 from feedline.report.chart import (
     describe_lane,
     lane_shapes,
@@ -21,7 +22,6 @@ from feedline.report.chart import (
     throughput_chart,
     time_marks,
 )
-from feedline.report.figures import as_date, as_gain, as_percent, as_seconds, printable
 from feedline.report.history import merge_neighbours
 from feedline.report.report_data import ReportData
 from feedline.report.sentences import (
@@ -34,6 +34,7 @@ from feedline.report.sentences import (
 from feedline.report.tables import tables
 from feedline.report.timeline import CAUSES, Timeline, visible_lanes
 from feedline.report.training_curves import training_curves
+from feedline.text import as_date, as_percent, as_seconds, printable
 
 __all__ = ["diagnosis_html", "legend_entries", "page", "picture", "template"]
 

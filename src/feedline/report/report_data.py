@@ -16,9 +16,9 @@ from feedline import __version__
 from feedline.diagnose.diagnose import diagnose
 from feedline.diagnose.finding import Bound, Diagnosis, Finding, PhaseSplit, UpperBound
 from feedline.report.epoch_metrics import EpochMetrics, read_epoch_metrics
-from feedline.report.figures import encodable, finite
 from feedline.report.history import ThroughputHistory, build_history
 from feedline.report.timeline import Timeline, timeline_of, too_large, worst_step
+from feedline.text import encodable, finite
 from feedline.trace.run import (
     Loader,
     Machine,

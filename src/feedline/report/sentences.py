@@ -6,9 +6,17 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from feedline.diagnose.finding import Diagnosis, UpperBound
-from feedline.report.figures import as_ms, as_percent, as_rate, as_seconds, as_times, finite
 from feedline.report.report_data import ReportData
 from feedline.report.timeline import Timeline
+from feedline.text import (
+    as_ms,
+    as_percent,
+    as_rate,
+    as_ratio,
+    as_seconds,
+    finite,
+    plural,
+)
 
 __all__ = [
     "AnyDiagnosis",
@@ -80,7 +88,7 @@ def describe_throughput(found: UpperBound | None) -> list[str]:
         return ["The compute-bound throughput was not measured."]
     free, now = finite(found.free_images_per_s), finite(found.now_images_per_s)
     ratio = free / now if free is not None and now else None
-    times = "" if ratio is None else f", {as_times(ratio)} as fast"
+    times = "" if ratio is None else f", {as_ratio(ratio)} as fast"
     lines = [f"Now {as_rate(now)}; compute-bound {as_rate(free)}{times} ({found.how})."]
     for source, rate in (
         ("Storage alone delivers", found.fetch_images_per_s),
@@ -94,7 +102,7 @@ def describe_throughput(found: UpperBound | None) -> list[str]:
 def timeline_heading(timeline: Timeline) -> str:
     """Return the heading of a timeline."""
     first, rest = timeline.title[:1].upper(), timeline.title[1:]
-    steps = f"{timeline.steps} step{'s' * (timeline.steps != 1)}"
+    steps = plural(timeline.steps, "step")
     share = timeline.wait_ms / timeline.length_ms * 100
     return (
         f"{first}{rest}: {steps} in {as_ms(timeline.length_ms)}, data wait {as_percent(share)}, "

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from feedline.diagnose.finding import PhaseSplit
-from feedline.report.figures import (
-    UNKNOWN,
+from feedline.report.report_data import ReportData
+from feedline.text import (
+    NOT_MEASURED,
     as_bytes,
     as_ms,
     as_percent,
@@ -15,7 +16,6 @@ from feedline.report.figures import (
     finite,
     printable,
 )
-from feedline.report.report_data import ReportData
 from feedline.trace.run import Process
 
 __all__ = ["ReportTable", "learned_table", "loader_table", "machine_table", "tables"]
@@ -75,7 +75,7 @@ def _cut(table: ReportTable) -> ReportTable:
 def _three(figures: tuple[float, float, float] | None) -> str:
     """Format median, 95th percentile and longest, in ms."""
     if figures is None:
-        return UNKNOWN
+        return NOT_MEASURED
     return "/".join(as_ms(each).removesuffix(" ms") for each in figures)
 
 
@@ -142,10 +142,10 @@ def stage_table(facts: ReportData) -> ReportTable:
     rows = [
         [
             printable(each.name),
-            UNKNOWN if each.share is None else as_percent(100 * each.share),
+            NOT_MEASURED if each.share is None else as_percent(100 * each.share),
             as_ms(each.mean_ms),
             as_ms(each.longest_ms),
-            UNKNOWN if each.on_core is None else as_percent(100 * each.on_core),
+            NOT_MEASURED if each.on_core is None else as_percent(100 * each.on_core),
             str(each.count),
         ]
         for each in facts.stages
@@ -228,7 +228,7 @@ def use_table(facts: ReportData) -> ReportTable:
     """Use of the machine."""
     use = facts.use
     rows = {
-        "GPU busy": UNKNOWN if use.gpu_busy is None else as_percent(100 * use.gpu_busy),
+        "GPU busy": NOT_MEASURED if use.gpu_busy is None else as_percent(100 * use.gpu_busy),
         "worker processes": str(use.worker_starts),
         "worker deaths": str(use.worker_deaths),
         "throttled by the CPU quota": "no quota"
@@ -265,10 +265,10 @@ def _process(each: Process) -> list[str]:
     return [
         f"{each.role} {each.pid}",
         as_seconds(each.seconds),
-        as_percent(100 * each.cpu_s / watched) if watched > 0 else UNKNOWN,
-        UNKNOWN
+        as_percent(100 * each.cpu_s / watched) if watched > 0 else NOT_MEASURED,
+        NOT_MEASURED
         if each.queued_s is None or watched <= 0
         else as_percent(100 * each.queued_s / watched),
         as_bytes(each.read_bytes),
-        UNKNOWN if each.major_faults is None else str(each.major_faults),
+        NOT_MEASURED if each.major_faults is None else str(each.major_faults),
     ]

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from feedline.report.figures import as_date, as_gain, as_percent, as_seconds, printable
+from feedline.diagnose.finding import as_gain
 from feedline.report.report_data import ReportData
 from feedline.report.sentences import (
     AnyDiagnosis,
@@ -24,6 +24,7 @@ from feedline.report.sentences import (
 )
 from feedline.report.tables import ReportTable, tables
 from feedline.report.terminal_timeline import COLOURS, Glyphs, course_lines, lane_lines, legend
+from feedline.text import as_date, as_percent, as_seconds, printable
 
 __all__ = ["WIDTH", "columns", "diagnosis_view", "report_view", "table_view"]
 

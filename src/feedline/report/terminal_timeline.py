@@ -12,9 +12,9 @@ from typing import IO
 
 from rich.text import Text
 
-from feedline.report.figures import as_ms, as_rate, as_seconds, printable
 from feedline.report.history import RateInterval, ThroughputHistory
 from feedline.report.timeline import CAUSES, Cause, Lane, Timeline, visible_lanes
+from feedline.text import as_ms, as_rate, as_seconds, printable
 
 __all__ = [
     "ASCII",

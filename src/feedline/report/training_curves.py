@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from feedline.report.chart import Mark, Shape
 from feedline.report.epoch_metrics import EpochMetrics
-from feedline.report.figures import as_percent, as_seconds
+from feedline.text import as_percent, as_seconds
 
 __all__ = ["Line", "Plot", "TrainingCurves", "training_curves"]
 

@@ -30,6 +30,7 @@ from feedline.sources.store import (
     path_starts,
 )
 from feedline.system import slashed
+from feedline.text import plural
 
 __all__ = [
     "IMAGE_EXTENSIONS",
@@ -163,7 +164,7 @@ def warn_ignored(where: str, endings: Mapping[str, int]) -> None:
         count = sum(endings.values())
         some = ", ".join(f"{number} {ending}" for ending, number in sorted(endings.items()))
         warnings.warn(
-            f"{where!r}: ignored {count} file{'s' * (count > 1)}, like torchvision, because of the "
+            f"{where!r}: ignored {plural(count, 'file')}, like torchvision, because of the "
             f"extension: {some}. Convert such images, or pass extensions= in Python",
             stacklevel=3,
         )

@@ -16,13 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from rich.filesize import decimal
 
-from feedline.diagnose.finding import count
 from feedline.engine.devices import synchronize
 from feedline.errors import UsageError
-from feedline.forecast.text import align_columns, duration, wrap_text
 from feedline.system import rank_and_world
+from feedline.text import as_bytes, as_seconds, format_table, plural, wrap_text
 from feedline.train.assignment import Assignment
 from feedline.train.data import train_loader
 from feedline.train.prepare import PreparedRun, prepare
@@ -111,7 +109,7 @@ class PlannedRun:
         """Result line, table of phases, table of regularisation, notes."""
         val = f"{self.val_images} for validation" if self.val_images else "no validation"
         steps = sum(each.steps * each.phase.epochs for each in self.phases)
-        left = f" ({count(self.epochs_done, 'epoch')} done)" if self.epochs_done else ""
+        left = f" ({plural(self.epochs_done, 'epoch')} done)" if self.epochs_done else ""
         heads = "size,epochs,batch,lr,val,images/s,wait,memory,epoch,total,bottleneck"
         names = [
             name
@@ -128,28 +126,28 @@ class PlannedRun:
                 "/".join(f"{rate:.2g}" for rate in each.lr),  # first, peak, last
                 f"{phase.val_image_size} px" if self.val_images else "-",
                 *(f"{measured.images_per_s:.4g}", f"{measured.wait_share:.0%}"),
-                "-" if memory is None else decimal(memory),
-                *map(duration, (each.epoch_s, each.left_s)),
+                "-" if memory is None else as_bytes(memory),
+                *map(as_seconds, (each.epoch_s, each.left_s)),
                 each.bottleneck,
             )
             rows.append(tuple(map(str, cells)))
             table.append((size, *(f"{getattr(phase, name) or 0:.3g}" for name in names), ""))
         lines = [
-            f"about {duration(self.seconds)} of training{left}: {self.recipe.model} in "
-            f"{self.precision} on {self.device}, {count(self.recipe.epochs, 'epoch')}, "
-            f"{count(steps, 'step')}; {self.images} images of {self.classes} classes, {val}",
-            *("", *align_columns(rows)),
-            *(["", *align_columns(table)] if names else []),
+            f"about {as_seconds(self.seconds)} of training{left}: {self.recipe.model} in "
+            f"{self.precision} on {self.device}, {plural(self.recipe.epochs, 'epoch')}, "
+            f"{plural(steps, 'step')}; {self.images} images of {self.classes} classes, {val}",
+            *("", *format_table(rows)),
+            *(["", *format_table(table)] if names else []),
             *("", *(line for note in self._notes() for line in wrap_text(note))),
         ]
         return "\n".join(lines)
 
     def _notes(self) -> list[str]:
-        timed = (f"{count(p.measured.steps, 'step')} at {p.phase.size} px" for p in self.phases)
-        workers = count(self.phases[0].measured.num_workers, "worker")
+        timed = (f"{plural(p.measured.steps, 'step')} at {p.phase.size} px" for p in self.phases)
+        workers = plural(self.phases[0].measured.num_workers, "worker")
         notes = [
             f"Measured with {workers}: {', '.join(timed)}. This took "
-            f"{duration(self.measuring_s)} with start and warm-up; --dry-run-s changes it",
+            f"{as_seconds(self.measuring_s)} with start and warm-up; --dry-run-s changes it",
             "Validation is estimated as a third of a training step. Not included: start of "
             "workers, checkpoints, and reading from a disk what is in the page cache now",
         ]

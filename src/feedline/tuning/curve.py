@@ -11,6 +11,7 @@ import textwrap
 from dataclasses import dataclass
 
 from feedline.report.page import template
+from feedline.text import plural
 from feedline.tuning.trial import LoaderTrial
 from feedline.tuning.tuned_phase import TunedPhase, phase_names
 from feedline.tuning.tuning_result import TuningResult
@@ -124,7 +125,7 @@ def _point(trial: LoaderTrial, phase: TunedPhase, scale: _CurveScale) -> _CurveP
         low=scale.y(rows * low),
         high=max(0.0, scale.y(rows * high)),
         best=trial is phase.best,
-        label=f"{trial.workers} worker{'s' * (trial.workers > 1)}: {rows * trial.steps_per_s:.0f}",
+        label=f"{plural(trial.workers, 'worker')}: {rows * trial.steps_per_s:.0f}",
     )
 
 

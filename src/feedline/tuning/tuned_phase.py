@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from feedline.text import plural
 from feedline.tuning.trial import LoaderTrial
 
 __all__ = ["AlternativeTrial", "SearchStatus", "TunedPhase", "phase_dict", "phase_names"]
@@ -108,7 +109,7 @@ class TunedPhase:
         }.get(self.status)
         if self.best is None:
             return f"not measured: {end}"
-        workers = f"{self.best.workers} worker{'s' * (self.best.workers > 1)}"
+        workers = plural(self.best.workers, "worker")
         if self.is_compute_bound:
             suffice = "suffices" if self.best.workers == 1 else "suffice"
             text = f"compute-bound: no loader setting helps, {workers} {suffice}"

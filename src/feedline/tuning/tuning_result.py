@@ -15,6 +15,7 @@ from feedline.forecast.schedule import Forecast, forecast
 from feedline.forecast.what_if import LevelRates, WhatIf, what_if
 from feedline.loader.saved_settings import SavedSettings
 from feedline.order.schedule import Schedule
+from feedline.text import plural
 from feedline.tuning.step_benchmark import UserCodeFailure
 from feedline.tuning.trial import LoaderSetting, LoaderTrial
 from feedline.tuning.tuned_phase import TunedPhase, phase_dict, phase_names
@@ -242,7 +243,7 @@ def _line(trial: LoaderTrial, start: LoaderSetting, phase: TunedPhase, mark: str
 
 def _setting_name(setting: LoaderSetting, start: LoaderSetting) -> str:
     """Describe a setting by its differences from the first one."""
-    name = f"{setting.workers:4} worker{'s' * (setting.workers > 1)}"
+    name = f"{plural(setting.workers, 'worker'):>12}"
     if setting.prefetch != start.prefetch:
         argument = "prefetch_factor" if setting.task_ms is None else "prefetch"
         name += f", {argument} {setting.prefetch}"

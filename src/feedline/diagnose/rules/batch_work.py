@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from feedline.diagnose.facts import RunFacts
-from feedline.diagnose.finding import Finding, ms, percent
+from feedline.diagnose.finding import Finding
 from feedline.diagnose.gains import Change, gain_of, less_work, without_collate
 from feedline.diagnose.lanes import WorkerLanes, WorkerStage
 from feedline.diagnose.rules.storage import reading_blocked_ms, smaller_copies
 from feedline.diagnose.rules.transfer import to_the_device
+from feedline.text import as_ms, as_share
 
 __all__ = [
     "cpu_mix",
@@ -67,7 +68,8 @@ def uncompiled_transform(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="uncompiled-transform",
         cause="feedline did not compile the transform: it runs unchanged, image by image.",
-        evidence=loader.because + (f" A batch takes {ms(lanes.own_ms)} of work." if lanes else ""),
+        evidence=loader.because
+        + (f" A batch takes {as_ms(lanes.own_ms)} of work." if lanes else ""),
         fix="Change the part that the reason names. A plain Compose follows the sizes of schedule= "
         "without per_size; a feedline.per_size function must return torchvision transforms of the "
         "size it is called with. `print(loader.explain())` shows what is compiled. After that, "
@@ -105,8 +107,9 @@ def decode_bound(facts: RunFacts, much: float = _MUCH) -> Finding | None:
     return Finding(
         rule="decode-bound",
         cause="Workers spend their time decoding images.",
-        evidence=f"decoding takes {ms(decode.cpu_ms)} of {ms(lanes.own_ms)} of work for a batch "
-        f"({percent(decode.cpu_ms / lanes.own_ms)}){smaller}",
+        evidence=f"decoding takes {as_ms(decode.cpu_ms)} of {as_ms(lanes.own_ms)} of work for "
+        "a batch "
+        f"({as_share(decode.cpu_ms / lanes.own_ms)}){smaller}",
         fix=smaller_copies(facts)
         if gain
         else "Decode fewer pixels: feedline.DataLoader decodes no more of an image than its crop.",
@@ -172,10 +175,11 @@ def _slow_code(
         fix = f"Profile {name}: do its work once in advance, or on the device."
     return Finding(
         rule="slow-transform",
-        cause=f"{name} takes {percent(stage.ms / lanes.own_ms)} of the workers' time"
+        cause=f"{name} takes {as_share(stage.ms / lanes.own_ms)} of the workers' time"
         + (", most of it waiting." if waits else "."),
-        evidence=f"{ms(stage.ms)} of {ms(lanes.own_ms)} for a batch, {ms(stage.cpu_ms)} of that "
-        f"on a core; a step computes for {ms(facts.compute_ms)}",
+        evidence=f"{as_ms(stage.ms)} of {as_ms(lanes.own_ms)} for a batch, "
+        f"{as_ms(stage.cpu_ms)} of that "
+        f"on a core; a step computes for {as_ms(facts.compute_ms)}",
         fix=fix,
         gain=gain,
     )
@@ -196,12 +200,12 @@ def slow_samples(facts: RunFacts) -> Finding | None:
     if gain.predicted < facts.thresholds.worth:
         return None
     named = [each for each in facts.slowest if each.ms > 4 * tail.usual_ms][:3]
-    which = ", ".join(f"{each.name} ({ms(each.ms)})" for each in named)
+    which = ", ".join(f"{each.name} ({as_ms(each.ms)})" for each in named)
     return Finding(
         rule="slow-samples",
         cause="A few samples take far longer than the others, and whole batches wait for them.",
-        evidence=f"{percent(tail.share)} of the samples take {ms(tail.slow_ms)}, the others "
-        f"{ms(tail.usual_ms)}: {percent(share)} of the workers' time"
+        evidence=f"{as_share(tail.share)} of the samples take {as_ms(tail.slow_ms)}, the others "
+        f"{as_ms(tail.usual_ms)}: {as_share(share)} of the workers' time"
         + (f"; the slowest: {which}" if which else ""),
         fix="Check these samples: files that are too large, damaged or on slow storage. Convert "
         "them to the size that training needs, or leave them out.",
@@ -235,8 +239,8 @@ def cpu_mix(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="cpu-mix",
         cause="Workers mix or augment images on the CPU that the device could do batch by batch.",
-        evidence=f"{name} takes {ms(mixing.ms)} of {ms(lanes.own_ms)} for a batch "
-        f"({percent(mixing.ms / lanes.own_ms)})",
+        evidence=f"{name} takes {as_ms(mixing.ms)} of {as_ms(lanes.own_ms)} for a batch "
+        f"({as_share(mixing.ms / lanes.own_ms)})",
         fix=f"Run {name} on the device, in the training loop, on the whole batch: "
         "torchvision.transforms.v2 accepts tensors on the device." + to_the_device(facts),
         gain=gain,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from feedline.diagnose.facts import RunFacts
-from feedline.diagnose.finding import Finding, Gain, count, ms, percent, size
+from feedline.diagnose.finding import Finding, Gain
 from feedline.diagnose.gains import Change, gain_of, step_load, without_collate
 from feedline.diagnose.lanes import WorkerLanes
 from feedline.diagnose.step_load import StepLoad
+from feedline.text import as_bytes, as_ms, as_share, plural
 
 __all__ = ["collate", "hand_over", "shallow_prefetch", "shared_memory", "small_batch"]
 
@@ -40,8 +41,9 @@ def collate(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="collate",
         cause=f"{own or 'Stacking samples into batches'} takes "
-        f"{percent(stage.ms / lanes.own_ms)} of the workers' time.",
-        evidence=f"{ms(stage.ms)} of {ms(lanes.own_ms)} for a batch of {size(facts.bytes)}",
+        f"{as_share(stage.ms / lanes.own_ms)} of the workers' time.",
+        evidence=f"{as_ms(stage.ms)} of {as_ms(lanes.own_ms)} for a batch of "
+        f"{as_bytes(facts.bytes)}",
         fix=f"Move work out of {own}: per-sample work to the dataset, per-batch work to the "
         "device; torch's default_collate only stacks."
         if own
@@ -72,9 +74,10 @@ def hand_over(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="hand-over",
         cause="Batches are ready, but handing them from process to process takes long.",
-        evidence=f"a step waits {ms(facts.wait_ms)}, of which the training thread itself works "
-        f"{ms(hand)} to take over {size(facts.bytes)}; workers spend {ms(outside)} outside their "
-        f"tasks, and make batches {percent(lanes.busy)} of the time",
+        evidence=f"a step waits {as_ms(facts.wait_ms)}, of which the training thread itself works "
+        f"{as_ms(hand)} to take over {as_bytes(facts.bytes)}; workers spend {as_ms(outside)} "
+        "outside their "
+        f"tasks, and make batches {as_share(lanes.busy)} of the time",
         fix="Return batches as few large tensors, not as many small ones or as Python objects; "
         "feedline.DataLoader hands over shared memory. A custom sampler also runs in this thread: "
         "draw its whole order at once.",
@@ -87,8 +90,9 @@ def _pinning(facts: RunFacts, lanes: WorkerLanes) -> Finding:
     return Finding(
         rule="hand-over",
         cause="Batches are ready, but the thread that pins them is late.",
-        evidence=f"{percent(facts.stalls.waited)} of the steps wait, {ms(facts.wait_ms)} on "
-        f"average for {size(facts.bytes)}, while workers are busy {percent(lanes.busy)} of the "
+        evidence=f"{as_share(facts.stalls.waited)} of the steps wait, {as_ms(facts.wait_ms)} on "
+        f"average for {as_bytes(facts.bytes)}, while workers are busy {as_share(lanes.busy)} "
+        "of the "
         "time; with pin_memory=True a thread of this process unpacks and copies each batch",
         fix="Return batches as few large tensors: this thread copies them one by one, and shares "
         "the GIL with the step. feedline.DataLoader needs no such thread.",
@@ -118,9 +122,9 @@ def shallow_prefetch(facts: RunFacts) -> Finding | None:
         rule="shallow-prefetch",
         cause="Workers are fast enough on average, but too few batches are ready when one takes "
         "longer.",
-        evidence=f"{percent(facts.stalls.waited)} of the steps wait, up to "
-        f"{ms(facts.stalls.longest_ms)}, while workers are busy {percent(lanes.busy)} of the "
-        f"time; {count(ahead, 'batch')} ahead"
+        evidence=f"{as_share(facts.stalls.waited)} of the steps wait, up to "
+        f"{as_ms(facts.stalls.longest_ms)}, while workers are busy {as_share(lanes.busy)} of the "
+        f"time; {plural(ahead, 'batch')} ahead"
         + (f"; one step in {period} is late" if period else ""),
         fix=f"Set prefetch={min(_DEEP, _memory_for_batches(facts))}."
         if facts.loader.made_by == "image rows"
@@ -154,9 +158,9 @@ def shared_memory(facts: RunFacts) -> Finding | None:
         rule="shared-memory",
         cause="Batches that are ready nearly fill shared memory; once it is full, a worker is "
         "killed by a bus error.",
-        evidence=f"/dev/shm holds {size(room)}; {count(facts.workers, 'worker')} with "
-        f"{count(facts.ahead // facts.workers, 'batch')} of {size(largest)} each need "
-        f"{size(needed)}",
+        evidence=f"/dev/shm holds {as_bytes(room)}; {plural(facts.workers, 'worker')} with "
+        f"{plural(facts.ahead // facts.workers, 'batch')} of {as_bytes(largest)} each need "
+        f"{as_bytes(needed)}",
         fix="Give the container more shared memory (`docker run --shm-size=8g`), or set a smaller "
         "prefetch_factor; feedline.DataLoader does not use /dev/shm.",
     )
@@ -177,8 +181,9 @@ def small_batch(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="small-batch",
         cause=f"Batches of {samples:.0f} are so small that handing them over is most of the step.",
-        evidence=f"a step takes {ms(facts.step_ms)}, of which it computes {ms(facts.compute_ms)}; "
-        f"workers need {ms(work)} for a batch, the rest is the fixed cost of any batch",
+        evidence=f"a step takes {as_ms(facts.step_ms)}, of which it computes "
+        f"{as_ms(facts.compute_ms)}; "
+        f"workers need {as_ms(work)} for a batch, the rest is the fixed cost of any batch",
         fix=f"Set a larger batch_size, for example {int(samples * by)}, or implement __getitems__ "
         "in the dataset to return many samples at once.",
         gain=_gain_or_none(facts, change),

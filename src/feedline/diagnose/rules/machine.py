@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from feedline.diagnose.facts import RunFacts
-from feedline.diagnose.finding import Finding, count, ms
+from feedline.diagnose.finding import Finding
 from feedline.diagnose.gains import Change, gain_of, without_core_ms
 from feedline.diagnose.phases import LEAST_MS
 from feedline.diagnose.step_load import StepLoad
+from feedline.text import as_ms, plural
 
 __all__ = ["busy_machine", "cpu_quota", "noisy_threads"]
 
@@ -59,12 +60,14 @@ def cpu_quota(facts: RunFacts) -> Finding | None:
         source = f"taskset, os.sched_setaffinity, docker --cpuset-cpus, {source}"
     return Finding(
         rule="cpu-quota",
-        cause=f"This process may use {count(facts.cores, 'core')} of {machine.cores}, and they are "
+        cause=f"This process may use {plural(facts.cores, 'core')} of {machine.cores}, and "
+        "they are "
         "used up.",
         evidence=f"the limit is {limit}"
         + (f"; {used:.1f} cores were in use" if used is not None else "")
         + (f"; processes were throttled for {throttled:.1f} s" if throttled else ""),
-        fix=f"Request {count(cores, 'core')} ({source}), and use one worker per core. More workers "
+        fix=f"Request {plural(cores, 'core')} ({source}), and use one worker per core. More "
+        "workers "
         "on the current cores do not help."
         if gain
         else "Request a larger CPU quota. More workers within it would not help.",
@@ -81,14 +84,14 @@ def _with_cores(cores: int) -> Change:
 
 def busy_machine(facts: RunFacts) -> Finding | None:
     """Other programs use the cores that workers or the training process are ready to use."""
-    lanes, cores = facts.lanes, count(facts.cores, "core")
+    lanes, cores = facts.lanes, plural(facts.cores, "core")
     of_workers = lanes.crowding if lanes is not None and facts.waits else 1.0
     lost_ms = _step_without_core_ms(facts)
     evidence = []
     if of_workers >= _BUSY_MACHINE:
         evidence.append(f"workers take {of_workers:.1f} times as long as their work does on a core")
     if lost_ms > 0:
-        evidence.append(f"a step of {ms(facts.step_ms)} has no core for {ms(lost_ms)}")
+        evidence.append(f"a step of {as_ms(facts.step_ms)} has no core for {as_ms(lost_ms)}")
     if not evidence:
         return None
 
@@ -144,10 +147,10 @@ def _in_workers(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="noisy-threads",
         cause="Each worker computes with several threads, and all of them share the cores.",
-        evidence=f"{count(workers, 'worker')} with up to {threads} threads each on "
-        f"{count(facts.cores, 'core')}; per batch they are on a core for "
-        f"{ms(lanes.all_cpu_ms)}, their main threads for {ms(lanes.cpu_ms)}; ready without a "
-        f"core for {ms(lanes.queued_ms)}",
+        evidence=f"{plural(workers, 'worker')} with up to {threads} threads each on "
+        f"{plural(facts.cores, 'core')}; per batch they are on a core for "
+        f"{as_ms(lanes.all_cpu_ms)}, their main threads for {as_ms(lanes.cpu_ms)}; ready without a "
+        f"core for {as_ms(lanes.queued_ms)}",
         fix="Let each worker compute with one thread: OMP_NUM_THREADS=1, "
         "cv2.setNumThreads(0), torch.set_num_threads(1) in worker_init_fn.",
     )
@@ -162,7 +165,7 @@ def _in_the_trainer(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="noisy-threads",
         cause="The training process computes with more threads than there are cores.",
-        evidence=f"{threads} threads on {count(facts.cores, 'core')}; per step they are on a "
-        f"core for {ms(cpu)} and ready without one for {ms(queued)}",
+        evidence=f"{threads} threads on {plural(facts.cores, 'core')}; per step they are on a "
+        f"core for {as_ms(cpu)} and ready without one for {as_ms(queued)}",
         fix=f"Set torch.set_num_threads({facts.cores}), or OMP_NUM_THREADS={facts.cores}.",
     )

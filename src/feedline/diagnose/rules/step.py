@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from feedline.diagnose.facts import RunFacts
-from feedline.diagnose.finding import Finding, count, ms, percent
+from feedline.diagnose.finding import Finding
 from feedline.diagnose.gains import gain_of_saved
+from feedline.text import as_ms, as_share, plural
 
 __all__ = ["compute_bound", "host_bound", "inconclusive", "new_shape"]
 
@@ -26,8 +27,9 @@ def new_shape(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="new-shape",
         cause="The first steps at a new image size take long: kernels are selected or compiled.",
-        evidence=f"{count(steps, 'step')} at {count(len(late), 'change')} took {ms(excess)} longer "
-        f"than the usual ones; worst at {size}, {ms(worst.first_excess_ms)}",
+        evidence=f"{plural(steps, 'step')} at {plural(len(late), 'change')} took "
+        f"{as_ms(excess)} longer "
+        f"than the usual ones; worst at {size}, {as_ms(worst.first_excess_ms)}",
         fix="Run each shape once before training, or use fewer shapes: few sizes in the schedule, "
         "drop_last=True, torch.compile(dynamic=True), cudnn.benchmark only if shapes are "
         "constant.",
@@ -49,8 +51,10 @@ def host_bound(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="host-bound",
         cause="The training thread itself is the bottleneck: Python, and launching kernels.",
-        evidence=f"of each step's {ms(facts.compute_ms)} the thread is on a core {percent(host)}"
-        f"; the device is busy {percent(busy)} of the time; a step waits {ms(facts.wait_ms)} for "
+        evidence=f"of each step's {as_ms(facts.compute_ms)} the thread is on a core "
+        f"{as_share(host)}"
+        f"; the device is busy {as_share(busy)} of the time; a step waits "
+        f"{as_ms(facts.wait_ms)} for "
         "its batch",
         fix="Launch fewer and larger kernels: a larger batch, torch.compile, CUDA graphs, fused "
         "optimizers; move .item(), printing and logging out of the step.",
@@ -61,12 +65,13 @@ def compute_bound(facts: RunFacts) -> Finding:
     """The step is the bottleneck, and data loading keeps up with it: there is nothing to fix."""
     lanes = facts.lanes
     busy = (
-        f"; workers are busy {percent(lanes.busy)} of the time" if lanes and facts.workers else ""
+        f"; workers are busy {as_share(lanes.busy)} of the time" if lanes and facts.workers else ""
     )
     return Finding(
         rule="compute-bound",
         cause="The training step is the bottleneck: data loading keeps up with it.",
-        evidence=f"a step computes for {ms(facts.compute_ms)} and waits {ms(facts.wait_ms)}; data "
+        evidence=f"a step computes for {as_ms(facts.compute_ms)} and waits "
+        f"{as_ms(facts.wait_ms)}; data "
         f"wait is {facts.wait_pct:.1f}% of the time, including the starts of epochs{busy}",
     )
 
@@ -85,7 +90,7 @@ def inconclusive(facts: RunFacts) -> Finding | None:
         )
         return _nothing(
             "There was no batch.",
-            f"{count(len(facts.passes), 'pass')}; {reason}",
+            f"{plural(len(facts.passes), 'pass')}; {reason}",
             "Check that the dataset is not empty, and that drop_last=True does not drop its only "
             "batch."
             if how != "raised"
@@ -97,13 +102,13 @@ def inconclusive(facts: RunFacts) -> Finding | None:
         )
         return _nothing(
             "There are too few steps for a diagnosis.",
-            f"{count(facts.steps, 'step')} measured; {how}",
+            f"{plural(facts.steps, 'step')} measured; {how}",
             f"Run at least {least} steps.",
         )
     if facts.step_ms <= 0:
         return _nothing(
             "The steps took no measurable time.",
-            f"{count(facts.steps, 'step')}",
+            f"{plural(facts.steps, 'step')}",
             "Run the training step in the loop.",
         )
     return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from feedline.diagnose.facts import RunFacts
-from feedline.diagnose.finding import Finding, Gain, ms, percent, size
+from feedline.diagnose.finding import Finding, Gain
 from feedline.diagnose.gains import gain_of, gain_of_saved, less_work
 from feedline.diagnose.lanes import WorkerLanes
+from feedline.text import as_bytes, as_ms, as_share
 
 __all__ = ["cold_cache", "reading_blocked_ms", "slow_storage", "smaller_copies"]
 
@@ -74,13 +75,13 @@ def slow_storage(facts: RunFacts) -> Finding | None:
     gain = gain_of(facts, less_work(facts, 0.0, blocked))
     if gain.predicted < facts.thresholds.worth:
         return None
-    rate = "" if not facts.read_bytes else f", {size(facts.read_bytes)} a batch"
+    rate = "" if not facts.read_bytes else f", {as_bytes(facts.read_bytes)} a batch"
     return Finding(
         rule="slow-storage",
         cause="Workers wait for the storage that holds the samples.",
-        evidence=f"of {ms(lanes.own_ms)} for a batch a worker is blocked for {ms(blocked)} "
-        f"({percent(blocked / lanes.own_ms)}) while reading{rate}; it is on a core for "
-        f"{ms(lanes.cpu_ms)}{_disk_evidence(facts)}",
+        evidence=f"of {as_ms(lanes.own_ms)} for a batch a worker is blocked for {as_ms(blocked)} "
+        f"({as_share(blocked / lanes.own_ms)}) while reading{rate}; it is on a core for "
+        f"{as_ms(lanes.cpu_ms)}{_disk_evidence(facts)}",
         fix=f"Put the data on a local disk. Or: {smaller_copies(facts)}"
         + (" If memory is swapped, use fewer workers." if _faults(facts) > facts.steps else ""),
         gain=gain,
@@ -97,9 +98,10 @@ def cold_cache(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="cold-cache",
         cause="The first epoch reads its samples from the disk; later ones read them from memory.",
-        evidence=f"the first pass read {size(first.disk_bytes or 0)} from a disk, "
-        f"{percent((first.disk_bytes or 0) / max(1, _read_in(facts)))} of what it read; workers "
-        f"were blocked for {ms(reading_blocked_ms(facts, lanes))} of {ms(lanes.own_ms)} a batch",
+        evidence=f"the first pass read {as_bytes(first.disk_bytes or 0)} from a disk, "
+        f"{as_share((first.disk_bytes or 0) / max(1, _read_in(facts)))} of what it read; workers "
+        f"were blocked for {as_ms(reading_blocked_ms(facts, lanes))} of {as_ms(lanes.own_ms)} "
+        "a batch",
         fix="For a long training nothing is needed. For a short one, read the files once in "
         f"advance (`cat FILES > /dev/null`). Or: {smaller_copies(facts)}",
         gain=gain,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from feedline.diagnose.facts import RunFacts
-from feedline.diagnose.finding import Finding, ms, percent, size
+from feedline.diagnose.finding import Finding
 from feedline.diagnose.gains import gain_of, less_work
 from feedline.diagnose.step_load import StepLoad
+from feedline.text import as_bytes, as_ms, as_share
 
 __all__ = ["float_copy", "to_the_device", "unpinned_copy"]
 
@@ -68,9 +69,14 @@ def float_copy(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="float-copy",
         cause="Images are sent to the step as floats, four times the bytes of their pixels.",
-        evidence=f"{size(facts.bytes)} a batch, {percent(facts.float_share)} of it images as floats"
-        + (f"; as pixels, workers would save {ms(moved)} of {ms(lanes.own_ms)}" if lanes else "")
-        + (f"; a step waits {ms(copied)} for copies" if copied else ""),
+        evidence=f"{as_bytes(facts.bytes)} a batch, {as_share(facts.float_share)} of it images "
+        "as floats"
+        + (
+            f"; as pixels, workers would save {as_ms(moved)} of {as_ms(lanes.own_ms)}"
+            if lanes
+            else ""
+        )
+        + (f"; a step waits {as_ms(copied)} for copies" if copied else ""),
         fix=_as_pixels(facts) + to_the_device(facts),
         gain=gain,
     )
@@ -110,12 +116,12 @@ def unpinned_copy(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="unpinned-copy",
         cause="Batches are in pageable memory: a copy to the device cannot overlap with the step.",
-        evidence=f"{size(facts.bytes)} a batch, pin_memory={facts.loader.pin_memory}"
+        evidence=f"{as_bytes(facts.bytes)} a batch, pin_memory={facts.loader.pin_memory}"
         + (
-            f"; the copy was not timed; at 2 GB/s it is {ms(at_most_ms)} of a step's "
-            f"{ms(facts.step_ms)}"
+            f"; the copy was not timed; at 2 GB/s it is {as_ms(at_most_ms)} of a step's "
+            f"{as_ms(facts.step_ms)}"
             if copied is None
-            else f"; a step waits {ms(copied)} for its copy"
+            else f"; a step waits {as_ms(copied)} for its copy"
         ),
         fix="Set pin_memory=True, and copy with .to(device, non_blocking=True).",
         gain=gain,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from feedline.diagnose.facts import RunFacts
-from feedline.diagnose.finding import Finding, count, ms, percent
+from feedline.diagnose.finding import Finding
 from feedline.diagnose.gains import best_workers, gain_of, gain_of_more_workers, gain_of_saved
 from feedline.diagnose.step_load import BLOCKED_SHARE, StepLoad
+from feedline.text import as_ms, as_share, plural
 
 __all__ = [
     "loader_rebuilt",
@@ -37,7 +38,7 @@ def too_few_workers(facts: RunFacts) -> Finding | None:
     if gain.predicted < facts.thresholds.worth:
         return None
     workers = (
-        f"{count(now, 'worker')} busy {percent(lanes.busy)} of the time"
+        f"{plural(now, 'worker')} busy {as_share(lanes.busy)} of the time"
         if now
         else "no workers: the training process makes each batch itself, while the device waits"
     )
@@ -47,10 +48,10 @@ def too_few_workers(facts: RunFacts) -> Finding | None:
         cause="There are too few workers to make batches as fast as the steps consume them."
         if now
         else "No worker process makes batches while the training step runs.",
-        evidence=f"{workers}; a batch takes {ms(lanes.own_ms)} of work and a step computes for "
-        f"{ms(facts.steady_compute_ms)}{paused}; {count(facts.cores, 'core')} can be used"
+        evidence=f"{workers}; a batch takes {as_ms(lanes.own_ms)} of work and a step computes for "
+        f"{as_ms(facts.steady_compute_ms)}{paused}; {plural(facts.cores, 'core')} can be used"
         + (
-            f"; for {ms(lanes.blocked_ms)} of it a worker waits for something, and more workers "
+            f"; for {as_ms(lanes.blocked_ms)} of it a worker waits for something, and more workers "
             "help only if that can serve more of them"
             if lanes.blocked_share > BLOCKED_SHARE
             else ""
@@ -80,8 +81,8 @@ def _no_workers(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="too-few-workers",
         cause="The training thread makes its batches itself, between the steps.",
-        evidence=f"a step waits {ms(facts.wait_ms)}, of which this thread is on a core for "
-        f"{ms(hand)}, and there is no other process",
+        evidence=f"a step waits {as_ms(facts.wait_ms)}, of which this thread is on a core for "
+        f"{as_ms(hand)}, and there is no other process",
         fix="Make batches in worker processes: feedline.DataLoader(dataset, num_workers=1).",
         gain=gain,
     )
@@ -101,9 +102,9 @@ def uneven_workers(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="uneven-workers",
         cause="Some workers make nearly all batches, and the others are nearly idle.",
-        evidence=f"CPU time is spread as if {makers} of {count(facts.workers, 'worker')} "
-        f"worked; a batch takes {ms(lanes.own_ms)} of work and a step computes for "
-        f"{ms(facts.steady_compute_ms)}",
+        evidence=f"CPU time is spread as if {makers} of {plural(facts.workers, 'worker')} "
+        f"worked; a batch takes {as_ms(lanes.own_ms)} of work and a step computes for "
+        f"{as_ms(facts.steady_compute_ms)}",
         fix="Give each worker of an iterable dataset the same amount of data: at least as many "
         "shards as workers, divided by torch.utils.data.get_worker_info().",
         gain=gain,
@@ -130,16 +131,16 @@ def too_many_workers(facts: RunFacts) -> Finding | None:
         return None
     return Finding(
         rule="too-many-workers",
-        cause=f"There are more workers than cores: {now} on {count(cores, 'core')}.",
-        evidence=f"{best} would be enough: a batch takes {ms(lanes.own_ms)} of work, a step "
-        f"{ms(facts.step_ms)}"
+        cause=f"There are more workers than cores: {now} on {plural(cores, 'core')}.",
+        evidence=f"{best} would be enough: a batch takes {as_ms(lanes.own_ms)} of work, a step "
+        f"{as_ms(facts.step_ms)}"
         + (
-            f"; an epoch takes {ms(facts.starts_ms / facts.restarts)} to start"
+            f"; an epoch takes {as_ms(facts.starts_ms / facts.restarts)} to start"
             if facts.restarts
             else ""
         )
         + (
-            f"; for {percent(lanes.queued_ms / lanes.work_ms)} of a task's time its worker is "
+            f"; for {as_share(lanes.queued_ms / lanes.work_ms)} of a task's time its worker is "
             "ready and has no core"
         ),
         fix=f"Set num_workers={best}.",
@@ -153,9 +154,9 @@ def workers_restarted(facts: RunFacts) -> Finding | None:
     if deaths:
         return Finding(
             rule="workers-restarted",
-            cause=f"Workers died and were replaced: {count(deaths, 'time')}.",
-            evidence=f"{count(deaths, 'death')} in {facts.seconds:.0f} s, with "
-            f"{count(facts.workers, 'worker')}",
+            cause=f"Workers died and were replaced: {plural(deaths, 'time')}.",
+            evidence=f"{plural(deaths, 'death')} in {facts.seconds:.0f} s, with "
+            f"{plural(facts.workers, 'worker')}",
             fix="Check with `dmesg` if the kernel killed them because memory ran out. If not, code "
             "crashes: if one sample does it, the error or loader.skipped names it.",
         )
@@ -172,9 +173,9 @@ def workers_restarted(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="workers-restarted",
         cause="Each epoch starts new workers, and waits for their first batch.",
-        evidence=f"{count(number, 'epoch')} took {ms(starts / number)} each to start, "
-        f"{percent(starts / facts.total_ms)} of the time; a batch takes "
-        f"{ms(facts.lanes.own_ms) if facts.lanes else 'an unknown time'}",
+        evidence=f"{plural(number, 'epoch')} took {as_ms(starts / number)} each to start, "
+        f"{as_share(starts / facts.total_ms)} of the time; a batch takes "
+        f"{as_ms(facts.lanes.own_ms) if facts.lanes else 'an unknown time'}",
         fix="Set persistent_workers=True.",
         gain=gain,
     )
@@ -194,9 +195,9 @@ def loader_rebuilt(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="loader-rebuilt",
         cause="The loop builds its loader repeatedly; each one starts its own workers.",
-        evidence=f"{count(facts.loaders, 'loader')} in {facts.seconds:.0f} s; each change took "
-        f"{ms(facts.rebuilt_ms / facts.rebuilds)} to the first batch, "
-        f"{percent(facts.rebuilt_ms / facts.total_ms)} of the time",
+        evidence=f"{plural(facts.loaders, 'loader')} in {facts.seconds:.0f} s; each change took "
+        f"{as_ms(facts.rebuilt_ms / facts.rebuilds)} to the first batch, "
+        f"{as_share(facts.rebuilt_ms / facts.total_ms)} of the time",
         fix="Build one loader before the loop, with persistent_workers=True"
         + (
             "; feedline.DataLoader(schedule=...) changes the image size without a new one."

@@ -1,10 +1,10 @@
-"""Times as text."""
+"""Figures, tables and paragraphs as text."""
 
 from __future__ import annotations
 
 import pytest
 
-from feedline.forecast.text import duration
+from feedline.text import as_seconds
 
 
 @pytest.mark.parametrize(
@@ -14,11 +14,11 @@ from feedline.forecast.text import duration
         (9.94, "9.9 s"),
         (9.96, "10 s"),
         (99.4, "99 s"),
-        (100, "2 min"),
+        (100, "1.7 min"),
         (5900, "98 min"),
         (6000, "1.7 h"),
         (360_000, "100 h"),
     ],
 )
 def test_a_time_has_the_unit_that_fits(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert as_seconds(seconds) == text
