@@ -108,8 +108,10 @@ def test_foreign_files_in_folders_of_the_cache_stay(
     folders = [root, root / "16", root / "index", root / "unfinished", root / "others"]
     for folder in folders:
         with_notes(folder)
+        (folder / "later").mkdir()
     (root / "16" / "elsewhere").symlink_to(with_notes(tmp_path / "elsewhere"))
     act(source, root)
+    assert all((folder / "later").is_dir() for folder in folders)
     for folder in (*folders, tmp_path / "elsewhere"):
         assert {name: (folder / name).read_bytes() for name in NOTES} == NOTES
     assert verify(root, workers=1).is_sound
@@ -135,9 +137,11 @@ def test_failed_addition_removes_only_what_it_made(tmp_path: Path, source: Path)
 
     def put_notes(state: object) -> None:
         with_notes(root / "20")
+        (root / "20" / "later").mkdir(exist_ok=True)
 
     with pytest.raises(ImageError):
         add_size(root, 20, workers=0, progress=put_notes)
+    assert (root / "20" / "later").is_dir()
     assert contents(root / "20") == NOTES
 
 

@@ -337,7 +337,7 @@ class CacheJob:
 def remove_unfinished(spec: Spec) -> None:
     """Remove the files of unfinished work, and its folder unless others put files there."""
     files = cache_format(spec.format).file_names
-    remove_owned(spec.unfinished, rf"{BUILD_FILES}|\d+/(?:{files})")
+    remove_owned(spec.unfinished, rf"{BUILD_FILES}|\d+/(?:{files})", folders=r"\d+")
     with contextlib.suppress(OSError):
         spec.unfinished.rmdir()
 

@@ -1,7 +1,8 @@
 """Removal of the files that feedline wrote to a folder, in which others may have put files, too.
 
 Guarantees: a file is removed only if its relative path has the form of those that were written
-there, a folder only if it is empty. No link is followed or removed.
+there, a folder only if it is then empty and held such a file, or has the form of a folder that was
+made there. No link is followed or removed.
 """
 
 from __future__ import annotations
@@ -41,16 +42,27 @@ def _is_link(path: str | os.PathLike[str]) -> bool:
     return False
 
 
-def remove_owned(folder: str | Path, names: str, keep: Container[str] = ()) -> None:
+def remove_owned(
+    folder: str | Path, names: str, keep: Container[str] = (), *, folders: str = ""
+) -> None:
     """Remove the files below a folder whose relative paths, with "/", match the pattern `names`,
-    except those in `keep`, their incomplete files, and the empty folders below it, as far as the
-    system permits.
+    except those in `keep`, and their incomplete files, as far as the system permits.
+
+    Folders below it are removed if they have become empty so, or match `folders` and are empty.
     """
-    remove_files(_files(folder, rf"(?:{names})(?:{_PARTIAL})?", keep))
-    for parent, _, _ in os.walk(folder, topdown=False):
-        if parent != os.fspath(folder) and not _is_link(folder):
-            with contextlib.suppress(OSError):  # it is not empty
-                os.rmdir(parent)
+    if _is_link(folder):
+        return
+    paths = list(_files(folder, rf"(?:{names})(?:{_PARTIAL})?", keep))
+    remove_files(paths)
+    top, emptied = os.fspath(folder), set(map(os.path.dirname, paths))
+    for parent, _, _ in os.walk(top, topdown=False):
+        if parent == top or not (
+            parent in emptied or re.fullmatch(folders, slashed(os.path.relpath(parent, top)))
+        ):
+            continue
+        with contextlib.suppress(OSError):  # it is not empty
+            os.rmdir(parent)
+            emptied.add(os.path.dirname(parent))
 
 
 def partial_files(folder: str | Path, names: str) -> list[str]:
