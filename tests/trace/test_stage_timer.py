@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -185,6 +186,25 @@ def test_a_sample_that_is_quicker_than_the_slowest_twelve_costs_no_note(noted: N
         slow_ns = stage_timer.note_sample(number, 1000 + number)
     assert slow_ns == 1000
     stage_timer.end_task()
+
+
+def test_preparation_is_no_part_of_the_first_sample(
+    noted: Noted, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued = tmp_path / "schedstat"
+    monkeypatch.setattr(stage_timer, "_SCHEDSTAT", queued)
+    queued.write_text("1 0 3")
+    noted.skip(FIRST_TIMED)
+    stage_timer.begin_task(noted.page)
+    clock.ns += 70_000_000
+    queued.write_text("1 60000000 3")
+    stage_timer.begin_samples("fetch")
+    clock.ns += 50_000_000
+    stage_timer.end_sample(7, "read")
+    stage_timer.end_task()
+    found = noted.read()
+    assert found.slowest == [(50.0, 7)]
+    assert found.stages["fetch"].total_ms == 70.0
 
 
 def test_of_many_tasks_of_tiny_samples_fewer_are_timed(noted: Noted, clock: Clock) -> None:

@@ -204,7 +204,7 @@ def fill(
     if (prepare := getattr(source, "prepare", None)) is not None:
         with storage_read, contextlib.suppress(Exception):
             prepare(samples, task.image_size)
-        stage_timer.end_stage("fetch")
+        stage_timer.begin_samples("fetch")
     # Start the clock after `prepare`: waiting for a server would raise the measured time per row,
     # and the feed would put fewer rows into later tasks.
     started_ns = time.monotonic_ns()

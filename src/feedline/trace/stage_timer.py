@@ -25,6 +25,7 @@ from typing import Any
 from feedline.trace.stage_timings import StagePage
 
 __all__ = [
+    "begin_samples",
     "begin_task",
     "drop_task",
     "end_sample",
@@ -80,6 +81,16 @@ def end_stage(stage: str) -> None:
         _lap_ns, _lap_cpu_ns = now_ns, cpu_ns
 
 
+def begin_samples(stage: str) -> None:
+    """End the preparation of a task's samples, which is a stage and not part of the first one."""
+    global _sample_ns, _sample_queued_ns
+    if _page is not None and threading.get_ident() == _thread:
+        end_stage(stage)
+        _sample_ns = _clock()
+        if timed:
+            _sample_queued_ns = _queued_ns()
+
+
 def note_decoded(height: int, width: int) -> None:
     """Record the decoding of an image, or of a part of it, in pixels."""
     if is_timing() and _page is not None:
@@ -87,7 +98,7 @@ def note_decoded(height: int, width: int) -> None:
 
 
 def end_sample(key: Any, stage: str = "") -> None:
-    """End a sample, which began with the previous sample's end, or with its task.
+    """End a sample, which began with the previous sample's end, `begin_samples`, or its task.
 
     Args:
         key: its number; other keys are not recorded.
