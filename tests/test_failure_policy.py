@@ -37,7 +37,7 @@ def in_flight(rows: list[int], slot: int) -> InFlightBatch:
 def test_skipped_samples_are_in_order_of_the_batch(came: list[int], count: int) -> None:
     skipped = samples_to_skip(Rows(60), BatchBuffers(1), "skip", in_flight(came[:count], 0))
     assert skipped == [
-        (f"row-{BATCH.samples[row]}", f"ValueError: row {row} is bad")
+        (row, f"row-{BATCH.samples[row]}", f"ValueError: row {row} is bad", False)
         for row in sorted(came[:count])
     ]
 

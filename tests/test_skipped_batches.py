@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 
 from feedline import DataLoader, ImageFolder
 from feedline.errors import SampleError
+from feedline.train.data import without_padding
 from ranks import said_by_ranks
 from row_sources import Breaking
 from sets import Made
@@ -104,6 +105,37 @@ def test_batches_without_readable_samples_are_left_out(
                 assert batches == [batch for batch in wanted if batch]
         assert len(loader) == -(-12 // size)
         assert len(loader.skipped) == 2 * len(broken)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_specification_of_a_batch_is_of_the_rows_that_were_loaded(
+    photos: Any, engine: str, workers: int
+) -> None:
+    data, options = makers(photos, (3, 4, 7))[engine]
+    with DataLoader(data, 5, num_workers=workers, on_error="skip", **options) as loader:
+        found = [(seen(batch), loader.batch) for batch in loader]
+    assert [spec.samples.tolist() for _, spec in found if spec] == [
+        [0, 1, 2],
+        [5, 6, 8, 9],
+        [10, 11],
+    ]
+    if engine != "source":  # its labels are the classes
+        assert all(spec and spec.dataset_keys == labels for labels, spec in found)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(("broken", "labels", "padding"), [(0, [1, 3], 0), (3, [1], 1)])
+def test_padding_counts_rows_that_were_loaded(
+    broken: int, labels: list[int], padding: int, workers: int
+) -> None:
+    # The batch has the samples 1 and 3, and 0 as padding.
+    options: dict[str, Any] = {"image_size": 4, "seed": 0, "rank": 1, "world_size": 2}
+    data = Breaking(5, {broken})
+    with DataLoader(data, 3, num_workers=workers, on_error="skip", **options) as loader:
+        assert [batch[1].tolist() for batch in without_padding(loader)] == [labels]
+        assert loader.batch is not None
+        assert loader.batch.padding == padding
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -86,14 +86,33 @@ def test_error_names_the_transform_and_not_the_file(
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("name", MAKERS)
-def test_skip_warns_once_of_a_failing_transform(jpeg_folder: Path, name: str, workers: int) -> None:
-    data = MAKERS[name](jpeg_folder, Stumble())
+@pytest.mark.parametrize("error", [ValueError, OSError])
+def test_skip_warns_once_of_a_failing_transform(
+    jpeg_folder: Path, name: str, workers: int, error: type[Exception]
+) -> None:
+    data = MAKERS[name](jpeg_folder, Stumble(error))
     with DataLoader(data, 4, num_workers=workers, on_error="skip") as loader:
         with pytest.warns(RuntimeWarning, match="cannot be augmented") as warned:
             count = sum(len(batch[1]) for _ in range(2) for batch in loader)
         assert len(warned) == 1
         assert count + len(loader.skipped) == 24
         assert 0 < len(loader.skipped) < 24
+
+
+class Overlay:
+    """A step that opens another image, which is missing."""
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return Image.blend(image, Image.open("no such overlay.png"), 0.5)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_file_that_a_transform_misses_is_not_the_sample(jpeg_folder: Path, name: str) -> None:
+    with DataLoader(MAKERS[name](jpeg_folder, Overlay()), 1, on_error="skip") as loader:
+        with pytest.warns(RuntimeWarning) as warned:
+            assert list(loader) == []
+        assert "overlay.png" in str(warned[0].message)
+        assert "the file is fine" in str(warned[0].message)
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -235,7 +235,7 @@ def test_failing_sample_is_named_or_skipped() -> None:
     options: dict[str, Any] = {"samples": Numbers(), "skip_errors": True}
     skipped = fetcher(Anything(), list, **options).fetch_in_process(batch)
     assert skipped.batch == [("made", 3), ("made", 4)]
-    assert skipped.skipped == (("7", "ValueError: broken"),)
+    assert skipped.skipped == ((1, "7", "ValueError: broken", False),)
     found = in_worker(fetcher(Anything(), list, samples=Numbers()), batch)
     assert isinstance(found, WorkerException)
     assert "index 7 of Anything" in str(found.error())

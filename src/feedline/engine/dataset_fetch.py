@@ -38,7 +38,7 @@ from feedline.engine.generators import (
     seed_generators_temporarily,
 )
 from feedline.engine.load_samples import Source
-from feedline.engine.messages import BatchTask, error_message
+from feedline.engine.messages import BatchTask, SkippedSample, error_message
 from feedline.engine.transform_errors import describe_code_error
 from feedline.engine.worker_errors import (
     SkippedBatch,
@@ -248,7 +248,7 @@ class DatasetFetcher:
                 make_sample = _sample_function(
                     self._compiled, self.dataset, all_keys, task, request
                 )
-            skipped: list[tuple[str, str]] = []
+            skipped: list[SkippedSample] = []
             reasons = dict(task.skipped_rows)
             wanted = keys if self._batched else [keys]
             samples, kept = self._samples(wanted, make_sample, skipped, on_sample, reasons)
@@ -276,7 +276,7 @@ class DatasetFetcher:
         self,
         keys: Any,
         make_sample: SampleFunction | None,
-        skipped: list[tuple[str, str]],
+        skipped: list[SkippedSample],
         on_sample: OnSample | None,
         skipped_rows: dict[int, str],
     ) -> tuple[Any, Any]:
@@ -302,7 +302,7 @@ class DatasetFetcher:
         kept: list[Any] = []
         for k, key in enumerate(keys):
             if k in skipped_rows:
-                skipped.append((repr(key), skipped_rows[k]))
+                skipped.append(SkippedSample(k, repr(key), skipped_rows[k]))
                 continue
             if on_sample is not None:
                 on_sample(k)
@@ -315,7 +315,7 @@ class DatasetFetcher:
                 reason = f"{type(error).__name__}: {error_message(error)}"
                 if cause := describe_code_error(error):
                     reason += f" ({cause})"
-                skipped.append((repr(key), reason))
+                skipped.append(SkippedSample(k, repr(key), reason, bool(cause)))
                 continue
             kept.append(key)
             if times_each_sample:
@@ -345,6 +345,7 @@ def _sample_function(
     with contextlib.suppress(Exception):
         numbers = [number for number in map(_sample_index, keys) if number is not None]
         samples.prepare(numbers, task.image_size)
+    stage_timer.begin_samples("fetch")
 
     def make_sample(row: int, key: Any) -> Any:
         number = _sample_index(key)

@@ -47,6 +47,7 @@ __all__ = [
     "Failure",
     "Report",
     "RowTask",
+    "SkippedSample",
     "Task",
     "error_message",
     "heartbeat_table",
@@ -180,6 +181,15 @@ def read_task_id(message: bytes) -> int:
     return int(_ID.unpack_from(message)[0])
 
 
+class SkippedSample(NamedTuple):
+    """A sample left out of a batch (`on_error="skip"`)."""
+
+    row: int  # within the batch
+    name: str
+    reason: str
+    is_code_error: bool = False  # a transform or other code failed, and its file is fine
+
+
 class Failure(NamedTuple):
     """A row that could not be made."""
 
@@ -189,6 +199,7 @@ class Failure(NamedTuple):
     trace: str = ""  # the worker's traceback
     hint: str = ""  # how to fix it
     is_storage: bool = False  # the storage failed, which proves nothing about the sample
+    is_code_error: bool = False  # a transform or other code failed, as `hint` describes
 
     @classmethod
     def of(cls, row: int, error: BaseException) -> Failure:
@@ -198,7 +209,7 @@ class Failure(NamedTuple):
         if isinstance(error, FeedlineError):
             return cls(row, kind, error.message, trace, error.advice, is_storage)
         hint = describe_code_error(error)
-        return cls(row, kind, error_message(error), trace, hint, is_storage)
+        return cls(row, kind, error_message(error), trace, hint, is_storage, bool(hint))
 
     def shortened(self, chars: int) -> Failure:
         """Failure with texts of at most this length; without traceback if it is 100 or less."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
+from feedline.engine.messages import SkippedSample
 from feedline.engine.payload import find_unpicklable, plain_dump
 from feedline.engine.transform_errors import describe_code_error
 from feedline.errors import FeedlineError, UsageError, note
@@ -33,13 +34,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SkippedBatch:
-    """A batch and its skipped samples, each with its key and the reason.
+    """A batch and its skipped samples.
 
     `is_empty`: all samples were skipped, and there is no batch.
     """
 
     batch: Any
-    skipped: tuple[tuple[str, str], ...]
+    skipped: tuple[SkippedSample, ...]
     is_empty: bool = False
 
 

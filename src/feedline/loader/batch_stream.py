@@ -26,11 +26,11 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from feedline.engine.attribute_changes import AttributeChange, Steps, merge_changes
 from feedline.engine.attribute_walk import find_shared_memory
 from feedline.engine.buffers import PAGE_BYTES, SlotTooSmallError, align
-from feedline.engine.transform_errors import NOT_THE_FILE
+from feedline.engine.messages import SkippedSample
 from feedline.errors import ClosedError, SampleError
 from feedline.loader.cache_filling import CacheFilling
 from feedline.loader.engine_choice import CurrentChoice, EngineChoice, keeps_workers
-from feedline.loader.engines import NO_BATCH, NO_ENGINE, Engine, EngineRecord, Skipped
+from feedline.loader.engines import NO_BATCH, NO_ENGINE, Engine, EngineRecord
 from feedline.loader.iterable_engine import IterablePosition
 from feedline.loader.options import Options, check_argument
 from feedline.loader.position import LoaderPosition, PlannedPosition
@@ -87,7 +87,7 @@ class BatchStream:
         self.batch: BatchSpec | None = None  # specification of the last batch
         self.filling = CacheFilling(options.cache)
         # First skipped samples of an epoch that has returned no batch yet; otherwise None.
-        self._skipped_first: Sequence[Skipped] | None = []
+        self._skipped_first: Sequence[SkippedSample] | None = []
         self._choice = CurrentChoice()
         self._started_with: EngineChoice | None = None
         self._has_refreshed = False  # `refresh` was called since the iteration began
@@ -294,7 +294,11 @@ class BatchStream:
             if self._skipped_first is not None and not self._skipped_first:
                 self._skipped_first = skipped
         self._skipped_first = None
-        self._warn_of_code_error(self.engine.skipped_now)
+        if skipped := self.engine.skipped_now:
+            self._warn_of_code_error(skipped)
+            assert self.batch is not None, "a batch was made"
+            self.batch = self.batch.without([each.row for each in skipped])
+            self.engine.batch = self.batch
         return batch
 
     def _next_of_engine(self) -> Any:
@@ -325,10 +329,10 @@ class BatchStream:
         # leave the delivery half recorded.
         self.filling.num_delivered = num_delivered
 
-    def _warn_of_code_error(self, skipped: Sequence[Skipped]) -> None:
+    def _warn_of_code_error(self, skipped: Sequence[SkippedSample]) -> None:
         """Warn once of a sample that was skipped although its file is fine."""
-        for name, reason in skipped if not self.record.has_warned else ():
-            if NOT_THE_FILE in reason:
+        for _, name, reason, is_code_error in skipped if not self.record.has_warned else ():
+            if is_code_error:
                 self.record.has_warned = True
                 warnings.warn(
                     f"on_error='skip' left out sample {name} for an error that is not of reading "
@@ -348,7 +352,7 @@ class BatchStream:
         if self._skipped_first:
             warnings.warn(
                 f"epoch {epoch} has no batch, because none of its samples could be loaded. All are "
-                f"in loader.skipped; the first: {': '.join(self._skipped_first[0])}",
+                f"in loader.skipped; the first: {_name_and_reason(self._skipped_first[0])}",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -443,14 +447,20 @@ class BatchStream:
         return self.end_workers()
 
 
-def _unequal_steps(batch: BatchSpec | None, skipped: Sequence[Skipped], ranks: int) -> SampleError:
+def _name_and_reason(sample: SkippedSample) -> str:
+    return f"{sample.name}: {sample.reason}"
+
+
+def _unequal_steps(
+    batch: BatchSpec | None, skipped: Sequence[SkippedSample], ranks: int
+) -> SampleError:
     """Error for a batch that one of several ranks cannot leave out."""
     assert batch is not None, "the batch was recorded"
     return SampleError(
         f"none of the {len(skipped)} samples of a batch could be loaded (epoch {batch.epoch + 1}, "
-        f"step {batch.step + 1}), the first: {': '.join(skipped[0])}. With {ranks} ranks the batch "
-        "cannot be left out, because this rank would take a step less than the others and they "
-        "would wait for it",
+        f"step {batch.step + 1}), the first: {_name_and_reason(skipped[0])}. With {ranks} ranks "
+        "the batch cannot be left out, because this rank would take a step less than the others "
+        "and they would wait for it",
         hint="repair or remove these samples, or use larger batches; for a loader of this rank "
         "alone use seed=0, rank=0, world_size=1",
     )

@@ -114,7 +114,7 @@ class DataLoader(TorchDataLoader[_T]):
             then a LoadTimeoutError, which is a RuntimeError. 0: no limit, and a warning after
             120 s. If workers share batches, a worker that hangs on one row while the others make
             progress, and does not read from storage, is replaced after `timeout` seconds (after
-            120 s if `timeout` is 0); a sample that hangs twice raises an error.
+            120 s if `timeout` is 0); a sample that hangs twice raises an error. Only with workers.
         worker_init_fn: as in torch.
         multiprocessing_context: start method, as in torch; or see `start_method`.
         generator: as in torch.
@@ -447,7 +447,10 @@ class DataLoader(TorchDataLoader[_T]):
 
     @property
     def batch(self) -> BatchSpec | None:
-        """Specification of the last delivered batch: sample indices, image size, padding."""
+        """Specification of the last delivered batch: sample indices, image size, padding.
+
+        Of a batch with skipped samples, of the remaining rows.
+        """
         return self._runtime.stream.batch
 
     @property
@@ -536,7 +539,7 @@ class DataLoader(TorchDataLoader[_T]):
     @property
     def skipped(self) -> list[tuple[str, str]]:
         """Samples skipped so far: name and reason."""
-        return list(self._runtime.stream.record.skipped)
+        return [(each.name, each.reason) for each in self._runtime.stream.record.skipped]
 
     @property
     def timing(self) -> Timing:

@@ -21,13 +21,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import psutil
 
 from feedline.engine.device_transfer import DeviceTransfer
 from feedline.engine.feed import Feed
+from feedline.engine.messages import SkippedSample
 from feedline.engine.tasks import InFlightBatch
 from feedline.engine.worker_errors import SkippedBatch, WorkerException
 from feedline.errors import SampleError, UsageError
@@ -45,7 +46,6 @@ __all__ = [
     "Engine",
     "EngineRecord",
     "InProcessEngine",
-    "Skipped",
     "WorkerEngine",
 ]
 
@@ -88,16 +88,12 @@ class WorkerHandle:
             time.sleep(0.005)
 
 
-Skipped: TypeAlias = tuple[str, str]
-"""A skipped sample: its name and the reason."""
-
-
 @dataclass(eq=False)
 class EngineRecord:
     """Record that the engines of a stream add to, one after another."""
 
     timing: Timing = field(default_factory=Timing)
-    skipped: list[Skipped] = field(default_factory=list)
+    skipped: list[SkippedSample] = field(default_factory=list)
     has_warned: bool = False  # of a sample skipped for an error of a transform or other code
     deaths: list[str] = field(default_factory=list)  # causes of death of replaced workers
     # Of batches made in this process:
@@ -119,7 +115,7 @@ class Engine:
     feed: Feed | None = None  # feed of the worker pool; None for engines without one
 
     batch: BatchSpec | None = None  # specification of the batch that `next` returned last
-    skipped_now: Sequence[Skipped] = ()  # its skipped samples, until it is delivered
+    skipped_now: Sequence[SkippedSample] = ()  # its skipped samples, until it is delivered
 
     @property
     def memory_bytes(self) -> int:
@@ -214,7 +210,7 @@ class WorkerEngine(Engine):
         transfer: DeviceTransfer,
         position: LoaderPosition,
         record: EngineRecord,
-        policy: Callable[[InFlightBatch], list[Skipped]] = lambda in_flight: [],
+        policy: Callable[[InFlightBatch], list[SkippedSample]] = lambda in_flight: [],
         *,
         skip_after_error: bool = False,
     ) -> None:
@@ -226,8 +222,8 @@ class WorkerEngine(Engine):
         self._record = record
         self._policy = policy
         # Batches in the device transfer.
-        self._sent: list[tuple[BatchSpec, list[Skipped]]] = []
-        self.skipped_now: Sequence[Skipped] = ()
+        self._sent: list[tuple[BatchSpec, list[SkippedSample]]] = []
+        self.skipped_now: Sequence[SkippedSample] = ()
         # True if the batch after those in `_sent` could not be made.
         self._next_batch_failed = False
         # True during operations that leave wrong records if interrupted.
@@ -345,7 +341,7 @@ class WorkerEngine(Engine):
                 self._next_batch_failed = True  # made again when requested, and then raised
 
 
-def _is_empty(batch: BatchSpec, skipped: list[Skipped]) -> bool:
+def _is_empty(batch: BatchSpec, skipped: list[SkippedSample]) -> bool:
     """Return True if all rows of a batch were skipped, so that it was not sent."""
     return bool(skipped) and len(skipped) == batch.rows
 
@@ -372,7 +368,7 @@ class InProcessEngine(Engine):
         if record.page is None and is_recording_enabled():
             record.page = StagePage(np.zeros(PAGE_WORDS, np.int64))
         self._page = record.page
-        self.skipped_now: Sequence[Skipped] = ()
+        self.skipped_now: Sequence[SkippedSample] = ()
 
     def begin(self, restart: bool) -> None:
         self._returned_s = 0.0

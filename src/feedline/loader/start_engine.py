@@ -25,18 +25,17 @@ from feedline.engine.device_transfer import (
 from feedline.engine.devices import TorchAccelerator
 from feedline.engine.feed import Feed
 from feedline.engine.load_samples import Source
-from feedline.engine.messages import HUNG
+from feedline.engine.messages import HUNG, SkippedSample
 from feedline.engine.pinned_memory import pin_batch, register_memory, should_pin
 from feedline.engine.pool import WorkerPool
 from feedline.engine.start_pool import start_pool
 from feedline.engine.tasks import BatchTasks, InFlightBatch, RowTasks
 from feedline.engine.tensor_dataset import batched_tensors
-from feedline.engine.transform_errors import NOT_THE_FILE
 from feedline.engine.worker_errors import describe_sample
 from feedline.errors import ImageError, SampleError, StorageError
 from feedline.images.native import warn_if_missing
 from feedline.loader.engine_choice import EngineChoice, keeps_workers
-from feedline.loader.engines import Engine, EngineRecord, InProcessEngine, Skipped, WorkerEngine
+from feedline.loader.engines import Engine, EngineRecord, InProcessEngine, WorkerEngine
 from feedline.loader.iterable_engine import IterableEngine, IterablePosition
 from feedline.loader.options import Options
 from feedline.loader.position import LoaderPosition
@@ -50,17 +49,18 @@ _MAX_USER_BATCHES = 2
 
 def samples_to_skip(
     source: Source, slots: BatchBuffers, on_error: str, in_flight: InFlightBatch
-) -> list[Skipped]:
+) -> list[SkippedSample]:
     """Samples to skip in a batch with failed rows; or release the slot and raise a SampleError."""
     failures = sorted(in_flight.failures, key=lambda failure: failure.row)
     batch = in_flight.batch
     from_storage = [failure for failure in failures if failure.is_storage]
     if on_error == "skip" and not from_storage:
         return [
-            (
+            SkippedSample(
+                failure.row,
                 _name(source, int(batch.samples[failure.row])),
-                f"{failure.kind}: {failure.message}"
-                + f" ({failure.hint})" * (NOT_THE_FILE in failure.hint),
+                f"{failure.kind}: {failure.message}" + f" ({failure.hint})" * failure.is_code_error,
+                failure.is_code_error,
             )
             for failure in failures
         ]

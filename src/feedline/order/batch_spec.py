@@ -6,7 +6,8 @@ a source does not depend on buffer slots.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -84,6 +85,15 @@ class BatchSpec:
     def rows(self) -> int:
         """Number of rows of the batch on this rank."""
         return len(self.samples)
+
+    def without(self, rows: Collection[int]) -> BatchSpec:
+        """Return the specification without some rows, which could not be loaded."""
+        kept = [row for row in range(self.rows) if row not in rows]
+        keys = self.keys
+        if isinstance(keys, (list, tuple)):
+            keys = [keys[row] for row in kept]
+        padding = sum(row >= self.rows - self.padding for row in kept)
+        return replace(self, samples=self.samples[kept], padding=padding, keys=keys)
 
 
 @dataclass(frozen=True, slots=True)

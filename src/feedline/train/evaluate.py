@@ -176,10 +176,8 @@ def predict(
             with torch.inference_mode(), autocast(trained.device, precision):
                 shares = trained.model(images).float().softmax(dim=1)
             found = shares.topk(min(topk, len(trained.classes)), dim=1)
-            unread = {path for path, _ in loader.skipped}
             samples = loader.batch.samples.tolist()
-            read = [number for number in samples if files.store.name(number) not in unread]
-            rows = zip(read, found.indices.tolist(), found.values.tolist(), strict=True)
+            rows = zip(samples, found.indices.tolist(), found.values.tolist(), strict=True)
             for number, labels, values in rows:
                 names = [trained.classes[label] for label in labels]
                 yield str(paths[number]), list(zip(names, values, strict=True))
