@@ -107,6 +107,16 @@ def test_the_numbers_for_any_other_dataset_are_whole(options: dict[str, Any], sa
         DataLoader(range(10), **{"num_workers": 1, **options})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("data", [range(4), Rows(4)])
+def test_timeout_without_workers_is_refused_by_the_iteration(data: Any) -> None:
+    size = {} if isinstance(data, range) else {"image_size": 8}
+    with DataLoader(data, num_workers=0, timeout=5, **size) as loader:
+        with pytest.raises(UsageError, match="timeout 5 has no effect without workers"):
+            iter(loader)
+        loader.timeout = 0
+        assert len(list(loader)) == 4
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_too_many_workers_are_rejected_when_they_start() -> None:
     loader = DataLoader(range(10), num_workers=513)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ from feedline.loader.cache_filling import CacheFilling
 from feedline.loader.engine_choice import CurrentChoice, EngineChoice, keeps_workers
 from feedline.loader.engines import NO_BATCH, NO_ENGINE, Engine, EngineRecord
 from feedline.loader.iterable_engine import IterablePosition
-from feedline.loader.options import Options, check_argument
+from feedline.loader.options import Options, check_argument, check_timeout
 from feedline.loader.position import LoaderPosition, PlannedPosition
 from feedline.loader.sampled_epoch import EpochSource
 from feedline.loader.sampled_position import SampledPosition
@@ -231,6 +231,7 @@ class BatchStream:
 
     def begin(self) -> None:
         """Begin an iteration at the position."""
+        check_timeout(self.options)
         self.filling.begin(self.position)
         choice = self.choice(compare_lists=True)
         changes = self._changes

@@ -320,6 +320,16 @@ def check_argument(name: str, value: object) -> None:
         raise UsageError(f"must be {expected}, got {value!r}", argument=name)
 
 
+def check_timeout(options: Options) -> None:
+    """Raise UsageError for a timeout without workers, which torch also refuses when it iterates."""
+    if options.timeout > 0 and not options.num_workers:
+        raise UsageError(
+            f"{options.timeout!r} has no effect without workers; set num_workers=1 or more, or "
+            "timeout=0",
+            argument="timeout",
+        )
+
+
 def check_no_prefetch_factor(factor: object) -> None:
     """Raise UsageError if `prefetch_factor` is set for a feedline source."""
     # torch's own constructor converts None to 2, and frameworks pass that on.

@@ -91,9 +91,9 @@ def _wait_for_lock(descriptor: int, root: str, patience_s: float) -> None:
         if time.monotonic() < deadline:
             time.sleep(0.05)
             continue
-        said = read_at(descriptor, _MAX_BYTES, 0).decode("ascii", "replace").split()
+        process, *_ = read_at(descriptor, _MAX_BYTES, 0).decode("ascii", "replace").split() or [""]
         raise UsageError(
-            f"another build is running in {root!r} (process {said[0] if said else 'unknown'})",
+            f"another build is running in {root!r} (process {process or 'unknown'})",
             hint="wait for it, or use another folder",
         )
 
