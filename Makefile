@@ -61,7 +61,7 @@ lint: $(READY)
 TIME ?= 60
 NATIVE_TESTS := tests/images/test_raw_rows.py tests/images/test_resample.py tests/images/test_resample_filters.py \
 	tests/images/test_lut.py tests/images/test_photometric.py tests/images/test_jpeg.py \
-	tests/images/test_entropy.py
+	tests/images/test_entropy.py tests/images/test_png.py
 SANITIZED := build/sanitized
 SANITIZE := -g -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -shared-libasan
 WITH_SANITIZERS = PYTHONPATH=$(SANITIZED)/lib PYTHONMALLOC=malloc \
@@ -77,7 +77,7 @@ fuzz: $(SANITIZED)
 $(SANITIZED): $(READY) setup.py $(wildcard src/feedline/images/c/*.[ch])
 	CC=clang LDSHARED="clang -shared" CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" \
 		$(BIN)/python setup.py -q build --build-base $@ --build-lib $@/lib
-	cd $@/lib/feedline/images && ls _resample.*so _lut.*so _photometric.*so _jpeg.*so
+	cd $@/lib/feedline/images && ls _resample.*so _lut.*so _photometric.*so _jpeg.*so _png.*so
 	touch $@
 
 # tests/native/arm.sh lists the packages of Debian that it needs.

@@ -21,6 +21,7 @@ SOURCES = {
     "_lut": ["_lut.c"],
     "_photometric": ["_photometric.c"],
     "_jpeg": ["_jpeg.c", "_entropy.c"],
+    "_png": ["_png.c"],
 }
 
 setup(

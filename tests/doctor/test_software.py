@@ -16,7 +16,7 @@ from feedline.doctor import cores
 from feedline.doctor.cores import check_start_method
 from feedline.doctor.gpu_checks import TorchBuild, check_torch, read_torch_build
 from feedline.doctor.gpus import Gpu, Gpus
-from feedline.doctor.software import check_decoder, check_libraries
+from feedline.doctor.software import check_decoder, check_libraries, check_png_decoder
 from feedline.images import jpeg, resize
 
 # The decoder
@@ -39,6 +39,17 @@ def test_uncompiled_part_is_a_warning(name: str, monkeypatch: pytest.MonkeyPatch
     assert (parts.status, parts.details[name.removeprefix("_")]) == ("warn", False)
     assert f"{name} was not compiled" in parts.summary
     assert (decoder.status == "note") == (name == "_jpeg")
+
+
+def test_the_inflater_of_pngs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("feedline.images._png")
+    found = check_png_decoder()
+    assert found.details["compiled"]
+    assert (found.status == "ok") == (found.details["isal"] is not None)
+    monkeypatch.setitem(sys.modules, "feedline.images._png", None)
+    found = check_png_decoder()
+    assert (found.status, found.details["compiled"]) == ("note", False)
+    assert "Pillow" in found.summary
 
 
 def test_part_for_another_python_differs_from_missing_part(

@@ -46,7 +46,7 @@ exec qemu-aarch64-static -0 "$ROOT/python" -L "$ROOT" "$(ls "$ROOT"/usr/bin/pyth
 END
 chmod +x "$ROOT/python"
 export PYTHONHOME=$ROOT/usr PYTHONPATH=$ROOT/built:$ROOT/packages PYTHONDONTWRITEBYTECODE=1
-"$ROOT/python" -c 'from feedline.images import _jpeg, _lut, _photometric, _resample
+"$ROOT/python" -c 'from feedline.images import _jpeg, _lut, _photometric, _png, _resample
 assert _resample.PATHS == ("scalar", "neon"), _resample.PATHS'
 # Without conftest.py, whose fork server would have to be emulated too.
 "$ROOT/python" -m pytest --noconftest --hypothesis-profile=ci --timeout=1800 "$@"

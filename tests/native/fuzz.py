@@ -17,15 +17,20 @@ import sys
 import tempfile
 import time
 import warnings
+import zlib
 from pathlib import Path
 
 import numpy as np
 import xxhash
 from PIL import Image, _imaging
 
-from feedline.images import _jpeg, _lut, _photometric, _resample
+from feedline.errors import ImageError
+from feedline.images import _jpeg, _lut, _photometric, _png, _resample, png
+from feedline.images.codec_registry import DecodeOptions, Decoder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from pngs import CHANNELS, PALETTE, chunk, header, random_rows
+from pngs import png as png_file
 from random_jpegs import damaged, random_jpeg
 
 REFUSALS = (ValueError, BufferError, OverflowError, MemoryError, TypeError)
@@ -249,7 +254,86 @@ def fuzz_decoder(dice: Dice, data: bytes) -> None:
         assert np.array_equal(*found)
 
 
-CASES = (fuzz_resample, fuzz_rows, fuzz_lut, fuzz_photometric, fuzz_jpeg)
+def fuzz_unfilter(dice: Dice) -> None:
+    """Arguments of any kind; valid ones give the same pixels for each part of the rows."""
+    width, height, channels = size(dice), size(dice), int(dice.integers(1, 5))
+    rows = pixels(dice, height, 1 + width * channels)
+    rows[:, 0] = dice.choice([4, *range(6)], height, p=[0.5, *[0.099] * 5, 0.005])
+    colours = 1 if channels < 3 and chance(dice, 0.5) else 3
+    whole = np.zeros((height, width, colours), np.uint8)
+    is_known = _png.unfilter(rows, whole, width, channels, 0)
+    assert is_known == (rows[:, 0] < 5).all()
+    top, columns = int(dice.integers(height)), int(dice.integers(1, width + 1))
+    part = np.full((height - top, columns, colours), 99, np.uint8)
+    if _png.unfilter(rows, part, width, channels, top) and is_known:
+        assert np.array_equal(part, whole[top:, :columns])
+    odd = [n + int(dice.integers(-1, 2)) * chance(dice, 0.1) for n in (width, channels, top)]
+    _png.unfilter(spoiled(dice, rows), spoiled(dice, part), *odd)
+
+
+def maybe_damaged_png(dice: Dice, data: bytes) -> bytes:
+    broken = bytearray(data)
+    if chance(dice, 0.5):
+        for _ in range(size(dice, 20)):
+            broken[dice.integers(len(broken))] = dice.integers(256)
+    return bytes(broken[: dice.integers(len(broken))] if chance(dice, 0.1) else broken)
+
+
+def random_png(dice: Dice) -> bytes:
+    width, height, colour = size(dice, 90), size(dice, 90), int(dice.choice([*CHANNELS]))
+    depth = 8 if chance(dice, 0.9) else int(dice.choice([1, 2, 4, 16]))
+    filters = dice.integers(0, 5, height) if chance(dice, 0.5) else [4]
+    rows = random_rows(width, height, colour, filters, int(dice.integers(1 << 30)), depth)
+    if chance(dice, 0.5):  # compressible
+        rows = bytes(byte if byte < 5 else byte & 3 for byte in rows)
+    level, strategy = int(dice.integers(10)), int(dice.integers(5))
+    deflate = zlib.compressobj(level, zlib.DEFLATED, int(dice.integers(9, 16)), 9, strategy)
+    data = deflate.compress(rows) + deflate.flush()
+    if chance(dice, 0.4):  # damaged, with a right checksum
+        broken = bytearray(data)
+        for _ in range(size(dice, 6)):
+            broken[dice.integers(min(len(broken), 80))] = dice.integers(256)
+        data = bytes(broken)
+    text = chunk(b"tEXt", b"a\0b") * chance(dice, 0.2)
+    return png_file(
+        header(width, height, colour, depth, interlaced=chance(dice, 0.05)),
+        data,
+        before=(chunk(b"PLTE", bytes(6)) if colour == PALETTE else b"") + text,
+        after=text + chunk(b"IEND"),
+        cuts=sorted(dice.integers(0, len(data), size(dice, 5)).tolist()),
+    )
+
+
+def decoded_png(data: bytes, part: tuple | None, mode: str) -> np.ndarray | str:
+    decoder = Decoder(DecodeOptions(1 << 20, mode=mode))
+    try:
+        decoder.open(data)
+        return np.array(decoder.read(part=part))
+    except ImageError as error:
+        return str(error)
+
+
+def fuzz_png(dice: Dice) -> None:
+    """Pixels or errors of Pillow. Only if the data is damaged despite a right checksum, and not
+    read to its end, a part may have other pixels, or pixels instead of an error.
+    """
+    data = random_png(dice)
+    for _ in range(5):
+        file = maybe_damaged_png(dice, data)
+        part = None
+        with contextlib.suppress(ImageError):
+            height, width = Decoder(DecodeOptions(1 << 20)).open(file)
+            if chance(dice, 0.5):
+                part = int(dice.integers(height)), int(dice.integers(width)), 1, 1
+        found, png.compiled = [], _png
+        mode = "L" if chance(dice, 0.3) else "RGB"
+        for png.compiled in (_png, None):
+            found.append(decoded_png(file, part, mode))
+        png.compiled = _png
+        assert part or np.array_equal(*found)
+
+
+CASES = (fuzz_resample, fuzz_rows, fuzz_lut, fuzz_photometric, fuzz_jpeg, fuzz_unfilter, fuzz_png)
 
 
 def run_case(number: int) -> None:

@@ -40,7 +40,7 @@ from feedline.doctor.memory import (
     check_shared_memory,
     slot_bytes,
 )
-from feedline.doctor.software import check_decoder, check_libraries
+from feedline.doctor.software import check_decoder, check_libraries, check_png_decoder
 from feedline.engine.defaults import (
     DEFAULT_PREFETCH,
     WORKER_BYTES,
@@ -59,7 +59,8 @@ _NEEDED_TO_COPY = ("gpu", "gpu-driver", "torch-build")
 _OF_COPIES = ("pinned-memory", "copy-rate")
 CHECK_IDS = (
     *("usable-cores", "core-share", "memory", "shared-memory", "open-files", "start-method"),
-    *("omp-threads", "opencv-threads", "jpeg-decoder", "compiled-parts", "libraries"),
+    *("omp-threads", "opencv-threads", "jpeg-decoder", "compiled-parts"),
+    *("png-decoder", "libraries"),
     *(*_OF_DATA, *_OF_GPU, "torch-build", *_OF_COPIES),
 )
 """Ids of all checks, in their order."""
@@ -116,6 +117,7 @@ def examine(
     run(("omp-threads",), lambda: [check_openmp(limits, environ)])
     run(("opencv-threads",), lambda: [check_opencv(limits, environ, measure)], bounded=False)
     run(("jpeg-decoder", "compiled-parts"), check_decoder)
+    run(("png-decoder",), lambda: [check_png_decoder()])
     run(("libraries",), lambda: [check_libraries()])
     if folder is None:
         run(("data-folder",), lambda: [skip_data()])

@@ -13,7 +13,7 @@ from feedline import __version__
 from feedline.doctor.check import CheckResult
 from feedline.images.native import COMPILE_HINT, NATIVE_MODULES
 
-__all__ = ["check_decoder", "check_libraries", "package_version"]
+__all__ = ["check_decoder", "check_libraries", "check_png_decoder", "package_version"]
 
 
 # Package names, with the module's name.
@@ -26,7 +26,17 @@ _NEEDED = {
     "typer": "typer",
     "xxhash": "xxhash",
 }
-_OPTIONAL = ("torchvision", "timm", "lmdb", "pyarrow", "fsspec", "s3fs", "ray", "nvidia-ml-py")
+_OPTIONAL = (
+    "isal",
+    "torchvision",
+    "timm",
+    "lmdb",
+    "pyarrow",
+    "fsspec",
+    "s3fs",
+    "ray",
+    "nvidia-ml-py",
+)
 
 
 def package_version(package: str) -> str | None:
@@ -80,6 +90,28 @@ def check_decoder() -> Iterator[CheckResult]:
         f"longer: {reasons}",
         details={**details, "why_not": missing},
         fix="; ".join(fixes),
+    )
+
+
+def check_png_decoder() -> CheckResult:
+    """Run the check "png-decoder"."""
+    isal = package_version("isal")
+    is_compiled = not _why_not("_png")[0]
+    if not is_compiled:
+        # The missing part and its fix are reported by "compiled-parts".
+        line = "Pillow decodes the rows down to the crop's end"
+    elif isal:
+        line = f"inflates only the rows down to the crop's end, with ISA-L (isal {isal})"
+    else:
+        line = (
+            "inflates only the rows down to the crop's end, with Python's zlib; ISA-L takes half "
+        )
+        line += "the time, if isal can be installed"
+    return CheckResult(
+        id="png-decoder",
+        status="ok" if is_compiled and isal else "note",
+        summary=line,
+        details={"compiled": is_compiled, "isal": isal},
     )
 
 

@@ -13,6 +13,7 @@ __all__ = ["COMPILE_HINT", "NATIVE_MODULES", "describe_missing", "warn_if_missin
 
 NATIVE_MODULES = {
     "_jpeg": "simplejpeg decodes whole images instead of crops",
+    "_png": "Pillow decodes PNGs, in about five times the time",
     "_resample": "torch crops and resizes, in about twice the time, and each worker imports it",
     "_lut": "numpy converts pixels to floats",
     "_photometric": "torchvision changes colours, blurs and maps",

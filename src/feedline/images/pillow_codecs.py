@@ -49,6 +49,7 @@ from feedline.images.codec_base import (
     upright,
 )
 from feedline.images.crops import Part
+from feedline.images.png import decode_png
 from feedline.sources.store import Pixels
 
 __all__ = [
@@ -225,6 +226,11 @@ class _Png(PillowCodec):
         if part is not None:
             image.limit(part[0] + part[2])
         return image
+
+    def decode(self, data: bytes, options: DecodeOptions, part: Part | None) -> DecodedPixels:
+        """Decode as `Codec` describes, by `png.py` if it can."""
+        decoded = decode_png(data, self._reader(), options, part)
+        return super().decode(data, options, part) if decoded is None else decoded
 
 
 class _Gif(PillowCodec):
