@@ -107,6 +107,7 @@ def test_every_region_equals_the_whole_for_any_restart_interval(data):
         quality=data.draw(st.sampled_from([1, 50, 90, 95, 100])),
         subsampling="4:4:4" if grey else data.draw(st.sampled_from(SUBSAMPLINGS)),
         optimize=data.draw(st.booleans()),
+        progressive=data.draw(st.booleans()),
         restart_marker_blocks=data.draw(st.integers(0, 60)),
     )
     by = data.draw(st.sampled_from((1, 2, 4, 8)))
@@ -213,9 +214,10 @@ def test_wrong_restart_interval_falls_back():
     assert read(compiled_decoder(), without, (0, 0, HEIGHT, WIDTH)) is None
 
 
+@pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("blocks", [0, 1, 5])
-def test_any_bytes_give_pixels_of_libjpeg_or_none(blocks):
-    options = {"restart_marker_blocks": blocks} if blocks else {}
+def test_any_bytes_give_pixels_of_libjpeg_or_none(blocks, progressive):
+    options = {"restart_marker_blocks": blocks, "progressive": progressive}
     data = by_pillow(pixels=picture(70, 90), quality=85, **options)
     dice, decoder, compared, refused = np.random.default_rng(blocks), compiled_decoder(), 0, 0
     for turn in range(1500):
@@ -272,6 +274,17 @@ def test_damage_outside_a_region_changes_no_pixel_of_it(blocks):
             given += 1
             assert np.array_equal(found, expected)
     assert given > 200
+
+
+@pytest.mark.parametrize("scan", range(10))
+def test_progressive_scan_without_its_end_falls_back(scan):
+    data = by_pillow(progressive=True)
+    starts = [at for at in range(len(data)) if data[at : at + 2] == b"\xff\xda"]
+    stop = [*(data.rindex(b"\xff\xc4", 0, at) for at in starts[1:]), len(data) - 2][scan]
+    for removed in (1, 9):
+        broken = data[: stop - removed] + data[stop:]
+        assert by_libjpeg(broken, (0, 0, 9, 9)) is None
+        assert read(compiled_decoder(), broken, (0, 0, 9, 9)) is None
 
 
 def test_decoder_returns_region_with_damaged_surroundings():

@@ -3,7 +3,10 @@
 #ifndef FEEDLINE_COMPILER_H
 #define FEEDLINE_COMPILER_H
 
+#include <stdint.h>
+
 #if defined(_MSC_VER) && !defined(__clang__)
+#include <intrin.h>
 #define INLINE __forceinline
 #define NOINLINE __declspec(noinline)
 #define LIKELY(condition) (condition)
@@ -14,6 +17,18 @@
 #define LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define TARGET(features) __attribute__((target(features)))
 #endif
+
+/* Return the number of the lowest bit that is set. */
+static INLINE int lowest_bit(uint64_t bits)
+{
+#if defined(_MSC_VER) && !defined(__clang__)
+    unsigned long number;
+    _BitScanForward64(&number, bits);
+    return (int)number;
+#else
+    return __builtin_ctzll(bits);
+#endif
+}
 
 #if defined(__x86_64__)
 #include <cpuid.h>

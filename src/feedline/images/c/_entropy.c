@@ -1,4 +1,5 @@
-/* Decode the Huffman codes of a baseline JPEG to coefficients, of any of its MCUs.
+/* Decode the Huffman codes of a baseline JPEG to coefficients, of any of its MCUs; and those of a
+progressive one's scans of AC coefficients.
 
 Guarantees: libjpeg's coefficients, or failure for whatever violates ITU T.81: an unknown code, a
 block that is too long, a segment with too few or too many bytes, a marker out of order. Nothing is
@@ -21,15 +22,19 @@ enum {
     LAST = 63,         /* a block's last coefficient */
     END_OF_BLOCK = 96, /* an advance beyond it that no run reaches */
     LENGTHS = 16,
+    DC = 1, PAIRS, SINGLE, /* kinds of tables */
     MAX_SIZE = 13, /* of values after codes that are looked up; baseline has up to 11 bits */
 };
 
-/* An entry of a DC table: bits of the code and its value together, and bits of the value. 0: search. */
-#define ENTRY(length, size) ((uint16_t)((length) | (size) << 6))
+/* An entry of `found`: bits of the code and its value together, and the symbol: a run of zeros, and
+bits of the value. 0: search. */
+#define ENTRY(length, symbol) ((uint16_t)((length) + ((symbol) & 15) + (symbol) * 64))
 #define LENGTH(entry) ((entry) & 63)
-#define SIZE(entry) ((entry) >> 6)
+#define SYMBOL(entry) ((int)(entry) >> 6)
+#define SIZE(entry) ((entry) >> 6 & 15)
+#define RUN(entry) ((int)(entry) >> 10)
 
-/* An entry of an AC table: the number of its bits; the advance to a coefficient and its value; the
+/* An entry of `pairs`: the number of its bits; the advance to a coefficient and its value; the
 advance from the same place to a second coefficient, plus END_OF_BLOCK if that code follows; the bits
 before its value, and how far to shift these to the right. A single coefficient is the second one,
 after a 0 that it overwrites, or that was 0. The entry is 0 if the code must be searched. */
@@ -61,16 +66,14 @@ static int advance(int symbol)
     return symbol & 15 || run == 15 ? run + 1 : END_OF_BLOCK;
 }
 
-/* Find the symbol and length of a code; 0 and 0 if there is none. */
-static NOINLINE int search(const Codes *codes, uint64_t bits, int *length)
+/* Find the entry of any code; 0 if there is none. */
+static NOINLINE unsigned search(const Codes *codes, uint64_t bits)
 {
     const uint32_t first = (uint32_t)(bits >> (64 - LENGTHS));
     for (int k = 1; k <= LENGTHS; k++)
-        if (first < codes->limits[k]) {
-            *length = k;
-            return codes->symbols[(int)(first >> (LENGTHS - k)) + codes->firsts[k]];
-        }
-    return *length = 0;
+        if (first < codes->limits[k])
+            return ENTRY(k, codes->symbols[(int)(first >> (LENGTHS - k)) + codes->firsts[k]]);
+    return 0;
 }
 
 /* The number of 63 - `shift` bits whose highest bit is the highest of `bits`: ITU T.81, F.2.2.1. */
@@ -141,10 +144,10 @@ static void build_pairs(uint64_t *pairs, const Code *codes)
 }
 
 /* Build a table, unless it is the one built before. Return 0 if it is invalid. */
-static int build(Codes *codes, const uint8_t *table, int is_dc)
+static int build(Codes *codes, const uint8_t *table, int kind)
 {
     const uint8_t *counts = table, *symbols = table + 17;
-    if (codes->built && !memcmp(codes->counts + 1, counts + 1, 16)
+    if (codes->built == kind && !memcmp(codes->counts + 1, counts + 1, 16)
         && !memcmp(codes->symbols, symbols, 256))
         return 1;
     codes->built = 0;
@@ -158,7 +161,7 @@ static int build(Codes *codes, const uint8_t *table, int is_dc)
         if (place + counts[length] > 256 || code + counts[length] > 1u << length)
             return 0;
         for (int k = 0; k < counts[length]; k++, code++) {
-            const int symbol = symbols[place++], size = is_dc ? symbol : symbol & 15;
+            const int symbol = symbols[place++], size = kind == DC ? symbol : symbol & 15;
             if (size > 15)
                 return 0;
             if (length <= ENTROPY_LOOKUP && size <= MAX_SIZE) {
@@ -169,12 +172,13 @@ static int build(Codes *codes, const uint8_t *table, int is_dc)
         }
         codes->limits[length] = code << (LENGTHS - length);
     }
-    if (!is_dc)
+    if (kind == PAIRS)
         build_pairs(codes->pairs, found);
     else
         for (int k = 0; k < 1 << ENTROPY_LOOKUP; k++)
-            codes->found[k] = ENTRY(found[k].length + found[k].symbol, found[k].symbol);
-    return codes->built = 1;
+            codes->found[k] = found[k].length ? ENTRY(found[k].length, found[k].symbol) : 0;
+    codes->built = kind;
+    return 1;
 }
 
 /* Copy data until there is enough for an MCU. Bytes after the end of a segment may have any value:
@@ -210,17 +214,24 @@ static void begin_segment(Entropy *self)
     self->bits = 0;
     self->ahead = 0;
     self->stopped = 0;
+    self->blocks_to_end = 0;
     self->mcu = self->segment * self->interval;
     memset(self->last_dc, 0, sizeof self->last_dc);
+}
+
+/* Return True if no byte is left before a marker or the end. */
+static int is_read(Entropy *self)
+{
+    if (!self->stopped)
+        fill(self);
+    return self->stopped && (self->copy + self->filled - self->next) * 8 + (int)self->ahead < 8;
 }
 
 int entropy_ended(Entropy *self)
 {
     if (self->broken || !self->interval || self->mcu != (self->segment + 1) * self->interval)
         return !self->broken;
-    if (!self->stopped)
-        fill(self);
-    return self->stopped && (self->copy + self->filled - self->next) * 8 + (int)self->ahead < 8;
+    return is_read(self);
 }
 
 /* Go to a later segment. Return True if this one ended well and restart markers are in order. */
@@ -267,7 +278,7 @@ int entropy_block(
     self->of[block].component = component;
     self->of[block].dc = &self->dc[dc];
     self->of[block].ac = &self->ac[ac];
-    return build(&self->dc[dc], dc_table, 1) && build(&self->ac[ac], ac_table, 0);
+    return build(&self->dc[dc], dc_table, DC) && build(&self->ac[ac], ac_table, PAIRS);
 }
 
 /* Eight bytes, the first one highest; compilers make it one load. */
@@ -320,18 +331,14 @@ static INLINE void decode_one(
     for (int b = 0; b < self->blocks; b++) {
         int16_t *const block = wanted ? blocks[b] : NULL;
         const Codes *const dc = self->of[b].dc, *const ac = self->of[b].ac;
-        uint16_t entry = dc->found[bits >> (64 - ENTROPY_LOOKUP)];
+        unsigned entry = dc->found[bits >> (64 - ENTROPY_LOOKUP)];
         READ_AHEAD();
         if (!LIKELY(entry != 0)) {
-            int length;
-            const int size = search(dc, bits, &length);
-            self->broken |= !length;
-            PASS(length);
-            entry = ENTRY(size, size);
+            entry = search(dc, bits);
+            self->broken |= !entry;
         }
         int *const last_dc = &self->last_dc[self->of[b].component];
-        const int more = value(
-            bits << (LENGTH(entry) - SIZE(entry)), 63u - SIZE(entry));
+        const int more = value(bits << (LENGTH(entry) - SIZE(entry)), 63 - SIZE(entry));
         *last_dc = (int)((unsigned)*last_dc + (unsigned)more); /* sums of invalid files may overflow */
         PASS(LENGTH(entry));
         if (wanted)
@@ -351,14 +358,13 @@ static INLINE void decode_one(
             if (pair)
                 k -= SECOND_ADVANCE(pair);
             READ_AHEAD();
-            int length;
-            const int symbol = search(ac, bits, &length), size = symbol & 15;
-            self->broken |= !length;
-            PASS(length);
-            k += (unsigned)advance(symbol);
+            const unsigned found = search(ac, bits);
+            self->broken |= !found;
+            k += (unsigned)advance(SYMBOL(found));
             if (wanted && k < END_OF_BLOCK)
-                block[places[k]] = (int16_t)value(bits, 63u - (unsigned)size);
-            PASS(size);
+                block[places[k]] = (int16_t)value(
+                    bits << (LENGTH(found) - SIZE(found)), 63 - SIZE(found));
+            PASS(LENGTH(found));
             if (k >= LAST)
                 break;
         }
@@ -399,4 +405,186 @@ int entropy_mcu(Entropy *self, unsigned mcu, int16_t *const *blocks)
 #endif
         decode_up_to(self, mcu, blocks);
     return !self->broken;
+}
+
+int entropy_scan(
+    Entropy *self, const uint8_t *data, size_t bytes, unsigned interval, const Band *band, int ac,
+    const uint8_t *ac_table)
+{
+    entropy_begin(self, data, bytes, interval);
+    self->band = *band;
+    if (ac < 0 || ac >= ENTROPY_TABLES || !ac_table || band->first < 1 || band->first > band->last
+        || band->last > LAST || band->low < 0 || band->low > 13)
+        return 0;
+    self->within = UINT64_MAX >> (LAST - band->last) & UINT64_MAX << band->first;
+    self->scan = &self->ac[ac];
+    return build(&self->ac[ac], ac_table, SINGLE);
+}
+
+#define FIND(entry) \
+    do { \
+        READ_AHEAD(); \
+        entry = codes->found[bits >> (64 - ENTROPY_LOOKUP)]; \
+        if (!LIKELY(entry != 0)) { \
+            entry = search(codes, bits); \
+            self->broken |= !entry; \
+        } \
+    } while (0)
+
+/* Read the number of blocks that have no more codes: this one, and those after it. */
+#define FIND_END() \
+    do { \
+        PASS(LENGTH(entry)); \
+        self->blocks_to_end = (1u << RUN(entry)) + (unsigned)(bits >> 1 >> (63 - RUN(entry))); \
+        PASS(RUN(entry)); \
+    } while (0)
+
+/* Collect a bit for each of some coefficients. 32 bits must have been read ahead. */
+#define COLLECT(positions) \
+    do { \
+        unsigned count = 0; \
+        for (uint64_t left = (positions); left; left &= left - 1) \
+            count++; \
+        total += count; \
+        if (count > 32) { \
+            collected = collected << 32 | bits >> 32; \
+            PASS(32); \
+            count -= 32; \
+            READ_AHEAD(); \
+        } \
+        collected = collected << count | bits >> 1 >> (63 - count); \
+        PASS(count); \
+    } while (0)
+
+/* Read the next block of a scan: ITU T.81, G.1.2.2 and G.1.2.3. libjpeg also accepts values beyond the
+last coefficient, or that do not fit; these are left to it. */
+static INLINE void scan_one(Entropy *self, uint64_t *nonzero, int16_t *block)
+{
+    if (!self->stopped && self->copy + self->filled - self->next < ENTROPY_MAX_MCU)
+        fill(self);
+    const uint8_t *next = self->next;
+    const Codes *const codes = self->scan;
+    uint64_t bits = self->bits;
+    unsigned ahead = self->ahead, entry;
+    const Band band = self->band;
+    const int one = 1 << band.low;
+    uint64_t added = 0;
+    if (!band.refines) {
+        for (int k = band.first; k <= band.last; k++) {
+            FIND(entry);
+            const unsigned size = SIZE(entry);
+            if (!size && RUN(entry) < 15) {
+                FIND_END();
+                self->blocks_to_end--;
+                break;
+            }
+            k += RUN(entry);
+            if (size) {
+                if (k > band.last || size + (unsigned)band.low > 15) {
+                    self->broken = 1;
+                    break;
+                }
+                added |= (uint64_t)1 << k;
+                if (block)
+                    block[places[k]] = (int16_t)(
+                        value(bits << (LENGTH(entry) - size), 63 - size) * one);
+            }
+            PASS(LENGTH(entry));
+        }
+    } else {
+        /* The coefficients that are not 0 have one more bit each, in order: added at the end. */
+        uint64_t collected = 0, rest = self->within, refined = rest & *nonzero;
+        unsigned total = 0;
+        while (!self->blocks_to_end && rest) {
+            FIND(entry);
+            const unsigned size = SIZE(entry);
+            if (!size && RUN(entry) < 15) {
+                FIND_END();
+                break;
+            }
+            PASS(LENGTH(entry) - size);
+            const int negative = (int)(~bits >> 63);
+            PASS(size);
+            uint64_t zeros = rest & ~*nonzero;
+            int run = RUN(entry);
+            for (int k = 0; k < 3; k++) /* without branches */
+                zeros &= zeros - (run > k);
+            for (; run > 3; run--)
+                zeros &= zeros - 1;
+            if (!zeros || size > 1) {
+                self->broken = 1;
+                break;
+            }
+            const uint64_t place = zeros & (0 - zeros);
+            COLLECT(rest & *nonzero & (place - 1));
+            rest &= (0 - place) << 1;
+            if (size) {
+                added |= place;
+                if (block)
+                    block[places[lowest_bit(place)]] = (int16_t)(negative ? -one : one);
+            }
+        }
+        if (self->blocks_to_end) {
+            self->blocks_to_end--;
+            READ_AHEAD();
+            COLLECT(rest & *nonzero);
+        }
+        if (block && total)
+            for (collected <<= 64 - total; refined; refined &= refined - 1, collected <<= 1) {
+                int16_t *const at = &block[places[lowest_bit(refined)]];
+                const int sign = *at >> 15;
+                *at = (int16_t)(*at + (((one ^ sign) - sign) & -(int)(collected >> 63)));
+            }
+    }
+    *nonzero |= added;
+    self->next = next;
+    self->bits = bits;
+    self->ahead = ahead;
+    self->mcu++;
+    if (self->stopped && (self->copy + self->filled - next) * 8 + (int)ahead < 0)
+        self->broken = 1; /* beyond the end, as above */
+}
+
+static void scan_block(Entropy *self, uint64_t *nonzero, int16_t *block)
+{
+    scan_one(self, nonzero, block);
+}
+#ifdef __x86_64__
+TARGET("bmi,bmi2,popcnt")
+static void scan_block_with_bmi2(Entropy *self, uint64_t *nonzero, int16_t *block)
+{
+    scan_one(self, nonzero, block);
+}
+#endif
+
+int entropy_scan_block(Entropy *self, uint64_t *nonzero, int16_t *block)
+{
+    if (self->interval && self->mcu == (self->segment + 1) * self->interval
+        && !seek(self, self->segment + 1))
+        self->broken = 1;
+    if (self->broken)
+        return 0;
+    if (self->blocks_to_end && !(self->band.refines && self->within & *nonzero)) {
+        self->blocks_to_end--; /* no bits are of this block */
+        self->mcu++;
+        return 1;
+    }
+#ifdef __x86_64__
+    if (self->bmi2)
+        scan_block_with_bmi2(self, nonzero, block);
+    else
+#endif
+        scan_block(self, nonzero, block);
+    return !self->broken;
+}
+
+const uint8_t *entropy_marker(Entropy *self)
+{
+    if (self->broken || !is_read(self))
+        return NULL;
+    const uint8_t *kind = self->source;
+    while (kind < self->end && *kind == 0xFF)
+        kind++; /* over fill bytes */
+    const int is_marker = kind < self->end && *kind != 0 && (*kind & 0xF8) != 0xD0;
+    return is_marker ? self->source : NULL;
 }

@@ -19,14 +19,19 @@ enum {
 /* A Huffman table. */
 typedef struct {
     union {
-        uint16_t found[1 << ENTROPY_LOOKUP]; /* DC */
-        uint64_t pairs[1 << ENTROPY_LOOKUP]; /* AC */
+        uint16_t found[1 << ENTROPY_LOOKUP]; /* one code each */
+        uint64_t pairs[1 << ENTROPY_LOOKUP]; /* of AC coefficients */
     };
     uint32_t limits[17]; /* by length: the first 16 bits that are beyond its codes */
     int firsts[17];      /* by length: index of its first symbol, less its first code */
     uint8_t counts[17], symbols[256]; /* as in libjpeg */
-    int built;
+    int built; /* which of the two, or 0 */
 } Codes;
+
+/* Coefficients of a progressive scan, all bits down to the `low`est, or only this one. */
+typedef struct {
+    int first, last, low, refines;
+} Band;
 
 typedef struct {
     const uint8_t *source, *end; /* not yet copied */
@@ -45,6 +50,10 @@ typedef struct {
         const Codes *dc, *ac;
         int component;
     } of[ENTROPY_BLOCKS];
+    Band band;       /* of a progressive scan ... */
+    uint64_t within; /* ... a bit for each of its coefficients */
+    const Codes *scan;
+    unsigned blocks_to_end; /* blocks of a scan that have no more codes */
     int last_dc[4]; /* DC coefficient of each component's last block */
     Codes dc[ENTROPY_TABLES], ac[ENTROPY_TABLES];
     uint8_t copy[ENTROPY_COPY + ENTROPY_MAX_MCU];
@@ -64,5 +73,17 @@ int entropy_mcu(Entropy *self, unsigned mcu, int16_t *const *blocks);
 
 /* Return True if nothing is broken so far, and no byte is left of a segment whose MCUs were all read. */
 int entropy_ended(Entropy *self);
+
+/* Begin a progressive scan of one component's AC coefficients. Return 0 if it is invalid. */
+int entropy_scan(
+    Entropy *self, const uint8_t *data, size_t bytes, unsigned interval, const Band *band, int ac,
+    const uint8_t *ac_table);
+
+/* Read the next block. `nonzero`: its coefficients that are not 0, a bit for each, updated. `block`: NULL
+if these bits suffice. Return 0 if it is invalid. */
+int entropy_scan_block(Entropy *self, uint64_t *nonzero, int16_t *block);
+
+/* Return the marker after a scan of which all blocks were read; NULL if bytes are left, or none follows. */
+const uint8_t *entropy_marker(Entropy *self);
 
 #endif

@@ -20,7 +20,12 @@ its memory are reused for the next image; the header is read once.
 decode_mcu is not in libjpeg's interface; it is the second function of its entropy decoder in
 libjpeg-turbo 1.0 to 3.2 (jpegint.h). So each decoder checks: two functions of the library must be
 there, and a small image must give the same pixels with the second one replaced. Otherwise, and for
-anything but baseline in one scan, libjpeg reads the codes. */
+anything but baseline in one scan, libjpeg reads the codes.
+
+A progressive image has a scan for each component and band of coefficients, and refines many of them
+bit by bit; libjpeg reads them all when decoding starts, which was 85% of a decode. There the second
+function is replaced for each scan of AC coefficients; of the blocks outside the part only the bits
+are read that tell which coefficients are 0. */
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* dladdr */
@@ -34,6 +39,7 @@ anything but baseline in one scan, libjpeg reads the codes. */
 #include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include "_entropy.h"
 #include "_libjpeg.h"
@@ -62,8 +68,16 @@ typedef struct {
     struct {
         unsigned next, row, column, per_row; /* the one that libjpeg requests next */
         unsigned top, left, right;           /* first row and columns that are needed */
+        unsigned bottom;                     /* the row after these; only of a progressive scan */
         unsigned decoded;
     } mcus;
+    struct jpeg_progress_mgr progress;                    /* called before the first scan is read */
+    void (*start_pass)(struct jpeg_decompress_struct *);  /* libjpeg's, of the opened image */
+    struct {
+        unsigned top, left, rows, columns;
+    } needed;             /* pixels of a progressive image */
+    int component;        /* of the scan */
+    uint64_t *nonzero[4]; /* of a progressive image: coefficients of each component's blocks */
     PyThread_type_lock lock; /* held by the thread that uses the decoder */
     int created;             /* cinfo must be destroyed */
     int images;              /* that cinfo decoded */
@@ -219,6 +233,10 @@ static void close_image(Decoder *self)
 {
     if (self->created)
         self->jpeg_abort_decompress(&self->cinfo);
+    for (int component = 0; component < 4; component++) {
+        free(self->nonzero[component]);
+        self->nonzero[component] = NULL;
+    }
     if (self->data.obj)
         PyBuffer_Release(&self->data);
     self->opened = 0;
@@ -334,20 +352,109 @@ static void read_codes(Decoder *self, unsigned top, unsigned left, unsigned colu
     entropy_decoder(self)->decode_mcu = decode_mcu;
 }
 
+/* Replaces libjpeg's decode_mcu in a progressive scan of one component's AC coefficients. */
+static int decode_block(struct jpeg_decompress_struct *cinfo, int16_t **MCU_data)
+{
+    Decoder *self = cinfo->client_data;
+    const unsigned row = self->mcus.row, column = self->mcus.column;
+    const int wanted = row >= self->mcus.top && row < self->mcus.bottom
+        && column >= self->mcus.left && column < self->mcus.right;
+    uint64_t *const nonzero = &self->nonzero[self->component][self->mcus.next++];
+    if (!entropy_scan_block(&self->entropy, nonzero, wanted && MCU_data ? MCU_data[0] : NULL))
+        error_exit(cinfo);
+    if (++self->mcus.column == self->mcus.per_row) {
+        self->mcus.column = 0;
+        const Scan *scan = field(self, self->layout->scan);
+        if (++self->mcus.row == scan->MCU_rows_in_scan) {
+            const uint8_t *marker = entropy_marker(&self->entropy);
+            if (!marker)
+                error_exit(cinfo);
+            cinfo->src->bytes_in_buffer -= (size_t)(marker - cinfo->src->next_input_byte);
+            cinfo->src->next_input_byte = marker;
+        }
+    }
+    return 1;
+}
+
+/* Let `_entropy.c` read the scan that begins, if it is one of AC coefficients. */
+static void read_scan(Decoder *self)
+{
+    struct jpeg_decompress_struct *cinfo = &self->cinfo;
+    const Scan *scan = field(self, self->layout->scan);
+    const Coding *coding = field(self, self->layout->coding);
+    if (!scan->Ss)
+        return;
+    const jpeg_component_info *info = scan->cur_comp_info[0];
+    const int component = self->component = info->component_index, table = info->ac_tbl_no;
+    const Band band = {scan->Ss, scan->Se, scan->Al, scan->Ah != 0};
+    if (scan->comps_in_scan != 1 || component < 0 || component >= 4
+        || !entropy_scan(&self->entropy, cinfo->src->next_input_byte, cinfo->src->bytes_in_buffer,
+                         coding->restart_interval, &band, table, cinfo->ac_huff_tbl_ptrs[table & 3]))
+        error_exit(cinfo);
+    if (!self->nonzero[component])
+        self->nonzero[component] = calloc(
+            scan->MCU_rows_in_scan, scan->MCUs_per_row * sizeof *self->nonzero[component]);
+    if (!self->nonzero[component])
+        error_exit(cinfo);
+    const unsigned tall = (unsigned)info->v_samp_factor, wide = (unsigned)info->h_samp_factor;
+    const unsigned height = 8 * (unsigned)cinfo->max_v_samp_factor / cinfo->scale_denom;
+    const unsigned width = 8 * (unsigned)cinfo->max_h_samp_factor / cinfo->scale_denom;
+    self->mcus.next = self->mcus.row = self->mcus.column = 0;
+    self->mcus.per_row = scan->MCUs_per_row;
+    self->mcus.top = self->needed.top / height * tall;
+    self->mcus.left = self->needed.left / width * wide;
+    self->mcus.right = (self->needed.left + self->needed.columns + width - 1) / width * wide;
+    /* One more below: libjpeg interpolates chroma with the row after. */
+    self->mcus.bottom = ((self->needed.top + self->needed.rows + height - 1) / height + 1) * tall;
+    entropy_decoder(self)->decode_mcu = decode_block;
+}
+
+/* Replaces libjpeg's start_pass of a progressive image. */
+static void start_scan(struct jpeg_decompress_struct *cinfo)
+{
+    Decoder *self = cinfo->client_data;
+    self->start_pass(cinfo);
+    read_scan(self);
+}
+
+/* Called when the first scan of a progressive image has begun and nothing of it is read. */
+static void begin_scans(struct jpeg_decompress_struct *cinfo)
+{
+    Decoder *self = cinfo->client_data;
+    void *functions[2];
+    cinfo->progress = NULL;
+    memcpy(functions, entropy_decoder(self), sizeof functions);
+    if (is_libjpeg(self, functions[0]) && is_libjpeg(self, functions[1])) {
+        self->start_pass = entropy_decoder(self)->start_pass;
+        entropy_decoder(self)->start_pass = start_scan;
+        read_scan(self);
+    }
+}
+
 /* Decode a part. Return True on success. */
 static int decode(Decoder *self, Part *part)
 {
     struct jpeg_decompress_struct *cinfo = &self->cinfo;
+    const Coding *coding = field(self, self->layout->coding);
+    const unsigned top = part->top > MARGIN_ROWS ? part->top - MARGIN_ROWS : 0;
+    const unsigned rows = part->top - top + part->height;
+    unsigned left = part->left > MARGIN_COLUMNS ? part->left - MARGIN_COLUMNS : 0;
+    unsigned columns = part->left - left + part->width + MARGIN_COLUMNS;
+    self->needed.top = top;
+    self->needed.left = left;
+    self->needed.rows = rows;
+    self->needed.columns = columns;
+    self->progress.progress_monitor = begin_scans;
+    const int reads_scans = self->reads_codes && coding->progressive_mode && !coding->arith_code
+        && cinfo->data_precision == 8;
+    cinfo->progress = reads_scans ? &self->progress : NULL;
     if (setjmp(self->escape))
         return 0;
     self->jpeg_start_decompress(cinfo);
+    cinfo->progress = NULL;
     if (is_incomplete(cinfo))
         return 0;
-    const unsigned top = part->top > MARGIN_ROWS ? part->top - MARGIN_ROWS : 0;
-    const unsigned rows = part->top - top + part->height;
     const unsigned width = cinfo->output_width;
-    unsigned left = part->left > MARGIN_COLUMNS ? part->left - MARGIN_COLUMNS : 0;
-    unsigned columns = part->left - left + part->width + MARGIN_COLUMNS;
     if (columns > width - left)
         columns = width - left;
     if (columns < width)

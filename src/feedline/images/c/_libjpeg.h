@@ -22,10 +22,18 @@ struct jpeg_error_mgr {
     uint8_t rest[512];
 };
 
+struct jpeg_progress_mgr {
+    void (*progress_monitor)(struct jpeg_decompress_struct *);
+    long counts[2];
+    int passes[2];
+};
+
 /* Its beginning is the same in both interfaces. */
 struct jpeg_decompress_struct {
     struct jpeg_error_mgr *err;
-    void *mem, *progress, *client_data;
+    void *mem;
+    struct jpeg_progress_mgr *progress;
+    void *client_data;
     int is_decompressor, global_state;
     struct jpeg_source_mgr *src;
     unsigned image_width, image_height;
@@ -38,6 +46,8 @@ struct jpeg_decompress_struct {
     int (*coef_bits)[64];  /* NULL unless progressive; 0 for a coefficient that is complete */
     void *quant_tbl_ptrs[4], *dc_huff_tbl_ptrs[4], *ac_huff_tbl_ptrs[4];
     int data_precision;
+    uint8_t others[108];
+    int max_h_samp_factor, max_v_samp_factor;
     uint8_t rest[1024];
 };
 #define OFFSET(field) offsetof(struct jpeg_decompress_struct, field)
@@ -45,6 +55,7 @@ _Static_assert(sizeof(void *) == 8, "the interface is laid out for 64 bits");
 _Static_assert(OFFSET(image_width) == 48 && OFFSET(scale_num) == 68, "as in jpeglib.h");
 _Static_assert(OFFSET(output_gamma) == 80 && OFFSET(output_width) == 136, "as in jpeglib.h");
 _Static_assert(OFFSET(coef_bits) == 192 && OFFSET(data_precision) == 296, "as in jpeglib.h");
+_Static_assert(OFFSET(max_h_samp_factor) == 408, "as in jpeglib.h");
 #undef OFFSET
 
 /* Parts of its rest, from `progressive_mode` and from `comps_in_scan`. */
@@ -64,11 +75,12 @@ typedef struct {
     const jpeg_component_info *cur_comp_info[4];
     unsigned MCUs_per_row, MCU_rows_in_scan;
     int blocks_in_MCU, MCU_membership[10];
+    int Ss, Se, Ah, Al;
 } Scan;
 
 /* The beginning of the entropy decoder, which is internal to libjpeg. */
 struct jpeg_entropy_decoder {
-    void *start_pass;
+    void (*start_pass)(struct jpeg_decompress_struct *);
     int (*decode_mcu)(struct jpeg_decompress_struct *, int16_t **MCU_data); /* zeroed, or NULL */
 };
 
