@@ -23,7 +23,7 @@ if [ ! -e "$ROOT/ready" ]; then
     "$HOST" -m pip install -q --upgrade --target "$ROOT/packages" --no-deps --only-binary :all: \
         --implementation cp --python-version "$version" $platforms \
         torch==2.9.1 torchvision==0.24.1 filelock fsspec mpmath networkx sympy typing_extensions \
-        numpy pillow simplejpeg psutil xxhash msgspec jinja2 markupsafe rich markdown-it-py mdurl \
+        numpy pillow simplejpeg isal psutil xxhash msgspec jinja2 markupsafe rich markdown-it-py mdurl \
         pygments typer click shellingham annotated-doc pytest pytest-timeout pluggy iniconfig \
         packaging hypothesis sortedcontainers lmdb
     touch "$ROOT/ready"

@@ -5,11 +5,12 @@ Formats without an entry are identified and decoded by Pillow. An entry in `PILL
 format with its own decoder, add a `Codec` to `CODECS`.
 
 Guarantees: JPEGs are decoded like by libjpeg-turbo, Pillow and so torchvision's loader, bit for bit
-(`jpeg.py`); everything else by Pillow (`pillow_codecs.py`). The format is detected from the bytes,
-never from the file name. The pixel count in the header is checked before any decoding. A truncated
-JPEG raises an ImageError, also if an end marker was added after the gap (Pillow fills the gap with
-grey). Exception: if `_jpeg` decodes only a part of an image, data missing below that part, or
-beyond a restart marker, is not detected. Any bytes give an image or an ImageError.
+(`jpeg.py`); everything else by Pillow (`pillow_codecs.py`), or to its pixels (`png.py`). The format
+is detected from the bytes, never from the file name. The pixel count in the header is checked
+before any decoding. A truncated JPEG raises an ImageError, also if an end marker was added after
+the gap (Pillow fills the gap with grey). Exception: if `_jpeg` decodes only a part of an image,
+data missing below that part, or beyond a restart marker, is not detected. Any bytes give an image
+or an ImageError.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Guarantees: the pixels and errors of Pillow, which decodes whatever is not certain here: interlaced
 files, palettes, other than 8 bits, animations, a wrong checksum of the pixels, invalid or missing
 data, chunks after the pixels that Pillow might reject or that hold an orientation. Damage below the
-part is not noticed, as with Pillow when it decodes the first rows.
+part is not noticed, as with Pillow when it decodes the first rows. Exception: a part of invalid
+deflate data with a right checksum, which zlib rejects and ISA-L may accept.
 
 Relies on: Pillow's reader for all chunks before the pixels. `_png`, compiled, for the filters.
 ISA-L (package `isal`), or Python's zlib, for inflating no more than the required rows; both check
