@@ -32,6 +32,7 @@ bits of the value. 0: search. */
 #define LENGTH(entry) ((entry) & 63)
 #define SYMBOL(entry) ((int)(entry) >> 6)
 #define SIZE(entry) ((entry) >> 6 & 15)
+#define CODE(entry) (LENGTH(entry) - SIZE(entry))
 #define RUN(entry) ((int)(entry) >> 10)
 
 /* An entry of `pairs`: the number of its bits; the advance to a coefficient and its value; the
@@ -83,56 +84,51 @@ static INLINE int value(uint64_t bits, unsigned shift)
     return (int)(((bits ^ negative) >> 1 >> shift ^ negative) - negative);
 }
 
-/* A code that is found by the next bits. Length 0: search. */
-typedef struct {
-    uint8_t length, symbol;
-} Code;
-
-/* Find the code at the beginning of the last `count` of some bits; of length 0 if it has more. */
-static Code find(const Code *codes, uint32_t bits, int count)
+/* Find the entry of the code at the beginning of the last `count` of some bits; 0 if it has more. */
+static unsigned find(const uint16_t *found, uint32_t bits, int count)
 {
-    if (count > 0) {
-        const Code code = codes[bits << (ENTROPY_LOOKUP - count) & ((1 << ENTROPY_LOOKUP) - 1)];
-        if (code.length <= count)
-            return code;
-    }
-    return (Code){0, 0};
+    if (count <= 0)
+        return 0;
+    const unsigned entry = found[bits << (ENTROPY_LOOKUP - count) & ((1 << ENTROPY_LOOKUP) - 1)];
+    return CODE(entry) <= (unsigned)count ? entry : 0;
 }
 
 /* Make an entry of a code whose value `more` bits follow, with -1 for a first coefficient. */
-static uint64_t pair_of(const Code *codes, Code code, uint32_t more, int count)
+static uint64_t pair_of(const uint16_t *found, unsigned code, uint32_t more, int count)
 {
     uint64_t first = FIRST(0, 1);
-    int before = code.length, size = code.symbol & 15, by = advance(code.symbol);
+    unsigned bits = LENGTH(code), size = SIZE(code);
+    int by = advance(SYMBOL(code));
     if (by == END_OF_BLOCK)
-        return first | SECOND(before, 0, 0, 1 + END_OF_BLOCK);
-    Code next = find(codes, more, count);
-    if (next.length && advance(next.symbol) != END_OF_BLOCK) {
+        return first | SECOND(bits, 0, 0, 1 + END_OF_BLOCK);
+    unsigned next = find(found, more, count);
+    if (next && advance(SYMBOL(next)) != END_OF_BLOCK) {
         first = FIRST(-1, by);
-        before += size + next.length;
-        size = next.symbol & 15;
-        by += advance(next.symbol);
-        count -= next.length + size;
-        next = find(codes, more, count);
+        bits += LENGTH(next);
+        size = SIZE(next);
+        by += advance(SYMBOL(next));
+        count -= (int)LENGTH(next);
+        next = find(found, more, count);
     }
-    if (next.length && advance(next.symbol) == END_OF_BLOCK)
-        return first | SECOND(before + size + next.length, before, size, by + END_OF_BLOCK);
-    return first | SECOND(before + size, before, size, by);
+    const unsigned before = bits - size;
+    if (next && advance(SYMBOL(next)) == END_OF_BLOCK)
+        return first | SECOND(bits + LENGTH(next), before, size, by + END_OF_BLOCK);
+    return first | SECOND(bits, before, size, by);
 }
 
-static void build_pairs(uint64_t *pairs, const Code *codes)
+static void build_pairs(uint64_t *pairs, const uint16_t *found)
 {
     for (uint64_t *at = pairs; at < pairs + (1 << ENTROPY_LOOKUP);) {
-        const Code code = codes[at - pairs];
-        if (!code.length) {
+        const unsigned code = found[at - pairs];
+        if (!code) {
             *at++ = 0;
             continue;
         }
         /* The entries of one value, and from these the entries of all. */
-        const int size = code.symbol & 15, left = ENTROPY_LOOKUP - code.length;
+        const int size = (int)SIZE(code), left = ENTROPY_LOOKUP - (int)CODE(code);
         const int count = left > size ? left - size : 0;
         for (uint32_t more = 0; more < 1u << count; more++)
-            at[more] = pair_of(codes, code, more, count);
+            at[more] = pair_of(found, code, more, count);
         for (int bits = (1 << (left - count)) - 1; bits >= 0; bits--) {
             const int first = value((uint64_t)bits << 1 << (63 - size), (unsigned)(63 - size));
             const uint64_t mask = FIRST(first, 0) | ~FIRST(-1, 0);
@@ -153,7 +149,8 @@ static int build(Codes *codes, const uint8_t *table, int kind)
     codes->built = 0;
     memcpy(codes->counts, counts, 17);
     memcpy(codes->symbols, symbols, 256);
-    Code found[1 << ENTROPY_LOOKUP] = {{0, 0}};
+    uint16_t of_pairs[1 << ENTROPY_LOOKUP], *const found = kind == PAIRS ? of_pairs : codes->found;
+    memset(found, 0, sizeof of_pairs);
     uint32_t code = 0;
     int place = 0;
     for (int length = 1; length <= LENGTHS; length++, code <<= 1) {
@@ -165,18 +162,16 @@ static int build(Codes *codes, const uint8_t *table, int kind)
             if (size > 15)
                 return 0;
             if (length <= ENTROPY_LOOKUP && size <= MAX_SIZE) {
+                const uint16_t entry = ENTRY(length, symbol);
                 const int free = ENTROPY_LOOKUP - length;
                 for (uint32_t more = 0; more < 1u << free; more++)
-                    found[(code << free) + more] = (Code){(uint8_t)length, (uint8_t)symbol};
+                    found[(code << free) + more] = entry;
             }
         }
         codes->limits[length] = code << (LENGTHS - length);
     }
     if (kind == PAIRS)
         build_pairs(codes->pairs, found);
-    else
-        for (int k = 0; k < 1 << ENTROPY_LOOKUP; k++)
-            codes->found[k] = found[k].length ? ENTRY(found[k].length, found[k].symbol) : 0;
     codes->built = kind;
     return 1;
 }
@@ -338,7 +333,7 @@ static INLINE void decode_one(
             self->broken |= !entry;
         }
         int *const last_dc = &self->last_dc[self->of[b].component];
-        const int more = value(bits << (LENGTH(entry) - SIZE(entry)), 63 - SIZE(entry));
+        const int more = value(bits << CODE(entry), 63 - SIZE(entry));
         *last_dc = (int)((unsigned)*last_dc + (unsigned)more); /* sums of invalid files may overflow */
         PASS(LENGTH(entry));
         if (wanted)
@@ -363,7 +358,7 @@ static INLINE void decode_one(
             k += (unsigned)advance(SYMBOL(found));
             if (wanted && k < END_OF_BLOCK)
                 block[places[k]] = (int16_t)value(
-                    bits << (LENGTH(found) - SIZE(found)), 63 - SIZE(found));
+                    bits << CODE(found), 63 - SIZE(found));
             PASS(LENGTH(found));
             if (k >= LAST)
                 break;
@@ -487,7 +482,7 @@ static INLINE void scan_one(Entropy *self, uint64_t *nonzero, int16_t *block)
                 added |= (uint64_t)1 << k;
                 if (block)
                     block[places[k]] = (int16_t)(
-                        value(bits << (LENGTH(entry) - size), 63 - size) * one);
+                        value(bits << CODE(entry), 63 - size) * one);
             }
             PASS(LENGTH(entry));
         }
@@ -502,7 +497,7 @@ static INLINE void scan_one(Entropy *self, uint64_t *nonzero, int16_t *block)
                 FIND_END();
                 break;
             }
-            PASS(LENGTH(entry) - size);
+            PASS(CODE(entry));
             const int negative = (int)(~bits >> 63);
             PASS(size);
             uint64_t zeros = rest & ~*nonzero;
