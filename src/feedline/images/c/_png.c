@@ -205,11 +205,19 @@ static INLINE void undo_two(TwoRows *rows, size_t count, int channels)
 static INLINE void pack(
     uint8_t *to, const uint8_t *row, size_t columns, int channels, int target_channels)
 {
-    const int grey = channels < CHANNELS;
-    for (size_t x = 0; x < columns; x++)
-        for (int c = 0; c < target_channels; c++)
-            to[x * (size_t)target_channels + (size_t)c]
-                = row[x * (size_t)channels + (size_t)(grey ? 0 : c)];
+    const int is_grey = channels < CHANNELS;
+    const size_t step = (size_t)channels, target_step = (size_t)target_channels;
+    size_t x = 0;
+    if (target_channels == CHANNELS)
+        for (; x + 1 < columns; x++) { /* the fourth byte is overwritten by the next pixel */
+            uint32_t pixel = row[x * step] * 0x01010101u;
+            if (channels == MAX_CHANNELS)
+                memcpy(&pixel, row + x * step, sizeof pixel);
+            memcpy(to + x * target_step, &pixel, sizeof pixel);
+        }
+    for (; x < columns; x++)
+        for (size_t c = 0; c < target_step; c++)
+            to[x * target_step + c] = row[x * step + (is_grey ? 0 : c)];
 }
 
 typedef struct {
