@@ -150,7 +150,7 @@ def test_any_number_of_channels_has_torch_bytes(task, channels, down_first):
         alone = np.zeros((size, size, 3), np.uint8)
         assert resample(cut(grey, part), alone, *whole, *corner, flip, down_first)
         assert np.array_equal(row[..., channel], alone[..., 0])
-    if not down_first:
+    if not down_first and whole[1] > 1:  # torch repeats the first row of a single column
         assert np.array_equal(row, torchs(image, part, whole, corner, size, flip))
 
 

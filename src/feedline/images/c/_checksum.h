@@ -7,7 +7,7 @@ xxhash computes it. On a big-endian machine the result is another. */
 #include <stdint.h>
 #include <string.h>
 
-#include "_simd.h"
+#include "_avx512.h"
 
 enum { SHORTEST_HASHED = 241, STRIPE = 64, SUMS = 8, SECRET = 192, LAST_SECRET = 121, END_SECRET = 11 };
 
@@ -66,6 +66,32 @@ SIMD void mix_simd(uint64_t sums[SUMS], const uint8_t *data, size_t stripes, con
 }
 #endif
 
+#ifdef WIDE_NAME
+WIDE void mix_wide(uint64_t sums[SUMS], const uint8_t *data, size_t stripes, const uint8_t *secret)
+{
+    Wide all = load_wide(sums);
+    for (size_t stripe = 0; stripe < stripes; stripe++, data += STRIPE) {
+        all = hash_mix_wide(all, load_wide(data), load_wide(secret + 8 * (stripe % 16)));
+        if (stripe % 16 == 15)
+            all = hash_scramble_wide(all, load_wide(secret + SECRET - STRIPE), PRIME32_1);
+    }
+    store_wide(sums, all);
+}
+#endif
+
+typedef void Mix(uint64_t sums[SUMS], const uint8_t *data, size_t stripes, const uint8_t *secret);
+
+/* In the order of the resize's paths. */
+static Mix *const mixes[] = {
+    mix_scalar,
+#ifdef SIMD_NAME
+    mix_simd,
+#endif
+#ifdef WIDE_NAME
+    mix_wide,
+#endif
+};
+
 /* High word of a product, exclusive-or its low word. */
 static uint64_t fold_product(uint64_t a, uint64_t b)
 {
@@ -77,7 +103,7 @@ static uint64_t fold_product(uint64_t a, uint64_t b)
 }
 
 /* Hash at least SHORTEST_HASHED bytes. */
-static uint64_t hash(const uint8_t *data, size_t bytes, uint64_t seed, int simd)
+static uint64_t hash(const uint8_t *data, size_t bytes, uint64_t seed, Mix *mix)
 {
     uint64_t words[SECRET / 8];
     uint64_t sums[SUMS] = {0xC2B2AE3Du, PRIME64_1, 0xC2B2AE3D27D4EB4Fu, 0x165667B19E3779F9u,
@@ -85,12 +111,6 @@ static uint64_t hash(const uint8_t *data, size_t bytes, uint64_t seed, int simd)
     for (int k = 0; k < SECRET / 8; k++)
         words[k] = secret_words[k] + (k % 2 ? 0 - seed : seed);
     const uint8_t *secret = (const uint8_t *)words;
-    void (*mix)(uint64_t *, const uint8_t *, size_t, const uint8_t *) = mix_scalar;
-#ifdef SIMD_NAME
-    mix = simd ? mix_simd : mix;
-#else
-    (void)simd;
-#endif
     mix(sums, data, (bytes - 1) / STRIPE, secret);
     mix(sums, data + bytes - STRIPE, 1, secret + LAST_SECRET);
     uint64_t result = bytes * PRIME64_1;

@@ -11,11 +11,13 @@
 #define NOINLINE __declspec(noinline)
 #define LIKELY(condition) (condition)
 #define TARGET(features) /* MSVC compiles all intrinsics for any target */
+#define PREFETCH(address) ((void)(address))
 #else
 #define INLINE inline __attribute__((always_inline))
 #define NOINLINE __attribute__((noinline))
 #define LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define TARGET(features) __attribute__((target(features)))
+#define PREFETCH(address) __builtin_prefetch(address, 0, 2) /* to the second cache */
 #endif
 
 /* Return the number of the lowest bit that is set. */
@@ -35,15 +37,30 @@ static INLINE int lowest_bit(uint64_t bits)
 
 enum { AVX2 = 5, BMI2 = 8 };
 
-/* Return True if the processor has a feature and the system saves AVX registers.
+/* Features in EBX and ECX, if the system saves the registers in `state`; otherwise 0.
 __builtin_cpu_supports would do, but is always 0 if compiled by Zig. */
-static inline int cpu_has(int feature)
+static inline unsigned long long cpu_features(unsigned state)
 {
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
         return 0;
     __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
-    return (a & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b >> feature & 1);
+    if ((a & state) != state || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
+        return 0;
+    return (unsigned long long)c << 32 | b;
+}
+
+/* Return True if the processor has a feature and the system saves AVX registers. */
+static inline int cpu_has(int feature)
+{
+    return cpu_features(0x06) >> feature & 1;
+}
+
+/* Return True for AVX-512 F, DQ, BW, VL, VBMI and VNNI. */
+static inline int cpu_has_avx512(void)
+{
+    const unsigned long long all = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31 | 1ull << 33 | 1ull << 43;
+    return (cpu_features(0xE6) & all) == all && cpu_has(AVX2);
 }
 #elif defined(_M_X64)
 #include <windows.h>

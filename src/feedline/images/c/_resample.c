@@ -23,7 +23,7 @@ or to less than 2 if each is so small that rounding doubles it. */
 #include <math.h>
 #include <stdlib.h>
 
-#include "_simd.h"
+#include "_avx512.h"
 
 enum {
     MAX_RESIZED = 1 << 17, /* pixels of the resized image, in each direction */
@@ -31,7 +31,10 @@ enum {
     USUAL_PAIRS = 5, /* of source pixels, with their own code */
     HALF = 16, /* bytes that are loaded, and stored, at once */
     MAX_CHANNELS = HALF / 2, /* of which two pixels lie in those; others take the scalar path */
-    SLACK = 2 * HALF, /* bytes after a row between the passes that may be read and written */
+    BLOCK = 64, /* bytes of a vector of AVX-512 */
+    LINE = 64, /* bytes of a cache line */
+    MOST_PREFETCHED = 1 << 19, /* bytes, which a processor's second cache holds */
+    SLACK = BLOCK, /* bytes after a row between the passes that may be read and written */
 };
 
 /* The source pixels of an output pixel: the first, and their weights; 0 beyond the last. */
@@ -43,19 +46,20 @@ typedef struct {
 /* Weight of a source pixel by its distance, in pixels of the smaller of the two images. */
 typedef double (*Filter)(double distance);
 
-static double triangle(double x)
+static inline double triangle(double x)
 {
-    x = x < 0.0 ? -x : x;
-    return x < 1.0 ? 1.0 - x : 0.0;
+    x = fabs(x);
+    const double y = 1.0 - x;
+    return x < 1.0 ? y : 0.0;
 }
 
-static double cubic(double x) /* Keys' with a = -0.5, as in Pillow and torch */
+static inline double cubic(double x) /* Keys' with a = -0.5, as in Pillow and torch */
 {
     const double a = -0.5;
-    x = x < 0.0 ? -x : x;
-    if (x < 1.0)
-        return ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0;
-    return x < 2.0 ? (((x - 5.0) * x + 8.0) * x - 4.0) * a : 0.0;
+    x = fabs(x);
+    const double near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0;
+    const double far = (((x - 5.0) * x + 8.0) * x - 4.0) * a;
+    return x < 1.0 ? near : x < 2.0 ? far : 0.0;
 }
 
 static double box(double x)
@@ -101,9 +105,10 @@ typedef struct {
     int pixels;  /* neighbours computed together: a block */
     int vectors; /* that hold their bytes, four in each half; 0 for the scalar path */
     int blocks;
+    int parts;   /* of a block with AVX-512, each with its own 64 bytes of a source row; otherwise 0 */
     int reach;   /* bytes of a source row that are read */
-    int *source; /* offset of each block's first 16 bytes in a source row */
-    int32_t *program; /* of each block: its shuffles, then for each pair its weights, 8 a vector */
+    int *source; /* offset of the first bytes of each block, or part, in a source row */
+    int32_t *program; /* of each block, or part: its shuffles, then for each pair its weights */
 } Plan;
 
 /* Resize of an image, or of a box in it, of which a window is written to `row`. */
@@ -117,6 +122,8 @@ typedef struct {
     int top, left, row_height, row_width; /* the window */
     int flip, down_first, filter;
     uint8_t *row;
+    const uint8_t *next; /* what is read after this task */
+    size_t next_bytes;
 } Task;
 
 /* Memory between the passes. */
@@ -130,6 +137,9 @@ typedef struct {
 /* Horizontal pass over two rows, and vertical pass over the `bytes` of one. */
 typedef struct {
     const char *name;
+    Axis (*weigh)(
+        Taps *taps, double *shares, int16_t *weights, int count, int filter, int source, double first,
+        double extent, int resized);
     void (*across)(const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2]);
     void (*down)(Axis axis, const Taps *taps, uint8_t *to, const uint8_t *const *rows, int bytes);
 } Path;
@@ -152,46 +162,96 @@ static int taps_of(int filter, int source, double extent, int resized)
 /* Compute weights by torch's arithmetic for uint8, step by step: they are equal to the bit.
 
 The resized part begins at `first` and has `extent` of the `source` pixels. An output pixel has
-`count` of the `shares` and `weights`. */
-static Axis weigh(
-    Taps *taps, double *shares, int16_t *weights, int count, int filter, int source, double first,
-    double extent, int resized)
+`count` of the `weights`. `shares` are those of a group of pixels after the other, by their number.
+Loops over a group have no branches, so that compilers vectorise them; `is_quick` if the filter has
+none either. */
+static INLINE Axis weigh_by(
+    Filter weight, int is_quick, Taps *taps, double *shares, int16_t *weights, int count, int filter,
+    int source, double first, double extent, int resized)
 {
-    const Filter weight = filters[filter].weight;
+    enum { GROUP = 64 };
     const double scale = extent / resized;
     const double support = support_of(filter, extent, resized);
     const double shrink = scale >= 1.0 ? 1.0 / scale : 1.0;
-    const size_t all = (size_t)resized * (size_t)count;
-    double largest = 0.0, *share = shares;
+    double largest = 0.0, most[GROUP] = {0.0}, *share = shares;
     int precision = 0;
-    for (int i = 0; i < resized; i++, share += count) {
-        double total = 0.0;
-        const double centre = first + scale * (i + 0.5);
-        int start = (int)(centre - support + 0.5), stop = (int)(centre + support + 0.5);
-        start = start < 0 ? 0 : start < source ? start : source - 1; /* rounded up to the end */
-        stop = stop > source ? source : stop;
-        const int own = stop - start < count ? stop - start : count;
-        for (int k = 0; k < own; k++) {
-            share[k] = weight((k + start - centre + 0.5) * shrink);
-            total += share[k];
+    for (int i = 0; i < resized; i += GROUP) {
+        const int group = resized - i < GROUP ? resized - i : GROUP;
+        double centres[GROUP], totals[GROUP];
+        int starts[GROUP], owns[GROUP];
+        for (int j = 0; j < group; j++) {
+            const double centre = first + scale * (i + j + 0.5);
+            int start = (int)(centre - support + 0.5), stop = (int)(centre + support + 0.5);
+            start = start < 0 ? 0 : start;
+            start = start < source ? start : source - 1; /* rounded up to the end */
+            stop = stop > source ? source : stop;
+            centres[j] = centre;
+            starts[j] = start;
+            owns[j] = stop - start < count ? stop - start : count;
+            totals[j] = 0.0;
         }
-        for (int k = 0; k < own; k++) {
-            if (total != 0.0)
-                share[k] /= total;
-            largest = share[k] > largest ? share[k] : largest;
+        double *const begin = share;
+        for (int k = 0; k < count; k++, share += group)
+            for (int j = 0; j < group; j++) {
+                const int is_own = k < owns[j];
+                const double distance = (k + starts[j] - centres[j] + 0.5) * shrink;
+                const double all = is_quick || is_own ? weight(distance) : 0.0;
+                share[j] = is_own ? all : 0.0;
+                totals[j] += share[j];
+            }
+        for (int j = 0; j < group; j++) {
+            totals[j] = totals[j] != 0.0 ? totals[j] : 1.0;
+            taps[i + j] = (Taps){starts[j], weights + (size_t)(i + j) * (size_t)count};
         }
-        for (int k = own; k < count; k++)
-            share[k] = 0.0;
-        taps[i] = (Taps){start, weights + (size_t)i * (size_t)count};
+        share = begin;
+        for (int k = 0; k < count; k++, share += group)
+            for (int j = 0; j < group; j++) {
+                const double part = share[j] / totals[j];
+                share[j] = part;
+                most[j] = part > most[j] ? part : most[j];
+            }
     }
+    for (int j = 0; j < GROUP; j++)
+        largest = most[j] > largest ? most[j] : largest;
     while (precision < 22 && (int)(0.5 + largest * (1 << (precision + 1))) < 1 << 15)
         precision++;
-    for (size_t k = 0; k < all; k++) {
-        const double exact = shares[k] * (1 << precision);
-        weights[k] = (int16_t)(exact < 0.0 ? exact - 0.5 : exact + 0.5);
+    const double one = 1 << precision;
+    share = shares;
+    for (int i = 0; i < resized; i += GROUP) {
+        const int group = resized - i < GROUP ? resized - i : GROUP;
+        int16_t *const to = weights + (size_t)i * (size_t)count;
+        for (int k = 0; k < count; k++, share += group) {
+            int whole[GROUP];
+            for (int j = 0; j < group; j++) {
+                const double exact = share[j] * one;
+                whole[j] = (int)(exact + (exact < 0.0 ? -0.5 : 0.5));
+            }
+            for (int j = 0; j < group; j++)
+                to[j * count + k] = (int16_t)whole[j];
+        }
     }
     return (Axis){count / 2, precision};
 }
+
+#define WEIGH(attributes, name) \
+    attributes Axis name( \
+        Taps *taps, double *shares, int16_t *weights, int count, int filter, int source, \
+        double first, double extent, int resized) \
+    { \
+        switch (filter) { \
+        case 0: return weigh_by(triangle, 1, taps, shares, weights, count, filter, source, first, extent, resized); \
+        case 1: return weigh_by(cubic, 1, taps, shares, weights, count, filter, source, first, extent, resized); \
+        default: return weigh_by(filters[filter].weight, 0, taps, shares, weights, count, filter, source, first, extent, resized); \
+        } \
+    }
+
+WEIGH(static, weigh_scalar)
+#ifdef SIMD_NAME
+WEIGH(SIMD, weigh_simd)
+#endif
+#ifdef WIDE_NAME
+WEIGH(WIDE, weigh_wide)
+#endif
 
 static INLINE int32_t pair_of(const int16_t *weights, int pair)
 {
@@ -450,15 +510,273 @@ SIMD void down_simd(
     default: blend_all(rows, to, bytes, NULL, taps->weights, axis.pairs, axis.precision);
     }
 }
+#ifdef WIDE_NAME
+enum { LINEAR_PARTS = 2, PARTS = 4 };
+
+/* Return True if the weights of a single pair add up to 1. */
+static inline int is_linear(Axis axis, const int16_t *weights)
+{
+    return axis.pairs == 1 && axis.precision <= 15 && weights[0] >= 0 && weights[1] >= 0
+        && weights[0] + weights[1] == 1 << axis.precision;
+}
+
+/* Minus the second weight of a linear pair, in 32768ths. */
+static inline int16_t linear_weight(Axis axis, const int16_t *weights)
+{
+    return (int16_t)-(weights[1] * (1 << (15 - axis.precision)));
+}
+
+static int wide_pixels(int channels, int width)
+{
+    return BLOCK / channels < width ? BLOCK / channels : width;
+}
+
+/* Write the shuffles and weights of all blocks of 64 bytes. Return 0 if one does not find its source
+pixels in 64 bytes; the plan is then unchanged. */
+static int plan_wide(Plan *plan)
+{
+    const int channels = plan->channels, pairs = plan->axis.pairs;
+    if (channels > MAX_CHANNELS || pairs > USUAL_PAIRS)
+        return 0;
+    Plan wide = *plan;
+    wide.pixels = wide_pixels(channels, plan->width);
+    wide.blocks = (plan->width + wide.pixels - 1) / wide.pixels;
+    wide.parts = LINEAR_PARTS;
+    for (int x = 0; x < plan->width && wide.parts == LINEAR_PARTS; x++)
+        if (!is_linear(plan->axis, plan->first[x * plan->step].weights))
+            wide.parts = PARTS;
+    wide.reach = 0;
+    const int bytes = BLOCK / wide.parts; /* of a part */
+    int *source = wide.source;
+    for (int block = 0; block < wide.blocks; block++)
+        for (int part = 0; part < wide.parts; part++) {
+            const Taps *first = plan->first + block_start(&wide, block) * plan->step;
+            const int end = channels * wide.pixels;
+            const int from = part * bytes < end ? part * bytes : end - 1;
+            const int stop = (part + 1) * bytes < end ? (part + 1) * bytes : end;
+            const Taps *left = first + from / channels * plan->step;
+            const Taps *right = first + (stop - 1) / channels * plan->step;
+            const int low = left->start < right->start ? left->start : right->start;
+            const int high = left->start < right->start ? right->start : left->start;
+            if (channels * (high - low + 2 * pairs) > BLOCK)
+                return 0;
+            *source = channels * low;
+            wide.reach = *source + BLOCK > wide.reach ? *source + BLOCK : wide.reach;
+            source++;
+        }
+    uint8_t *program = (uint8_t *)wide.program;
+    source = wide.source;
+    for (int block = 0; block < wide.blocks; block++) {
+        const Taps *taps = plan->first + block_start(&wide, block) * plan->step;
+        int channel = 0, pixel = 0;
+        for (int part = 0; part < wide.parts; part++, source++) {
+            int16_t *linear = (int16_t *)program + BLOCK / 2;
+            int32_t *lane = (int32_t *)program;
+            for (int byte = 0; byte < bytes; byte++) {
+                const int at = channels * taps->start - *source + channel;
+                const int is_used = pixel < wide.pixels;
+                if (wide.parts == LINEAR_PARTS) {
+                    linear[byte - BLOCK / 2] = is_used ? (int16_t)(at | (at + channels) << 8) : 0;
+                    linear[byte] = is_used ? linear_weight(plan->axis, taps->weights) : 0;
+                } else {
+                    lane[byte] = is_used ? at | (at + channels) << 16 : 0;
+                    for (int pair = 0; pair < pairs; pair++)
+                        lane[byte + (pair + 1) * bytes] = is_used ? pair_of(taps->weights, pair) : 0;
+                }
+                if (is_used && ++channel == channels) {
+                    channel = 0;
+                    taps += ++pixel < wide.pixels ? plan->step : 0;
+                }
+            }
+            program += wide.parts == LINEAR_PARTS ? 2 * BLOCK : (1 + pairs) * BLOCK;
+        }
+    }
+    *plan = wide;
+    return 1;
+}
+
+/* Linear interpolation, in words of 16 bits. */
+WIDE void across_linear(const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
+{
+    const Plan local = *plan; /* which no store can change */
+    const uint8_t *const sources[2] = {from[0], from[1]};
+    uint8_t *const targets[2] = {to[0], to[1]};
+    const uint8_t *step = (const uint8_t *)local.program;
+    uint8_t order[BLOCK]; /* even bytes are of the first part */
+    for (int k = 0; k < BLOCK / 2; k++) {
+        order[k] = (uint8_t)(2 * k);
+        order[k + BLOCK / 2] = (uint8_t)(2 * k + 1);
+    }
+    const Wide in_order = load_wide(order), lower = _mm512_set1_epi16(0xFF);
+    for (int block = 0; block < local.blocks; block++, step += 4 * BLOCK) {
+        const int target = local.channels * block_start(&local, block);
+        const int *source = local.source + LINEAR_PARTS * block;
+        const Wide shuffles[2] = {load_wide(step), load_wide(step + 2 * BLOCK)};
+        const Wide weights[2] = {load_wide(step + BLOCK), load_wide(step + 3 * BLOCK)};
+        for (int row = 0; row < 2; row++) {
+            Wide words[2];
+            for (int part = 0; part < 2; part++) {
+                const Wide bytes = load_wide(sources[row] + source[part]);
+                words[part]
+                    = blend_pairs(_mm512_permutexvar_epi8(shuffles[part], bytes), weights[part]);
+            }
+            const Wide both = _mm512_ternarylogic_epi32(
+                lower, words[0], _mm512_slli_epi16(words[1], 8), 0xCA); /* choose by the first */
+            store_wide(targets[row] + target, _mm512_permutexvar_epi8(in_order, both));
+        }
+    }
+}
+
+WIDE INLINE void across_parts(
+    int pairs, const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
+{
+    const Plan local = *plan;
+    const uint8_t *const low = from[0], *const high = from[1];
+    uint8_t *const to_low = to[0], *const to_high = to[1];
+    const Wide half = _mm512_set1_epi32(1 << (local.axis.precision - 1));
+    const Wide next = _mm512_set1_epi32(0x010001 * 2 * local.channels);
+    const __mmask64 bytes = 0x5555555555555555u; /* widened to 16 bits */
+    const Wide in_order
+        = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const uint8_t *step = (const uint8_t *)local.program;
+    const int *source = local.source;
+    for (int block = 0; block < local.blocks; block++, source += PARTS) {
+        const int target = local.channels * block_start(&local, block);
+        Wide low_sums[PARTS], high_sums[PARTS];
+        for (int part = 0; part < PARTS; part++) {
+            const Wide low_bytes = load_wide(low + source[part]);
+            const Wide high_bytes = load_wide(high + source[part]);
+            Wide shuffle = load_wide(step);
+            Wide low_sum = half, high_sum = half;
+            step += BLOCK;
+            for (int pair = 0; pair < pairs; pair++, step += BLOCK) {
+                const Wide weights = load_wide(step);
+                low_sum = _mm512_dpwssd_epi32(
+                    low_sum, _mm512_maskz_permutexvar_epi8(bytes, shuffle, low_bytes), weights);
+                high_sum = _mm512_dpwssd_epi32(
+                    high_sum, _mm512_maskz_permutexvar_epi8(bytes, shuffle, high_bytes), weights);
+                shuffle = _mm512_add_epi32(shuffle, next);
+            }
+            low_sums[part] = low_sum;
+            high_sums[part] = high_sum;
+        }
+        const int bits = local.axis.precision;
+        store_wide(to_low + target, _mm512_permutexvar_epi32(in_order, pack_wide(low_sums, bits)));
+        store_wide(to_high + target, _mm512_permutexvar_epi32(in_order, pack_wide(high_sums, bits)));
+    }
+}
+
+WIDE INLINE Wide blend_linear(const uint8_t *const *rows, int at, Wide weight, Wide lower)
+{
+    const Wide above = load_wide(rows[0] + at), below = load_wide(rows[1] + at);
+    const Wide low = blend_pairs(_mm512_unpacklo_epi8(above, below), weight);
+    const Wide high = blend_pairs(_mm512_unpackhi_epi8(above, below), weight);
+    return _mm512_packus_epi16(_mm512_and_si512(low, lower), _mm512_and_si512(high, lower));
+}
+
+WIDE void down_linear(int16_t weight, uint8_t *to, const uint8_t *const *rows, int bytes)
+{
+    const uint8_t *const local[2] = {rows[0], rows[1]};
+    const Wide all = _mm512_set1_epi16(weight), lower = _mm512_set1_epi16(0xFF);
+    int at = 0;
+    for (; at + BLOCK <= bytes; at += BLOCK)
+        store_wide(to + at, blend_linear(local, at, all, lower));
+    if (at < bytes) /* the last overlap those before */
+        store_wide(to + bytes - BLOCK, blend_linear(local, bytes - BLOCK, all, lower));
+}
+
+/* 64 bytes of a row, vertically. */
+WIDE INLINE Wide blend_wide(
+    const uint8_t *const *rows, int at, const Wide *held, const int16_t *weights, int pairs,
+    int precision)
+{
+    const Wide half = _mm512_set1_epi32(1 << (precision - 1)), zero = _mm512_setzero_si512();
+    Wide sums[4] = {half, half, half, half};
+    for (int pair = 0; pair < pairs; pair++) {
+        const Wide weight = held ? held[pair] : _mm512_set1_epi32(pair_of(weights, pair));
+        const Wide above = load_wide(rows[2 * pair] + at), below = load_wide(rows[2 * pair + 1] + at);
+        const Wide low = _mm512_unpacklo_epi8(above, below);
+        const Wide high = _mm512_unpackhi_epi8(above, below);
+        sums[0] = _mm512_dpwssd_epi32(sums[0], _mm512_unpacklo_epi8(low, zero), weight);
+        sums[1] = _mm512_dpwssd_epi32(sums[1], _mm512_unpackhi_epi8(low, zero), weight);
+        sums[2] = _mm512_dpwssd_epi32(sums[2], _mm512_unpacklo_epi8(high, zero), weight);
+        sums[3] = _mm512_dpwssd_epi32(sums[3], _mm512_unpackhi_epi8(high, zero), weight);
+    }
+    return pack_wide(sums, precision);
+}
+
+WIDE INLINE void blend_all_wide(
+    const uint8_t *const *rows, uint8_t *to, int bytes, const Wide *held, const int16_t *weights,
+    int pairs, int precision)
+{
+    int at = 0;
+    for (; at + BLOCK <= bytes; at += BLOCK)
+        store_wide(to + at, blend_wide(rows, at, held, weights, pairs, precision));
+    if (at < bytes)
+        store_wide(to + bytes - BLOCK,
+                   blend_wide(rows, bytes - BLOCK, held, weights, pairs, precision));
+}
+
+WIDE INLINE void down_pairs(
+    int pairs, int precision, const Taps *taps, uint8_t *to, const uint8_t *const *rows, int bytes)
+{
+    const uint8_t *local[2 * USUAL_PAIRS];
+    Wide held[USUAL_PAIRS];
+    for (int pair = 0; pair < pairs; pair++) {
+        held[pair] = _mm512_set1_epi32(pair_of(taps->weights, pair));
+        local[2 * pair] = rows[2 * pair];
+        local[2 * pair + 1] = rows[2 * pair + 1];
+    }
+    blend_all_wide(local, to, bytes, held, NULL, pairs, precision);
+}
+
+WIDE void across_wide(const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
+{
+    if (plan->parts == 0) {
+        across_simd(plan, to, from);
+    } else if (plan->parts == LINEAR_PARTS) {
+        across_linear(plan, to, from);
+    } else {
+        switch (plan->axis.pairs) { EACH_PAIRS(across_parts, plan, to, from) }
+    }
+}
+
+WIDE void down_wide(
+    Axis axis, const Taps *taps, uint8_t *to, const uint8_t *const *rows, int bytes)
+{
+    if (bytes < BLOCK) {
+        down_simd(axis, taps, to, rows, bytes);
+    } else if (is_linear(axis, taps->weights)) {
+        down_linear(linear_weight(axis, taps->weights), to, rows, bytes);
+    } else {
+        switch (axis.pairs) {
+        EACH_PAIRS(down_pairs, axis.precision, taps, to, rows, bytes)
+        default: blend_all_wide(rows, to, bytes, NULL, taps->weights, axis.pairs, axis.precision);
+        }
+    }
+}
+#endif
 #endif
 
 static const Path paths[] = {
-    {"scalar", across_scalar, down_scalar},
+    {"scalar", weigh_scalar, across_scalar, down_scalar},
 #ifdef SIMD_NAME
-    {SIMD_NAME, across_simd, down_simd},
+    {SIMD_NAME, weigh_simd, across_simd, down_simd},
+#endif
+#ifdef WIDE_NAME
+    {WIDE_NAME, weigh_wide, across_wide, down_wide},
 #endif
 };
 static const Path *path = paths; /* in use */
+
+/* Prefetch a row's share of what is read after the task. */
+static void prefetch(const Task *task, int row)
+{
+    const size_t lines = (task->next_bytes + LINE - 1) / LINE, rows = (size_t)task->row_height;
+    const size_t stop = lines * (size_t)(row + 1) / rows;
+    for (size_t line = lines * (size_t)row / rows; line < stop; line++)
+        PREFETCH(task->next + line * LINE);
+}
 
 /* Buffered rows, a power of two: those of one output row, and one more, as two are made at once. */
 static int ring_rows(Axis vertical)
@@ -479,6 +797,7 @@ static void resize(
     int next = lines[task->top].start;
     for (int y = 0; y < task->row_height; y++) {
         const Taps *line = lines + task->top + y;
+        prefetch(task, y);
         int stop = line->start + 2 * vertical.pairs;
         stop = stop > task->height ? task->height : stop;
         for (; next < stop; next += 2) {
@@ -537,6 +856,7 @@ static void resize_down_first(
 static int run_task(const Task *task)
 {
     const int channels = task->channels, height = task->resized_height, width = task->resized_width;
+    const Path *const with = channels > MAX_CHANNELS ? paths : path;
     const int across = taps_of(task->filter, task->width, task->box_width, width);
     const int down = taps_of(task->filter, task->height, task->box_height, height);
     Plan plan = {
@@ -553,11 +873,21 @@ static int run_task(const Task *task)
     const size_t columns = (size_t)width * (size_t)across, lines = (size_t)height * (size_t)down;
     const size_t vectors = is_steep(&plan) ? 2
         : (size_t)plan.blocks * (size_t)plan.vectors * (size_t)(1 + across / 2);
-    const size_t program = vectors * 2 * HALF;
+    size_t program = vectors * 2 * HALF, source_count = (size_t)plan.blocks;
+#ifdef WIDE_NAME
+    const int is_wide = with->across == across_wide;
+    if (is_wide && across / 2 <= USUAL_PAIRS) {
+        const int pixels = wide_pixels(channels, plan.width);
+        const size_t parts = (size_t)PARTS * (size_t)((plan.width + pixels - 1) / pixels);
+        const size_t wide = parts * BLOCK * (size_t)(1 + across / 2);
+        program = wide > program ? wide : program;
+        source_count = parts > source_count ? parts : source_count;
+    }
+#endif
     const size_t shares = (columns > lines ? columns : lines) * sizeof(double);
     const size_t taps = (size_t)(height + width) * sizeof(Taps);
     const size_t rows = (size_t)down * sizeof *space.rows;
-    const size_t sources = (size_t)plan.blocks * sizeof *plan.source;
+    const size_t sources = source_count * sizeof *plan.source;
     const size_t weights = (columns + lines) * sizeof(int16_t);
     const size_t made = (size_t)ring_rows(most) * ((size_t)channels * (size_t)plan.width + SLACK);
     uint8_t *memory = malloc(
@@ -569,21 +899,24 @@ static int run_task(const Task *task)
     Taps *column = (Taps *)(memory + program + shares), *line = column + width;
     space.rows = (const uint8_t **)(line + height);
     plan.source = (int *)(space.rows + down);
-    int16_t *weight = (int16_t *)(plan.source + plan.blocks);
+    int16_t *weight = (int16_t *)(plan.source + source_count);
     space.made = (uint8_t *)(weight + columns + lines);
     space.copies = space.made + made;
 
-    plan.axis = weigh(
+    plan.axis = with->weigh(
         column, share, weight, across, task->filter, task->width, task->box_left, task->box_width,
         width);
-    const Axis vertical = weigh(
+    const Axis vertical = with->weigh(
         line, share, weight + columns, down, task->filter, task->height, task->box_top,
         task->box_height, height);
     plan.step = task->flip ? -1 : 1;
     plan.first = column + task->left + (task->flip ? plan.width - 1 : 0);
-    plan_blocks(&plan);
+#ifdef WIDE_NAME
+    if (!is_wide || !plan_wide(&plan))
+#endif
+        plan_blocks(&plan);
     (task->down_first ? resize_down_first : resize)(
-        task, channels > MAX_CHANNELS ? paths : path, &plan, line, vertical, &space);
+        task, with, &plan, line, vertical, &space);
     free(memory);
     return 0;
 }
@@ -624,6 +957,8 @@ int resample_run(const Request *request)
         .row_height = (int)request->rows, .row_width = (int)request->columns,
         .flip = request->flip, .down_first = request->down_first, .filter = request->filter,
         .row = request->row,
+        .next = request->next,
+        .next_bytes = request->next_bytes < MOST_PREFETCHED ? request->next_bytes : MOST_PREFETCHED,
     };
     return run_task(&task);
 }
@@ -688,7 +1023,9 @@ done:
 /* Paths that this processor has. */
 static int path_count(void)
 {
-#ifdef SIMD_NAME
+#if defined(WIDE_NAME)
+    return 1 + has_simd() + (has_simd() && cpu_has_avx512());
+#elif defined(SIMD_NAME)
     return 1 + has_simd();
 #else
     return 1;
@@ -704,7 +1041,7 @@ static PyObject *use_path(PyObject *module, PyObject *args)
     for (int k = 0; k < path_count(); k++)
         if (strcmp(paths[k].name, name) == 0) {
             path = &paths[k];
-            rows_use_simd(k);
+            rows_use_path(k);
             return Py_NewRef(Py_None);
         }
     return PyErr_Format(PyExc_ValueError, "this processor has no path %s", name);
@@ -724,7 +1061,7 @@ static int initialise(PyObject *module)
     for (int k = 0; names && k < path_count(); k++) {
         PyTuple_SetItem(names, k, PyUnicode_FromString(paths[k].name));
         path = &paths[k];
-        rows_use_simd(k);
+        rows_use_path(k);
     }
     const int failed = PyModule_AddObjectRef(module, "PATHS", names);
     Py_XDECREF(names);

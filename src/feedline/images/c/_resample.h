@@ -19,6 +19,8 @@ typedef struct {
     int flip, down_first, filter;
     uint8_t *row; /* (rows, columns, channels), contiguous */
     Py_ssize_t rows, columns;
+    const uint8_t *next; /* what is read after this request, for the cache; its bytes, or 0 */
+    size_t next_bytes;
 } Request;
 
 typedef enum { POSSIBLE, BAD_WINDOW, BAD_BOX, UNSUPPORTED } Check;
@@ -33,7 +35,7 @@ int resample_run(const Request *request);
 PyObject *rows_place_crops(PyObject *module, PyObject *args);
 PyObject *rows_resample(PyObject *module, PyObject *args);
 
-/* Choose the code of checksums. */
-void rows_use_simd(int simd);
+/* Choose the code of checksums, by the number of the path. */
+void rows_use_path(int number);
 
 #endif

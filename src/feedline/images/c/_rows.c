@@ -19,11 +19,11 @@ enum {
 };
 enum { TRIES = 10, ORIGINAL_HEIGHT = 0, ORIGINAL_WIDTH, COPY_HEIGHT, COPY_WIDTH, SIZES };
 
-static int use_simd;
+static Mix *mix = mix_scalar; /* in use */
 
-void rows_use_simd(int simd)
+void rows_use_path(int number)
 {
-    use_simd = simd;
+    mix = mixes[number];
 }
 
 /* Return True if an array has a dtype of 8 bytes, one of these formats, and this shape. */
@@ -207,6 +207,21 @@ static int call(PyObject *function, Py_ssize_t row)
     return result != NULL;
 }
 
+/* Note the bytes of an image that will be read next. None, and any failure, are left for then. */
+static void note_next(Request *request, PyObject *image)
+{
+    Py_buffer view;
+    if (Py_IsNone(image))
+        return;
+    if (PyObject_GetBuffer(image, &view, PyBUF_SIMPLE) < 0) {
+        PyErr_Clear();
+        return;
+    }
+    request->next = view.buf;
+    request->next_bytes = (size_t)view.len;
+    PyBuffer_Release(&view); /* a prefetch of memory that was freed has no effect */
+}
+
 /* Make a row. Return 1 if it was made, 0 if not, -1 with an exception. */
 static int make_row(
     PyObject *image, Py_ssize_t header, const double *placement, const uint64_t *checks,
@@ -224,7 +239,7 @@ static int make_row(
         if (checks) {
             Py_BEGIN_ALLOW_THREADS
             intact = view.len >= SHORTEST_HASHED
-                && hash(bytes, (size_t)view.len, checks[0], use_simd) == checks[1];
+                && hash(bytes, (size_t)view.len, checks[0], mix) == checks[1];
             Py_END_ALLOW_THREADS
         }
         if (intact) {
@@ -269,6 +284,8 @@ PyObject *rows_resample(PyObject *module, PyObject *args)
             .rows = rows->shape[1], .columns = rows->shape[2], .channels = CHANNELS,
         };
         int made = -1;
+        if (row + 1 < count)
+            note_next(&request, PyTuple_GetItem(images, row + 1));
         if (call(begin, row))
             made = make_row(PyTuple_GetItem(images, row), header,
                             (const double *)views[0].buf + row * PLACEMENT,
