@@ -328,6 +328,17 @@ def test_the_orientation_is_found_in_either_byte_order():
         assert find_orientation({"exif": exif}) == orientation
 
 
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_number_of_values_is_treated_as_by_pillow(count):
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0%c\0\0\0\x06\0\x01\0\0\0\0\0" % count
+    xmp = b'<x tiff:Orientation="3"/>'
+    data = encoded(picture(), "WEBP", lossless=True, exif=exif, xmp=xmp)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of several values
+        upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    assert np.array_equal(silently(data, exif=True), np.array(upright.convert("RGB")))
+
+
 @pytest.mark.parametrize("others", [(0x010F,), (0x010E, 0x010F), (0x010F, 0x0131, 0x0132)])
 def test_the_orientation_is_found_among_other_entries(others):
     exif = Image.Exif()

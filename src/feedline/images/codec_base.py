@@ -201,12 +201,12 @@ def find_orientation(info: Mapping[Any, object]) -> int:
 
 
 def _exif_orientation(exif: bytes) -> int | None:
-    """Value of the orientation in an Exif block, with or without "Exif\\0\\0" before it.
+    """First value of the orientation in an Exif block, with or without "Exif\\0\\0" before it.
 
-    0 if it is not one whole number; None if there is none.
+    0 if it is not a whole number; None if there is none.
     """
     exif = _EXIF_PREFIX.sub(b"", exif)
-    order, found = {b"II": "<", b"MM": ">"}.get(exif[:2]), None
+    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None:
         return None
     with contextlib.suppress(struct.error):
@@ -214,7 +214,7 @@ def _exif_orientation(exif: bytes) -> int | None:
         (entries,) = struct.unpack_from(order + "H", exif, at)
         for entry in range(at + 2, at + 2 + 12 * entries, 12):
             tag, kind, count, _ = struct.unpack_from(order + "HHII", exif, entry)
-            if tag == _EXIF_ORIENTATION_TAG:
-                form = _EXIF_WHOLE_NUMBERS.get(kind) if count == 1 else None
-                found = struct.unpack_from(order + form, exif, entry + 8)[0] if form else 0
-    return found
+            if tag == _EXIF_ORIENTATION_TAG and count:
+                form = _EXIF_WHOLE_NUMBERS.get(kind)
+                return int(struct.unpack_from(order + form, exif, entry + 8)[0]) if form else 0
+    return None
