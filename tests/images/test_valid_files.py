@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -164,25 +165,32 @@ class OwnFormat(ImageFile.ImageFile):
     format = "OWN"
 
     def _open(self) -> None:
-        if self.fp is None or self.fp.read(9) != b"own format":
-            self._size, self._mode = (2 * SIDE, SIDE), "RGB"
-            self.tile = []
-            self.im = Image.new("RGB", self.size, "red").im
+        self._size, self._mode = (2 * SIDE, SIDE), "RGB"
+        self.tile = []
+        self.im = Image.new("RGB", self.size, "red").im
+
+
+SIGNATURES = {"OWN": b"own format", "JXL": b"\xff\n"}
 
 
 def is_own(first: bytes) -> bool:
-    return first.startswith(b"own format")
+    return first.startswith(tuple(SIGNATURES.values()))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", SIGNATURES)
 def test_a_format_that_was_added_to_pillow_is_read(
-    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also if feedline reads it with a package that is not installed, as JPEG XL."""
+    if name == "JXL" and find_spec("pillow_jxl"):
+        pytest.skip("pillow_jxl is installed")
     Image.init()
     monkeypatch.setattr(Image, "ID", [*Image.ID])
     monkeypatch.setattr(Image, "OPEN", {**Image.OPEN})
-    Image.register_open("OWN", OwnFormat, is_own)
-    root = write_files(tmp_path / "set", {"0.jpg": b"own format", "1.jpg": b"own format"})
+    Image.register_open(name, OwnFormat, is_own)
+    files = dict.fromkeys(("0.jpg", "1.jpg"), SIGNATURES[name])
+    root = write_files(tmp_path / "set", files)
     loader = feedline.DataLoader(ImageFolder(root), 2, image_size=SIDE, num_workers=workers)
     ((images, _),) = loader
     assert images[:, :, 0, 0].tolist() == [[255, 0, 0]] * 2

@@ -74,7 +74,7 @@ edge need those beyond it; and its corner must be even."""
 
 _CONVERT = "convert it to JPEG or PNG"
 
-_warning_filters = threading.Lock()
+_warning_filters = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -95,17 +95,21 @@ class PillowCodec(Codec):
 
     def open_file(self, data: bytes, part: Part | None) -> Any:
         """Pillow's image of a file, of which a part is needed, not decoded yet."""
-        return self._reader()(io.BytesIO(data))
-
-    def _reader(self) -> Any:
-        module, _, name = self.reader.rpartition(".")
         try:
-            return getattr(importlib.import_module(module), name)
+            reader = self._reader()
         except ImportError:
+            other = pillow_format(data)  # of another package, such as pillow-avif-plugin
+            if other is not None:
+                return other.open_file(data, part)
             raise ImageError(
                 f"it is {self.name}, which needs another package",
                 hint=f"pip install '{self.requires}', or {_CONVERT}",
             ) from None
+        return reader(io.BytesIO(data))
+
+    def _reader(self) -> Any:
+        module, _, name = self.reader.rpartition(".")
+        return getattr(importlib.import_module(module), name)
 
     def decode(self, data: bytes, options: DecodeOptions, part: Part | None) -> DecodedPixels:
         """Decode as `Codec` describes."""
