@@ -165,6 +165,15 @@ def test_accumulated_batches_count_as_one_step(tiny_set: Path, validates: bool) 
     assert (phase.val_s > 0) == validates
 
 
+def test_a_set_without_a_readable_image_is_an_error(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        (tmp_path / "set" / name / "0.jpg").write_bytes(b"no image")
+    warned = pytest.warns(RuntimeWarning, match="epoch 1 has no batch")
+    with pytest.raises(FeedlineError, match=r"no image .*0\.jpg"), warned:
+        plan_of(tmp_path / "set", make_recipe(on_error="skip"))
+
+
 def test_a_set_smaller_than_a_batch_is_one_batch(tiny_set: Path) -> None:
     (phase,) = plan_of(tiny_set, make_recipe(schedule="32x1", batch_size=64)).phases
     assert (phase.steps, phase.images) == (1, 40)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from feedline.errors import DatasetError, StateError
+from feedline.errors import DatasetError, FeedlineError, StateError
 from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
@@ -189,6 +189,11 @@ def train_loader(
         drop_last=len(images) >= recipe.largest_batch,
     )
     return stack.enter_context(loader)
+
+
+def no_image_error(loader: DataLoader[Any]) -> FeedlineError:
+    """Error of an epoch of which no image could be read."""
+    return FeedlineError(f"no image of an epoch could be read; the last: {loader.skipped[-1][1]}")
 
 
 def val_loader(

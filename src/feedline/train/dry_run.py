@@ -8,9 +8,8 @@ start of workers, the first step and the batches made meanwhile are a warm-up, w
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,10 +18,11 @@ import torch
 
 from feedline.engine.devices import synchronize
 from feedline.errors import UsageError
+from feedline.loader import DataLoader
 from feedline.system import rank_and_world
 from feedline.text import as_bytes, as_seconds, format_table, plural, wrap_text
 from feedline.train.assignment import Assignment
-from feedline.train.data import train_loader
+from feedline.train.data import no_image_error, train_loader
 from feedline.train.prepare import PreparedRun, prepare
 from feedline.train.presets import GRID_PX, round_size
 from feedline.train.recipe import REGULARISATION, Recipe, TrainPhase
@@ -271,7 +271,7 @@ def _measure(
     what = f"a batch of {phase.batch_size} images at {phase.size} px"
     with memory_error(what), ExitStack() as stack:
         loader = train_loader(alone, ready.data.train, ready.run, device, stack)
-        batches = (batch for _ in itertools.count() for batch in loader)
+        batches = _endless_batches(loader)
 
         def step(batch: Any) -> int:
             train_step(state, *batch)
@@ -302,3 +302,13 @@ def _measure(
         num_workers=loader.num_workers,
         memory_bytes=torch.cuda.max_memory_reserved(device) if on_cuda else None,
     )
+
+
+def _endless_batches(loader: DataLoader[Any]) -> Iterator[Any]:
+    while True:
+        is_empty = True
+        for batch in loader:
+            is_empty = False
+            yield batch
+        if is_empty:
+            raise no_image_error(loader)

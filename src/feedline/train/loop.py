@@ -23,7 +23,7 @@ from feedline.errors import FeedlineError, StateError
 from feedline.loader import DataLoader
 from feedline.train.checkpoint import CHECKPOINT_NAME, CheckpointWriter
 from feedline.train.config import new_run_hint
-from feedline.train.data import val_loader, without_padding
+from feedline.train.data import no_image_error, val_loader, without_padding
 from feedline.train.evaluate import Evaluation, evaluate
 from feedline.train.history import EpochInProgress, History, TrainPosition, TrainReport
 from feedline.train.prepare import PreparedRun
@@ -275,10 +275,7 @@ class TrainingLoop:
                     self._save()
         finish_step(state)
         if not current.steps:
-            raise FeedlineError(
-                f"no image of epoch {current.epoch + 1} could be read; the first: "
-                f"{loader.skipped[-1][1]}"
-            )
+            raise no_image_error(loader)
         update_sums()
         return True
 
