@@ -310,6 +310,9 @@ def test_invalid_cache_is_rejected(
     more = (20,) if command == "add-size" else ()
     assert_refused(feedline("cache", command, photos, *more), "is not a cache")
     assert_refused(feedline("cache", command, tmp_path / "nowhere", *more), "is not a cache")
+    file = tmp_path / "file"
+    file.touch()
+    assert_refused(feedline("cache", command, file, *more), "is not a cache", "a file")
     assert not (tmp_path / "nowhere").exists()
 
 

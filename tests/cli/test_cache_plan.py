@@ -109,6 +109,7 @@ def test_plan_options_are_passed_on(
         (("--schedule", "16x1", "--seconds", "nan"), ("seconds", "nan")),
         (("--schedule", "16x1", "--transform", "both"), ("both", "train")),
         (("--schedule", "16x1", "--workers", "many"), ("--workers", "many")),
+        (("--schedule", "16x1", "--disk", -5), ("--disk", "got -5")),
         (("--schedule", "16x1", "--json", "/nowhere/at/all.json"), ("--json", "/nowhere/at")),
     ],
 )

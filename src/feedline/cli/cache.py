@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import posixpath
 import shlex
 import time
@@ -14,7 +15,7 @@ import typer
 
 from feedline.cli import options
 from feedline.cli.output import complain, echo, echo_text, use_folder, write_json
-from feedline.errors import hide_secrets
+from feedline.errors import UsageError, hide_secrets
 from feedline.text import as_bytes
 
 if TYPE_CHECKING:
@@ -299,7 +300,7 @@ def plan(
     schedule: Annotated[str, _copies("Image sizes and epochs; @N: batch size.", options.SCHEDULE)],
     sizes: Annotated[
         str | None,
-        _copies("Sizes of the copies, in pixels.", _SIZES, "those of the schedule"),
+        _copies("Sizes of the copies, in pixels.", _SIZES, "8/7 of those of the schedule, or more"),
     ] = None,
     disk: Annotated[
         float | None, _copies("Disk space for the cache, in GB.", "GB", "9/10 of what is free")
@@ -324,6 +325,9 @@ def plan(
     """
     sides = None if sizes is None else options.parse_sizes(sizes)
     processes = options.parse_workers(workers)
+    for option, value in {"--disk": disk, "--disk-speed": disk_speed}.items():
+        if value is not None and not 0 < value < math.inf:  # in the option's unit
+            raise UsageError(f"{option} must be a number above 0, got {value:g}")
 
     from feedline.cache.plan import plan_cache  # loads torch
     from feedline.cli.progress import ProgressBar

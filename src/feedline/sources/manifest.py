@@ -230,14 +230,15 @@ def read_manifest(root: str) -> Manifest:
     try:
         with open(path, "rb", opener=open_nonblocking) as file:
             data = file.read(MAX_MANIFEST_BYTES + 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if _is_unfinished(root):
             raise DatasetError(
                 f"the cache {root!r} is not finished: its build was interrupted or is running",
                 hint="run the same `feedline cache build` again; it continues where it stopped",
             ) from None
         if not os.path.isdir(root):
-            raise DatasetError(f"{root!r} is not a cache: there is no such folder") from None
+            why = "it is a file" if os.path.exists(root) else "there is no such folder"
+            raise DatasetError(f"{root!r} is not a cache: {why}") from None
         raise DatasetError(f"{root!r} is not a cache: it has no {MANIFEST}") from None
     except OSError as error:
         raise DatasetError(f"{path!r} cannot be read: {error.strerror or error}") from error

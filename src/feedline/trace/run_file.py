@@ -133,7 +133,7 @@ def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
     except _DAMAGED as error:
         raise UsageError(f"{str(file)!r} is not a run, or damaged: {error}") from error
     if head.what != _KIND:
-        raise UsageError(f"{str(file)!r} is not a feedline run: what={head.what!r}")
+        raise UsageError(f"{str(file)!r} is not a run: expected what={_KIND!r}, got {head.what!r}")
     if head.version > RUN_VERSION:
         raise UsageError(
             f"{str(file)!r} has version {head.version}, from a newer feedline; this one reads "

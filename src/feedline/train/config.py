@@ -67,7 +67,8 @@ def read_config(file: Path) -> tuple[dict[str, Any], RunSettings]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"--config {file} is not valid TOML: {error}") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"--config {file} cannot be read: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"--config {file} cannot be read: {why}") from None
 
 
 def make_recipe(given: Mapping[str, Any], *under: Mapping[str, Any]) -> Recipe:
@@ -87,7 +88,8 @@ def make_recipe(given: Mapping[str, Any], *under: Mapping[str, Any]) -> Recipe:
     if preset is None:
         if epochs is not None:
             raise UsageError(
-                "epochs needs an image size or a preset; a schedule has the epochs of each phase",
+                "needs an image size or a preset; a schedule has the epochs of each phase",
+                argument="epochs",
                 hint="--image-size 224 --epochs 30, --preset ffcv --epochs 30, or "
                 "--schedule 112x10,160x20",
             )
