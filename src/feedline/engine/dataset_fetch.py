@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -29,9 +29,11 @@ from torch.utils.data import default_collate
 
 from feedline.engine.attribute_changes import InitialAttributes, apply_changes
 from feedline.engine.attribute_snapshot import AttributeSnapshot
+from feedline.engine.attribute_walk import walk
 from feedline.engine.batch_layout import empty_in, is_plain, write_batch
 from feedline.engine.buffers import BatchAllocator
 from feedline.engine.generators import (
+    MAX_DEPTH,
     DatasetGenerator,
     find_generators,
     seed_generators,
@@ -56,7 +58,10 @@ from feedline.sources.files import is_storage_failure
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.transform_timing import time_transforms
 
-__all__ = ["DatasetFetcher", "SampleMaker", "SourceWithInit", "WorkerInit"]
+if TYPE_CHECKING:
+    from feedline.images.compile.nested import NestedPipelines
+
+__all__ = ["DatasetFetcher", "SampleMaker", "SourceWithInit", "WorkerInit", "find_nested"]
 
 _log = logging.getLogger("feedline")
 
@@ -103,6 +108,19 @@ class WorkerInit:
             self.worker_init_fn(worker)
 
 
+def find_nested(dataset: object, collate_fn: object) -> NestedPipelines:
+    """Find the pipelines that can be fused in a dataset and a `collate_fn`. No user code runs."""
+    from feedline.images.compile.nested import NestedPipelines  # loads decoders
+
+    nested = NestedPipelines()
+    roots = ("dataset", dataset), ("collate_fn", collate_fn)
+    for path, thing in walk(
+        *roots, is_leaf=nested.is_leaf, max_depth=MAX_DEPTH, named_globals=True
+    ):
+        nested.add(path, thing)
+    return nested
+
+
 class SourceWithInit:
     """Source of rows whose workers call `worker_init_fn` when they start."""
 
@@ -138,7 +156,7 @@ class DatasetFetcher:
     `skip_errors`, samples that raise are left out; if none is left, there is no batch. `samples` is
     a compiled replacement of the dataset, used unless `worker_init_fn` sets attributes of the
     dataset. If `is_updatable`, a running worker can get changed attributes, and keeps the dataset's
-    initial ones.
+    initial ones. If `fuses_nested`, pipelines within the dataset are fused where batches are made.
     """
 
     def __init__(
@@ -150,6 +168,7 @@ class DatasetFetcher:
         skip_errors: bool = False,
         samples: SampleMaker | None = None,
         is_updatable: bool = False,
+        fuses_nested: bool = False,
     ) -> None:
         self.dataset = init.dataset
         self._collate = collate_fn
@@ -161,6 +180,8 @@ class DatasetFetcher:
         self._worker: int | None = None
         self._init_error: WorkerException | None = None
         self._is_updatable = is_updatable
+        self._fuses_nested = fuses_nested
+        self._nested: NestedPipelines | None = None  # not searched yet
         self._changes = b""  # of the dataset, applied last
         self._initial: InitialAttributes | None = None  # set by `open`, if updatable
 
@@ -190,8 +211,17 @@ class DatasetFetcher:
             self._find_generators()
             if self._is_updatable:
                 self._initial = InitialAttributes(self.dataset)
+            self._fuse_in_worker()
         except (Exception, SystemExit) as error:
             self._init_error = WorkerException.of(error, self._process_description)
+
+    def _fuse_in_worker(self) -> None:
+        """Fuse the pipelines within the dataset, in their current state."""
+        if self._nested is not None:
+            self._nested.uninstall()
+        if self._fuses_nested:
+            self._nested = find_nested(self.dataset, self._collate)
+            self._nested.install()
 
     def _find_generators(self) -> list[DatasetGenerator]:
         """Find the generators to seed for each batch, once."""
@@ -214,6 +244,7 @@ class DatasetFetcher:
                 assert self._initial is not None, "only updatable workers get changes"
                 apply_changes(self.dataset, pickle.loads(task.dataset_changes), self._initial)
                 self._changes = task.dataset_changes
+                self._fuse_in_worker()
             seed_all(task.seed)
             seed_generators(self._find_generators(), task.seed)
             batch = self._make(pickle.loads(keys), task, space, on_sample)
@@ -235,7 +266,10 @@ class DatasetFetcher:
         with unbroken(), seeded(task.seed):
             restore_later(partial(set_request, current_request()))
             seed_generators_temporarily(self._find_generators(), task.seed)
-            return self._make(batch.dataset_keys, task, None, None)
+            if self._fuses_nested and self._nested is None:
+                self._nested = find_nested(self.dataset, self._collate)
+            with contextlib.nullcontext() if self._nested is None else self._nested.installed():
+                return self._make(batch.dataset_keys, task, None, None)
 
     def _make(
         self, keys: Any, task: BatchTask, space: BatchAllocator | None, on_sample: OnSample | None

@@ -31,6 +31,7 @@ from feedline.private_names import find_private
 from feedline.randomness import restore_later
 
 __all__ = [
+    "MAX_DEPTH",
     "DatasetGenerator",
     "describe_generators",
     "find_generators",
@@ -40,7 +41,8 @@ __all__ = [
 
 _GENERATORS = 3
 """Constant that separates these seeds from those of the global states."""
-_MAX_DEPTH = 16
+MAX_DEPTH = 16
+"""Steps from a dataset within which its parts are found."""
 _numpy: Any = np.random  # its stubs leave functions out
 
 
@@ -74,7 +76,7 @@ def find_generators(dataset: object, collate_fn: object = None) -> list[DatasetG
     generators: list[DatasetGenerator] = []
     seen = {id(each) for each in _global_states()}
     roots = ("dataset", dataset), ("collate_fn", collate_fn)
-    for path, thing in walk(*roots, is_leaf=_kind_of, max_depth=_MAX_DEPTH, named_globals=True):
+    for path, thing in walk(*roots, is_leaf=_kind_of, max_depth=MAX_DEPTH, named_globals=True):
         if type(thing) is np.random.Generator:
             thing = thing.bit_generator  # all its state, which several Generators may share
         kind = _kind_of(thing)

@@ -109,6 +109,12 @@ def _arguments(frame: FrameType) -> list[Any]:
     return [frame.f_locals.get(name) for name in names if name != "self"]
 
 
+def _may_read(frame: FrameType) -> bool:
+    """Return True for feedline's code that reads or decodes files."""
+    module = _module(frame)
+    return module.startswith(_READERS) and not module.endswith((".nested", ".fused_transform"))
+
+
 def _has_image(value: Any) -> bool:
     """Return True for an image of PIL, an array or a tensor, or a container with one."""
     if isinstance(value, (tuple, list)):
@@ -137,8 +143,7 @@ def _failed_step(frames: list[FrameType]) -> tuple[str | None, bool]:
             found = found or ""
         elif is_step or (called_by_images and not module.startswith(("feedline.", "PIL."))):
             got_image = got_image or (
-                _has_image(_arguments(frame))
-                and not any(_module(each).startswith(_READERS) for each in frames[number:])
+                _has_image(_arguments(frame)) and not any(map(_may_read, frames[number:]))
             )
             name = type(owner).__name__ if owner is not None else frame.f_code.co_name
             if name not in _CONTAINERS:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
@@ -353,13 +354,31 @@ class WindowCrop:
         """Place the crop in an image of (height, width) pixels for this item."""
         stream = RandomStream(item.seed)
         flip = bool(self.flip) and stream.uniform() < self.flip
-        rows, columns = scale_shape(self.crop, item.required_image_size, max(self.crop))
-        whole = self._resized_shape(height, width, item.required_image_size)
+
+        def draw_corner(down: int, across: int) -> tuple[int, int]:
+            top, left = stream.pair()
+            return int(top * (down + 1)), int(left * (across + 1))
+
+        return self.place_at(height, width, item.required_image_size, flip, draw_corner)
+
+    def place_at(
+        self,
+        height: int,
+        width: int,
+        size: int,
+        flip: bool,
+        draw_corner: Callable[[int, int], tuple[int, int]],
+    ) -> Placement:
+        """Place the crop in an image of (height, width) pixels, for a longer side of `size` pixels.
+
+        `draw_corner` draws the top and left of a random crop, up to the largest ones.
+        """
+        rows, columns = scale_shape(self.crop, size, max(self.crop))
+        whole = self.resized_shape(height, width, size)
         if whole == (rows, columns) and not isinstance(self.resize, int):
             return Box(0, 0, height, width, flip, None, self.filter)
         if self.random:
-            down, across = stream.pair()
-            top, left = int(down * (whole[0] - rows + 1)), int(across * (whole[1] - columns + 1))
+            top, left = draw_corner(whole[0] - rows, whole[1] - columns)
         else:
             top, left = centre_corner(*whole, rows, columns)
         if flip and self.flip_first:
@@ -367,7 +386,8 @@ class WindowCrop:
             left = whole[1] - columns - left
         return Window(*whole, top, left, flip, self.filter)
 
-    def _resized_shape(self, height: int, width: int, size: int) -> Shape:
+    def resized_shape(self, height: int, width: int, size: int) -> Shape:
+        """Height and width of the resized image, for a longer side of the crop of `size` pixels."""
         if isinstance(self.resize, int):
             return resize_shape(height, width, self.wanted_side(size))
         return scale_shape(self.resize, size, max(self.crop))

@@ -16,12 +16,13 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from feedline.engine.attribute_snapshot import AttributeSnapshot
 from feedline.engine.buffers import batch_bytes
+from feedline.engine.dataset_fetch import find_nested
 from feedline.engine.load_samples import Source
 from feedline.engine.normalise import DeviceTransforms, ValueTable
 from feedline.engine.tensor_dataset import BatchedTensors, batched_tensors
@@ -34,6 +35,9 @@ from feedline.loader.options import Options
 from feedline.loader.state import fingerprint_of, identity_of
 from feedline.sources.cache_store import CacheStore, cache_within
 from feedline.sources.remote_cache import open_cache
+
+if TYPE_CHECKING:
+    from feedline.images.compile.nested import NestedPipelines
 
 __all__ = [
     "CurrentChoice",
@@ -73,6 +77,7 @@ class EngineChoice:
     runs_user_code: bool = True  # in the workers
     pixels: str = ""  # everything that determines the pixels; "" if the user's code does
     cache_contents: CacheContents | None = None  # of the cache to fill, while originals are read
+    fuses_nested: bool = False  # pipelines within the dataset, in the dataset engine
     uncompiled: bool = False  # a folder's transform runs unchanged under a schedule
     snapshot: AttributeSnapshot | None = None  # of the dataset for which the choice was made
 
@@ -239,8 +244,30 @@ def _choose_without_source(options: Options, reasons: tuple[str, ...]) -> Engine
     if isinstance(options.dataset, TensorDataset | Subset) and not reasons:
         reasons = (tensors.reason,)
     folder = is_folder(options.dataset) or find_feedline_source(options.dataset) is not None
+    nested = _find_nested(options)
+    if nested is not None:
+        return EngineChoice(
+            engine="dataset",
+            fused=nested.fused,
+            unchanged=nested.unchanged,
+            reasons=(*reasons, *nested.reasons),
+            fuses_nested=True,
+        )
     uncompiled = folder and options.schedule is not None
     return EngineChoice(engine="dataset", reasons=reasons, uncompiled=uncompiled)
+
+
+def _find_nested(options: Options) -> NestedPipelines | None:
+    """Find pipelines to fuse within a dataset that has an image folder, or opens images lazily."""
+    if "torchvision" not in sys.modules:
+        return None
+    try:
+        nested = find_nested(options.dataset, options.collate_fn)
+    except ImportError:  # images cannot be decoded here
+        return None
+    lazy: Any = sys.modules.get("feedline.images.lazy_images")
+    is_supported = nested.has_folder or (lazy is not None and lazy.are_images_lazy())
+    return nested if nested.fused and is_supported else None
 
 
 def _tensors(options: Options) -> BatchedTensors:

@@ -206,6 +206,7 @@ def _fetcher(choice: EngineChoice, options: Options, seed: int) -> DatasetFetche
         batched=options.batched,
         skip_errors=options.on_error == "skip",
         samples=choice.source,
+        fuses_nested=choice.fuses_nested,
         is_updatable=choice.engine == "dataset" and keeps_workers(options, choice),
     )
 

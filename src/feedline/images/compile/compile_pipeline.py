@@ -105,6 +105,7 @@ def compile_transform(transform: object, sizes: PerSizeResolver | None = None) -
         fixed_size_step=next(
             (step_text(step) for step in tail.unchanged if sets_own_size(step)), ""
         ),
+        geometry=tuple(step for step in steps[:count] if library_name(step) not in _POINTWISE),
     )
 
 

@@ -333,6 +333,7 @@ class FusedTransform:
         notes: reasons for those, as sentences.
         no_rows: reason why it makes no rows, a sentence; "" if it does.
         fixed_size_step: unchanged step that sets a size of its own, as text; "" if none does.
+        geometry: the steps that the crop replaces.
     """
 
     crop: Transform
@@ -344,6 +345,7 @@ class FusedTransform:
     notes: tuple[str, ...]
     no_rows: str
     fixed_size_step: str = ""
+    geometry: tuple[Step, ...] = ()
 
     @property
     def image_size(self) -> int:

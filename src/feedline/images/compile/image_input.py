@@ -26,7 +26,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from feedline.errors import ImageError, UsageError, note
 from feedline.images.codec_registry import DecodeOptions, ThreadDecoder
 from feedline.images.compile.library_steps import error_text, step_text
-from feedline.images.crops import Part
+from feedline.images.crops import Part, cut
 from feedline.images.lazy_images import read_unloaded_jpeg, undecoded
 from feedline.order.requested_size import SampleRequest, current_request
 from feedline.sources.files import read_file
@@ -254,6 +254,7 @@ class LazyImage:
         self._image = image
         self._file = _undecoded_file(image) if file is None else file
         self._decoder = _thread_decoder(PillowSettings.now().max_pixels).decoder
+        self._whole: Pixels | None = None
         self.size: tuple[int, int] = (0, 0)
         """Height and width in pixels."""
         if self._file is not None:
@@ -269,6 +270,8 @@ class LazyImage:
     def read(self, part: Part | None) -> Pixels:
         """Pixels of a part, or of all: uint8 (height, width, 3), valid until the next read."""
         pixels: Pixels
+        if self._whole is not None:
+            return cut(self._whole, part)
         if self._file is not None:
             try:
                 pixels = self._decoder.read(1, part)
@@ -284,6 +287,25 @@ class LazyImage:
         pixels = np.asarray(image)
         end_stage("decode")
         return pixels
+
+    @property
+    def is_undecoded(self) -> bool:
+        """True if only the header was read."""
+        return self._file is not None
+
+    def reopen(self) -> None:
+        """Allow another read, also if the thread's decoder has opened another file since."""
+        if self._file is not None and self._whole is None:
+            self._decoder = _thread_decoder(PillowSettings.now().max_pixels).decoder
+            try:
+                self._decoder.open(self._file.data)
+            except ImageError as why:
+                self._open_with_pillow(why)
+
+    def keep_whole(self) -> None:
+        """Decode the whole image once, for all reads that follow."""
+        if self._file is not None and self._whole is None:
+            self._whole = self.read(None).copy()
 
     def loaded(self) -> Image.Image:
         """The whole image, decoded by Pillow."""

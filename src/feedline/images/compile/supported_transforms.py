@@ -38,7 +38,7 @@ try:
 except ImportError:
     photometric = None  # type: ignore[assignment]
 
-__all__ = ["PixelStep", "draw_step_params", "pixel_step"]
+__all__ = ["PixelStep", "draw_crop_params", "draw_step_params", "pixel_step"]
 
 PixelStep: TypeAlias = Callable[[Pixels], Pixels]
 """Function of pixels (height, width, 3), RGB, C-contiguous, may be overwritten."""
@@ -128,6 +128,18 @@ def draw_step_params(step: Any, inputs: list[Any]) -> dict[str, Any]:
     draw = getattr(step, "make_params", None) or step._get_params
     params: dict[str, Any] = draw(inputs)
     return params
+
+
+def draw_crop_params(step: Any, height: int, width: int) -> tuple[int, int, int, int]:
+    """Draw the top, left, height and width of a step's random crop of an image of this size."""
+    probe = torch.empty((), device="cpu").expand(3, height, width)
+    if is_v2(step):
+        params = draw_step_params(step, [probe])
+        rows, columns = (params.get(side, 0) for side in ("height", "width"))
+        return int(params["top"]), int(params["left"]), int(rows), int(columns)
+    arguments = (step.scale, step.ratio) if hasattr(step, "scale") else (step.size,)
+    top, left, rows, columns = map(int, step.get_params(probe, *arguments))
+    return top, left, rows, columns
 
 
 def _jitter(step: Any, pixels: Pixels) -> Pixels:

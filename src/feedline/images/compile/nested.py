@@ -1,0 +1,356 @@
+"""Pipelines of torchvision and timm within a user's dataset or transform, fused in place.
+
+`NestedPipelines.add` collects pipelines among the objects that a dataset holds. `install`
+replaces the class of each by a subclass of its own class, whose calls are fused, and the loader of
+a torchvision folder by one that leaves images undecoded. So the user's code runs unchanged, is not
+read, and finds the same objects with the same attributes; `uninstall` restores the classes.
+
+Guarantees: a fused call draws from the library's generators what the pipeline itself draws, in the
+same order, and returns its result: without random steps bit for bit, otherwise with pixels within
+one grey level after the resize. Anything but one RGB Pillow image is passed to the pipeline itself,
+and so is every image once an attribute of the pipeline or of its steps has been set to another
+value. An image looks loaded to any other code: Pillow decodes its pixels when they are first used.
+
+Relies on: Python's assignment of `__class__`; `get_params` and `make_params` of crops, which need
+only the size of an image; on attributes of `PIL.Image.Image`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from feedline.errors import ImageError
+from feedline.images.compile.compile_pipeline import compile_transform
+from feedline.images.compile.datasets import is_timm_folder, is_torchvision_folder
+from feedline.images.compile.fused_transform import FusedTransform
+from feedline.images.compile.image_input import FileBytes, LazyImage, has_rgb_pixels
+from feedline.images.compile.library_steps import (
+    CompileError,
+    attempt,
+    check_libraries,
+    library_name,
+)
+from feedline.images.compile.supported_transforms import draw_crop_params
+from feedline.images.crops import Box, Part, Placement, TrainCrop, WindowCrop
+from feedline.sources.store import Pixels
+
+__all__ = ["NestedPipelines", "UndecodedImage"]
+
+_ENDS = {b"\xff\xd8\xff": b"\xff\xd9", b"\x89PNG\r\n": b"IEND\xaeB`\x82"}
+"""First and last bytes of complete files; others are opened by Pillow at once."""
+_DECODER_SHARE = 0.5
+"""Time to find the pixels of a part in its file, in proportion to the rows above the part's end."""
+_PILLOW_FILTERS = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+class UndecodedImage(Image.Image):
+    """RGB Pillow image of a file. It becomes a plain, loaded `PIL.Image.Image` once code other than
+    a fused pipeline reads its pixels, or any attribute besides its mode and size.
+    """
+
+    # Not Pillow's __init__: attributes that are missing decode the image.
+    def __init__(self, file: LazyImage) -> None:
+        self._mode = "RGB"
+        self._size = file.size[1], file.size[0]
+        self._undecoded = file
+
+    def __getattr__(self, name: str) -> Any:
+        self._decode()
+        return getattr(self, name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._decode()
+        return self.__reduce_ex__(protocol)
+
+    def _decode(self) -> None:
+        loaded = vars(self)["_undecoded"].loaded()
+        self.__dict__ = dict(vars(loaded))
+        self.__class__ = Image.Image  # type: ignore[assignment]
+
+
+def _load_undecoded(stock: Any, path: Any) -> Any:
+    """Loader of a folder; `stock` is torchvision's, which also raises all errors of files."""
+    with contextlib.suppress(ImageError, OSError, ValueError):
+        with open(path, "rb") as file:
+            data = file.read()
+        if any(data.startswith(head) and data.endswith(end) for head, end in _ENDS.items()):
+            image = LazyImage(FileBytes(data, repr(path)), None)
+            if image.is_undecoded:
+                return UndecodedImage(image)
+    return stock(path)
+
+
+class _DecodeHistory:
+    """Learns from earlier images if one decode of the whole image is cheaper than one per call."""
+
+    def __init__(self) -> None:
+        self._images = self._cost = 0.0  # the cost of a whole image is 1
+        self._latest: LazyImage | None = None
+
+    def read(self, image: LazyImage, part: Part | None) -> Pixels:
+        """Read a part of an image; the pixels are the same in any case."""
+        if image is not self._latest:
+            if self._images >= 2 and self._cost > 1.05 * self._images:
+                image.keep_whole()
+            self._images, self._latest = self._images + 1, image
+            if self._images > 64:
+                self._images, self._cost = self._images / 2, self._cost / 2
+        else:
+            image.reopen()
+        height, width = image.size
+        top, _, rows, columns = part or (0, 0, height, width)
+        area = rows * columns / (height * width)
+        self._cost += _DECODER_SHARE * (top + rows) / height + (1 - _DECODER_SHARE) * area
+        return image.read(part)
+
+
+def _draw_placement(fused: FusedTransform, height: int, width: int) -> Placement:
+    """Draw the crop as the steps do that it replaces, from the same generators."""
+    flip, part = False, None
+    step: Any
+    for step in fused.geometry:
+        name = type(step).__name__
+        if name == "RandomHorizontalFlip":
+            flip = bool(torch.rand(1, device="cpu") < step.p)
+        elif name == "RandomCrop":
+            assert isinstance(fused.crop, WindowCrop)
+            tall, wide = fused.crop.resized_shape(height, width, fused.image_size)
+            part = draw_crop_params(step, tall, wide)
+        elif "RandomResizedCrop" in name:
+            part = draw_crop_params(step, height, width)
+    if isinstance(fused.crop, TrainCrop):
+        assert part is not None
+        filters = fused.crop.filter
+        filter = filters if isinstance(filters, str) else random.choice(filters)
+        return Box(*part, flip, None, filter)
+    assert isinstance(fused.crop, WindowCrop)
+    corner = (0, 0) if part is None else part[:2]
+    return fused.crop.place_at(height, width, fused.image_size, flip, lambda *_: corner)
+
+
+def _containers(thing: Any, seen: set[int]) -> Iterator[Any]:
+    """Attributes of a library's steps, and the lists, tuples and dicts in them."""
+    is_step = hasattr(thing, "__dict__") and type(thing).__module__.startswith(
+        ("torchvision.transforms", "timm.data", "torch.nn.modules.container")
+    )
+    if id(thing) in seen or not (is_step or type(thing) in (list, tuple, dict)):
+        return
+    seen.add(id(thing))
+    container = vars(thing) if is_step else thing
+    if type(container) is not tuple:
+        yield container
+    for part in container.values() if type(container) is dict else container:
+        yield from _containers(part, seen)
+
+
+def _values(container: Any) -> tuple[Any, ...]:
+    return tuple(container.values() if type(container) is dict else container)
+
+
+@dataclass(eq=False)
+class _NestedPipeline:
+    """A pipeline that was found, its path from the dataset, and its fused form."""
+
+    path: str
+    pipeline: Any
+    fused: FusedTransform
+    history: _DecodeHistory
+
+    def __post_init__(self) -> None:
+        self.stock: type = type(self.pipeline)
+        self._values = [(each, _values(each)) for each in _containers(self.pipeline, set())]
+        self._is_random = getattr(self.fused.crop, "draws", True)
+        self.kind = self._create_class()
+
+    def run(self, image: Any) -> Any:
+        """Transform an RGB image."""
+        file = vars(image).get("_undecoded") if type(image) is UndecodedImage else None
+        undecoded = LazyImage(None, image) if file is None else file
+        placement = _draw_placement(self.fused, *undecoded.size)
+        if file is None:
+            part = undecoded.read(placement.part)
+        else:
+            part = self.history.read(undecoded, placement.part)
+        if self._is_random or not _has_pillow_resize(self.fused, placement):
+            pixels = self.fused.resize(part, placement, self.fused.image_size)
+        else:
+            pixels = _resize_with_pillow(part, placement, self.fused.shape)
+        return self.fused.tail.run(pixels, None)
+
+    def accepts(self, inputs: tuple[Any, ...]) -> bool:
+        """Return True for one RGB Pillow image, if the pipeline is still what was fused."""
+        if len(inputs) != 1:
+            return False
+        image = inputs[0]
+        if type(image) is not UndecodedImage and not (
+            isinstance(image, Image.Image) and has_rgb_pixels(image)
+        ):
+            return False
+        return all(
+            len(now) == len(values) and all(map(is_, now, values))
+            for now, values in ((_values(each), values) for each, values in self._values)
+        )
+
+    def _create_class(self) -> type:
+        stock, own = self.stock, self
+
+        def call(self: Any, *inputs: Any, **named: Any) -> Any:
+            if not named and own.accepts(inputs):
+                return own.run(inputs[0])
+            return stock.__call__(self, *inputs, **named)
+
+        def reduce(self: Any, protocol: Any) -> Any:
+            pickled: Any = object.__new__(stock)
+            vars(pickled).update(vars(self))
+            return _unchanged, (pickled,)
+
+        members = {
+            "__slots__": (),
+            "__module__": stock.__module__,
+            "__qualname__": stock.__qualname__,
+            "__doc__": stock.__doc__,
+            "__call__": call,
+            "__reduce_ex__": reduce,
+        }
+        kind: type = type(stock)(stock.__name__, (stock,), members)
+        return kind
+
+
+def _unchanged(thing: Any) -> Any:
+    return thing
+
+
+def _has_pillow_resize(fused: FusedTransform, placement: Placement) -> bool:
+    return fused.resize_mode == "pillow" and placement.filter in _PILLOW_FILTERS
+
+
+def _resize_with_pillow(image: Pixels, placement: Placement, shape: tuple[int, int]) -> Pixels:
+    """Resize like torchvision, bit for bit, in several times the time of feedline's resize."""
+    filter = _PILLOW_FILTERS[placement.filter]
+    rows, columns = shape
+    picture = Image.fromarray(np.ascontiguousarray(image))
+    if isinstance(placement, Box):
+        return np.array(picture.resize((columns, rows), filter))
+    whole = picture.resize((placement.width, placement.height), filter)
+    top, left = placement.top, placement.left
+    return np.array(whole.crop((left, top, left + columns, top + rows)))
+
+
+class NestedPipelines:
+    """Pipelines with a fused form among the objects of a dataset.
+
+    Attributes:
+        has_folder: True if one of the objects is an image folder of torchvision or timm.
+        reasons: why others, or some of their steps, run unchanged, as sentences.
+    """
+
+    def __init__(self) -> None:
+        self._pipelines: list[_NestedPipeline] = []
+        self._folders: list[Any] = []
+        self._history = _DecodeHistory()
+        self._leaves: set[int] = set()
+        self._skipped: list[Any] = []
+        self._why = ""
+        self.has_folder = False
+        self.reasons: tuple[str, ...] = ()
+        try:
+            check_libraries()
+        except CompileError as why:
+            self._why = str(why)
+
+    def add(self, path: str, thing: Any) -> None:
+        """Add an object of the dataset, if it can be fused."""
+        kind = type(thing)
+        module = kind.__module__
+        if module.startswith("feedline."):
+            self._leaves.add(id(thing))  # fused already
+        elif is_torchvision_folder(thing):
+            self._folders.append(thing)
+            self.has_folder = True
+        elif is_timm_folder(thing):
+            self.has_folder = True
+        elif not module.startswith(("torchvision.transforms", "timm.data", "torch.nn.modules.con")):
+            return
+        is_skipped = any(thing is each for each in self._skipped) and kind.__name__ != "Compose"
+        if not is_skipped and (library_name(thing) or kind is nn.Sequential):
+            fused, why = (None, (self._why,)) if self._why else attempt(compile_transform, thing)
+            if isinstance(fused, FusedTransform):
+                self._leaves.add(id(thing))
+                self._pipelines.append(_NestedPipeline(path, thing, fused, self._history))
+                self.reasons += tuple(note for note in fused.notes if note not in self.reasons)
+            elif kind.__name__ == "Compose":
+                self.reasons += tuple(f"{path} runs unchanged: {each}" for each in why)
+                # Its later steps get images that are decoded already.
+                self._skipped += thing.transforms if type(thing.transforms) is list else ()
+
+    def is_leaf(self, thing: Any) -> bool:
+        """Return True for an object whose parts need not be added."""
+        return id(thing) in self._leaves
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """Path and fused steps of each pipeline, as text."""
+        texts = list[str]()
+        for each in self._pipelines:
+            first, *others = each.fused.fused
+            texts += [f"{each.path}: {first}", *others]
+        return tuple(texts)
+
+    @property
+    def unchanged(self) -> tuple[str, ...]:
+        """Unchanged steps of the fused pipelines, as text."""
+        return tuple(dict.fromkeys(s for each in self._pipelines for s in each.fused.unchanged))
+
+    def install(self) -> None:
+        """Fuse the calls of the pipelines, in this process."""
+        for each in self._pipelines:
+            if type(each.pipeline) is each.stock:
+                object.__setattr__(each.pipeline, "__class__", each.kind)
+        for folder in self._folders if self._pipelines else ():
+            loader = vars(folder).get("loader")
+            if _is_stock_loader(loader):
+                vars(folder)["loader"] = partial(_load_undecoded, loader)
+
+    def uninstall(self) -> None:
+        """Undo `install`."""
+        for each in self._pipelines:
+            if type(each.pipeline) is each.kind:
+                object.__setattr__(each.pipeline, "__class__", each.stock)
+        for folder in self._folders:
+            loader = vars(folder).get("loader")
+            if type(loader) is partial and loader.func is _load_undecoded:
+                vars(folder)["loader"] = loader.args[0]
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Context in which calls are fused."""
+        self.install()
+        try:
+            yield
+        finally:
+            self.uninstall()
+
+
+def _is_stock_loader(loader: Any) -> bool:
+    module: Any = sys.modules["torchvision.datasets.folder"]
+    is_stock = any(loader is each for each in (module.default_loader, module.pil_loader))
+    return is_stock and sys.modules["torchvision"].get_image_backend() == "PIL"

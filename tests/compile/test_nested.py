@@ -1,0 +1,284 @@
+"""Pipelines within a user's transform: fused where a folder's batches are made."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+import feedline
+
+transforms = pytest.importorskip("torchvision.transforms")
+v2 = pytest.importorskip("torchvision.transforms.v2")
+datasets = pytest.importorskip("torchvision.datasets")
+
+NORMALIZE = [transforms.ToTensor(), transforms.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
+ONE_LEVEL = 1.01 / 255 / 0.2
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of JPEGs, of a grey JPEG, a PNG and a palette PNG."""
+    root = tmp_path_factory.mktemp("nested")
+    (root / "one").mkdir()
+    noise = np.random.RandomState(0)
+    for number, (mode, name) in enumerate(
+        [("RGB", "jpg"), ("RGB", "jpg"), ("L", "jpg"), ("RGB", "png"), ("P", "png"), ("RGB", "jpg")]
+    ):
+        small = Image.fromarray(noise.randint(0, 256, (12, 16, 3)).astype(np.uint8))
+        picture = small.resize((90 + 7 * number, 80), Image.Resampling.BICUBIC).convert(mode)
+        picture.save(root / "one" / f"{number}.{name}")
+    return root
+
+
+def train_pipeline(size: int = 32) -> Any:
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(size, scale=(0.2, 1.0)),
+            transforms.RandomHorizontalFlip(),
+            *NORMALIZE,
+        ]
+    )
+
+
+def eval_pipeline() -> Any:
+    return transforms.Compose([transforms.Resize(40), transforms.CenterCrop(32), *NORMALIZE])
+
+
+class Preset:
+    """As torchvision's reference scripts wrap a pipeline."""
+
+    def __init__(self, pipeline: Any) -> None:
+        self.transforms = pipeline
+
+    def __call__(self, image: Any) -> Any:
+        return self.transforms(image)
+
+
+class TwoCrops:
+    """Two views of an image, as in MoCo."""
+
+    def __init__(self, base: Any) -> None:
+        self.base_transform = base
+
+    def __call__(self, image: Any) -> Any:
+        return [self.base_transform(image), self.base_transform(image)]
+
+
+class Invert:
+    """A step of the user's own."""
+
+    def __call__(self, image: Any) -> Any:
+        return ImageOps.invert(image) if random.random() < 0.5 else image
+
+
+class MultiCrop:
+    """Pipelines in slots, a list, a tuple, a dict, a partial and a closure, and a cycle."""
+
+    __slots__ = ("bound", "by_name", "function", "itself", "listed", "tupled")
+
+    def __init__(self) -> None:
+        self.listed = [train_pipeline(32)]
+        self.tupled = ({"local": train_pipeline(16)},)
+        self.by_name = {
+            "v2": v2.Compose(
+                [
+                    v2.RandomResizedCrop(24),
+                    Invert(),
+                    v2.ToImage(),
+                    v2.ToDtype(torch.float32, scale=True),
+                ]
+            )
+        }
+        self.bound = partial(call, train_pipeline(20))
+        pipeline = eval_pipeline()
+        self.function = lambda image: pipeline(image)
+        self.itself = self
+
+    @property
+    def never_read(self) -> Any:
+        raise AssertionError("properties are not read")
+
+    def __call__(self, image: Any) -> Any:
+        parts = self.listed[0], self.tupled[0]["local"], self.by_name["v2"], self.bound
+        return [*(part(image) for part in parts), self.function(image)]
+
+
+def call(pipeline: Any, image: Any) -> Any:
+    return pipeline(image)
+
+
+def batches(root: Path, transform: Any, **options: Any) -> list[Any]:
+    torch.manual_seed(7)
+    dataset = datasets.ImageFolder(str(root), transform=transform)
+    with feedline.DataLoader(dataset, batch_size=3, **options) as loader:
+        return [images for images, _ in loader]
+
+
+def unfused(root: Path, transform: Any) -> list[Any]:
+    """Batches with the same seeds, of a loader whose images are read by the user's own function."""
+
+    class Own(torch.utils.data.Dataset[Any]):
+        samples = datasets.ImageFolder(str(root)).samples
+
+        def __len__(self) -> int:
+            return len(self.samples)
+
+        def __getitem__(self, index: int) -> Any:
+            path, label = self.samples[index]
+            return transform(Image.open(path).convert("RGB")), label
+
+    torch.manual_seed(7)
+    with feedline.DataLoader(Own(), batch_size=3, num_workers=0) as loader:
+        assert "\nfused" not in loader.explain()
+        return [images for images, _ in loader]
+
+
+def views(made: list[Any]) -> list[torch.Tensor]:
+    return [each for batch in made for each in (batch if isinstance(batch, list) else [batch])]
+
+
+def fused_text(root: Path, transform: Any) -> str:
+    dataset = datasets.ImageFolder(str(root), transform=transform)
+    with feedline.DataLoader(dataset, batch_size=3, num_workers=0) as loader:
+        lines = [line for line in loader.explain().splitlines() if line.startswith("fused")]
+        return "\n".join(lines)
+
+
+def test_a_validation_pipeline_in_an_object_is_fused_bit_for_bit(root: Path) -> None:
+    made = batches(root, Preset(eval_pipeline()), num_workers=0)
+    assert "CenterCrop" in fused_text(root, Preset(eval_pipeline()))
+    assert all(map(torch.equal, made, unfused(root, Preset(eval_pipeline()))))
+
+
+@pytest.mark.parametrize(
+    "create", [lambda: Preset(train_pipeline()), lambda: TwoCrops(train_pipeline()), MultiCrop]
+)
+def test_fused_pipelines_draw_as_the_library_does(root: Path, create: Any) -> None:
+    assert "RandomResizedCrop" in fused_text(root, create())
+    made, stock = views(batches(root, create(), num_workers=0)), views(unfused(root, create()))
+    assert len(made) == len(stock)
+    for one, other in zip(made, stock, strict=True):
+        assert one.dtype == other.dtype
+        assert (one.float() - other.float()).abs().max() <= ONE_LEVEL
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_make_the_same_batches(root: Path, method: str) -> None:
+    transform = TwoCrops(train_pipeline())
+    made = batches(root, transform, num_workers=2, multiprocessing_context=method)
+    expected = batches(root, transform, num_workers=0)
+    assert all(map(torch.equal, views(made), views(expected)))
+
+
+def test_the_users_objects_keep_their_classes_and_state(root: Path) -> None:
+    class Counting(Preset):
+        calls = 0
+
+        def __call__(self, image: Any) -> Any:
+            assert isinstance(self.transforms, transforms.Compose)
+            assert len(self.transforms.transforms) == 4
+            pickled = pickle.loads(pickle.dumps(self.transforms))
+            assert type(pickled) is type(copy.copy(self.transforms)) is transforms.Compose
+            self.calls += 1
+            return super().__call__(image)
+
+    transform = Counting(train_pipeline())
+    batches(root, transform, num_workers=0)
+    assert transform.calls == 6
+    assert type(transform.transforms) is transforms.Compose
+
+
+def test_a_step_changed_for_each_image_takes_effect(root: Path) -> None:
+    class Growing(Preset):
+        def __call__(self, image: Any) -> Any:
+            self.transforms.transforms[0].scale = (1.0, 1.0)
+            self.transforms.transforms[0].ratio = (1.0, 1.0)
+            return super().__call__(image)
+
+    made = batches(root, Growing(train_pipeline()), num_workers=0)
+    assert all(map(torch.equal, made, unfused(root, Growing(train_pipeline()))))
+
+
+def test_a_pipeline_replaced_between_epochs_takes_effect(root: Path) -> None:
+    dataset = datasets.ImageFolder(str(root), transform=Preset(train_pipeline()))
+    with feedline.DataLoader(
+        dataset, batch_size=3, num_workers=1, persistent_workers=True
+    ) as loader:
+        assert next(iter(loader))[0].shape[-1] == 32
+        dataset.transform.transforms = train_pipeline(24)
+        assert next(iter(loader))[0].shape[-1] == 24
+
+
+class Looking(Preset):
+    """Looks at the image, as any code may."""
+
+    def __call__(self, image: Any) -> Any:
+        stock = Image.open(image_path(image)).convert("RGB") if image_path(image) else image
+        assert isinstance(image, Image.Image)
+        assert image.mode == "RGB"
+        small = self.transforms(image)
+        pixels = np.asarray(image)
+        assert type(image) is Image.Image
+        assert pixels.shape[:2] == image.size[::-1] == stock.size[::-1]
+        assert pickle.loads(pickle.dumps(image)) == image.copy() == image
+        assert image.load()[0, 0] == tuple(pixels[0, 0])  # type: ignore[index]
+        return small, torch.from_numpy(pixels.mean((0, 1)))
+
+
+def image_path(image: Any) -> str:
+    return str(getattr(image, "filename", ""))
+
+
+def test_other_code_finds_the_loaded_image(root: Path) -> None:
+    made = batches(root, Looking(eval_pipeline()), num_workers=0)
+    stock = unfused(root, Looking(eval_pipeline()))
+    assert all(map(torch.equal, views(made), views(stock)))
+
+
+def test_a_dataset_that_adds_to_the_sample_is_fused(root: Path) -> None:
+    class WithIndex(datasets.ImageFolder):  # type: ignore[misc]
+        def __getitem__(self, index: int) -> Any:
+            image, label = super().__getitem__(index)
+            return image, label, index
+
+    dataset = WithIndex(str(root), transform=eval_pipeline())
+    with feedline.DataLoader(dataset, batch_size=3, num_workers=0) as loader:
+        assert "CenterCrop" in loader.explain()
+        made = [(images, numbers.tolist()) for images, _, numbers in loader]
+    assert [number for _, numbers in made for number in numbers] == list(range(6))
+    stock = unfused(root, eval_pipeline())
+    assert all(torch.equal(one, other) for (one, _), other in zip(made, stock, strict=True))
+
+
+def test_a_damaged_file_is_named(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    data = (root / "one" / "0.jpg").read_bytes()
+    (tmp_path / "one" / "damaged.jpg").write_bytes(data[: len(data) // 2])
+    dataset = datasets.ImageFolder(str(tmp_path), transform=Preset(eval_pipeline()))
+    with (
+        feedline.DataLoader(dataset, batch_size=1, num_workers=0) as loader,
+        pytest.raises(OSError, match="truncated"),
+    ):
+        list(loader)
+
+
+def test_timm_pipelines_are_fused(root: Path) -> None:
+    create_transform = pytest.importorskip("timm.data").create_transform
+    for is_training in (True, False):
+        pipeline = create_transform(32, is_training=is_training, interpolation="bilinear")
+        assert "Crop" in fused_text(root, Preset(pipeline))
+        made, stock = (
+            batches(root, Preset(pipeline), num_workers=0),
+            unfused(root, Preset(pipeline)),
+        )
+        for one, other in zip(made, stock, strict=True):
+            assert (one - other).abs().mean() < ONE_LEVEL
