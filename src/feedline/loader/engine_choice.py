@@ -244,6 +244,7 @@ def _choose_without_source(options: Options, reasons: tuple[str, ...]) -> Engine
     if isinstance(options.dataset, TensorDataset | Subset) and not reasons:
         reasons = (tensors.reason,)
     folder = is_folder(options.dataset) or find_feedline_source(options.dataset) is not None
+    uncompiled = folder and options.schedule is not None
     nested = _find_nested(options)
     if nested is not None:
         return EngineChoice(
@@ -252,8 +253,8 @@ def _choose_without_source(options: Options, reasons: tuple[str, ...]) -> Engine
             unchanged=nested.unchanged,
             reasons=(*reasons, *nested.reasons),
             fuses_nested=True,
+            uncompiled=uncompiled,
         )
-    uncompiled = folder and options.schedule is not None
     return EngineChoice(engine="dataset", reasons=reasons, uncompiled=uncompiled)
 
 
