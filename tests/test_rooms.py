@@ -16,6 +16,7 @@ PACKAGE = Path(feedline.__file__).parent
 # From the top floor down: a room may import those after it, and itself.
 ROOMS = (
     "cli",
+    "running",
     "train",
     "doctor",
     "integrations",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from feedline.loader import DataLoader
     from feedline.order.requested_size import augmentation_strength, image_size, per_size
     from feedline.order.schedule import Phase, Schedule
+    from feedline.running.patch import patch
     from feedline.train.history import TrainReport
     from feedline.train.recipe import Recipe, TrainPhase
     from feedline.train.run import train_model
@@ -57,6 +58,7 @@ __all__ = [
     "image_size",
     "lazy_images",
     "pair",
+    "patch",
     "per_size",
     "plan_cache",
     "repair_cache",
@@ -92,6 +94,7 @@ _HOMES = {
     "image_size": "feedline.order.requested_size",
     "lazy_images": "feedline.images.lazy_images",
     "pair": "feedline.images.compile.pair",
+    "patch": "feedline.running.patch",
     "per_size": "feedline.order.requested_size",
     "plan_cache": "feedline.cache.plan",
     "repair_cache": "feedline.cache.damage",

@@ -56,6 +56,7 @@ WORKER_ENVIRONMENT = {
     # Workers that make whole batches use other values: see `keep_freed_memory`.
     "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(2 << 20),
+    "FEEDLINE_RUN": "",  # workers start without the hook of `feedline run`
 }
 """Environment for a child: it must be set before the child starts."""
 

@@ -53,6 +53,7 @@ class Recording:
         self._stream = stream
         self._on = is_recording_enabled()
         self.unrecorded_batches = 0  # number of following batches that are not recorded
+        self.class_name = "feedline.DataLoader"
         self._reset()
 
     def _reset(self) -> None:
@@ -77,7 +78,7 @@ class Recording:
         if os.getpid() != self._owner:
             self._reset()  # a forked process records a separate run
         stream, recorder = self._stream, self.recorder
-        loader = describe_feedline_loader(stream.options, stream.choice())
+        loader = describe_feedline_loader(stream.options, stream.choice(), self.class_name)
         if self._described is None:
             self._workers = WorkerObserver(
                 pids=lambda: list(stream.engine.pids.values()),
@@ -152,6 +153,12 @@ class Recording:
             for _, sample in timings.slowest:
                 self._name(sample)
 
+    def leave_run(self) -> None:
+        """End recording. The recorder, which other loaders may use, keeps nothing of the loader."""
+        self.end("left")
+        if self._described is not None and os.getpid() == self._owner:
+            self.recorder.unregister_loader(self._number, self._workers)
+
     def _fail(self, error: Exception) -> None:
         """Stop recording."""
         record = self._pass
@@ -178,12 +185,14 @@ class Recording:
         return name
 
 
-def describe_feedline_loader(options: Options, choice: EngineChoice) -> Loader:
+def describe_feedline_loader(
+    options: Options, choice: EngineChoice, class_name: str = "feedline.DataLoader"
+) -> Loader:
     """Description of a loader for a run."""
     dataset = options.dataset
     return Loader(
         kind="feedline",
-        name="feedline.DataLoader",
+        name=class_name,
         dataset=f"{type(dataset).__module__}.{type(dataset).__qualname__}",
         samples=_length(dataset),
         workers=options.num_workers,
@@ -194,6 +203,7 @@ def describe_feedline_loader(options: Options, choice: EngineChoice) -> Loader:
         start_method=options.start_method or "",
         collate=getattr(options.collate_fn, "__qualname__", ""),
         made_by=choice.engine,
+        fused=", ".join(choice.fused),
         copies=str(getattr(choice.source, "copies_from", "")),
         because=" ".join(choice.reasons),
         uncompiled=choice.uncompiled,

@@ -49,6 +49,7 @@ class Loader:
         start_method: "fork", "spawn" or "forkserver".
         collate: name of the collate function, "" for torch's default.
         made_by: feedline's engine; "" for other loaders.
+        fused: fused steps of a compiled pipeline.
         copies: path of the cache that is read instead of the originals, "" for none.
         because: reasons why feedline does not make more of the batches itself.
         uncompiled: True if the transform of a folder of images runs uncompiled under a schedule.
@@ -68,6 +69,7 @@ class Loader:
     start_method: str = ""
     collate: str = ""
     made_by: str = ""
+    fused: str = ""
     copies: str = ""
     because: str = ""
     uncompiled: bool = False

@@ -13,6 +13,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,16 @@ _probes: weakref.WeakKeyDictionary[Recorder, dict[int, LoaderProbe]] = weakref.W
 """Probes of each recorder by the id of the loader, whose own equality may be arbitrary."""
 
 
-def get_probe(iterable: Iterable[Any], recorder: Recorder) -> LoaderProbe:
-    """Return a recorder's probe of an iterable; the same one for the same iterable."""
+def get_probe(iterable: Iterable[Any], recorder: Recorder, because: str = "") -> LoaderProbe:
+    """Return a recorder's probe of an iterable; the same one for the same iterable.
+
+    `because` is the reason why feedline does not make the batches, for the loader's description.
+    """
     known = _probes.setdefault(recorder, {})
     found = known.get(id(iterable))
     if found is not None and found.owner == os.getpid() and found.is_of(iterable):
         return found
-    probe = LoaderProbe(iterable, recorder)
+    probe = LoaderProbe(iterable, recorder, because)
     with contextlib.suppress(TypeError):  # a list has no weak references
         finalizer = weakref.finalize(iterable, _unregister, recorder, id(iterable), probe)
         finalizer.atexit = False
@@ -64,9 +68,10 @@ class LoaderProbe:
     Args:
         iterable: referenced weakly if possible, and else not at all.
         recorder: registers the loader.
+        because: see `get_probe`.
     """
 
-    def __init__(self, iterable: Iterable[Any], recorder: Recorder) -> None:
+    def __init__(self, iterable: Iterable[Any], recorder: Recorder, because: str = "") -> None:
         self.owner = os.getpid()
         try:
             self._iterable: Callable[[], Any] = weakref.ref(iterable)
@@ -77,6 +82,8 @@ class LoaderProbe:
         self._pids: list[int] | None = None
         self._names: dict[int, str] = {}
         description = describe_loader(iterable)
+        if because:
+            description = replace(description, because=because)
         inner = find_torch_loader(iterable)
         self._own = weakref.ref(inner) if isinstance(inner, DataLoader) else None
         if inner is not None and self._own is None:
@@ -95,12 +102,18 @@ class LoaderProbe:
         """Return True if the probe belongs to this very object."""
         return self._iterable() is iterable
 
-    def start(self, iterable: Iterable[Any], starting: contextlib.ExitStack) -> Iterator[Any]:
+    def start(
+        self,
+        iterable: Iterable[Any],
+        starting: contextlib.ExitStack,
+        iterate: Callable[[Any], Iterator[Any]] = iter,
+    ) -> Iterator[Any]:
         """Start an iterator whose workers note their stage timings.
 
         Args:
             iterable: the iterable of this probe.
             starting: must be closed when the first batch has arrived.
+            iterate: returns the iterator.
 
         Raises:
             Exception: any error of the iterable.
@@ -110,7 +123,7 @@ class LoaderProbe:
         if pages is not None:
             with contextlib.suppress(Exception):
                 starting.enter_context(pages.starting(inner))
-        iterator = iter(iterable)
+        iterator = iterate(iterable)
         with contextlib.suppress(Exception):
             workers = getattr(iterator, "_workers", None)
             if workers is not None:

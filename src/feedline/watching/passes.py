@@ -79,6 +79,7 @@ class RecordedPass(WatchedPass[_T]):
         iterable: the iterable.
         on_batch: called after each batch.
         on_end: called at the end of the pass.
+        iterate: returns the iterator of the iterable.
 
     Raises:
         Exception: any error of the iterable.
@@ -91,13 +92,15 @@ class RecordedPass(WatchedPass[_T]):
         iterable: Iterable[_T],
         on_batch: Callable[[], None],
         on_end: Callable[[], None],
+        iterate: Callable[[Any], Iterator[Any]] = iter,
     ) -> None:
         self._over = True  # until the start has succeeded
         start_ns = time.monotonic_ns()
         self._starting, self._is_first = contextlib.ExitStack(), True
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._starting)
-            super().__init__(probe.start(iterable, self._starting), on_batch, on_end)
+            iterator = probe.start(iterable, self._starting, iterate)
+            super().__init__(iterator, on_batch, on_end)
             undo.pop_all()
         probe.running += 1
         self._probe = probe

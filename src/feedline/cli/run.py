@@ -1,0 +1,82 @@
+"""`feedline run`: an unmodified program with feedline's loader."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feedline.errors import UsageError
+from feedline.running.launch import PatchSettings, python_command, start_program
+from feedline.system import python_program
+
+__all__ = ["run", "separate_program"]
+
+
+def separate_program(arguments: list[str], with_value: set[str]) -> list[str]:
+    """Mark where the program begins: its arguments are not options of `feedline run`.
+
+    `with_value` has the options that a value follows.
+    """
+    k = 0
+    while k < len(arguments) and arguments[k].startswith("-") and arguments[k] not in ("-m", "--"):
+        k += 2 if arguments[k] in with_value else 1
+    if arguments[k : k + 1] == ["--"]:
+        return arguments
+    return [*arguments[:k], "--", *arguments[k:]]
+
+
+def run(
+    program: Annotated[
+        list[str],
+        typer.Argument(metavar="SCRIPT ARGS", help="Script and its arguments, or -m MODULE ARGS."),
+    ],
+    watch: Annotated[bool, typer.Option(help="Measure torch's own loaders; replace none.")] = False,
+    off: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Class of a dataset or loader to leave to torch."),
+    ] = None,
+    workers: Annotated[
+        str | None, typer.Option(metavar="auto", help="auto: adapt the number of workers.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for caches of resized copies.")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="DIR", help="Folder of the run. Default: runs/SCRIPT-TIME."),
+    ] = None,
+) -> None:
+    """Run a training script, unmodified, with feedline's loader in place of torch's DataLoader.
+
+    At the end, prints the engine of each loader, images per second, where the time of the steps
+    went, and the fix with the largest gain. The exit status is the script's.
+
+    Example: feedline run train.py --epochs 2
+    """
+    if workers not in (None, "auto"):
+        raise UsageError(f"must be auto, got {workers!r}", argument="workers")
+    if watch and (workers or cache or off):
+        raise UsageError("--watch replaces nothing: use it without --workers, --cache and --off")
+    command = python_command(program)
+    if folder is None:
+        folder = Path("runs") / _name(program)
+    settings = PatchSettings(
+        folder=str(folder.absolute()),
+        watch=watch,
+        off=tuple(off or ()),
+        workers=workers,
+        cache=None if cache is None else str(cache.absolute()),
+    )
+    start_program(python_program(), command, settings)
+
+
+def _name(program: list[str]) -> str:
+    """Name of the folder of a run: all ranks of a launcher such as torchrun get the same one."""
+    name = program[1] if program[0] == "-m" else Path(program[0]).stem
+    if "RANK" in os.environ:
+        return f"{name}-{os.getppid()}"
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -1,0 +1,110 @@
+"""Start of a program under `feedline run`.
+
+The program is started by Python itself, with the folder `hook` on its search path and the settings
+in the environment. So its child processes have them too, whatever starts them: multiprocessing,
+torchrun, accelerate or subprocess.
+
+Guarantees: `sys.argv`, `sys.path`, `__main__` and the exit status are those of Python itself.
+feedline's own workers start without the hook.
+Relies on: imports that take no time; this module is imported before the program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from feedline.errors import UsageError
+
+__all__ = ["PatchSettings", "python_command", "read_settings", "start_program"]
+
+_VARIABLE = "FEEDLINE_RUN"
+_HOOK = Path(__file__).parent / "hook"
+_PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchSettings:
+    """Settings of `feedline run` and `feedline.patch`.
+
+    Args:
+        folder: absolute path of the folder of the run; None: nothing is written.
+        root: id of the process that prints the summary; None: the first one.
+        watch: record torch's loaders and replace none.
+        off: class names of datasets or loaders that stay torch's.
+        workers: "auto" for loaders that adapt their number of workers, or None.
+        cache: folder for caches of resized copies, one per dataset.
+    """
+
+    folder: str | None = None
+    root: int | None = None
+    watch: bool = False
+    off: tuple[str, ...] = ()
+    workers: str | None = None
+    cache: str | None = None
+
+
+def python_command(target: Sequence[str]) -> list[str]:
+    """Return the arguments for Python that run a target: a script, or -m and a module.
+
+    A command on PATH that is a Python script, such as torchrun, may be named like a script.
+
+    Raises:
+        UsageError: no such script, or it is not for Python.
+    """
+    first = target[0]
+    if first == "-m":
+        if len(target) < 2:
+            raise UsageError("-m needs the name of a module")
+        return list(target)
+    path = first if os.path.exists(first) else shutil.which(first)
+    if path is None:
+        raise UsageError(
+            f"no such script: {first!r}",
+            hint="name a Python script, a command such as torchrun, or -m and a module",
+        )
+    if os.path.isfile(path) and not path.endswith(_PYTHON_SUFFIXES):
+        with open(path, "rb") as file:
+            head = file.read(512)
+        first_line = head.split(b"\n", 1)[0]
+        if b"\0" in head or (first_line.startswith(b"#!") and b"python" not in first_line):
+            raise UsageError(
+                f"{first!r} is not a Python script",
+                hint="if it starts Python itself, write `feedline run` before the script in it",
+            )
+    return [path, *target[1:]]
+
+
+def start_program(program: str, command: Sequence[str], settings: PatchSettings) -> NoReturn:
+    """Run Python with a command. Does not return: the exit status is the program's."""
+    environment = dict(os.environ)
+    environment[_VARIABLE] = json.dumps(asdict(settings))
+    search_path = [str(_HOOK), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, search_path))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if sys.platform != "win32":
+        os.execve(program, [program, *command], environment)
+    with subprocess.Popen([program, *command], env=environment) as process:
+        while True:
+            try:
+                raise SystemExit(process.wait())
+            except KeyboardInterrupt:
+                continue  # the console sends Ctrl-C to the program, too
+
+
+def read_settings() -> PatchSettings:
+    """Return the settings in the environment. The first process of a program is its root."""
+    values = json.loads(os.environ[_VARIABLE])
+    settings = PatchSettings(**{**values, "off": tuple(values["off"])})
+    if settings.root is None:
+        settings = replace(settings, root=os.getpid())
+        os.environ[_VARIABLE] = json.dumps(asdict(settings))
+    return settings

@@ -1,0 +1,285 @@
+"""feedline's loader in place of torch's DataLoader, in a program that is not changed.
+
+torch's class itself stays: its `__new__` returns an instance of a subclass, `ReplacedLoader`. So
+every name of the class has the effect, whenever it was bound, `isinstance` and `issubclass` hold as
+before, and a subclass of torch's class, whenever it was defined, gets a class with feedline's
+methods below its own.
+
+Guarantees: a loader that feedline cannot build is torch's own, with torch's behaviour and errors,
+and the summary says why. Loaders in workers, copies and unpickled loaders of torch are not
+replaced. After `stop` torch's class builds torch's loaders again; replaced ones stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset
+
+from feedline.engine.process import in_worker
+from feedline.errors import FeedlineError, UsageError
+from feedline.loader import DataLoader
+from feedline.loader.engine_choice import choose_engine
+from feedline.loader.options import Arguments, Options
+from feedline.loader.state import fingerprint_of
+from feedline.running.launch import PatchSettings
+from feedline.running.records import LoaderRecords
+
+__all__ = ["Patch", "ReplacedLoader", "patch"]
+
+_torch_init = TorchDataLoader.__init__
+_torch_iter = TorchDataLoader.__iter__
+_PRIVATE = frozenset(
+    name
+    for name in vars(TorchDataLoader)
+    if name.startswith("_") and not name.startswith(("__", "_DataLoader__"))
+)
+_SIGNATURE = inspect.signature(DataLoader.__init__)
+
+_active: Patch | None = None
+_building: set[int] = set()
+"""Ids of the loaders whose `ReplacedLoader.__init__` runs."""
+
+
+class Patch:
+    """Replacement of torch's DataLoader, from `start` to `stop`; also a context manager.
+
+    Args:
+        settings: see `patch`.
+    """
+
+    def __init__(self, settings: PatchSettings) -> None:
+        self.settings = settings
+        self.records = LoaderRecords(None if settings.folder is None else Path(settings.folder))
+        self._before: Patch | None = None
+        self._is_started = False
+
+    def start(self) -> None:
+        """Replace torch's DataLoader."""
+        global _active
+        _install()
+        if not self._is_started:
+            self._is_started, self._before, _active = True, _active, self
+
+    def stop(self) -> None:
+        """Have torch's DataLoader build torch's loaders again, or those of an outer patch."""
+        global _active
+        if self._is_started:
+            self._is_started = False
+            if _active is self:
+                _active = self._before
+            self.records.save()
+
+    def summary(self) -> str:
+        """Describe the loaders that this process built: their engines, rates and step times."""
+        from feedline.running.summary import describe_run
+
+        return describe_run(self.records.runs(), self.settings)
+
+    def __enter__(self) -> Patch:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+
+def patch(
+    *,
+    run: str | Path | None = None,
+    watch: bool = False,
+    off: Iterable[str] = (),
+    workers: str | None = None,
+    cache: str | Path | None = None,
+) -> Patch:
+    """Replace torch.utils.data.DataLoader in this process, as `feedline run` does.
+
+    Names of the class and subclasses have the effect too, however early they were bound. Order,
+    samples and validation stay the same; random augmentations draw other values than torch's.
+
+    Args:
+        run: folder for the records of the loaders, one folder each. Default: not written.
+        watch: replace nothing, and record torch's loaders.
+        off: class names of datasets or loaders that stay torch's.
+        workers: "auto" sets `num_workers="auto"` for all loaders of map-style datasets.
+        cache: folder for caches of resized copies, one for each dataset that supports `cache=`.
+
+    Returns:
+        Object with `stop()`, which ends the replacement, and `summary()`; also a context manager.
+
+    Raises:
+        UsageError: a value is invalid.
+
+    Example:
+        >>> with feedline.patch() as patched:                                     # doctest: +SKIP
+        ...     main()
+        >>> print(patched.summary())                                              # doctest: +SKIP
+    """
+    if workers not in (None, "auto"):
+        raise UsageError(f'must be "auto" or None, got {workers!r}', argument="workers")
+    if watch and (workers or cache or off):
+        raise UsageError("watch replaces nothing, so off, workers and cache do nothing")
+    settings = PatchSettings(
+        folder=None if run is None else str(Path(run).resolve()),
+        watch=watch,
+        off=(off,) if isinstance(off, str) else tuple(off),
+        workers=workers,
+        cache=None if cache is None else str(Path(cache).resolve()),
+    )
+    patched = Patch(settings)
+    patched.start()
+    return patched
+
+
+class ReplacedLoader(DataLoader[Any]):
+    """feedline's loader in place of a torch DataLoader that a program builds."""
+
+    torch_class: type[TorchDataLoader[Any]] = TorchDataLoader
+    """Class that the program called."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        before, kind = dict(vars(self)), self.torch_class  # attributes set by a subclass
+        with _mark_building(self):
+            why = self._build(args, kwargs)
+        patched = _active
+        if why:
+            vars(self).clear()
+            vars(self).update(before)
+            object.__setattr__(self, "__class__", kind)
+            _torch_init(self, *args, **kwargs)
+        if patched is not None:
+            patched.records.add(self, kind, why)
+
+    __init__.__wrapped__ = DataLoader.__init__  # type: ignore[attr-defined]  # its signature
+
+    def _build(self, args: Any, kwargs: Any) -> str:
+        """Build the loader. Return the reason why it cannot be feedline's; "" if it is."""
+        settings = PatchSettings() if _active is None else _active.settings
+        try:
+            bound = _SIGNATURE.bind(self, *args, **kwargs)
+            dataset = bound.arguments["dataset"]
+            names = {type(dataset).__name__, self.torch_class.__name__}
+            if off := sorted(names & set(settings.off)):
+                return f"turned off by --off {off[0]}"
+            if settings.workers is not None and not isinstance(dataset, IterableDataset):
+                bound.arguments["num_workers"] = settings.workers
+            if settings.cache is not None and bound.arguments.get("cache") is None:
+                self._add_cache(bound, Path(settings.cache))
+            super().__init__(*bound.args[1:], **bound.kwargs)
+        except (FeedlineError, TypeError) as error:
+            return f"feedline cannot build it: {error}"
+        return ""
+
+    @staticmethod
+    def _add_cache(bound: inspect.BoundArguments, folder: Path) -> None:
+        """Add the cache of a dataset, if it supports one, to the arguments."""
+        values = _SIGNATURE.bind(*bound.args, **bound.kwargs)
+        values.apply_defaults()
+        arguments = {name: each for name, each in values.arguments.items() if name != "self"}
+        options = Options.resolve(Arguments(**arguments))
+        if not options.is_row_source and "cache" in choose_engine(options).accepts:
+            name = Path(str(getattr(options.dataset, "root", "cache"))).name
+            bound.arguments["cache"] = str(folder / f"{name}-{fingerprint_of(options.dataset)[:8]}")
+
+    def _get_iterator(self) -> Any:
+        if _active is not None:
+            _active.records.begin(self)
+        return super()._get_iterator()
+
+
+@functools.lru_cache(maxsize=256)
+def _replacement(kind: type[TorchDataLoader[Any]]) -> type[TorchDataLoader[Any]]:
+    """Class of the loaders that are built in place of those of a class: itself if it must stay."""
+    if kind is TorchDataLoader:
+        return ReplacedLoader
+    if why_not_replaced(kind):
+        return kind
+    namespace = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+        "torch_class": kind,
+        "__reduce__": _reduce,
+    }
+    try:
+        made: Any = types.new_class(
+            kind.__name__, (kind, ReplacedLoader), {}, lambda ns: ns.update(namespace)
+        )
+    except TypeError:  # of its metaclass, or of its __init_subclass__
+        return kind
+    replaced: type[TorchDataLoader[Any]] = made
+    return replaced
+
+
+def why_not_replaced(kind: type[TorchDataLoader[Any]]) -> str:
+    """Reason why the loaders of a subclass stay torch's; "" if they are replaced."""
+    for base in kind.__mro__[: kind.__mro__.index(TorchDataLoader)]:
+        if private := sorted(_PRIVATE & vars(base).keys()):
+            return f"{base.__name__} overrides torch's private {private[0]}"
+    return ""
+
+
+def _reduce(self: Any) -> tuple[Any, ...]:
+    """Reduce a loader of a class that `_replacement` made: pickles name the program's class."""
+    rebuild, (_, arguments), *rest = super(self.torch_class, self).__reduce__()
+    return _rebuild, (rebuild, self.torch_class, arguments), *rest
+
+
+def _rebuild(rebuild: Callable[..., Any], kind: Any, arguments: dict[str, Any]) -> Any:
+    return rebuild(_replacement(kind), arguments)
+
+
+@contextlib.contextmanager
+def _mark_building(loader: object) -> Iterator[None]:
+    _building.add(id(loader))
+    try:
+        yield
+    finally:
+        _building.discard(id(loader))
+
+
+# Methods of torch's class
+
+
+@functools.wraps(_torch_init)
+def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    kind = cls
+    is_call = bool(args or kwargs)  # copies and unpickled loaders come without arguments
+    is_active = _active is not None and not (_active.settings.watch or in_worker())
+    if is_call and is_active and not issubclass(cls, DataLoader):
+        kind = _replacement(cls)
+    return super(TorchDataLoader, cls).__new__(kind)
+
+
+@functools.wraps(_torch_init)
+def _init(self: Any, *args: Any, **kwargs: Any) -> None:
+    if isinstance(self, ReplacedLoader) and id(self) not in _building:
+        ReplacedLoader.__init__(self, *args, **kwargs)  # a subclass named torch's __init__
+        return
+    _torch_init(self, *args, **kwargs)
+    if _active is not None and not isinstance(self, DataLoader) and not in_worker():
+        why = "" if _active.settings.watch else why_not_replaced(type(self))
+        _active.records.add(self, type(self), why)
+
+
+@functools.wraps(_torch_iter)
+def _iter(self: Any) -> Any:
+    if isinstance(self, DataLoader):
+        return DataLoader.__iter__(self)
+    if _active is None:
+        return _torch_iter(self)
+    return _active.records.iterate_torch(self, _torch_iter)
+
+
+@functools.cache
+def _install() -> None:
+    """Install the methods. They stay, since CPython cannot remove a `__new__` from a class."""
+    _new.__name__, _new.__qualname__ = "__new__", "DataLoader.__new__"
+    torch_class: Any = TorchDataLoader
+    torch_class.__new__, torch_class.__init__, torch_class.__iter__ = _new, _init, _iter

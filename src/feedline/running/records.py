@@ -1,0 +1,182 @@
+"""Records of the loaders of a program, a run each.
+
+Guarantees: equal loaders, such as those that a program builds again for each epoch, are one run.
+Loaders are referenced weakly. A forked process has records of its own. A failure to write is
+printed once and does not stop the program.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from multiprocessing import util
+from pathlib import Path
+from typing import Any
+
+from feedline.errors import FeedlineError
+from feedline.loader import DataLoader
+from feedline.system import rank_and_world
+from feedline.trace import is_recording_enabled
+from feedline.trace.recorder import Recorder
+from feedline.trace.run import Run
+from feedline.trace.run_file import run_file, write_run
+from feedline.watching.loader_probe import get_probe
+from feedline.watching.passes import RecordedPass
+
+__all__ = ["LoaderRecord", "LoaderRecords"]
+
+_SAVE_EVERY_S = 30.0
+
+
+@dataclass(eq=False)
+class LoaderRecord:
+    """Record of a loader, or of several equal ones.
+
+    Args:
+        name: class of the dataset.
+        because: reason why the loader is torch's; "" for a replaced or watched one.
+    """
+
+    name: str
+    because: str
+    recorder: Recorder = field(default_factory=Recorder)
+    folder: Path | None = None
+    """Folder of the run, once a pass has begun."""
+    rank: tuple[int, int] = (0, 1)
+    """Rank and number of ranks when the latest pass began."""
+    saved_at: float = 0.0
+    passes: int = 0
+
+    def run(self) -> Run:
+        """Return the run so far."""
+        return replace(self.recorder.run(), rank=self.rank[0], world_size=self.rank[1])
+
+
+class LoaderRecords:
+    """Records of all loaders of this process.
+
+    Args:
+        folder: gets a folder for each record; None: nothing is written.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._has_failed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._owner = os.getpid()
+        self._records: dict[tuple[Any, ...], LoaderRecord] = {}
+        self._of: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
+
+    def add(self, loader: Any, kind: type, because: str) -> None:
+        """Add a loader that a program has built by calling a class."""
+        if os.getpid() != self._owner:
+            self._reset()
+        if self._folder is not None and not self._records:
+            self._save_at_exit()
+        dataset = type(loader.dataset)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        samplers = type(loader.sampler), type(loader.batch_sampler)
+        key = (name, because, dataset, _length(loader.dataset), loader.batch_size, *samplers)
+        record = self._records.get(key)
+        if record is None:
+            record = self._records[key] = LoaderRecord(dataset.__name__, because)
+        with contextlib.suppress(TypeError):  # a class without a hash
+            self._of[loader] = record
+        if isinstance(loader, DataLoader):
+            recording = loader._runtime.recording
+            recording.recorder, recording.class_name = record.recorder, name
+            # Called before the loader closes its workers, whose timings it reads.
+            weakref.finalize(loader, recording.leave_run)
+
+    def begin(self, loader: Any) -> LoaderRecord | None:
+        """Note that a pass over a loader begins. Return its record, if it has one."""
+        record = self._of.get(loader) if os.getpid() == self._owner else None
+        if record is not None:
+            record.passes += 1
+            record.rank = rank_and_world()
+            if self._folder is not None and record.folder is None:
+                record.folder = self._claim(self._folder, record)
+            elif time.monotonic() - record.saved_at > _SAVE_EVERY_S:
+                self._save(record)
+        return record
+
+    def iterate_torch(self, loader: Any, iterate: Callable[[Any], Iterator[Any]]) -> Any:
+        """Begin a pass over a loader of torch. Return its iterator, recorded if possible."""
+        record = self.begin(loader) if is_recording_enabled() else None
+        if record is None:
+            return iterate(loader)
+        probe = get_probe(loader, record.recorder, record.because)
+        return RecordedPass(record.recorder, probe, loader, _nothing, _nothing, iterate)
+
+    def runs(self) -> list[list[Run]]:
+        """Return the run of each loader so far, in a list of its own."""
+        if os.getpid() != self._owner:
+            return []
+        return [[record.run()] for record in self._records.values()]
+
+    def save(self) -> None:
+        """Write all runs, without raising."""
+        if os.getpid() == self._owner:
+            for record in self._records.values():
+                self._save(record)
+
+    def _save_at_exit(self) -> None:
+        if multiprocessing.parent_process() is None:
+            atexit.register(self.save)
+        else:  # it may end without running atexit
+            util.Finalize(None, self.save, exitpriority=1)
+
+    def _claim(self, folder: Path, record: LoaderRecord) -> Path | None:
+        """Create the folder of a record: the first one without a run of this rank."""
+        number = 0
+        while not self._has_failed:
+            number += 1
+            path = folder / f"{number}-{record.name}"
+            file = path / run_file(record.rank[0])
+            try:
+                if any(file.exists() for file in folder.glob(f"{number}-*/{file.name}")):
+                    continue  # another loader, or another program
+                path.mkdir(parents=True, exist_ok=True)
+                file.touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                self._fail(f"cannot write to {path}: {error.strerror}")
+                break
+            record.saved_at = time.monotonic()
+            return path
+        return None
+
+    def _save(self, record: LoaderRecord) -> None:
+        if record.folder is None or self._has_failed:
+            return
+        try:
+            write_run(record.run(), record.folder)
+        except FeedlineError as error:
+            self._fail(str(error))
+        record.saved_at = time.monotonic()
+
+    def _fail(self, text: str) -> None:
+        if not self._has_failed:
+            print(f"feedline: {text}", file=sys.stderr)
+        self._has_failed = True
+
+
+def _nothing() -> None:
+    """Do nothing after a batch, and at the end of a pass."""
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except Exception:  # an IterableDataset may have no length
+        return None

@@ -1,0 +1,159 @@
+"""Summary of a program's loaders: engines, rates, step times, and the largest fix.
+
+Guarantees: at most ten lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from pathlib import Path
+
+from feedline.diagnose.diagnose import diagnose
+from feedline.diagnose.finding import Diagnosis, Finding, as_gain
+from feedline.errors import FeedlineError
+from feedline.report.sentences import parts
+from feedline.running.launch import PatchSettings
+from feedline.text import as_percent, as_rate, as_seconds, finite, plural, printable
+from feedline.trace.run import Loader, Run
+from feedline.trace.run_file import read_run
+
+__all__ = ["describe_run", "print_summary"]
+
+_MOST_LOADERS = 3
+_LONGEST = 240
+_ENGINES = {
+    "image rows": "image-row",
+    "samples": "sample",
+    "tensors": "tensor",
+    "iterable": "torch's",
+}
+"""Adjectives of engines, as in `explain()`."""
+
+
+def print_summary(settings: PatchSettings) -> None:
+    """Print the summary of a program from the files that its processes have written."""
+    runs: list[list[Run]] = []
+    folder = Path(settings.folder or "")
+    for part in sorted(folder.glob("[0-9]*-*"), key=lambda path: int(path.name.split("-")[0])):
+        ranks = []
+        for file in sorted(part.glob("trace*.json")):
+            with contextlib.suppress(FeedlineError):  # of a process that was killed
+                ranks.append(read_run(file))
+        runs.append(sorted(ranks, key=lambda run: run.rank))
+    print(describe_run(runs, settings), file=sys.stderr, flush=True)
+
+
+def describe_run(runs: list[list[Run]], settings: PatchSettings) -> str:
+    """Describe the loaders of a program.
+
+    Args:
+        runs: of each loader, those of its ranks.
+        settings: of the program.
+    """
+    used = [ranks for ranks in runs if ranks and ranks[0].passes and ranks[0].loaders]
+    if not used:
+        return "feedline run: the program iterated over no torch DataLoader"
+    used.sort(key=lambda ranks: -_seconds(ranks[0]))
+    loaders = [_LoaderText(ranks) for ranks in used]
+    lines = [f"feedline run: {plural(len(loaders), 'loader')}{_ranks(used, settings)}"]
+    for number, loader in enumerate(loaders[:_MOST_LOADERS], 1):
+        lines += [f"{number}. {loader.engine}", f"   {loader.times}"]
+    if more := loaders[_MOST_LOADERS:]:
+        lines.append(
+            f"and {plural(len(more), 'more loader')}, {as_seconds(sum(m.seconds for m in more))}"
+        )
+    if finding := _largest_fix(loaders):
+        lines.append(f"largest fix: {finding.fix} Gain: {as_gain(finding.gain)}")
+    if settings.folder is not None:
+        lines.append(f"runs: {settings.folder}; `feedline report` shows each of its folders")
+    return "\n".join(map(_cut, map(printable, lines)))
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
+
+
+class _LoaderText:
+    """Description of a loader.
+
+    Args:
+        ranks: its runs, rank 0 first.
+    """
+
+    def __init__(self, ranks: list[Run]) -> None:
+        run = ranks[0]
+        self.diagnosis: Diagnosis = diagnose(run)
+        self.seconds = _seconds(run)
+        loader = run.loaders[run.passes[-1].loader]
+        dataset, kind = (name.rpartition(".")[2] for name in (loader.dataset, loader.name))
+        size = "" if loader.samples is None else f" of {plural(loader.samples, 'sample')}"
+        self.engine = f"{dataset}{size} ({kind}): {_describe_engine(loader)}"
+        rates = [rate for rate in map(_rate, ranks) if rate is not None]
+        shares = ", ".join(
+            f"{part.name} {as_percent(100 * part.share)}"
+            for part in parts(self.diagnosis.split_ms)
+            if part.share is not None
+        )
+        samples = sum(each.samples or 0 for run in ranks for each in run.passes)
+        rate = as_rate(sum(rates) if rates else None)
+        self.times = f"{plural(samples, 'sample')} read, {rate}; steps: {shares or 'not measured'}"
+
+
+def _describe_engine(loader: Loader) -> str:
+    because = f"; {loader.because}" if loader.because else ""
+    if loader.kind != "feedline":
+        return f"torch's loader{because}"
+    fused = f"; fused: {_names(loader.fused)}" if loader.fused else ""
+    return f"{_ENGINES.get(loader.made_by, loader.made_by)} engine{fused}{because}"
+
+
+def _names(steps: str) -> str:
+    """Names of steps without their arguments."""
+    while (shorter := re.sub(r"\([^()]*\)|\[[^][]*\]", "", steps)) != steps:
+        steps = shorter
+    return steps
+
+
+def _seconds(run: Run) -> float:
+    return sum(each.ended_s - each.begun_s for each in run.passes)
+
+
+def _rate(run: Run) -> float | None:
+    """Samples per second in all passes; None if they could not be counted."""
+    samples, seconds = [each.samples for each in run.passes], _seconds(run)
+    return (
+        None if None in samples or not seconds else sum(map(int, filter(None, samples))) / seconds
+    )
+
+
+def _ranks(used: list[list[Run]], settings: PatchSettings) -> str:
+    """Number of ranks, and those that did not use feedline although others did."""
+    world = max(run.world_size for ranks in used for run in ranks)
+    if world == 1:
+        return ""
+    missing = sorted(
+        {
+            rank
+            for ranks in used
+            if any(run.loaders[0].kind == "feedline" for run in ranks if run.loaders)
+            for rank in set(range(world))
+            - {run.rank for run in ranks if run.loaders and run.loaders[0].kind == "feedline"}
+        }
+    )
+    text = f" on {plural(world, 'rank')}"
+    if missing and not settings.watch:
+        text += f"; without feedline on rank {', '.join(map(str, missing))}"
+    return text
+
+
+def _largest_fix(loaders: list[_LoaderText]) -> Finding | None:
+    """Return the finding whose fix saves the most time, or the first without a gain."""
+    saved: list[tuple[float, Finding]] = []
+    for loader in loaders:
+        for finding in loader.diagnosis.findings:
+            gain = None if finding.gain is None else finite(finding.gain.predicted)
+            if finding.fix:
+                saved.append((loader.seconds * (1 - 1 / gain) if gain else 0.0, finding))
+    return max(saved, key=lambda each: each[0], default=(0.0, None))[1]

@@ -1,0 +1,311 @@
+"""`feedline run`: scripts as their authors wrote them, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from feedline.trace.run_file import read_run
+from packages import needs
+from torchvision_folder import write_images
+
+FEEDLINE = [sys.executable, "-m", "feedline.cli.start", "run"]
+
+TRAIN = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+from torchvision import datasets
+from torchvision.transforms import v2
+
+torch.manual_seed(0)
+ranks = int(sys.argv[2])
+if ranks > 1:
+    dist.init_process_group("gloo")
+steps = v2.Compose(
+    [v2.ToImage(), v2.Resize(40), v2.CenterCrop(32), v2.ToDtype(torch.float32, scale=True)]
+)
+folder = datasets.ImageFolder(sys.argv[1], steps)
+sampler = DistributedSampler(folder) if ranks > 1 else None
+loader = DataLoader(folder, 2, shuffle=sampler is None, sampler=sampler, num_workers=1)
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 2))
+if ranks > 1:
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for epoch in range(2):
+    if sampler is not None:
+        sampler.set_epoch(epoch)
+    for images, labels in loader:
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        line = f"{epoch} {labels.tolist()} {loss.item().hex()}\\n"
+        rank = dist.get_rank() if ranks > 1 else 0
+        with open(f"{sys.argv[3]}-{rank}", "a") as file:
+            file.write(line)
+if ranks > 1:
+    dist.destroy_process_group()
+"""
+
+
+def run(
+    command: Sequence[str | Path], folder: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder."""
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def script(folder: Path, text: str, name: str = "script.py") -> Path:
+    """Write a script."""
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def summary_of(result: subprocess.CompletedProcess[str]) -> list[str]:
+    """Lines of the summary."""
+    lines = result.stderr.splitlines()
+    starts = [k for k, line in enumerate(lines) if line.startswith("feedline run:")]
+    assert len(starts) == 1, result.stderr
+    return lines[starts[0] :]
+
+
+@needs("torchvision")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_deterministic_training_has_the_same_losses_on_each_rank(
+    ranks: int, tmp_path: Path
+) -> None:
+    images = write_images(tmp_path / "images")
+    train = script(tmp_path, TRAIN)
+    launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone"]
+    launcher += [] if ranks == 1 else [f"--nproc-per-node={ranks}"]
+    losses = {}
+    for name, start in (("torch", [sys.executable]), ("feedline", [*FEEDLINE, "--run", "record"])):
+        arguments = [*launcher, train, images, ranks, tmp_path / name]
+        result = run([*start, *arguments], tmp_path)
+        assert result.returncode == 0, result.stderr
+        losses[name] = [(tmp_path / f"{name}-{rank}").read_text() for rank in range(ranks)]
+    assert losses["feedline"] == losses["torch"]
+    lines = summary_of(result)
+    assert len(lines) <= 10
+    assert "image-row engine" in lines[1]
+    assert "CenterCrop" in lines[1]
+    assert "without feedline" not in lines[0]
+    (folder,) = (tmp_path / "record").iterdir()
+    for rank in range(ranks):
+        record = read_run(folder, rank)
+        assert (record.rank, record.world_size) == (rank, ranks)
+        assert {loader.kind for loader in record.loaders} == {"feedline"}
+        assert sum(each.samples or 0 for each in record.passes) == (14 if ranks == 1 else 8)
+
+
+SPAWNED = """
+import multiprocessing
+import sys
+
+from torch.utils.data import DataLoader
+
+def read(queue, way):
+    loader = DataLoader(list(range(8)), 4)
+    queue.put((way, type(loader).__module__.split(".")[0], [batch.tolist() for batch in loader]))
+
+if __name__ == "__main__":
+    for way in sys.argv[1:]:
+        context = multiprocessing.get_context(way)
+        queue = context.Queue()
+        child = context.Process(target=read, args=(queue, way))
+        child.start()
+        print(*queue.get())
+        child.join()
+        assert child.exitcode == 0
+"""
+
+
+def test_children_of_all_start_methods_use_feedline(tmp_path: Path) -> None:
+    ways = ["spawn", "fork", "forkserver"] if sys.platform != "win32" else ["spawn"]
+    result = run([*FEEDLINE, script(tmp_path, SPAWNED), *ways], tmp_path)
+    batches = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert result.stdout.splitlines() == [f"{way} feedline {batches}" for way in ways]
+    assert result.returncode == 0
+    assert f"feedline run: {len(ways)} loaders" in summary_of(result)[0]
+
+
+ENDS = {
+    "status": ("raise SystemExit(7)", 7),
+    "exception": ("raise KeyError('mine')", 1),
+    "none": ("", 0),
+    "message": ("sys.exit('enough')", 1),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_end_of_a_program_passes_through(end: str, tmp_path: Path) -> None:
+    statement, status = ENDS[end]
+    text = f"import sys\n{statement}\n"
+    path = script(tmp_path, text)
+    plain, own = run([sys.executable, path], tmp_path), run([*FEEDLINE, path], tmp_path)
+    assert (own.returncode, own.stdout) == (status, plain.stdout)
+    assert plain.returncode == status
+    *output, last = own.stderr.splitlines()
+    assert output == plain.stderr.splitlines()
+    assert last.startswith("feedline run:")
+    assert not (tmp_path / "runs").exists()
+
+
+ENDLESS = """
+import time
+from torch.utils.data import DataLoader
+
+for batch in DataLoader(list(range(8)), 4, num_workers=1):
+    print(batch.tolist(), flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C goes to a whole console there")
+def test_ctrl_c_ends_a_program_as_without_feedline(tmp_path: Path) -> None:
+    path = script(tmp_path, ENDLESS)
+    with subprocess.Popen(
+        [*FEEDLINE, str(path)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "[0, 1, 2, 3]\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in errors
+    assert "1 loader" in errors
+    (folder,) = (tmp_path / "runs").glob("*/*")
+    assert sum(each.batches for each in read_run(folder).passes) == 1
+
+
+FACTS = """
+import json
+import sys
+
+import package.first
+assert "torch" not in sys.modules
+print(json.dumps([sys.argv, __file__, __name__, sys.path, package.first.__file__]))
+"""
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_arguments_and_search_path_are_those_of_python(as_module: bool, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    for name in ("__init__.py", "first.py"):
+        script(package, "", name)
+    path = script(package if as_module else tmp_path, FACTS)
+    target = ["-m", "package.script"] if as_module else [path.name]
+    arguments = [*target, "--watch", "-m", "--", "a b"]
+    plain, own = run([sys.executable, *arguments], tmp_path), run([*FEEDLINE, *arguments], tmp_path)
+    assert plain.returncode == own.returncode == 0, own.stderr
+    assert json.loads(own.stdout) == json.loads(plain.stdout)
+    assert json.loads(own.stdout)[0][1:] == arguments[len(target) :]
+
+
+def test_the_sitecustomize_of_the_user_runs(tmp_path: Path) -> None:
+    script(tmp_path, "import os\nos.environ['MINE'] = __file__", "sitecustomize.py")
+    path = script(tmp_path, "import os, sitecustomize; print(os.environ['MINE'])")
+    search_path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    result = run([*FEEDLINE, path], tmp_path, {"PYTHONPATH": search_path})
+    assert result.stdout.strip() == str(tmp_path / "sitecustomize.py"), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["missing.py"], "missing.py"),
+        (["tool.sh"], "tool.sh"),
+        (["-m"], "-m"),
+        (["--workers", "3", "script.py"], "workers"),
+        (["--watch", "--off", "X", "script.py"], "--watch"),
+    ],
+)
+def test_wrong_use_is_an_error(arguments: list[str], text: str, tmp_path: Path) -> None:
+    script(tmp_path, "#!/bin/sh\nexit 0\n", "tool.sh")
+    script(tmp_path, "")
+    result = run([*FEEDLINE, *arguments], tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error:")
+    assert text in result.stderr
+
+
+WATCHED = """
+import torch
+from torch.utils.data import DataLoader
+
+class Mine(DataLoader):
+    def __iter__(self):
+        yield from super().__iter__()
+
+for kind in (DataLoader, Mine):
+    loader = kind(list(range(8)), 4, num_workers=1)
+    assert type(loader) is kind
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+"""
+
+
+def test_watch_records_loaders_of_torch(tmp_path: Path) -> None:
+    result = run([*FEEDLINE, "--watch", "--run", "here", script(tmp_path, WATCHED)], tmp_path)
+    assert result.returncode == 0, result.stderr
+    runs = [read_run(folder) for folder in sorted((tmp_path / "here").iterdir())]
+    assert [[loader.kind for loader in each.loaders] for each in runs] == [["torch"], ["torch"]]
+    assert [sum(part.samples or 0 for part in each.passes) for each in runs] == [8, 8]
+    assert all("torch's loader" in line for line in summary_of(result)[1:5:2])
+
+
+OFF = """
+from torch.utils.data import DataLoader
+
+class Kept(list):
+    pass
+
+class Other(DataLoader):
+    pass
+
+for loader in DataLoader(Kept(range(8)), 4), DataLoader(list(range(8)), 4), Other([1, 2], 2):
+    list(loader)
+    print(type(loader).__mro__[1].__module__)
+"""
+
+
+def test_loaders_can_stay_those_of_torch(tmp_path: Path) -> None:
+    command = [*FEEDLINE, "--off", "Kept", "--off=Other", script(tmp_path, OFF)]
+    result = run(command, tmp_path)
+    modules = result.stdout.splitlines()
+    assert modules == ["typing", "feedline.loader.dataloader", "torch.utils.data.dataloader"]
+    text = "\n".join(summary_of(result))
+    assert "--off Kept" in text
+    assert "--off Other" in text
+
+
+def test_torchrun_may_start_feedline_run_on_each_rank(tmp_path: Path) -> None:
+    text = "from torch.utils.data import DataLoader\nlist(DataLoader(list(range(8)), 4))\n"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+    command = [*launcher, "--nproc-per-node=2", *FEEDLINE, script(tmp_path, text)]
+    result = run(command, tmp_path)
+    assert result.returncode == 0, result.stderr
+    (folder,) = (tmp_path / "runs").glob("*/*")
+    assert {file.name for file in folder.iterdir()} == {"trace.json", "trace-rank1.json"}
+    assert result.stderr.count("feedline run: 1 loader") == 1

@@ -1,0 +1,172 @@
+"""`feedline.patch`: torch's DataLoader replaced within a program."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as EarlyLoader
+from torch.utils.data import TensorDataset
+
+import feedline
+from feedline.errors import UsageError
+
+
+class Earlier(EarlyLoader[Any]):
+    """A subclass of torch's class, defined before it is replaced."""
+
+    def __init__(self, *args: Any, factor: int = 1, **kwargs: Any) -> None:
+        self.factor = factor
+        super().__init__(*args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            yield self.factor * batch
+
+
+class Explicit(EarlyLoader[Any]):
+    """A subclass that names torch's methods instead of using super()."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        EarlyLoader.__init__(self, *args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(EarlyLoader.__iter__(self))
+
+
+class Private(EarlyLoader[Any]):
+    """A subclass that overrides a private method."""
+
+    def _get_iterator(self) -> Any:
+        return super()._get_iterator()
+
+
+NUMBERS = list(range(10))
+BATCHES = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def batches(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def is_replaced(loader: object) -> bool:
+    return isinstance(loader, feedline.DataLoader)
+
+
+def test_every_name_of_the_class_builds_loaders_of_feedline() -> None:
+    with feedline.patch():
+        for kind in (
+            EarlyLoader,
+            torch.utils.data.DataLoader,
+            torch.utils.data.dataloader.DataLoader,
+        ):
+            loader = kind(NUMBERS, 4)
+            assert is_replaced(loader)
+            assert isinstance(loader, EarlyLoader)
+            assert batches(loader) == BATCHES
+    assert type(EarlyLoader(NUMBERS, 4)) is EarlyLoader
+    assert batches(loader) == BATCHES
+
+
+def test_subclasses_keep_their_methods_and_get_those_of_feedline() -> None:
+    with feedline.patch():
+
+        class Later(EarlyLoader[Any]):
+            pass
+
+        for kind in (Earlier, Later, Explicit):
+            loader: Any = kind(NUMBERS, 4)
+            assert is_replaced(loader)
+            assert isinstance(loader, kind)
+            assert type(loader).__name__ == kind.__name__
+            assert batches(loader) == BATCHES
+        assert [batch.sum().item() for batch in Earlier(NUMBERS, 10, factor=3)] == [135]
+    assert not is_replaced(Earlier(NUMBERS, 4))
+
+
+def test_copies_and_pickles_keep_their_kind() -> None:
+    torch_loader = Earlier(NUMBERS, 4)
+    with feedline.patch():
+        own: Any = Earlier(NUMBERS, 4, factor=1)
+        assert not is_replaced(copy.copy(torch_loader))
+        assert batches(copy.copy(torch_loader)) == BATCHES
+        plain = pickle.loads(pickle.dumps(EarlyLoader(NUMBERS, 4)))
+    for loader in copy.copy(own), pickle.loads(pickle.dumps(own)), plain:
+        assert is_replaced(loader)
+        assert batches(loader) == BATCHES
+    assert pickle.loads(pickle.dumps(own)).factor == 1
+
+
+def test_a_subclass_with_private_methods_stays_that_of_torch() -> None:
+    with feedline.patch() as patched:
+        loader = Private(NUMBERS, 4)
+        assert type(loader) is Private
+        assert batches(loader) == BATCHES
+        assert "_get_iterator" in patched.summary()
+
+
+class WithNewArgument(EarlyLoader[Any]):
+    """Loader of a torch with another argument."""
+
+
+def test_a_loader_that_feedline_cannot_build_is_that_of_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with feedline.patch() as patched:
+        with pytest.raises(TypeError) as error:
+            EarlyLoader(NUMBERS, 4, unknown=1)  # type: ignore[call-arg]
+        assert "feedline" not in str(error.value)
+        with pytest.raises(ValueError, match="mutually exclusive"):
+            EarlyLoader(NUMBERS, shuffle=True, sampler=NUMBERS)
+
+        def refuse(self: Any, *_: Any, **__: Any) -> None:
+            raise UsageError("not today")
+
+        monkeypatch.setattr(feedline.DataLoader, "__init__", refuse)
+        for kind in EarlyLoader, Earlier:
+            loader = kind(NUMBERS, 4)
+            assert type(loader) is kind
+            assert batches(loader) == BATCHES
+        assert "not today" in patched.summary()
+
+
+def test_the_signature_stays_that_of_torch() -> None:
+    before = list(inspect.signature(EarlyLoader).parameters)
+    with feedline.patch():
+        assert list(inspect.signature(EarlyLoader).parameters) == before
+
+
+def test_patches_can_be_nested() -> None:
+    outer = feedline.patch()
+    inner = feedline.patch(off="list")
+    assert not is_replaced(EarlyLoader(NUMBERS, 4))
+    inner.stop()
+    assert is_replaced(EarlyLoader(NUMBERS, 4))
+    outer.stop()
+    outer.stop()
+    assert not is_replaced(EarlyLoader(NUMBERS, 4))
+
+
+def test_a_summary_counts_samples_of_equal_loaders_together() -> None:
+    with feedline.patch() as patched:
+        for _ in range(3):
+            loader = EarlyLoader(TensorDataset(torch.arange(10)), 5)
+            list(loader)
+            del loader
+        EarlyLoader(NUMBERS, 4)
+        lines = patched.summary().splitlines()
+    assert "1 loader" in lines[0]
+    assert "tensor engine" in lines[1]
+    assert "30 samples read" in lines[2]
+
+
+@pytest.mark.parametrize("arguments", [{"workers": 3}, {"watch": True, "workers": "auto"}])
+def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        feedline.patch(**arguments)
+    assert not is_replaced(EarlyLoader(NUMBERS, 4))
