@@ -121,7 +121,8 @@ def _has_image(value: Any) -> bool:
         return any(map(_has_image, value[:8]))
     if isinstance(value, dict):
         return any(map(_has_image, value.values()))
-    return hasattr(value, "getpixel") or (hasattr(value, "dtype") and value.ndim >= 2)
+    is_array = hasattr(value, "dtype") and getattr(value, "ndim", 0) >= 2
+    return is_array or hasattr(value, "getpixel")
 
 
 def _failed_step(frames: list[FrameType]) -> tuple[str | None, bool]:
