@@ -39,12 +39,12 @@ class Named(DataLoader[Any]):
 
 @pytest.mark.parametrize("copied", COPIES)
 def test_a_copy_has_attributes_that_were_set_later(copied: Callable[[Any], Any]) -> None:
-    loader = DataLoader(list(range(8)), 4)
+    loader = DataLoader(list(range(8)), 4, num_workers=1)
     loader.collate_fn = doubled
-    loader.in_order, loader.start_method, loader.timeout = False, "spawn", 5
+    loader.in_order, loader.start_method, loader.timeout = False, "spawn", 50
     other = copied(loader)
     assert [batch.tolist() for batch in other] == [[0, 2, 4, 6], [8, 10, 12, 14]]
-    assert (other.in_order, other.start_method, other.timeout) == (False, "spawn", 5)
+    assert (other.in_order, other.start_method, other.timeout) == (False, "spawn", 50)
 
 
 def doubled(samples: list[int]) -> torch.Tensor:

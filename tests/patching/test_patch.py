@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import copy
 import inspect
+import io
 import pickle
 from collections.abc import Iterator
 from typing import Any
 
+import PIL
 import pytest
 import torch
+from packaging.version import Version
+from PIL import Image
 from torch.utils.data import DataLoader as EarlyLoader
 from torch.utils.data import TensorDataset
 
 import feedline
 from feedline.errors import UsageError
+from feedline.images.lazy_images import undecoded
 
 
 class Earlier(EarlyLoader[Any]):
@@ -170,3 +175,17 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         feedline.patch(**arguments)
     assert not is_replaced(EarlyLoader(NUMBERS, 4))
+
+
+def test_opened_images_stay_undecoded_while_it_is_active() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(file, "JPEG")
+
+    def is_undecoded() -> bool:
+        return undecoded(Image.open(io.BytesIO(file.getvalue())).convert("RGB")) is not None
+
+    with feedline.patch():
+        assert is_undecoded() == (Version(PIL.__version__) >= Version("11.1"))
+    assert not is_undecoded()
+    with feedline.patch(watch=True):
+        assert not is_undecoded()

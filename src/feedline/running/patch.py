@@ -25,6 +25,7 @@ from torch.utils.data import IterableDataset
 
 from feedline.engine.process import in_worker
 from feedline.errors import FeedlineError, UsageError
+from feedline.images.lazy_images import lazy_images
 from feedline.loader import DataLoader
 from feedline.loader.engine_choice import choose_engine
 from feedline.loader.options import Arguments, Options
@@ -39,7 +40,7 @@ _torch_iter = TorchDataLoader.__iter__
 _PRIVATE = frozenset(
     name
     for name in vars(TorchDataLoader)
-    if name.startswith("_") and not name.startswith(("__", "_DataLoader__"))
+    if name.startswith("_") and not name.startswith(("__", f"_{TorchDataLoader.__name__}__"))
 )
 _SIGNATURE = inspect.signature(DataLoader.__init__)
 
@@ -59,6 +60,7 @@ class Patch:
         self.settings = settings
         self.records = LoaderRecords(None if settings.folder is None else Path(settings.folder))
         self._before: Patch | None = None
+        self._lazy = contextlib.ExitStack()
         self._is_started = False
 
     def start(self) -> None:
@@ -67,6 +69,9 @@ class Patch:
         _install()
         if not self._is_started:
             self._is_started, self._before, _active = True, _active, self
+            if not self.settings.watch:
+                with contextlib.suppress(UsageError):  # Pillow is too old
+                    self._lazy.enter_context(lazy_images())
 
     def stop(self) -> None:
         """Have torch's DataLoader build torch's loaders again, or those of an outer patch."""
@@ -75,6 +80,7 @@ class Patch:
             self._is_started = False
             if _active is self:
                 _active = self._before
+            self._lazy.close()
             self.records.save()
 
     def summary(self) -> str:
@@ -102,6 +108,7 @@ def patch(
 
     Names of the class and subclasses have the effect too, however early they were bound. Order,
     samples and validation stay the same; random augmentations draw other values than torch's.
+    Also turns on `feedline.lazy_images`, if Pillow is new enough.
 
     Args:
         run: folder for the records of the loaders, one folder each. Default: not written.
