@@ -106,8 +106,9 @@ def patch(
 ) -> Patch:
     """Replace torch.utils.data.DataLoader in this process, as `feedline run` does.
 
-    Names of the class and subclasses have the effect too, however early they were bound. Order,
-    samples and validation stay the same; random augmentations draw other values than torch's.
+    Names of the class and subclasses have the effect too, however early they were bound. Samples,
+    their order and labels stay the same; random augmentations draw other values than torch's, and
+    resized pixels may differ by one grey level.
     Also turns on `feedline.lazy_images`, if Pillow is new enough.
 
     Args:
