@@ -110,6 +110,7 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
     ),
     PrivateName("torchvision.transforms.v2.Transform._get_params", "0.17 to 0.20", "make_params"),
     PrivateName("timm.data.dataset.ImageDataset._max_retries", "1.0", "its default"),
+    PrivateName("timm.data.loader._worker_init", "1.0", "counts as user code"),
     PrivateName("PIL._imaging", _PILLOW),
     PrivateName("PIL._webp", _PILLOW, "Pillow decodes WebP whole"),
     PrivateName("PIL.ImageEnhance._Enhance", _PILLOW, _UNCOMPILED),

@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 import feedline
 from feedline.errors import UsageError
 from feedline.images.lazy_images import undecoded
+from packages import needs
 
 
 class Earlier(EarlyLoader[Any]):
@@ -189,3 +190,13 @@ def test_opened_images_stay_undecoded_while_it_is_active() -> None:
     assert not is_undecoded()
     with feedline.patch(watch=True):
         assert not is_undecoded()
+
+
+@needs("accelerate")
+def test_accelerate_builds_a_replaced_loader_without_a_warning() -> None:
+    from accelerate import Accelerator
+
+    with feedline.patch():
+        prepared = Accelerator(cpu=True).prepare(EarlyLoader(NUMBERS, 4))
+        assert is_replaced(prepared.base_dataloader)
+        assert batches(prepared) == BATCHES

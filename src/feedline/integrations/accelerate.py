@@ -97,7 +97,8 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> Any:
     stock = getattr(prepared, "base_dataloader", None)
     if isinstance(loader.dataset, IterableDataset):
         return prepared
-    if type(stock) is not TorchDataLoader:
+    # feedline.patch() has Accelerate build a feedline loader.
+    if type(stock) is not TorchDataLoader and not isinstance(stock, DataLoader):
         raise UsageError(
             f"Accelerate made a {type(prepared).__name__} over a {type(stock).__name__}, which "
             "cannot use feedline's workers; use accelerator.prepare instead"

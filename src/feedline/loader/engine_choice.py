@@ -33,6 +33,7 @@ from feedline.loader.cache_filling import CacheContents, CacheFilling, cache_con
 from feedline.loader.dataset_kind import check_kind_unchanged, find_feedline_source
 from feedline.loader.options import Options
 from feedline.loader.state import fingerprint_of, identity_of
+from feedline.loader.worker_seeding import only_seeds
 from feedline.sources.cache_store import CacheStore, cache_within
 from feedline.sources.remote_cache import open_cache
 
@@ -276,7 +277,7 @@ def _tensors(options: Options) -> BatchedTensors:
         return BatchedTensors(None, "Tensors have a fixed size.")
     if not options.batched:
         return BatchedTensors(None, "batch_size=None makes no batches.")
-    if options.worker_init_fn is not None and options.num_workers > 0:
+    if _may_change_dataset(options) and options.num_workers > 0:
         return BatchedTensors(None, "Your worker_init_fn may change the dataset.")
     return batched_tensors(options.dataset, options.collate_fn, options.max_rows)
 
@@ -288,9 +289,14 @@ def _reasons_for_samples(options: Options, pipeline: Any) -> tuple[str, ...]:
         (not _stacks_rows(options, pipeline), "Your collate_fn needs single samples."),
         (not options.in_order, "in_order=False is set, but the image-row engine keeps the order."),
         (not options.batched, "batch_size=None makes no batches."),
-        (options.worker_init_fn is not None, "Your worker_init_fn may change the dataset."),
+        (_may_change_dataset(options), "Your worker_init_fn may change the dataset."),
     ]
     return tuple(reason for holds, reason in conditions if holds)
+
+
+def _may_change_dataset(options: Options) -> bool:
+    """Return True if the `worker_init_fn` is the user's, who may change the dataset in it."""
+    return options.worker_init_fn is not None and not only_seeds(options.worker_init_fn)
 
 
 def _stacks_rows(options: Options, pipeline: Any) -> bool:

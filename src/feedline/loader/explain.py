@@ -140,6 +140,9 @@ def _workers(options: Options, choice: EngineChoice) -> str:
 
 def _generators(options: Options, choice: EngineChoice) -> str:
     """Random generators seeded for each batch, as far as feedline finds them."""
+    seeds_rows = choice.makes_rows and options.worker_init_fn is not None and options.num_workers
+    if seeds_rows:
+        return "each row has a seed of its own, whatever worker_init_fn seeds"
     if choice.engine not in ("dataset", "samples"):
         return ""
     generators = describe_generators(options.dataset, options.collate_fn)

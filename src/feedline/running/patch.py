@@ -150,6 +150,7 @@ class ReplacedLoader(DataLoader[Any]):
 
     torch_class: type[TorchDataLoader[Any]] = TorchDataLoader
     """Class that the program called."""
+    _warns_of_stock_loader = False  # Accelerate builds a replaced loader
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         before, kind = dict(vars(self)), self.torch_class  # attributes set by a subclass
