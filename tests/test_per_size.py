@@ -338,13 +338,18 @@ def opened(path: str) -> Any:
     return Image.open(path).convert("RGB")
 
 
+class WarnedFolder(ImageFolder):
+    """Each warning is logged once in a process, and names the class."""
+
+
 def test_one_warning_explains_unfused_folder_with_schedule(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own_loader = ImageFolder(str(root), v1.Compose([v1.Resize((16, 16)), v1.ToTensor()]), None)
+    own_loader = WarnedFolder(str(root), v1.Compose([v1.Resize((16, 16)), v1.ToTensor()]), None)
     own_loader.loader = opened
+    half_size = WarnedFolder(str(root), feedline.per_size(half))
     with caplog.at_level(logging.WARNING, "feedline"):
-        for data, why in ((folder(root, half), "8 px"), (Subset(own_loader, [0, 1]), "opened")):
+        for data, why in ((half_size, "8 px"), (Subset(own_loader, [0, 1]), "opened")):
             with loader(data, num_workers=0) as ours:
                 ours.explain()
                 data.transform = None  # type: ignore[union-attr]

@@ -25,6 +25,7 @@ from feedline.engine.buffers import batch_bytes
 from feedline.engine.dataset_fetch import find_nested
 from feedline.engine.load_samples import Source
 from feedline.engine.normalise import DeviceTransforms, ValueTable
+from feedline.engine.process import in_worker
 from feedline.engine.tensor_dataset import BatchedTensors, batched_tensors
 from feedline.errors import UsageError
 from feedline.images.compile.datasets import is_folder
@@ -36,6 +37,7 @@ from feedline.loader.state import fingerprint_of, identity_of
 from feedline.loader.worker_seeding import only_seeds
 from feedline.sources.cache_store import CacheStore, cache_within
 from feedline.sources.remote_cache import open_cache
+from feedline.system import rank_and_world
 
 if TYPE_CHECKING:
     from feedline.images.compile.nested import NestedPipelines
@@ -61,6 +63,13 @@ _DESCRIPTIONS: dict[EngineName, str] = {
     "iterable": "torch's engine: an IterableDataset is divided among torch's workers",
 }
 
+_FIX = 'See "Compiled transforms" in docs/explanation/how-it-works.md for what is fused.'
+_FIX_OF_OPENED = (
+    'If it opens images with Image.open(path).convert("RGB"), call feedline.lazy_images() before '
+    "the first iteration, or start the script with `feedline run`. Or pass paths to "
+    "feedline.compile(transform)."
+)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EngineChoice:
@@ -72,6 +81,8 @@ class EngineChoice:
     fused: tuple[str, ...] = ()  # fused steps of a compiled pipeline, as text
     unchanged: tuple[str, ...] = ()  # unchanged steps of a compiled pipeline, as text
     reasons: tuple[str, ...] = ()  # why more steps were not compiled, as sentences
+    fix: str = ""  # what to change so that they are, as a sentence
+    warning: str = ""  # about an unfused transform, to be logged once
     max_image_size: int | None = None  # largest size in pixels that may be set; None for any
     slot_bytes: int = 0  # memory of a batch of rows, until a larger one comes
     device_transforms: DeviceTransforms | None = None  # of batches of rows; None on the CPU
@@ -79,7 +90,7 @@ class EngineChoice:
     pixels: str = ""  # everything that determines the pixels; "" if the user's code does
     cache_contents: CacheContents | None = None  # of the cache to fill, while originals are read
     fuses_nested: bool = False  # pipelines within the dataset, in the dataset engine
-    uncompiled: bool = False  # a folder's transform runs unchanged under a schedule
+    uncompiled: bool = False  # the transform of a folder runs unchanged
     snapshot: AttributeSnapshot | None = None  # of the dataset for which the choice was made
 
     @property
@@ -171,7 +182,7 @@ def choose_engine(
     else:
         choice = _compile(options)
     if choice.source is None:
-        choice = _choose_without_source(options, choice.reasons)
+        choice = _choose_without_source(options, choice)
     else:
         if options.cache is not None and open_cache is not None:
             choice = replace(choice, source=choice.source.cached(open_cache()))
@@ -227,11 +238,13 @@ def _compile(options: Options) -> EngineChoice:
         fused=result.fused,
         unchanged=result.unchanged,
         reasons=result.reasons,
+        fix=result.fix,
     )
 
 
-def _choose_without_source(options: Options, reasons: tuple[str, ...]) -> EngineChoice:
+def _choose_without_source(options: Options, uncompiled: EngineChoice) -> EngineChoice:
     """Choose the tensor engine or the dataset engine, for a dataset that was not compiled."""
+    reasons = uncompiled.reasons
     if options.cache:
         raise UsageError(
             f"{options.cache!r} cannot be used: {type(options.dataset).__name__} reads its "
@@ -244,32 +257,66 @@ def _choose_without_source(options: Options, reasons: tuple[str, ...]) -> Engine
         return EngineChoice(engine="tensors", runs_user_code=False)
     if isinstance(options.dataset, TensorDataset | Subset) and not reasons:
         reasons = (tensors.reason,)
-    folder = is_folder(options.dataset) or find_feedline_source(options.dataset) is not None
-    uncompiled = folder and options.schedule is not None
-    nested = _find_nested(options)
-    if nested is not None:
-        return EngineChoice(
-            engine="dataset",
+    source = find_feedline_source(options.dataset)
+    is_files = source is not None or is_folder(options.dataset)
+    warns = is_files and options.schedule is not None  # its sizes need a compiled transform
+    nested = _find_nested(options, source)
+    choice = EngineChoice(
+        engine="dataset",
+        reasons=reasons,
+        fix=uncompiled.fix or (_FIX if warns else ""),
+        uncompiled=warns,
+    )
+    if nested is None:
+        pass
+    elif nested.fused and source is None and (nested.has_folder or _are_images_lazy()):
+        choice = replace(
+            choice,
             fused=nested.fused,
             unchanged=nested.unchanged,
             reasons=(*reasons, *nested.reasons),
+            fix="",
+            uncompiled=False,
             fuses_nested=True,
-            uncompiled=uncompiled,
         )
-    return EngineChoice(engine="dataset", reasons=reasons, uncompiled=uncompiled)
+    elif nested.sets_size and not nested.has_pixels:  # a library's pipeline on images of files
+        choice = replace(
+            choice,
+            reasons=reasons if is_files else (*reasons, *nested.reasons),
+            fix=uncompiled.fix or (_FIX_OF_OPENED if nested.fused and not is_files else _FIX),
+            uncompiled=is_files,
+        )
+        warns |= options.num_workers > 0
+    return replace(choice, warning=_describe_unfused(choice, options)) if warns else choice
 
 
-def _find_nested(options: Options) -> NestedPipelines | None:
-    """Find pipelines to fuse within a dataset that has an image folder, or opens images lazily."""
+def _describe_unfused(choice: EngineChoice, options: Options) -> str:
+    """Warning about a transform that is not compiled."""
+    problem = "runs unfused, which is slower"
+    if choice.fuses_nested:
+        problem = "is fused in parts, which do not follow the image sizes of a schedule"
+    if choice.fuses_nested or choice.uncompiled:
+        problem += ", and cache= and device= cannot be used"
+    name = type(options.dataset).__name__
+    return " ".join(
+        filter(None, (f"the transform of {name} {problem}:", *choice.reasons, choice.fix))
+    )
+
+
+def _find_nested(options: Options, source: Any) -> NestedPipelines | None:
+    """Find the pipelines within a dataset, or in the transform of a feedline source."""
     if "torchvision" not in sys.modules:
         return None
+    dataset = options.dataset if source is None else getattr(source, "transform", None)
     try:
-        nested = find_nested(options.dataset, options.collate_fn)
+        return find_nested(dataset, options.collate_fn)
     except ImportError:  # images cannot be decoded here
         return None
-    lazy: Any = sys.modules.get("feedline.images.lazy_images")
-    is_supported = nested.has_folder or (lazy is not None and lazy.are_images_lazy())
-    return nested if nested.fused and is_supported else None
+
+
+def _are_images_lazy() -> bool:
+    module: Any = sys.modules.get("feedline.images.lazy_images")
+    return module is not None and module.are_images_lazy()
 
 
 def _tensors(options: Options) -> BatchedTensors:
@@ -364,6 +411,16 @@ def slot_size(
 
 
 _log = logging.getLogger("feedline")
+_logged: set[str] = set()
+
+
+def _warn_once(text: str) -> bool:
+    """Log a warning once in a process, on rank 0 and not in workers. Return True if logged now."""
+    if not text or text in _logged or in_worker() or rank_and_world()[0] != 0:
+        return False
+    _logged.add(text)
+    _log.warning("%s", text)
+    return True
 
 
 class CurrentChoice:
@@ -374,7 +431,7 @@ class CurrentChoice:
         self._snapshot: AttributeSnapshot | None = None
         self._fingerprint = ""  # of the dataset, computed when a state needs it
         self._cache: CacheStore | None = None
-        self._warned = False
+        self._has_warned = False
 
     def get(
         self, options: Options, filling: CacheFilling, *, compare_lists: bool = False
@@ -397,15 +454,7 @@ class CurrentChoice:
             reason = "" if changed is None else f"{changed} has changed; "
             name = type(options.dataset).__name__
             _log.info("%sengine for %s: %s", reason, name, self._choice)
-            if self._choice.uncompiled and not self._warned:
-                self._warned = True
-                _log.warning(
-                    "the transform of %s runs unchanged, which is slower than compiled by "
-                    'feedline, and cache= and device= cannot be used: %s See "Compiled transforms" '
-                    "in docs/explanation/how-it-works.md for what is compiled.",
-                    name,
-                    " ".join(self._choice.reasons),
-                )
+            self._has_warned = self._has_warned or _warn_once(self._choice.warning)
         return self._choice
 
     def _open_cache(self, cache: Any) -> CacheStore:

@@ -33,6 +33,7 @@ def explain(options: Options, choice: EngineChoice, memory_bytes: int) -> str:
         "fused": _fused(options, choice),
         "unchanged": ", ".join(choice.unchanged),
         "because": " ".join(choice.reasons),
+        "fix": choice.fix,
         "images": _images(choice),
         "missing": describe_missing() if choice.source is not None else "",
         "size": _size(options, choice),

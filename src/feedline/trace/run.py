@@ -52,7 +52,7 @@ class Loader:
         fused: fused steps of a compiled pipeline.
         copies: path of the cache that is read instead of the originals, "" for none.
         because: reasons why feedline does not make more of the batches itself.
-        uncompiled: True if the transform of a folder of images runs uncompiled under a schedule.
+        uncompiled: True if the transform of a folder of images runs unfused.
         accepts: the arguments among "cache" and "device" that the loader accepts; None for other
             loaders.
     """

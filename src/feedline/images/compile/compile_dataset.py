@@ -78,12 +78,14 @@ class CompiledDataset:
         fused: fused steps of its pipeline, as text.
         unchanged: steps that the pipeline calls unchanged, between or after the fused ones.
         reasons: why it, or a part of it, was not compiled, or makes no rows, as sentences.
+        fix: what to change, as a sentence, if the reason itself does not say it.
     """
 
     pipeline: SamplePipeline | None
     fused: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
+    fix: str = ""
 
 
 def compile_dataset(dataset: object, sizes: Sequence[int] = ()) -> CompiledDataset:
@@ -102,7 +104,7 @@ def compile_dataset(dataset: object, sizes: Sequence[int] = ()) -> CompiledDatas
             unchanged += (f"target_transform {step_text(pipeline.target_transform)}",)
         return CompiledDataset(pipeline, fused, unchanged, reasons)
     except CompileError as why:
-        return CompiledDataset(None, reasons=(str(why),))
+        return CompiledDataset(None, reasons=(str(why),), fix=why.fix)
     except Exception as error:
         kind = type(dataset).__name__
         return CompiledDataset(None, reasons=(f"{kind} cannot be inspected: {error_text(error)}.",))
@@ -146,7 +148,7 @@ def _compile_views(views: Views, sizes: PerSizeResolver) -> tuple[FusedTransform
             try:
                 by_id[id(transform)] = compile_transform(transform, sizes)
             except CompileError as why:
-                raise CompileError(f"View {number} runs unchanged: {why}") from None
+                raise CompileError(f"View {number} runs unchanged: {why}", why.fix) from None
     return tuple(by_id[id(transform)] for transform in views.transforms)
 
 

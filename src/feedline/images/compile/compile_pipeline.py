@@ -72,10 +72,9 @@ def compile_transform(transform: object, sizes: PerSizeResolver | None = None) -
     steps = list(flatten(transform, sizes))
     if steps and steps[0] is transform and not has_library_base(transform):
         raise CompileError(
-            f"{step_text(transform)} is not a transform that feedline can compile, so it runs "
-            "unchanged. Compile the torchvision and timm pipelines that it calls: "
-            "feedline.views(first, second) returns several views of an image, "
-            "feedline.compile(pipeline) one."
+            f"{step_text(transform)} is not a transform that feedline can compile.",
+            "Compile the torchvision and timm pipelines that it calls: feedline.views(first, "
+            "second) returns several views of an image, feedline.compile(pipeline) one.",
         )
     reader = _FusibleSteps()
     count, why = add_while_possible(reader.add, steps)

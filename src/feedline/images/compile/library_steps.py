@@ -82,7 +82,11 @@ SIZE_ATTRIBUTES = ("max_size", "min_size", "padding", "size", "target_size")
 
 
 class CompileError(Exception):
-    """Reason why a dataset or a step cannot be compiled: a sentence."""
+    """Reason why a dataset or a step cannot be compiled, and the fix: sentences."""
+
+    def __init__(self, why: str, fix: str = "") -> None:
+        super().__init__(why)
+        self.fix = fix
 
 
 def attempt(compiler: Callable[[Any], Any], transform: object) -> tuple[Any, tuple[str, ...]]:
@@ -92,7 +96,7 @@ def attempt(compiler: Callable[[Any], Any], transform: object) -> tuple[Any, tup
         compiled = compiler(transform)
         return compiled, compiled.notes
     except CompileError as why:
-        return None, (str(why),)
+        return None, tuple(filter(None, (str(why), why.fix)))
     except Exception as error:
         return None, (f"It cannot be inspected: {error_text(error)}.",)
 

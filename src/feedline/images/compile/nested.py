@@ -42,8 +42,10 @@ from feedline.images.compile.library_steps import (
     attempt,
     check_libraries,
     library_name,
+    sets_own_size,
 )
 from feedline.images.compile.supported_transforms import draw_crop_params
+from feedline.images.compile.views import Compiled
 from feedline.images.crops import Box, Part, Placement, TrainCrop, WindowCrop
 from feedline.sources.store import Pixels
 
@@ -51,6 +53,7 @@ __all__ = ["NestedPipelines", "UndecodedImage"]
 
 _ENDS = {b"\xff\xd8\xff": b"\xff\xd9", b"\x89PNG\r\n": b"IEND\xaeB`\x82"}
 """First and last bytes of complete files; others are opened by Pillow at once."""
+_LARGE = 1 << 20
 _DECODER_SHARE = 0.5
 """Time to find the pixels of a part in its file, in proportion to the rows above the part's end."""
 _PILLOW_FILTERS = {
@@ -260,6 +263,8 @@ class NestedPipelines:
 
     Attributes:
         has_folder: True if one of the objects is an image folder of torchvision or timm.
+        has_pixels: True if one is an array of at least 1 MiB and three dimensions, such as images.
+        sets_size: True if one is a library's transform that sets the size of an image.
         reasons: why others, or some of their steps, run unchanged, as sentences.
     """
 
@@ -270,7 +275,7 @@ class NestedPipelines:
         self._leaves: set[int] = set()
         self._skipped: list[Any] = []
         self._why = ""
-        self.has_folder = False
+        self.has_folder = self.has_pixels = self.sets_size = False
         self.reasons: tuple[str, ...] = ()
         try:
             check_libraries()
@@ -282,14 +287,18 @@ class NestedPipelines:
         kind = type(thing)
         module = kind.__module__
         if module.startswith("feedline."):
-            self._leaves.add(id(thing))  # fused already
+            if not (kind is Compiled and thing.fused is None):
+                self._leaves.add(id(thing))  # fused already
         elif is_torchvision_folder(thing):
             self._folders.append(thing)
             self.has_folder = True
         elif is_timm_folder(thing):
             self.has_folder = True
+        elif kind in (np.ndarray, torch.Tensor):
+            self.has_pixels |= thing.ndim >= 3 and thing.nbytes >= _LARGE
         elif not module.startswith(("torchvision.transforms", "timm.data", "torch.nn.modules.con")):
             return
+        self.sets_size |= sets_own_size(thing)
         is_skipped = any(thing is each for each in self._skipped) and kind.__name__ != "Compose"
         if not is_skipped and (library_name(thing) or kind is nn.Sequential):
             fused, why = (None, (self._why,)) if self._why else attempt(compile_transform, thing)

@@ -215,6 +215,11 @@ class Compiled:
         """Transform an image; arguments and errors are those of `feedline.views`."""
         return self._views(*images, **named)[0]
 
+    @property
+    def fused(self) -> FusedTransform | FusedPair | None:
+        """Fused form of the pipeline; None if it runs unchanged."""
+        return self._views.views[0].fused
+
     def explain(self) -> str:
         """Describe fused steps, unchanged steps with the reasons, and fast inputs, one per line."""
         (view,) = self._views.views
@@ -253,8 +258,8 @@ def compile(transform: Callable[..., Any]) -> Compiled | Views:
     to these libraries by a user (a replaced function or method, a hook, a subclass) are detected at
     this call: call it again after a change of the pipeline, Pillow or torch's default dtype.
 
-    A class of your own runs unchanged, also one that only calls transforms with the image, like
-    MoCo's and DINO's: use `feedline.views` for several views of an image.
+    A class of your own, like MoCo's and DINO's, is called unchanged. feedline.DataLoader fuses the
+    pipelines that it holds; for other loaders use `feedline.views` for several views of an image.
 
     All randomness comes from the global random states: a number drawn from torch's places the crop,
     and other steps draw as usual. So `torch.manual_seed` and torch's worker seeds work as for the
