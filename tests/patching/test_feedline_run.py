@@ -309,3 +309,71 @@ def test_torchrun_may_start_feedline_run_on_each_rank(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "runs").glob("*/*")
     assert {file.name for file in folder.iterdir()} == {"trace.json", "trace-rank1.json"}
     assert result.stderr.count("feedline run: 1 loader") == 1
+
+
+COMPARED = """
+import multiprocessing
+import random
+import sys
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+class Numbers(Dataset):
+    rng = np.random.default_rng(3)
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        return index, self.rng.random() + random.random()
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from range(8)
+
+random.seed(1)
+np.random.seed(2)
+torch.manual_seed(3)
+own = torch.Generator().manual_seed(4)
+plain = v2.Compose([v2.ToImage(), v2.Resize((16, 16)), v2.ToDtype(torch.float32, scale=True)])
+crop = v2.Compose([v2.RandomResizedCrop(16), v2.ToImage()])
+for loader in (
+    DataLoader(ImageFolder(sys.argv[1], plain), 2, shuffle=True, num_workers=1),
+    DataLoader(ImageFolder(sys.argv[1], crop), 3, shuffle=True, num_workers=1, generator=own),
+    DataLoader(Numbers(), 2, shuffle=True),
+    DataLoader(Stream(), 2),
+):
+    print(len(loader.dataset) if not isinstance(loader.dataset, Stream) else 8)
+    for batch in loader:
+        if not isinstance(batch, list):
+            print(batch.tolist())
+        elif type(loader.dataset) is Numbers:
+            print([part.tolist() for part in batch])
+        else:
+            print(batch[1].tolist())
+    print(len(multiprocessing.active_children()))
+print(torch.rand(1), random.random(), np.random.rand(), own.get_state().sum(), Numbers.rng.random())
+"""
+
+
+@needs("torchvision")
+def test_a_comparison_with_torch_changes_nothing_for_the_program(tmp_path: Path) -> None:
+    images = write_images(tmp_path / "images")
+    path = script(tmp_path, COMPARED)
+    results = [run([*FEEDLINE, *some, path, images], tmp_path) for some in ([], ["--compare", "3"])]
+    assert [result.returncode for result in results] == [0, 0], results[-1].stderr
+    assert results[0].stdout == results[1].stdout
+    lines = [line for line in results[1].stderr.splitlines() if line.startswith("feedline run: ")]
+    plain, crop, numbers, stream, *_ = lines
+    for line in (plain, crop, numbers):
+        assert "3 batches: torch " in line
+        assert ", feedline " in line
+    assert plain.endswith("equal: shapes, labels, pixels")
+    assert crop.endswith("equal: shapes, labels; random in both: pixels")
+    assert numbers.endswith("equal: shapes; random in both: labels")
+    assert "IterableDataset" in stream
+    assert len(lines) == 5

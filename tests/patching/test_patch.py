@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import os
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from packaging.version import Version
 from PIL import Image
 from torch.utils.data import DataLoader as EarlyLoader
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import feedline
 from feedline.errors import UsageError
@@ -200,3 +201,35 @@ def test_accelerate_builds_a_replaced_loader_without_a_warning() -> None:
         prepared = Accelerator(cpu=True).prepare(EarlyLoader(NUMBERS, 4))
         assert is_replaced(prepared.base_dataloader)
         assert batches(prepared) == BATCHES
+
+
+class ProcessId(Dataset[Any]):
+    """A dataset whose values depend on the loader."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(3, 2, 2) + os.getpid(), index
+
+
+class Broken(Dataset[Any]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        raise KeyError("mine")
+
+
+def test_a_comparison_finds_differences(capfd: pytest.CaptureFixture[str]) -> None:
+    with feedline.patch(compare=2):
+        for _ in range(2):  # compared once
+            list(EarlyLoader(ProcessId(), 2, num_workers=1))
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "equal: shapes, labels; different: pixels (by at most " in line
+
+
+def test_a_comparison_leaves_errors_to_the_program(capfd: pytest.CaptureFixture[str]) -> None:
+    with feedline.patch(compare=2), pytest.raises(KeyError, match="mine"):
+        list(EarlyLoader(Broken(), 2))
+    assert "Broken is not compared: KeyError" in capfd.readouterr().err

@@ -45,6 +45,16 @@ def run(
     cache: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for caches of resized copies.")
     ] = None,
+    compare: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="First read N batches of each loader by torch and by feedline in turn, and print "
+            "both rates and which parts are equal. Restores random states and the sampler, but not "
+            "what the dataset stores in itself without workers, or in memory shared with them.",
+        ),
+    ] = 0,
     folder: Annotated[
         Path | None,
         typer.Option("--run", metavar="DIR", help="Folder of the run. Default: runs/SCRIPT-TIME."),
@@ -59,8 +69,10 @@ def run(
     """
     if workers not in (None, "auto"):
         raise UsageError(f"must be auto, got {workers!r}", argument="workers")
-    if watch and (workers or cache or off):
-        raise UsageError("--watch replaces nothing: use it without --workers, --cache and --off")
+    if watch and (workers or cache or off or compare):
+        raise UsageError(
+            "--watch replaces nothing: use it without --workers, --cache, --off and --compare"
+        )
     command = python_command(program)
     if folder is None:
         folder = Path("runs") / _name(program)
@@ -70,6 +82,7 @@ def run(
         off=tuple(off or ()),
         workers=workers,
         cache=None if cache is None else str(cache.absolute()),
+        compare=compare,
     )
     start_program(python_program(), command, settings)
 

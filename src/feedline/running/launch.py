@@ -23,9 +23,10 @@ from typing import NoReturn
 
 from feedline.errors import UsageError
 
-__all__ = ["PatchSettings", "python_command", "read_settings", "start_program"]
+__all__ = ["VARIABLE", "PatchSettings", "python_command", "read_settings", "start_program"]
 
-_VARIABLE = "FEEDLINE_RUN"
+VARIABLE = "FEEDLINE_RUN"
+"""Variable of the environment with the settings, as JSON."""
 _HOOK = Path(__file__).parent / "hook"
 _PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
@@ -41,6 +42,7 @@ class PatchSettings:
         off: class names of datasets or loaders that stay torch's.
         workers: "auto" for loaders that adapt their number of workers, or None.
         cache: folder for caches of resized copies, one per dataset.
+        compare: batches of each loader that are first compared with torch's; 0 for none.
     """
 
     folder: str | None = None
@@ -49,6 +51,7 @@ class PatchSettings:
     off: tuple[str, ...] = ()
     workers: str | None = None
     cache: str | None = None
+    compare: int = 0
 
 
 def python_command(target: Sequence[str]) -> list[str]:
@@ -85,7 +88,7 @@ def python_command(target: Sequence[str]) -> list[str]:
 def start_program(program: str, command: Sequence[str], settings: PatchSettings) -> NoReturn:
     """Run Python with a command. Does not return: the exit status is the program's."""
     environment = dict(os.environ)
-    environment[_VARIABLE] = json.dumps(asdict(settings))
+    environment[VARIABLE] = json.dumps(asdict(settings))
     search_path = [str(_HOOK), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, search_path))
     sys.stdout.flush()
@@ -102,9 +105,9 @@ def start_program(program: str, command: Sequence[str], settings: PatchSettings)
 
 def read_settings() -> PatchSettings:
     """Return the settings in the environment. The first process of a program is its root."""
-    values = json.loads(os.environ[_VARIABLE])
+    values = json.loads(os.environ[VARIABLE])
     settings = PatchSettings(**{**values, "off": tuple(values["off"])})
     if settings.root is None:
         settings = replace(settings, root=os.getpid())
-        os.environ[_VARIABLE] = json.dumps(asdict(settings))
+        os.environ[VARIABLE] = json.dumps(asdict(settings))
     return settings

@@ -15,6 +15,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -30,8 +32,10 @@ from feedline.loader import DataLoader
 from feedline.loader.engine_choice import choose_engine
 from feedline.loader.options import Arguments, Options
 from feedline.loader.state import fingerprint_of
-from feedline.running.launch import PatchSettings
+from feedline.running.launch import VARIABLE, PatchSettings
 from feedline.running.records import LoaderRecords
+from feedline.system import rank_and_world
+from feedline.text import printable
 
 __all__ = ["Patch", "ReplacedLoader", "patch"]
 
@@ -69,9 +73,7 @@ class Patch:
         _install()
         if not self._is_started:
             self._is_started, self._before, _active = True, _active, self
-            if not self.settings.watch:
-                with contextlib.suppress(UsageError):  # Pillow is too old
-                    self._lazy.enter_context(lazy_images())
+            self._enter_lazy()
 
     def stop(self) -> None:
         """Have torch's DataLoader build torch's loaders again, or those of an outer patch."""
@@ -82,6 +84,36 @@ class Patch:
                 _active = self._before
             self._lazy.close()
             self.records.save()
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Context in which this process and those that it starts are as without the patch."""
+        global _active
+        active, _active = _active, None
+        variable = os.environ.pop(VARIABLE, None)
+        self._lazy.close()
+        try:
+            yield
+        finally:
+            self._enter_lazy()
+            _active = active
+            if variable is not None:
+                os.environ[VARIABLE] = variable
+
+    def compare(self, loader: ReplacedLoader) -> None:
+        """Print a comparison of a loader with torch's, on rank 0; the other ranks run it too."""
+        from feedline.running.compare import compare_with_torch
+
+        text = compare_with_torch(
+            loader, self.settings.compare, loader.torch_workers, _build_torch, self.suspended
+        )
+        if rank_and_world()[0] == 0:
+            print(f"feedline run: {printable(text)}", file=sys.stderr, flush=True)
+
+    def _enter_lazy(self) -> None:
+        if not self.settings.watch:
+            with contextlib.suppress(UsageError):  # Pillow is too old
+                self._lazy.enter_context(lazy_images())
 
     def summary(self) -> str:
         """Describe the loaders that this process built: their engines, rates and step times."""
@@ -103,6 +135,7 @@ def patch(
     off: Iterable[str] = (),
     workers: str | None = None,
     cache: str | Path | None = None,
+    compare: int = 0,
 ) -> Patch:
     """Replace torch.utils.data.DataLoader in this process, as `feedline run` does.
 
@@ -117,6 +150,10 @@ def patch(
         off: class names of datasets or loaders that stay torch's.
         workers: "auto" sets `num_workers="auto"` for all loaders of map-style datasets.
         cache: folder for caches of resized copies, one for each dataset that supports `cache=`.
+        compare: before the first iteration over each loader, read this number of batches by torch's
+            loader and by feedline's in turn, and print both rates and which parts were equal.
+            Random states and the sampler are restored; values that the dataset stores in itself, in
+            this process without workers or in memory shared with them, are not.
 
     Returns:
         Object with `stop()`, which ends the replacement, and `summary()`; also a context manager.
@@ -131,14 +168,17 @@ def patch(
     """
     if workers not in (None, "auto"):
         raise UsageError(f'must be "auto" or None, got {workers!r}', argument="workers")
-    if watch and (workers or cache or off):
-        raise UsageError("watch replaces nothing, so off, workers and cache do nothing")
+    if watch and (workers or cache or off or compare):
+        raise UsageError("watch replaces nothing, so off, workers, cache and compare do nothing")
+    if compare < 0:
+        raise UsageError(f"must be at least 0, got {compare}", argument="compare")
     settings = PatchSettings(
         folder=None if run is None else str(Path(run).resolve()),
         watch=watch,
         off=(off,) if isinstance(off, str) else tuple(off),
         workers=workers,
         cache=None if cache is None else str(Path(cache).resolve()),
+        compare=compare,
     )
     patched = Patch(settings)
     patched.start()
@@ -150,6 +190,8 @@ class ReplacedLoader(DataLoader[Any]):
 
     torch_class: type[TorchDataLoader[Any]] = TorchDataLoader
     """Class that the program called."""
+    torch_workers = 0
+    """Number of workers that the program asked for."""
     _warns_of_stock_loader = False  # Accelerate builds a replaced loader
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -176,6 +218,7 @@ class ReplacedLoader(DataLoader[Any]):
             names = {type(dataset).__name__, self.torch_class.__name__}
             if off := sorted(names & set(settings.off)):
                 return f"turned off by --off {off[0]}"
+            vars(self)["torch_workers"] = bound.arguments.get("num_workers", 0)
             if settings.workers is not None and not isinstance(dataset, IterableDataset):
                 bound.arguments["num_workers"] = settings.workers
             if settings.cache is not None and bound.arguments.get("cache") is None:
@@ -197,8 +240,12 @@ class ReplacedLoader(DataLoader[Any]):
             bound.arguments["cache"] = str(folder / f"{name}-{fingerprint_of(options.dataset)[:8]}")
 
     def _get_iterator(self) -> Any:
-        if _active is not None:
-            _active.records.begin(self)
+        patched = _active
+        if patched is not None:
+            record = patched.records.begin(self)
+            if patched.settings.compare and record is not None and not record.is_compared:
+                record.is_compared = True
+                patched.compare(self)
         return super()._get_iterator()
 
 
@@ -251,6 +298,13 @@ def _mark_building(loader: object) -> Iterator[None]:
         yield
     finally:
         _building.discard(id(loader))
+
+
+def _build_torch(*args: Any, **kwargs: Any) -> TorchDataLoader[Any]:
+    """Build a loader of torch's own class."""
+    loader: TorchDataLoader[Any] = object.__new__(TorchDataLoader)
+    _torch_init(loader, *args, **kwargs)
+    return loader
 
 
 # Methods of torch's class

@@ -53,6 +53,7 @@ class LoaderRecord:
     """Rank and number of ranks when the latest pass began."""
     saved_at: float = 0.0
     passes: int = 0
+    is_compared: bool = False
 
     def run(self) -> Run:
         """Return the run so far."""
