@@ -132,8 +132,6 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
     # Ranks, tuning and training.
     PrivateName("torch.distributed.distributed_c10d._get_default_store", _TORCH),
     PrivateName("torch.utils._pytree", _TORCH),
-    PrivateName("torch.utils._python_dispatch", _TORCH),
-    PrivateName("torch._subclasses.fake_tensor", _TORCH),
     PrivateName("torch.nn.Module._buffers", _TORCH),
     PrivateName("torch.nn.Module._parameters", _TORCH),
     PrivateName("torch._dynamo.config", _TORCH),

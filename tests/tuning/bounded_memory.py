@@ -6,28 +6,59 @@ the error is the one that torch raises on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-
-from feedline.tuning.step_bytes import LiveBytes
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 __all__ = ["BoundedMemory"]
 
 
-class _Bounded(LiveBytes):
+class _LiveBytes(TorchDispatchMode):
+    """Context that counts the tensors that operations of this thread create."""
+
     def __init__(self, bound: int, said: str | None) -> None:
-        super().__init__("cpu")
+        super().__init__()
+        self._held: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.now = self.peak = self.errors = 0
         self.bound = bound
         self.said = said
-        self.errors = 0
+
+    def hold(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count existing tensors."""
+        for tensor in tensors:
+            self._add(tensor)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._add(leaf)
+        return result
 
     def _add(self, tensor: torch.Tensor) -> None:
-        if isinstance(tensor, FakeTensor):  # an estimate running at the same time
+        storage = tensor.untyped_storage()
+        key, size = id(storage), storage.nbytes()
+        if key in self._held:
             return
-        super()._add(tensor)
+
+        def release(_: object) -> None:
+            del self._held[key]
+            self.now -= size
+
+        self._held[key] = weakref.ref(storage, release)
+        self.now += size
+        self.peak = max(self.peak, self.now)
         if self.now > self.bound:
             self.errors += 1
             # A new one each time: an error holds the frames that it went through.
@@ -45,7 +76,7 @@ class BoundedMemory:
     """
 
     def __init__(self, bound: int, said: str | None = None) -> None:
-        self.live = _Bounded(bound, said)
+        self.live = _LiveBytes(bound, said)
 
     @contextmanager
     def here(self, tensors: Iterable[torch.Tensor]) -> Iterator[BoundedMemory]:

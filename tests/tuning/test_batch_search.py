@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.tuning.batch_search import BatchSearch, BatchTrial, next_smaller, round_down
+from feedline.tuning.batch_search import BatchSearch, BatchTrial, next_smaller
 
 SIZES = [*range(1, 8), *range(8, 20_000, 8)]
 
@@ -93,9 +93,3 @@ def test_failing_size_shrinks_to_zero() -> None:
     assert all(rows in (0, *SIZES) for rows in sizes[1:])
     assert sizes == sorted(set(sizes), reverse=True)
     assert next_smaller(8) == 7
-
-
-def test_sizes_that_are_tried() -> None:
-    assert [round_down(rows) for rows in (0, 0.9, 1, 7.9, 8, 15.9, 16, 1003)] == [
-        *(0, 0, 1, 7, 8, 8, 16, 1000)
-    ]

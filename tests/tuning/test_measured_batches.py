@@ -98,7 +98,7 @@ def test_the_largest_batch_that_leaves_the_headroom_is_found(bound: int, size: i
     (phase,) = found.phases
     assert phase.bound == "memory"
     assert told == [trial.rows for trial in phase.trials]
-    assert len(told) <= 6  # the search starts at the estimate
+    assert len(told) <= 9
     assert phase.rows % 8 == 0
     # As a loop that is not the search's finds it, too: this one fits, and the next one does not.
     slack = 4096  # of tensors of a few values each

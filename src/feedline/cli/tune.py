@@ -51,10 +51,7 @@ def tune(
     ] = None,
     batch_size: Annotated[
         str | None,
-        _step("Images in a batch; auto: as the GPU allows.", "N|auto", "64", "--batch-size", "-b"),
-    ] = None,
-    gpu_memory: Annotated[
-        float | None, _step("Estimate --batch-size auto for such a GPU.", "GB")
+        _step("Images in a batch; auto: the most that fit.", "N|auto", "64", "--batch-size", "-b"),
     ] = None,
     device: options.Device = None,
     cache: options.CacheFolder = None,
@@ -82,7 +79,7 @@ def tune(
 
     Example: feedline tune demo-data --schedule 112x1,224x1 --step-ms 40 --save tuned.json
     """
-    if (step_ms is None) == (model is None) and (batch_size != "auto" or step_ms is None):
+    if (step_ms is None) == (model is None):
         raise UsageError(
             "name --model or --step-ms", hint="the number of workers depends on the step"
         )
@@ -104,7 +101,6 @@ def tune(
             "--decode": decode != "exact",
             "--all-files": all_files,
             "--batch-size auto": rows == "auto",
-            "--gpu-memory": gpu_memory is not None,
             "--device": device is not None,
         }
         if names := ", ".join(name for name, given in folder_only.items() if given):
@@ -128,7 +124,6 @@ def tune(
             budget_s=budget,
             schedule=schedule or "224x1",
             batch_size=rows or 64,
-            gpu_memory=gpu_memory,
             model=model,
             step_ms=step_ms,
             device=device,
@@ -137,14 +132,6 @@ def tune(
             all_files=all_files,
         )
         check_changes(changes, source, search.images)
-    if search.batch_sizes is not None and search.estimated and step_ms is None:
-        write_json(json, {"batch_sizes": search.batch_sizes.as_dict()})
-        complain(
-            "the workers were not tuned: the GPU is not in this machine",
-            "note",
-            "add --step-ms, the duration of a step on that GPU at the largest size",
-        )
-        raise typer.Exit(_INCONCLUSIVE)
     found = _run(search)
     _print_result(found, search, changes, save=save, svg=svg, json=json)
     raise typer.Exit(_status(found, source))

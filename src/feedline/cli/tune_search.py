@@ -45,11 +45,6 @@ class TuneSearch:
     schedule: str | None = None  # with batch sizes
     batch_sizes: BatchSizes | None = None  # of `--batch-size auto`
 
-    @property
-    def estimated(self) -> bool:
-        """Return True if the batch sizes are for a GPU that is not in this machine."""
-        return self.batch_sizes is not None and self.batch_sizes.how == "estimate"
-
 
 def folder_search(
     folder: Path,
@@ -57,7 +52,6 @@ def folder_search(
     budget_s: float,
     schedule: str,
     batch_size: int | Literal["auto"],
-    gpu_memory: float | None,
     model: str | None,
     step_ms: float | None,
     device: str | None,
@@ -75,15 +69,13 @@ def folder_search(
     images = ImageFolder(root, transform=TrainCrop())
     found, rows = None, batch_size
     if rows == "auto":
-        found = _largest_batches(timm_model, schedule, images, device, gpu_memory)
+        found = _largest_batches(timm_model, schedule, images, device)
         echo_text(f"{found}\n")
         rows, schedule = found.largest, str(found.schedule)
-    elif gpu_memory is not None:
-        raise UsageError("--gpu-memory needs --batch-size auto")
     step, where = None, None
     if own_step:
         step = import_function(str(model))
-    elif timm_model is not None and step_ms is None and not (found and found.how == "estimate"):
+    elif timm_model is not None:
         recipe = Recipe(model=timm_model, schedule=schedule, batch_size=rows)
         step, where = _make_step(recipe, len(images.classes), choose_device(device or "auto"))
     tuning = FolderTuning(
@@ -121,11 +113,7 @@ def _make_step(
 
 
 def _largest_batches(
-    model: str | None,
-    schedule: str,
-    images: ImageFolder,
-    device: str | None,
-    gpu_memory: float | None,
+    model: str | None, schedule: str, images: ImageFolder, device: str | None
 ) -> BatchSizes:
     """Find the largest batch for each phase, with the recipe's optimizer, loss and precision."""
     if model is None:
@@ -133,17 +121,16 @@ def _largest_batches(
             "--batch-size auto needs --model with a timm model",
             hint="for your own model, call feedline.find_batch_size",
         )
-    where, is_tried = choose_device(device or "auto"), gpu_memory is None
-    if is_tried and where.type == "cpu":
+    where = choose_device(device or "auto")
+    if where.type == "cpu":
         raise UsageError(
             f"--batch-size auto tries batches on a GPU, got the CPU (--device {device or 'auto'})",
-            hint="--gpu-memory 8 estimates for a GPU with 8 GB",
+            hint="the reference page on tuning lists estimates for common models and GPUs",
         )
     recipe = Recipe(model=model, schedule=schedule)
     prepare_process(seed=0, device=where)
     made = create_model(recipe.model, classes=len(images.classes), sizes=recipe.sizes)
-    if is_tried:
-        made.to(device=where)
+    made.to(device=where)
     with ProgressBar("batch size", clock="elapsed") as bar:
 
         def on_trial(size: int, trial: BatchTrial) -> None:
@@ -155,8 +142,7 @@ def _largest_batches(
             schedule,
             optimizer=create_optimizer(made, recipe),
             loss=partial(functional.cross_entropy, label_smoothing=recipe.smoothing),
-            precision=choose_precision(where) if is_tried else torch.bfloat16,
-            gpu_memory=gpu_memory,
+            precision=choose_precision(where),
             max_batch_size=len(images),
             on_trial=on_trial,
         )

@@ -19,7 +19,6 @@ user_code.py         imports a function named "module:function"
 find_batch_size.py   `feedline.find_batch_size`
   batch_search.py      which batch size to try next
   measured_batches.py  trials on a GPU of this machine: batch_trials.py, preserve_state.py
-  estimated_batches.py estimates for another GPU: step_bytes.py
   training_step.py     a plain training step, and batches of noise
   device_memory.py     memory of a GPU
   batch_sizes.py       the result

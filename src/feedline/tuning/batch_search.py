@@ -1,6 +1,6 @@
 """Choice of the next batch size to try. Pure: trials in, sizes out.
 
-The first trial uses the estimated size, or a small one. The next sizes follow from the memory that
+The first trial uses a small size. The next sizes follow from the memory that
 trials used, on the line through the last two. If the line predicts badly, since kernels choose
 their workspace by the size, the gap is doubled or halved.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BatchSearch", "BatchTrial", "next_smaller", "round_down"]
+__all__ = ["BatchSearch", "BatchTrial", "next_smaller"]
 
 _MULTIPLE = 8  # for tensor cores (NVIDIA, "Train with Mixed Precision", shape constraints)
 _EXTRAPOLATED = 3  # trials that follow a line; later ones halve or double
@@ -94,11 +94,6 @@ class BatchSearch:
         if more <= less:
             return None
         return _index(int(many + (self._usable_bytes - more) * (many - few) / (more - less)))
-
-
-def round_down(rows: float) -> int:
-    """Round down to a size that the search tries; 0 below 1."""
-    return _size(_index(int(rows)))
 
 
 def next_smaller(rows: int) -> int:

@@ -19,15 +19,15 @@ class PhaseBatch:
 
     Args:
         phase: phase of the schedule, with the batch size.
-        peak_bytes: peak memory of a step; on a device the memory reserved by torch.
+        peak_bytes: peak memory of a step, as reserved by torch.
         bound: limit of the size: "memory", "most" (the given maximum) or "asked" (the schedule).
-        trials: trials in order; empty for an estimate.
+        trials: trials in order.
     """
 
     phase: Phase
     peak_bytes: int
     bound: Literal["memory", "most", "asked"]
-    trials: tuple[BatchTrial, ...] = ()
+    trials: tuple[BatchTrial, ...]
 
     @property
     def rows(self) -> int:
@@ -42,14 +42,12 @@ class BatchSizes:
 
     Args:
         phases: in the order of the schedule.
-        how: measured by trial, or estimated.
-        where: name of the device, or description of the memory of an estimate.
+        where: name of the device.
         usable_bytes: memory limit of a batch.
         memory_bytes: memory available to a training.
     """
 
     phases: tuple[PhaseBatch, ...]
-    how: Literal["trial", "estimate"]
     where: str
     usable_bytes: int
     memory_bytes: int
@@ -67,7 +65,6 @@ class BatchSizes:
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible dictionary, memory in bytes."""
         return {
-            "how": self.how,
             "where": self.where,
             "memory_bytes": self.memory_bytes,
             "usable_bytes": self.usable_bytes,
@@ -93,9 +90,8 @@ class BatchSizes:
 
     def __str__(self) -> str:
         """Return a line for each phase, and the schedule."""
-        method = "measured" if self.how == "trial" else "estimated, not measured"
         lines = [
-            f"batch sizes, {method}, for {self.where}: at most {self.usable_bytes / _GB:.1f} of "
+            f"batch sizes for {self.where}: at most {self.usable_bytes / _GB:.1f} of "
             f"{self.memory_bytes / _GB:.1f} GB, the rest stays free"
         ]
         for each in self.phases:
@@ -104,10 +100,9 @@ class BatchSizes:
                 "most": "limited by the maximum",
                 "asked": "set by the schedule",
             }[each.bound]
-            tried = f", {len(each.trials)} trials" if each.trials else ""
             lines.append(
                 f"  {each.phase.image_size} px {each.rows:6} images, "
-                f"{each.peak_bytes / _GB:5.1f} GB ({limit}{tried})"
+                f"{each.peak_bytes / _GB:5.1f} GB ({limit}, {len(each.trials)} trials)"
             )
         lines.append(f"schedule={str(self.schedule)!r}")
         return "\n".join(lines)

@@ -15,7 +15,6 @@ from feedline.order.schedule import Phase, Schedule
 from feedline.tuning.batch_search import BatchTrial
 from feedline.tuning.batch_sizes import BatchSizes
 from feedline.tuning.device_memory import CudaMemory
-from feedline.tuning.estimated_batches import estimate_batch_sizes
 from feedline.tuning.measured_batches import TrainingSetup, measure_batch_sizes
 from feedline.tuning.preserve_state import HasStateDict
 from feedline.tuning.training_step import Loss, MakeBatch, Step, class_loss
@@ -36,37 +35,33 @@ def find_batch_size(
     stateful: Sequence[HasStateDict] = (),
     precision: torch.dtype = torch.float32,
     max_batch_size: int = 4096,
-    gpu_memory: float | None = None,
     on_trial: Callable[[int, BatchTrial], object] | None = None,
 ) -> BatchSizes:
     """Find the largest batch that fits into a GPU's memory, for each phase of a schedule.
 
     On a CUDA device, runs training steps on images of noise (forward, backward, optimizer) with
     growing batches until memory runs out. 8% of the memory stays free, and at the end all phases
-    must run in sequence within the rest. With `gpu_memory` the size is estimated from the tensors
-    of a step, which needs no GPU.
+    must run in sequence within the rest.
 
     Args:
         model: on its device, before DistributedDataParallel wraps it. It is unchanged afterwards.
         schedule: as in `feedline.DataLoader`, or one image size in pixels. A batch size of the
             schedule is kept, and checked for fit.
         step: training step on a batch, instead of a plain one; it needs `optimizer`. Name other
-            objects that it changes in `stateful`. Only for trials.
+            objects that it changes in `stateful`.
         batch: function of (rows, size) that makes a batch on the device. Default: images, float32,
-            shape (N, 3, H, W), channels_last, and labels, int64, shape (N,). Only for trials.
+            shape (N, 3, H, W), channels_last, and labels, int64, shape (N,).
         optimizer: optimizer of the model. Default: AdamW, whose state is twice the parameters.
         loss: loss of outputs and labels in the plain step.
         stateful: objects with `state_dict` and `load_state_dict` that a step changes, such as a
             gradient scaler, a learning-rate scheduler or averaged weights.
         precision: autocast dtype of the plain step: bfloat16, float16, or float32 for none.
         max_batch_size: largest batch to try.
-        gpu_memory: nominal memory of a GPU in GB (8, 24, 80). Estimates for that GPU.
         on_trial: called after each trial with the image size.
 
     Raises:
-        UsageError: there is no GPU and no `gpu_memory`; the schedule has no sizes; a batch size of
-            the schedule does not fit, or no batch does; the model cannot be tried or estimated; a
-            `step` without its optimizer.
+        UsageError: there is no GPU; the schedule has no sizes; a batch size of the schedule does
+            not fit, or no batch does; the model cannot be tried; a `step` without its optimizer.
         Exception: any error of the step except out of memory.
 
     Example:
@@ -77,21 +72,6 @@ def find_batch_size(
         schedule = Phase(image_size=schedule, epochs=1)
     phases = Schedule.of(schedule)
     _check(model, phases, precision, max_batch_size)
-    if gpu_memory is not None:
-        if step is not None or batch is not None:
-            raise UsageError(
-                "step and batch need a GPU, but gpu_memory asks for an estimate of a plain step",
-                hint="remove them or gpu_memory",
-            )
-        return estimate_batch_sizes(
-            model,
-            phases,
-            gpu_memory=gpu_memory,
-            optimizer=optimizer,
-            loss=loss,
-            precision=precision,
-            max_rows=max_batch_size,
-        )
     own = (optimizer, *stateful)
     if step is not None and not any(isinstance(each, torch.optim.Optimizer) for each in own):
         raise UsageError(
@@ -154,11 +134,9 @@ def _device(model: nn.Module) -> torch.device:
     if not torch.cuda.is_available():
         raise UsageError(
             f"find_batch_size needs a CUDA device, but torch sees none (the model is on {where})",
-            hint="for an estimate, pass the memory of your GPU in GB",
-            fix={"gpu_memory": 8},
+            hint="the reference page on tuning lists estimates for common models and GPUs",
         )
     raise UsageError(
         f"find_batch_size needs a model on one CUDA device, but it is on {where}",
-        hint="move it with model.cuda(); for an estimate, pass the memory of your GPU in GB",
-        fix={"gpu_memory": 8},
+        hint="move it with model.cuda()",
     )

@@ -16,7 +16,6 @@ from feedline.tuning.batch_sizes import BatchSizes, PhaseBatch
 from feedline.tuning.batch_trials import BatchTrials
 from feedline.tuning.device_memory import DeviceMemory
 from feedline.tuning.preserve_state import HasStateDict
-from feedline.tuning.step_bytes import count_step_bytes
 from feedline.tuning.training_step import Loss, MakeBatch, Step, noise_batches, training_step
 
 __all__ = ["SHARE", "TrainingSetup", "measure_batch_sizes"]
@@ -24,9 +23,7 @@ __all__ = ["SHARE", "TrainingSetup", "measure_batch_sizes"]
 SHARE = 0.92
 """Share of the available memory that a batch may use; the rest is for fragmentation."""
 
-_FIRST_ROWS = 8  # the first trial without an estimate
-
-_MAX_ROWS = 1 << 20
+_FIRST_ROWS = 8
 
 RunTrial = Callable[[int, int], BatchTrial]
 """Runs a trial of an image size and a batch size."""
@@ -92,12 +89,11 @@ def measure_batch_sizes(
         return trial
 
     try:
-        phases = _measure_phases(training, schedule, trials, run_trial, max_rows)
+        phases = _measure_phases(schedule, trials, run_trial, max_rows)
     finally:
         memory.clear()
     return BatchSizes(
         phases=phases,
-        how="trial",
         where=where,
         usable_bytes=trials.usable_bytes,
         memory_bytes=trials.memory_bytes,
@@ -105,7 +101,6 @@ def measure_batch_sizes(
 
 
 def _measure_phases(
-    training: TrainingSetup,
     schedule: Schedule,
     trials: BatchTrials,
     run_trial: RunTrial,
@@ -117,7 +112,7 @@ def _measure_phases(
         key = phase.image_size, phase.batch_size
         if key not in known:
             known[key] = (
-                _largest(training, phase, trials, run_trial, max_rows)
+                _largest(phase, trials, run_trial, max_rows)
                 if phase.batch_size is None
                 else _check_scheduled(phase, trials, run_trial)
             )
@@ -129,18 +124,12 @@ def _measure_phases(
         found[failing] = _shrink(found[failing], trials, run_trial)
 
 
-def _largest(
-    training: TrainingSetup,
-    phase: Phase,
-    trials: BatchTrials,
-    run_trial: RunTrial,
-    max_rows: int,
-) -> PhaseBatch:
+def _largest(phase: Phase, trials: BatchTrials, run_trial: RunTrial, max_rows: int) -> PhaseBatch:
     """Find the largest batch of one phase."""
     size = _size(phase)
     search = BatchSearch(
         usable_bytes=trials.usable_bytes,
-        start=_first_rows(training, size, trials.usable_bytes),
+        start=_FIRST_ROWS,
         max_rows=max_rows,
     )
     while (rows := search.next()) is not None:
@@ -161,23 +150,6 @@ def _largest(
         bound="most" if all(trial.fits for trial in every) else "memory",
         trials=every,
     )
-
-
-def _first_rows(training: TrainingSetup, size: int, usable_bytes: int) -> int:
-    """Return the first size to try: an estimate for a plain step, which saves trials."""
-    if training.step is not None or training.batch is not None:
-        return _FIRST_ROWS
-    try:
-        counted = count_step_bytes(
-            training.model,
-            size,
-            loss=training.loss,
-            optimizer=training.optimizer,
-            precision=training.precision,
-        )
-    except UsageError:
-        return _FIRST_ROWS
-    return counted.largest(usable_bytes, _MAX_ROWS)
 
 
 def _check_scheduled(phase: Phase, trials: BatchTrials, run_trial: RunTrial) -> PhaseBatch:

@@ -1,4 +1,4 @@
-"""A plain training step of a classifier, and batches for it, on a device or fake tensors."""
+"""A plain training step of a classifier, and batches for it."""
 
 from __future__ import annotations
 
