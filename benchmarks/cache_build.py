@@ -32,10 +32,10 @@ from typing import Any
 
 from links import linked
 from page_cache import read_once
+from process_pool import ProcessPool, ProcessState
 from report import machine, save, spread, table, versions
 
 from feedline import build_cache
-from feedline.bench.pool import ProcessPool, ProcessState, Send
 from feedline.cache.job import BuildState
 from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.spec import make_levels
@@ -47,14 +47,12 @@ SIZES = ((256,), (128, 192, 256))
 LEAST = 0.85
 
 
-def hold(state: ProcessState, send: Send, paths: list[str]) -> None:
+def hold(state: ProcessState, paths: list[str]) -> None:
     """In a bare process: read the images to copy."""
     state["images"] = [Path(path).read_bytes() for path in paths]
 
 
-def encode(
-    state: ProcessState, send: Send, sizes: tuple[int, ...], quality: int, seconds: float
-) -> float:
+def encode(state: ProcessState, sizes: tuple[int, ...], quality: int, seconds: float) -> float:
     """In a bare process: make copies for `seconds`; return images per second."""
     levels = make_levels(sizes, quality=quality, raw=False)
     encoder = LevelEncoder(levels, DecodeOptions())

@@ -35,10 +35,10 @@ from typing import Any
 
 import numpy as np
 from page_cache import drop_from_cache, read_once
+from process_pool import ProcessPool, ProcessState
 from report import machine, save, spread, table, versions
 
 from feedline import DataLoader, ImageFolder, __version__
-from feedline.bench.pool import ProcessPool, ProcessState, Send
 from feedline.sources.folder import FolderIndex, folder_store
 from feedline.sources.manifest import COLUMNS, ENTRY, INDEX, MANIFEST, Level, Manifest, digest_of
 from feedline.sources.store import path_starts
@@ -145,14 +145,12 @@ def measure_call(work: Callable[[], object]) -> dict[str, float]:
     return results
 
 
-def open_cache(state: ProcessState, send: Send, root: str) -> dict[str, float]:
+def open_cache(state: ProcessState, root: str) -> dict[str, float]:
     """In a new process: open a cache."""
     return measure_call(lambda: ImageFolder(root))
 
 
-def join_cache(
-    state: ProcessState, send: Send, root: str, samples: int, what: str, cached: bool
-) -> Any:
+def join_cache(state: ProcessState, root: str, samples: int, what: str, cached: bool) -> Any:
     """In a new process: join a dataset with the cache."""
     import torchvision
     from torchvision import transforms

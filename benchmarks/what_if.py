@@ -33,7 +33,7 @@ from report import machine, table
 from torch.utils.data import Dataset
 
 import feedline
-from feedline.bench.survey import ImageSample
+from feedline.bench.loaders import ImageSample
 from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY
 from feedline.cache.rates import RateKey, measure_copies
 from feedline.cache.source import open_source

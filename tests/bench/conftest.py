@@ -1,15 +1,13 @@
-"""Images and processes for the benchmark's tests."""
+"""Images for the benchmark's tests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import simplejpeg
 
-from feedline.bench.pool import ProcessPool
 from feedline.images.folder import ImageFolder
 
 
@@ -32,10 +30,3 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(photos: Path) -> ImageFolder:
     return ImageFolder(photos)
-
-
-@pytest.fixture(scope="session")
-def image_pool() -> Iterator[ProcessPool]:
-    """One process for all tests: it imports torch, which takes seconds."""
-    with ProcessPool(1) as pool:
-        yield pool

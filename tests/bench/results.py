@@ -6,37 +6,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from feedline.bench.copies import JpegCopies
 from feedline.bench.options import BenchmarkOptions
 from feedline.bench.rate import Turn
 from feedline.bench.result import BenchmarkResult, BenchmarkRow
 from feedline.bench.stages import StageCosts
 from feedline.bench.survey import Survey, SurveyedImage
 
-COPIES = JpegCopies(
-    root=Path("copies"), side_px=256, images=100, unchanged=0, file_bytes=29e3, seconds=1.0
-)
 
-
-def row(
-    loader: Literal["feedline", "bare", "torch"],
-    files: Literal["originals", "copies"],
-    *rates: float,
-) -> BenchmarkRow:
-    """A measured that reached these rates, with 2 ms of CPU an image."""
+def row(loader: Literal["feedline", "torch"], *rates: float) -> BenchmarkRow:
+    """A loader that reached these rates, with 2 ms of CPU an image."""
     turns = [Turn(images=round(10 * rate), seconds=10.0, cpu_s=0.02 * rate) for rate in rates]
     return BenchmarkRow(
-        name=f"{loader}, {files}",
+        name=loader,
         loader=loader,
-        files=files,
-        first_batch_s=None if loader == "bare" else 1.25,
+        first_batch_s=1.25,
         turns=tuple(turns),
     )
 
 
 def result(**changes: Any) -> BenchmarkResult:
     """100 images of 500 x 400 px on 2 cores: feedline at 480, 500 and 520 images/s."""
-    images = [SurveyedImage(k, 110_000, 400, 500, "") for k in range(100)]
+    images = [SurveyedImage(k, 110_000, 400, 500) for k in range(100)]
     made = BenchmarkResult(
         settings=BenchmarkOptions(folder=Path("photos")),
         workers=2,
@@ -52,8 +42,7 @@ def result(**changes: Any) -> BenchmarkResult:
             decode_ms=3.2,
             resize_ms=0.7,
         ),
-        copies=None,
-        rows=(row("feedline", "originals", 500, 480, 520), row("bare", "originals", 510, 500, 540)),
+        rows=(row("feedline", 500, 480, 520),),
         skipped=[],
         left_out=[],
         machine={"cores_usable": 2},

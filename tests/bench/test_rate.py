@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from feedline.bench.loaders import TurnPlan, plan_turns
 from feedline.bench.rate import count, endless, family_cpu, settle_down
+from feedline.bench.run import TurnPlan, plan_turns
 
 
 class Batches:

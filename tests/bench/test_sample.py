@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from feedline import DataLoader
-from feedline.bench.survey import ImageSample
+from feedline.bench.loaders import ImageSample
 from feedline.errors import ImageError
 from feedline.images.folder import ImageFolder, sample_folder
 from feedline.order.batch_spec import Item

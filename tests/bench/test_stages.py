@@ -8,21 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from feedline.bench.pool import ProcessPool
 from feedline.bench.stages import StageCosts, measure_stages
 from feedline.images.folder import ImageFolder
 
 
-def measured(
-    pool: ProcessPool, folder: ImageFolder, images: int, seconds: float = 60.0
-) -> StageCosts:
-    (stages,) = pool.each(measure_stages, [(folder, list(range(images)), 64, seconds)])
-    assert isinstance(stages, StageCosts)
-    return stages
+def measured(folder: ImageFolder, images: int, seconds: float = 60.0) -> StageCosts:
+    return measure_stages(folder, list(range(images)), 64, seconds)
 
 
-def test_every_stage_is_timed(folder: ImageFolder, image_pool: ProcessPool) -> None:
-    stages = measured(image_pool, folder, 20)
+def test_every_stage_is_timed(folder: ImageFolder) -> None:
+    stages = measured(folder, 20)
     assert stages.images == 20
     assert min(stages.read_ms, stages.decode_ms, stages.resize_ms) > 0
     assert stages.total_ms == stages.read_ms + stages.decode_ms + stages.resize_ms
@@ -30,27 +25,25 @@ def test_every_stage_is_timed(folder: ImageFolder, image_pool: ProcessPool) -> N
     assert stages.read_cold_ms is None or stages.read_cold_ms > 0
 
 
-def test_stages_end_with_time_limit_after_the_first_few(
-    folder: ImageFolder, image_pool: ProcessPool
-) -> None:
-    assert measured(image_pool, folder, 20, seconds=0.0).images == 8
+def test_stages_end_with_time_limit_after_the_first_few(folder: ImageFolder) -> None:
+    assert measured(folder, 20, seconds=0.0).images == 8
 
 
-def test_single_image_has_no_cold_read(folder: ImageFolder, image_pool: ProcessPool) -> None:
-    stages = measured(image_pool, folder, 1)
+def test_single_image_has_no_cold_read(folder: ImageFolder) -> None:
+    stages = measured(folder, 1)
     assert stages.read_cold_ms is None
     assert stages.cold_not_measured
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
-def test_files_that_stay_in_memory_are_not_read_cold(photos: Path, image_pool: ProcessPool) -> None:
+def test_files_that_stay_in_memory_are_not_read_cold(photos: Path) -> None:
     root = Path("/dev/shm") / f"feedline-test-{photos.parent.name}-{photos.name}"
     try:
         shutil.copytree(photos, root)
     except OSError as error:
         pytest.skip(f"no room in /dev/shm: {error}")
     try:
-        stages = measured(image_pool, ImageFolder(root), 4)
+        stages = measured(ImageFolder(root), 4)
     finally:
         shutil.rmtree(root)
     assert stages.read_cold_ms is None

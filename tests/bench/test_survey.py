@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from feedline.bench.pool import ProcessPool
 from feedline.bench.survey import survey_images
 from feedline.errors import DatasetError
 from feedline.images.folder import ImageFolder, sample_folder
 
 
-def test_images_are_measured_and_broken_ones_named(
-    photos: Path, tmp_path: Path, image_pool: ProcessPool
-) -> None:
+def test_images_are_measured_and_broken_ones_named(photos: Path, tmp_path: Path) -> None:
     root = tmp_path / "some"
     shutil.copytree(photos, root)
     whole = (root / "cats" / "3.jpg").read_bytes()
@@ -23,7 +20,7 @@ def test_images_are_measured_and_broken_ones_named(
     (root / "dogs" / "5.jpg").write_bytes(b"")
     folder = sample_folder(ImageFolder(root), seed=0)
     heard: list[int] = []
-    found = survey_images(image_pool, folder, seconds=60, advance=heard.append)
+    found = survey_images(folder, seconds=60, advance=heard.append)
 
     assert heard == list(range(1, 21))
     broken = {Path(path).name: reason for path, reason in found.skipped}
@@ -42,19 +39,17 @@ def test_images_are_measured_and_broken_ones_named(
     assert found.count_smaller(90) == 0
 
 
-def test_only_broken_images_raises_and_shows_one(tmp_path: Path, image_pool: ProcessPool) -> None:
+def test_only_broken_images_raises_and_shows_one(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     for number in range(3):
         (tmp_path / "a" / f"{number}.jpg").write_bytes(b"no")
     with pytest.raises(DatasetError, match=r"of 3 images .*0\.jpg: it is no"):
-        survey_images(image_pool, ImageFolder(tmp_path), seconds=60, advance=lambda done: None)
+        survey_images(ImageFolder(tmp_path), seconds=60, advance=lambda done: None)
 
 
-def test_survey_ends_with_time_limit_after_the_first_few(
-    photos: Path, tmp_path: Path, image_pool: ProcessPool
-) -> None:
+def test_survey_ends_with_time_limit_after_the_first_few(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "cats").mkdir()
     for number in range(40):
         shutil.copy(photos / "cats" / "0.jpg", tmp_path / "cats" / f"{number:02}.jpg")
-    found = survey_images(image_pool, ImageFolder(tmp_path), seconds=0.0, advance=lambda done: None)
+    found = survey_images(ImageFolder(tmp_path), seconds=0.0, advance=lambda done: None)
     assert found.numbers == list(range(32))

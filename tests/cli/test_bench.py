@@ -69,10 +69,7 @@ def test_a_run_prints_a_table_and_writes_its_results(
 
     for words in (
         "25 of 27 images",
-        "feedline, originals",
-        "bare processes, originals",
-        "feedline, 128 px copies",
-        "bare processes, 128 px copies",
+        "one image in one process",
         "train/ant/empty.jpg: ",
         "train/bee/torn.jpg: ",
     ):
@@ -81,19 +78,12 @@ def test_a_run_prints_a_table_and_writes_its_results(
     result = json.loads(target.read_text())
     assert result["settings"]["folder"] == str(photos / "train")
     assert result["workers"] == result["cores_used"] == 1
-    assert [(row["loader"], row["files"]) for row in result["rows"]] == [
-        ("feedline", "originals"),
-        ("bare", "originals"),
-        ("feedline", "copies"),
-        ("bare", "copies"),
-    ]
+    assert [row["loader"] for row in result["rows"]] == ["feedline"]
     for row in result["rows"]:
         spread = row["images_per_s"]
         assert 0 < spread["low"] <= spread["median"] <= spread["high"]
         assert len(row["turns"]) >= 3
-        assert (row["first_batch_s"] is None) == (row["loader"] == "bare")
-    assert result["copies"]["images"] == 25
-    assert result["copies"]["copied_as_they_are"] == 1
+        assert row["first_batch_s"] > 0
     assert [Path(each["file"]).name for each in result["skipped"]] == ["empty.jpg", "torn.jpg"]
     assert result["left_out"] == []
     assert result["machine"]["cpu"]
@@ -103,24 +93,24 @@ def test_a_run_prints_a_table_and_writes_its_results(
 
 
 @pytest.mark.slow
-def test_torch_is_measured_on_request_and_small_images_are_not_copied(
-    feedline: Command, tiny_set: Path, temporary: Path, tmp_path: Path
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torch_is_measured_on_request(
+    feedline: Command, tiny_set: Path, temporary: Path, tmp_path: Path, workers: int
 ) -> None:
     pytest.importorskip("torchvision")
     before, target = own_family(), tmp_path / "result.json"
     ended = feedline(
-        "bench", tiny_set, "--seconds", 0.05, "--image-size", 32, "--workers", 0,
+        "bench", tiny_set, "--seconds", 0.05, "--image-size", 32, "--workers", workers,
         "--batch-size", 30, "--against", "torch", "--json", target,
     )  # fmt: skip
     assert ended.status == 0, ended.err
     assert not newcomers(before)
     assert not list(temporary.glob("feedline*"))
-    for words in ("no workers", "torch + Pillow, float32", "torch + torchvision v2, uint8"):
+    for words in ("torch + Pillow, float32", "torch + torchvision v2, uint8"):
         assert words in " ".join(ended.out.split()), ended.out
     result = json.loads(target.read_text())
-    assert [row["loader"] for row in result["rows"]] == ["feedline", "bare", "torch", "torch"]
-    assert all(row["first_batch_s"] for row in result["rows"] if row["loader"] != "bare")
-    assert result["left_out"][0]["what"] == "128 px copies"
+    assert [row["loader"] for row in result["rows"]] == ["feedline", "torch", "torch"]
+    assert all(row["first_batch_s"] for row in result["rows"])
     assert result["versions"]["torchvision"]
 
 
@@ -161,14 +151,12 @@ def test_folders_without_images_are_rejected(feedline: Command, tmp_path: Path) 
     assert_refused(feedline("bench", tmp_path), "without images, 1 of 1: 'ant'")
 
 
-@pytest.mark.slow
 def test_missing_torchvision_raises_with_install_hint(
-    feedline: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    feedline: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "torchvision.py").write_text("raise ImportError('built for another torch')")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
     ended = feedline("bench", photos, "--against", "torch")
-    assert_refused(ended, "--against torch", "built for another torch", "pip install torchvision")
+    assert_refused(ended, "--against torch", "ModuleNotFoundError", "pip install torchvision")
 
 
 @pytest.mark.slow
@@ -181,7 +169,7 @@ def test_nothing_but_broken_images_is_rejected(feedline: Command, tmp_path: Path
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 @pytest.mark.slow
-def test_signal_leaves_no_process_and_no_copies(photos: Path, tmp_path: Path) -> None:
+def test_signal_leaves_no_process(photos: Path, tmp_path: Path) -> None:
     statuses = {signal.SIGINT: 130, signal.SIGTERM: 143}
     runs: dict[signal.Signals, tuple[subprocess.Popen[str], Path]] = {}
     for signum in statuses:  # both at once: most of their time is imports
@@ -199,9 +187,9 @@ def test_signal_leaves_no_process_and_no_copies(photos: Path, tmp_path: Path) ->
         )
         runs[signum] = run, folder
     for signum, (run, folder) in runs.items():
-        _until(lambda folder=folder: any(folder.glob("*/images/*.jpg")))
-        family = psutil.Process(run.pid).children(recursive=True)
-        assert family
+        started = psutil.Process(run.pid)
+        _until(lambda started=started: started.children(recursive=True))
+        family = started.children(recursive=True)
         if signum == signal.SIGINT:
             os.killpg(run.pid, signum)  # as a terminal does it: all processes get it
         else:

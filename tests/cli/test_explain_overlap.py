@@ -123,7 +123,7 @@ def test_images_are_generated_by_default_and_removed_on_ctrl_c(tmp_path: Path) -
         while len(children) < 2 and process.poll() is None:  # until workers are at work
             time.sleep(0.02)
             children = psutil.Process(process.pid).children(recursive=True)
-        assert list(tmp_path.glob("feedline-bench-*/demo/train/*/*.jpg"))
+        assert list(tmp_path.glob("feedline-*/demo/train/*/*.jpg"))
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     finally:

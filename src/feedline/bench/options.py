@@ -27,7 +27,6 @@ class BenchmarkOptions:
         batch_size: images in a batch.
         workers: "auto", or the number of processes that load images; 0 loads in this one.
         against: "torch" also measures torch's DataLoader with torchvision; None does not.
-        copies: also measure smaller copies of the images.
         seconds: total time of counting images.
         seed: selects the images if there are more than needed, and all crops.
 
@@ -40,7 +39,6 @@ class BenchmarkOptions:
     batch_size: int = 64
     workers: int | Literal["auto"] = "auto"
     against: Literal["torch"] | None = None
-    copies: bool = True
     seconds: float = 30.0
     seed: int = 0
 

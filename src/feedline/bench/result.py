@@ -7,16 +7,14 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal, TypeAlias
 
-from feedline.bench.copies import JpegCopies
 from feedline.bench.options import BenchmarkOptions
 from feedline.bench.rate import Turn
 from feedline.bench.stages import StageCosts
 from feedline.bench.survey import Survey
 
-__all__ = ["BenchmarkResult", "BenchmarkRow", "Files", "Loader", "Omission", "Spread"]
+__all__ = ["BenchmarkResult", "BenchmarkRow", "Loader", "Omission", "Spread"]
 
-Loader: TypeAlias = Literal["feedline", "bare", "torch"]
-Files: TypeAlias = Literal["originals", "copies"]
+Loader: TypeAlias = Literal["feedline", "torch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +40,12 @@ class Spread:
 class BenchmarkRow:
     """Measurements of one loader, one turn per round.
 
-    `first_batch_s` is the time from building the loader to its first batch; None: no batches.
+    `first_batch_s` is the time from building the loader to its first batch.
     """
 
     name: str
     loader: Loader
-    files: Files
-    first_batch_s: float | None
+    first_batch_s: float
     turns: tuple[Turn, ...]
 
     @property
@@ -86,8 +83,7 @@ class BenchmarkResult:
         images, classes: numbers of images and classes in the folder.
         survey: the measured images.
         stages: cost of one image in one process.
-        copies: the smaller copies, or None.
-        rows: the loaders; the first is feedline on the originals.
+        rows: the loaders; the first is feedline.
         skipped: (path, reason) of images that could not be loaded.
         left_out: measurements that could not be made.
         machine, versions: machine and software.
@@ -101,7 +97,6 @@ class BenchmarkResult:
     classes: int
     survey: Survey
     stages: StageCosts
-    copies: JpegCopies | None
     rows: tuple[BenchmarkRow, ...]
     skipped: list[tuple[str, str]]
     left_out: list[Omission]
@@ -109,25 +104,10 @@ class BenchmarkResult:
     versions: dict[str, str | None]
     elapsed_s: float
 
-    def row(self, loader: str, files: str) -> BenchmarkRow | None:
-        """Return the first loader of a kind, or None."""
-        return next((r for r in self.rows if r.loader == loader and r.files == files), None)
-
     @property
     def ours(self) -> BenchmarkRow:
-        """Measurements of feedline on the originals, the base of all ratios."""
+        """Measurements of feedline, the base of all ratios."""
         return self.rows[0]
-
-    @property
-    def loader_to_bare(self) -> dict[str, Spread]:
-        """Ratio of the feedline rate to the rate of bare processes, by the files both read."""
-        rows = {
-            files: (self.row("feedline", files), self.row("bare", files))
-            for files in ("originals", "copies")
-        }
-        return {
-            key: loader.ratio_to(bare) for key, (loader, bare) in rows.items() if loader and bare
-        }
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result, JSON-able; names end in the units."""
@@ -147,8 +127,6 @@ class BenchmarkResult:
             },
             "rows": [self._row(row) for row in self.rows],
             "one_image": {**asdict(self.stages), "total_ms": self.stages.total_ms},
-            "loader_to_bare": {k: asdict(ratio) for k, ratio in self.loader_to_bare.items()},
-            "copies": None if self.copies is None else self.copies.as_dict(),
             "left_out": [asdict(each) for each in self.left_out],
             "skipped": [{"file": path, "reason": reason} for path, reason in self.skipped],
             "machine": self.machine,
@@ -160,7 +138,6 @@ class BenchmarkResult:
         return {
             "name": row.name,
             "loader": row.loader,
-            "files": row.files,
             "images_per_s": asdict(row.images_per_s),
             "images_per_s_per_core": row.images_per_s.median / self.cores,
             "ratio_to_feedline": asdict(row.ratio_to(self.ours)),

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from feedline.bench.pool import ProcessState, Send
 from feedline.images.codec_registry import Decoder
 from feedline.images.folder import ImageFolder
 from feedline.images.resize import fill
@@ -64,17 +63,11 @@ class StageCosts:
 
 
 def measure_stages(
-    state: ProcessState,
-    send: Send,
-    folder: ImageFolder,
-    numbers: Sequence[int],
-    size: int,
-    seconds: float,
+    folder: ImageFolder, numbers: Sequence[int], size: int, seconds: float
 ) -> StageCosts:
-    """Time the stages of images, in a process of a pool.
+    """Time the stages of images in this process.
 
     Args:
-        state, send: of the pool.
         folder: the images, with the transform.
         numbers: sample numbers of images that can be decoded.
         size: of the row, in pixels.

@@ -1,4 +1,4 @@
-"""Benchmark results as text, at most 100 columns wide: rates, bottleneck, notes.
+"""Benchmark results as text, at most 100 columns wide: rates, costs of an image, notes.
 
 Guarantees: pure; every number in it was measured in the same run.
 """
@@ -16,7 +16,7 @@ _HEADS = ("", "images/s", "range", "per core", "x feedline", "first batch", "CPU
 
 
 def table(result: BenchmarkResult) -> str:
-    """Format the rates, the cost of one image, the bottleneck and the left-out measurements."""
+    """Format the rates, the cost of one image and the left-out measurements."""
     rates = format_table(
         [_HEADS, *(_cells(row, result) for row in result.rows)], indent="", left=(0,)
     )
@@ -48,7 +48,7 @@ def _cells(row: BenchmarkRow, result: BenchmarkResult) -> tuple[str, ...]:
         f"{rate.low:.0f}-{rate.high:.0f}",
         f"{rate.median / result.cores:.0f}",
         f"{row.ratio_to(result.ours).median:.2f}",
-        "-" if row.first_batch_s is None else f"{row.first_batch_s:.2f} s",
+        f"{row.first_batch_s:.2f} s",
         f"{row.cpu_s_per_1000_images:.2f}",
     )
 
@@ -56,17 +56,10 @@ def _cells(row: BenchmarkRow, result: BenchmarkResult) -> tuple[str, ...]:
 def _costs(result: BenchmarkResult) -> list[str]:
     stages = result.stages
     cold = "" if stages.read_cold_ms is None else f" (from the disk {stages.read_cold_ms:.2f})"
-    lines = [
+    return [
         f"one image in one process: read {stages.read_ms:.2f}{cold} "
         f"+ decode {stages.decode_ms:.2f} + crop and resize {stages.resize_ms:.2f} ms"
     ]
-    ratios = [
-        f"{spread.median:.3f} ({spread.low:.3f}-{spread.high:.3f}) on {files}"
-        for files, spread in result.loader_to_bare.items()
-    ]
-    if ratios:
-        lines.append(f"feedline / bare processes: {', '.join(ratios)}")
-    return lines
 
 
 def _remarks(result: BenchmarkResult) -> list[str]:
@@ -78,7 +71,6 @@ def _remarks(result: BenchmarkResult) -> list[str]:
     return ["", *lines] if lines else []
 
 
-_MIN_GAIN = 1.1
 _NOISY = 0.3
 
 
@@ -93,14 +85,12 @@ def factor(spread: Spread) -> str:
 
 
 def verdict(result: BenchmarkResult) -> list[str]:
-    """Describe the bottleneck, the effect of smaller copies, and the comparison with torch."""
-    return [_bottleneck(result), *_cold_reads(result), *_copies_gain(result), *_torch_ratio(result)]
+    """Describe the costliest stage, reads from the disk, and the comparison with torch."""
+    return [_costliest(result), *_cold_reads(result), *_torch_ratio(result)]
 
 
-def _bottleneck(result: BenchmarkResult) -> str:
+def _costliest(result: BenchmarkResult) -> str:
     stages = result.stages
-    to_bare = result.loader_to_bare.get("originals")
-    overhead = 0.0 if to_bare is None else max(0.0, 1 - to_bare.median)
     parts = {
         "decoding": stages.decode_ms,
         "reading": stages.read_ms,
@@ -110,15 +100,7 @@ def _bottleneck(result: BenchmarkResult) -> str:
     first, *others = sorted(parts, key=lambda name: -parts[name])
     rest = " and ".join(f"{name} {parts[name] / total:.0%}" for name in others)
     share = f"{parts[first] / total:.0%} of the {total:.2f} ms of an image"
-    if overhead > parts[first] / total * (1 - overhead):
-        return (
-            f"Bottleneck: handing batches over, which costs {overhead:.0%} of the rate of bare "
-            f"processes. In these, {first} takes {share}, {rest}."
-        )
-    costs = "nothing measurable"
-    if to_bare is not None and round(overhead, 2):
-        costs = f"{overhead:.0%} ({max(0.0, 1 - to_bare.high):.0%}-{1 - to_bare.low:.0%})"
-    return f"Bottleneck: {first}, {share}; {rest}. Handing batches over costs {costs}."
+    return f"Most costly: {first}, {share}; {rest}."
 
 
 def _cold_reads(result: BenchmarkResult) -> list[str]:
@@ -130,18 +112,6 @@ def _cold_reads(result: BenchmarkResult) -> list[str]:
         "Until the files are in memory, the bottleneck is reading them: "
         f"{cold_ms:.2f} ms an image from the disk, {stages.read_ms:.2f} ms from memory."
     ]
-
-
-def _copies_gain(result: BenchmarkResult) -> list[str]:
-    row, copies = result.row("feedline", "copies"), result.copies
-    if row is None or copies is None:
-        return []
-    gain = row.ratio_to(result.ours)
-    subject = f"copies with a shorter side of {copies.side_px} px"
-    sizes = f"{kilobytes(copies.file_bytes)} an image, not {kilobytes(result.survey.file_bytes)}"
-    if gain.median < _MIN_GAIN:
-        return [f"Not recommended: {subject} are {factor(gain)} as fast."]
-    return [f"Recommended: {subject} are {factor(gain)} as fast ({sizes})."]
 
 
 def _torch_ratio(result: BenchmarkResult) -> list[str]:
@@ -166,11 +136,6 @@ def notes(result: BenchmarkResult) -> list[str]:
         found.append(
             f"{len(survey.images)} images are fewer than a batch of {settings.batch_size}: each "
             "batch repeats them"
-        )
-    if result.copies is not None and result.copies.unchanged:
-        found.append(
-            f"{result.copies.unchanged} of {result.copies.images} copies are unchanged originals, "
-            "which were small enough"
         )
     cores = result.machine["cores_usable"]
     if result.workers < cores:

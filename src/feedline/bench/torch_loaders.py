@@ -5,15 +5,14 @@ RandomHorizontalFlip, ToTensor, Normalize; float32. "uint8" is torchvision's fas
 its own decoder and transforms v2 on uint8 tensors, normalised later on the device.
 Both keep their workers between epochs; torch limits each worker to one thread.
 
-Relies on: torchvision, which feedline itself does not need. `loaders` imports this module in
-a separate process.
+Relies on: torchvision, which feedline itself does not need.
 """
 
 from __future__ import annotations
 
-import os
+import time
+import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,16 +30,18 @@ from torchvision.transforms import (
 )
 from torchvision.transforms.functional import pil_to_tensor
 
+from feedline.bench.loaders import ImageSample
 from feedline.bench.options import BenchmarkOptions
-from feedline.bench.survey import ImageSample
+from feedline.bench.rate import Turn, count, endless, family_cpu
 from feedline.engine.normalise import IMAGENET_MEAN, IMAGENET_STD
-from feedline.engine.process import end_with_parent
 from feedline.images.crops import TrainCrop
 
-__all__ = ["PREFETCH_FACTOR", "build_loader", "torchvision_folder"]
+__all__ = ["FORMS", "TorchLoader", "torchvision_folder"]
 
-PREFETCH_FACTOR = 2
-"""Batches that each worker makes ahead; torch's own default."""
+FORMS = {"pillow": "torch + Pillow, float32", "uint8": "torch + torchvision v2, uint8"}
+"""Printed names of the forms."""
+
+_PREFETCH_FACTOR = 2  # batches that each worker makes ahead; torch's own default
 
 
 class _RepeatedFolder(ImageFolder):  # type: ignore[misc]
@@ -98,24 +99,47 @@ def torchvision_folder(form: str, sample: ImageSample, size: int) -> ImageFolder
     return _RepeatedFolder(sample, loader, transform)
 
 
-def build_loader(
-    form: str, sample: ImageSample, settings: BenchmarkOptions, workers: int, start_method: str
-) -> DataLoader[Any]:
-    """Return the loader of a form ("pillow" or "uint8") over a sample in its order.
+class TorchLoader:
+    """torch's DataLoader over a sample, in its order; loads its first batch when it is created.
 
-    `start_method` is multiprocessing's, for the workers; 0 workers load in this process.
+    Args:
+        form: "pillow" or "uint8".
+        sample: the images, in their order.
+        settings: size of the images and of the batches.
+        workers: processes; 0 loads in this one.
+
+    Raises:
+        Exception: any error of torch or torchvision.
     """
-    return DataLoader(
-        torchvision_folder(form, sample, settings.size_px),
-        settings.batch_size,
-        num_workers=workers,
-        prefetch_factor=PREFETCH_FACTOR if workers else None,
-        persistent_workers=workers > 0,
-        multiprocessing_context=start_method if workers else None,
-        worker_init_fn=partial(_end_with_parent, os.getpid()),
-    )
 
+    def __init__(
+        self, form: str, sample: ImageSample, settings: BenchmarkOptions, workers: int
+    ) -> None:
+        self.name = FORMS[form]
+        self._workers = workers
+        start = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about many workers, and about forking
+            loader = DataLoader(
+                torchvision_folder(form, sample, settings.size_px),
+                settings.batch_size,
+                num_workers=workers,
+                prefetch_factor=_PREFETCH_FACTOR if workers else None,
+                persistent_workers=workers > 0,
+            )
+            self._batches = endless(loader)
+            next(self._batches)
+        self.first_batch_s = time.perf_counter() - start
 
-def _end_with_parent(parent: int, _worker: int) -> None:
-    if os.getppid() == parent:  # with "forkserver" another process is the parent
-        end_with_parent(parent)
+    def turn(self, seconds: float) -> Turn:
+        """Count images for about `seconds`."""
+        unit = max(1, self._workers)  # each worker makes its own batch
+        ahead = _PREFETCH_FACTOR * self._workers
+        return count(self._batches, ahead=ahead, unit=unit, seconds=seconds, cpu_s=family_cpu())
+
+    def __enter__(self) -> TorchLoader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        # torch ends the workers with the last reference to the loader, which the generator has.
+        self._batches.close()

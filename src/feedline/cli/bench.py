@@ -21,14 +21,13 @@ def bench(
         Literal["torch"] | None,
         _measurement("Compare with torch's DataLoader and torchvision.", "torch"),
     ] = None,
-    copies: Annotated[bool, _measurement("Measure resized copies, too.", "", True)] = True,
     seconds: Annotated[float, _measurement("Time to count images.", "SECONDS", True)] = 30.0,
     json: options.JsonFile = None,
 ) -> None:
-    """Measure how many images a second your images load at, and the upper bound.
+    """Measure how many images a second your images load at, and the cost of one image by stage.
 
     Reads up to 1000 random images into memory and makes batches of random crops, uint8 on the CPU;
-    no model and no GPU. The upper bound is the rate of processes that decode and crop alone.
+    no model and no GPU.
 
     Example: feedline bench demo-data --image-size 224 --against torch
     """
@@ -42,7 +41,6 @@ def bench(
         batch_size=batch_size,
         workers=options.parse_workers(workers),
         against=against,
-        copies=copies,
         seconds=seconds,
     )
     use_folder(folder, images)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -156,7 +157,6 @@ def explain_overlap(
             f"--step-ms must be above 0 and at most {_LONGEST_STEP_MS:.0f}, got {step_ms}"
         )
 
-    from feedline.bench.copies import temporary_folder
     from feedline.bench.options import BenchmarkOptions
     from feedline.bench.overlap import measure_overlap  # loads torch
     from feedline.cli.demo_set import DemoSet, write_demo_set
@@ -183,7 +183,8 @@ def explain_overlap(
         bar = stack.enter_context(ProgressBar("starting", clock="elapsed"))
         if folder is None:
             demo = DemoSet(num_classes=4, train_per_class=8, val_per_class=1)
-            root = stack.enter_context(temporary_folder()) / "demo"
+            scratch = tempfile.TemporaryDirectory(prefix="feedline-", ignore_cleanup_errors=True)
+            root = Path(stack.enter_context(scratch)) / "demo"
             bar.begin("generating images", demo.total)
             write_demo_set(root, demo, progress=bar.update)
             used = root / "train"
