@@ -15,9 +15,7 @@ from command_line import Command
 
 from feedline import DataLoader, ImageFolder, build_cache
 from feedline.cli.demo_set import DemoSet, write_demo_set
-from feedline.tuning import alternative
 from feedline.tuning import folder as tuning_folder
-from feedline.tuning.step_benchmark import StepBenchmark
 
 
 @pytest.fixture(scope="module")
@@ -65,21 +63,16 @@ def test_settings_and_a_picture_are_written(
 
 @pytest.mark.usefixtures("quick_trials")
 @pytest.mark.slow
-def test_alternatives_are_tried_if_step_waits(
-    feedline: Command, folder: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
+def test_resolution_of_cache_is_reported(feedline: Command, folder: Path, tmp_path: Path) -> None:
+    cache, file = tmp_path / "cache", tmp_path / "tuned.json"
     build_cache(folder / "train", cache, [32])
-    file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "32x1", "--batch-size", "16", "--step-ms", "0"]
-    for more, name in (([], "decode='scaled'"), (["--cache", str(cache)], "the originals")):
-        done = feedline(*arguments, *more, "--budget", "120", "--json", str(file))
-        assert done.status in {0, 3}, done.output
-        (phase,) = json.loads(file.read_text())["phases"]
-        assert not phase["step_is_the_limit"]
-        if phase["ended"] == "done":
-            assert [other["name"] for other in phase["others"]] == [name]
-            assert f"with {name}" in done.output
+    done = feedline(*arguments, "--cache", str(cache), "--budget", "120", "--json", str(file))
+    assert done.status in {0, 3}, done.output
+    (phase,) = json.loads(file.read_text())["phases"]
+    assert not phase["step_is_the_limit"]
+    assert phase["copies_px"] == 32
+    assert "from copies of 32 px" in done.output
 
 
 CODE = """
@@ -165,25 +158,6 @@ def test_failed_search_writes_no_settings(feedline: Command, folder: Path, tmp_p
     assert done.status == 3, done.output
     assert f"{saved} was not written" in done.output
     assert not saved.exists()
-
-
-class _Interrupted(StepBenchmark):
-    """Ctrl-C comes when batches are to be taken."""
-
-    def discard_batches(self, batches: int, until: float = 0.0) -> None:
-        raise KeyboardInterrupt
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_trials")
-def test_ctrl_c_during_alternative_prints_partial_result(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(alternative, "StepBenchmark", _Interrupted)
-    asked = tuning_folder.FolderTuning(root=folder / "train", schedule="16x1,32x1", batch_size=8)
-    found = tuning_folder.tune_folder(asked, step_ms=0)
-    assert [phase.status for phase in found.phases] == ["interrupted", "interrupted"]
-    assert found.num_workers is not None
 
 
 def test_images_of_smallest_batches_are_read_before(folder: Path) -> None:

@@ -13,7 +13,6 @@ tune.py              `feedline.tune`
   tuned_phase.py       the result for one image size
   curve.py             the result as an SVG image
 folder.py            tunes for a folder of images
-  alternative.py       the same images with another decoder or without the cache
 user_code.py         imports a function named "module:function"
 
 find_batch_size.py   `feedline.find_batch_size`

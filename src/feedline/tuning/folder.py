@@ -1,4 +1,4 @@
-"""`feedline tune DIR`: tune for a folder of images, then try other ways to load them.
+"""`feedline tune DIR`: tune for a folder of images.
 
 Guarantees: by default random images are read before the measurement, so that they come from the
 page cache. Workers end with it. Ctrl-C returns the results so far.
@@ -6,10 +6,7 @@ page cache. Workers end with it. Ctrl-C returns the results so far.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +18,6 @@ from feedline.loader import DataLoader
 from feedline.order.schedule import Schedule
 from feedline.sources.manifest import is_cache
 from feedline.system import available_memory_bytes
-from feedline.tuning.alternative import Alternative, try_alternative
 from feedline.tuning.training_step import Step
 from feedline.tuning.tune import TrialCallback, search_settings
 from feedline.tuning.tuning_result import TuningResult
@@ -30,7 +26,6 @@ __all__ = ["FolderTuning", "tune_folder"]
 
 _MAX_PREFETCH = 8
 _MEMORY_SHARE = 0.1  # of the available memory, for prefetched batches
-_COMPARED_IMAGES = 16
 _MIN_BATCHES = 4  # of the images that are drawn
 
 
@@ -71,7 +66,7 @@ def tune_folder(
     step_ms: float | None = None,
     on_trial: TrialCallback | None = None,
 ) -> TuningResult:
-    """Tune a loader over a folder, and try alternatives at sizes that are not compute-bound.
+    """Tune a loader over a folder.
 
     Args:
         options: images and loader.
@@ -87,7 +82,6 @@ def tune_folder(
             f"{str(options.cache)!r} is not a finished cache",
             hint="build one with feedline cache build",
         )
-    start = time.monotonic()
     images, files, warmup_batches = _images(options)
     with _loader(options, images) as loader:
         found = search_settings(
@@ -100,12 +94,7 @@ def tune_folder(
         )
     copies = {rates.size: rates.level_px for rates in found.rates}
     phases = [replace(phase, copies_px=copies.get(phase.size)) for phase in found.phases]
-    found = replace(found, files=files, phases=tuple(phases))
-    for alternative in _alternatives(options, images):
-        if all(phase.status == "done" for phase in found.phases):
-            until = start + options.budget_s
-            found = try_alternative(found, alternative, step, step_ms, warmup_batches, until)
-    return replace(found, seconds=time.monotonic() - start)
+    return replace(found, files=files, phases=tuple(phases))
 
 
 def _images(options: FolderTuning) -> tuple[ImageFolder, str, int]:
@@ -119,12 +108,7 @@ def _images(options: FolderTuning) -> tuple[ImageFolder, str, int]:
     return some, files, -(-len(some) // min(rows))
 
 
-def _loader(
-    options: FolderTuning,
-    images: ImageFolder,
-    *,
-    cached: bool = True,
-) -> DataLoader[Any]:
+def _loader(options: FolderTuning, images: ImageFolder) -> DataLoader[Any]:
     return DataLoader(
         images,
         options.batch_size,
@@ -132,7 +116,7 @@ def _loader(
         num_workers="auto",
         prefetch=_prefetch(options),
         drop_last=True,
-        cache=options.cache if cached else None,
+        cache=options.cache,
         device=options.device,
     )
 
@@ -145,36 +129,3 @@ def _prefetch(options: FolderTuning) -> int:
     )
     fitting = int(_MEMORY_SHARE * available_memory_bytes()) // max(1, slot) - slots_for(0)
     return max(DEFAULT_PREFETCH, min(_MAX_PREFETCH, fitting))
-
-
-def _sample_loader(
-    options: FolderTuning, images: ImageFolder, cached: bool, size: int
-) -> DataLoader[Any]:
-    """Load the first images in this process, with the same crops for all alternatives."""
-    return DataLoader(
-        images,
-        _COMPARED_IMAGES,
-        image_size=size,
-        seed=0,
-        num_workers=0,
-        cache=options.cache if cached else None,
-    )
-
-
-def _alternatives(options: FolderTuning, images: ImageFolder) -> Iterator[Alternative]:
-    sample = partial(_sample_loader, options, images)
-    if options.cache is not None:
-        build = partial(_loader, options, images, cached=False)
-        yield Alternative(
-            "the originals", "no cache=", build, partial(sample, True), partial(sample, False)
-        )
-    elif not is_cache(str(options.root)):
-        decode: Literal["exact", "scaled"] = "scaled" if options.decode == "exact" else "exact"
-        others, name = _images(replace(options, decode=decode))[0], f"decode={decode!r}"
-        yield Alternative(
-            name,
-            f"feedline.ImageFolder(..., {name})",
-            partial(_loader, options, others),
-            partial(sample, True),
-            partial(_sample_loader, options, others, True),
-        )

@@ -9,34 +9,11 @@ from typing import Any, Literal
 from feedline.text import plural
 from feedline.tuning.trial import LoaderTrial
 
-__all__ = ["AlternativeTrial", "SearchStatus", "TunedPhase", "phase_dict", "phase_names"]
+__all__ = ["SearchStatus", "TunedPhase", "phase_dict", "phase_names"]
 
 SearchStatus = Literal["done", "budget", "interrupted", "resources", "error"]
 """`budget`: the time limit ended the search; `interrupted`: Ctrl-C; `resources`: memory or
 processes ran out; `error`: the step or the dataset raised an exception."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AlternativeTrial:
-    """Trial of another way to load the images, with the best setting of the original.
-
-    Args:
-        name: the difference, as "decode='scaled'".
-        trial: the measurement.
-        how: code that selects it; "" if the name does.
-        pixels_off: mean absolute difference of pixels (0 to 255); None if not measured.
-    """
-
-    name: str
-    trial: LoaderTrial
-    how: str = ""
-    pixels_off: float | None = None
-
-    def describe(self, best: LoaderTrial) -> str:
-        """Describe the gain over the best trial, and the change of pixels."""
-        times = self.trial.steps_per_s / best.steps_per_s
-        off = "" if self.pixels_off is None else f" (mean difference {self.pixels_off:.2g} of 255)"
-        return f"{self.name} is {times:.2f} times as fast, but changes pixels{off}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +29,6 @@ class TunedPhase:
         is_compute_bound: True if the step bounds this trial, and no setting of the loader.
         status: end of the search.
         full_search_s: estimated duration of a full search with these steps.
-        alternatives: trials of other ways to load the images.
         error: one-line description of the exception that ended the search; "" without.
         copies_px: resolution of the cache that is read; None for the originals.
     """
@@ -65,7 +41,6 @@ class TunedPhase:
     is_compute_bound: bool
     status: SearchStatus
     full_search_s: float
-    alternatives: tuple[AlternativeTrial, ...] = ()
     error: str = ""
     copies_px: int | None = None
 
@@ -84,17 +59,6 @@ class TunedPhase:
             status="done",
             full_search_s=0.0,
         )
-
-    @property
-    def recommended(self) -> AlternativeTrial | None:
-        """Fastest alternative that is faster than the best setting beyond both intervals.
-
-        It changes pixels, so it is not part of the settings.
-        """
-        if self.best is None or (own := self.best.interval) is None:
-            return None
-        others = [each for each in self.alternatives if (each.trial.interval or own)[0] > own[1]]
-        return max(others, key=lambda other: other.trial.steps_per_s, default=None)
 
     @property
     def reason(self) -> str:
@@ -117,8 +81,6 @@ class TunedPhase:
             share = self.best.steps_per_s / self.ceiling if self.ceiling else None
             capacity = "" if share is None else f" ({share:.0%} of the step's capacity)"
             text = f"{workers} was the fastest setting tried{capacity}"
-            if self.recommended is not None:
-                text += f"; {self.recommended.describe(self.best)}"
         return text if end is None else f"{text}; {end}"
 
 
@@ -143,17 +105,7 @@ def phase_dict(phase: TunedPhase) -> dict[str, Any]:
         "ended": phase.status,
         "reason": phase.reason,
         "copies_px": phase.copies_px,
-        "recommended": None if phase.recommended is None else phase.recommended.name,
         "trials": [_trial_dict(trial) for trial in phase.trials],
-        "others": [
-            {
-                "name": other.name,
-                "how": other.how,
-                "pixels_off": other.pixels_off,
-                **_trial_dict(other.trial),
-            }
-            for other in phase.alternatives
-        ],
     }
 
 

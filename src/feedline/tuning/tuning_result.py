@@ -104,20 +104,7 @@ class TuningResult:
         lines = [f"{name}(..., {arguments})"] if arguments else []
         if arguments and len(self.phases) > 1:
             lines.append(f"# {_ONE_FOR_ALL}")
-        return "\n".join([*lines, *self._recommendations])
-
-    @property
-    def _recommendations(self) -> list[str]:
-        """Faster alternatives as comments, since they change pixels."""
-        texts: dict[str, list[str]] = {}
-        for phase in self.phases:
-            other = phase.recommended
-            if other is not None and phase.best is not None:
-                at = f"at {phase.size} px " if phase.size else ""
-                texts.setdefault(other.how or other.name, []).append(
-                    at + other.describe(phase.best)
-                )
-        return [f"# or with {how}: {'; '.join(text)}" for how, text in texts.items()]
+        return "\n".join(lines)
 
     @property
     def saved(self) -> SavedSettings | None:
@@ -212,10 +199,7 @@ def _table(found: TuningResult) -> str:
         if phase.ceiling is not None:
             lines.append(f"  {'compute-bound':<44}{_rate(phase.ceiling, phase.batch_size)}")
         for trial in sorted(phase.trials, key=lambda trial: trial.workers):
-            mark = "<" if trial is phase.best else ""
-            lines.append(_line(trial, found.start, phase, mark))
-        for other in phase.alternatives:
-            lines.append(_line(other.trial, found.start, phase, f"with {other.name}"))
+            lines.append(_line(trial, found.start, phase))
         lines.append(f"  {phase.reason}")
     lines.append(f"files: {found.files}; search time {found.seconds:.0f} s")
     starts = [trial.start_s for phase in found.phases for trial in phase.trials]
@@ -228,8 +212,9 @@ def _table(found: TuningResult) -> str:
     return "\n".join([*lines, *(["", found.snippet] if found.snippet else [])])
 
 
-def _line(trial: LoaderTrial, start: LoaderSetting, phase: TunedPhase, mark: str) -> str:
+def _line(trial: LoaderTrial, start: LoaderSetting, phase: TunedPhase) -> str:
     each = phase.batch_size or 1
+    mark = "<" if trial is phase.best else ""
     between = "too few steps for an interval"
     if trial.interval is not None:
         between = "{:.1f} to {:.1f}".format(*(each * rate for rate in trial.interval))
