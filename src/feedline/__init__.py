@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from feedline.train.run_settings import RunSettings
     from feedline.tuning.find_batch_size import find_batch_size
     from feedline.tuning.tune import tune
-    from feedline.watching.ceiling import ceiling
     from feedline.watching.watched import watch
 
 __all__ = [
@@ -52,7 +51,6 @@ __all__ = [
     "__version__",
     "augmentation_strength",
     "build_cache",
-    "ceiling",
     "compile",
     "find_batch_size",
     "image_size",
@@ -88,7 +86,6 @@ _HOMES = {
     "TrainReport": "feedline.train.history",
     "augmentation_strength": "feedline.order.requested_size",
     "build_cache": "feedline.cache.build",
-    "ceiling": "feedline.watching.ceiling",
     "compile": "feedline.images.compile.views",
     "find_batch_size": "feedline.tuning.find_batch_size",
     "image_size": "feedline.order.requested_size",

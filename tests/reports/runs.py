@@ -132,7 +132,7 @@ def verdict(
         split_ms={"wait": 3.3, "copy": None, "compute": 4.7},
         wait_pct=wait_pct,
         phases=[PHASE] if phases is None else phases,
-        ceiling=UpperBound(how="from the steps", free_images_per_s=1702.0, now_images_per_s=1000.0),
+        ceiling=UpperBound(free_images_per_s=1702.0, now_images_per_s=1000.0),
         findings=[FINDING] if findings is None else findings,
     )
 

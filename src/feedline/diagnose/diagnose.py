@@ -91,7 +91,6 @@ def _ceiling(facts: RunFacts) -> UpperBound | None:
         return None
     fetch, prepare = _rates(facts, facts.lanes, samples)
     return UpperBound(
-        how="from the steps",
         free_images_per_s=1000 * samples * facts.steps / least_ms,
         now_images_per_s=1000 * samples * facts.steps / facts.total_ms,
         fetch_images_per_s=fetch,

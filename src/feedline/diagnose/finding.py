@@ -117,22 +117,18 @@ class UpperBound:
     """Compute-bound throughput of training (data costs no time), and its parts, in images/s.
 
     Args:
-        how: "from the steps" (their time without waiting for data or for a core, and without the
-            slow first steps at a new image size), or "replayed" (steps on batches that are already
-            on the device).
-        free_images_per_s: compute-bound throughput; no gain exceeds its ratio to the next figure.
+        free_images_per_s: compute-bound throughput, of the steps' time without waiting for data or
+            for a core, and without the slow first steps at a new image size; no gain exceeds its
+            ratio to the next figure.
         now_images_per_s: measured throughput, including the starts of later passes.
         fetch_images_per_s: rate of the storage; None if not measured.
         prepare_images_per_s: rate of the workers on data in memory.
-        notes: missing measurements, with reasons.
     """
 
-    how: str
     free_images_per_s: float
     now_images_per_s: float
     fetch_images_per_s: float | None = None
     prepare_images_per_s: float | None = None
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

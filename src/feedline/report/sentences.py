@@ -89,7 +89,7 @@ def describe_throughput(found: UpperBound | None) -> list[str]:
     free, now = finite(found.free_images_per_s), finite(found.now_images_per_s)
     ratio = free / now if free is not None and now else None
     times = "" if ratio is None else f", {as_ratio(ratio)} as fast"
-    lines = [f"Now {as_rate(now)}; compute-bound {as_rate(free)}{times} ({found.how})."]
+    lines = [f"Now {as_rate(now)}; compute-bound {as_rate(free)}{times}."]
     for source, rate in (
         ("Storage alone delivers", found.fetch_images_per_s),
         ("Workers alone, with all data in memory, make", found.prepare_images_per_s),
