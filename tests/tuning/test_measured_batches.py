@@ -204,7 +204,6 @@ def test_phases_are_measured_independently() -> None:
     assert str(found.schedule) == "32x2@{},48x1@{},64x3@{},32x1@{}".format(*rows)
     assert found.as_dict()["phases"][2]["batch_size"] == rows[2]
     assert "64 px" in str(found)
-    assert "measured" in str(found)
 
 
 class Fragmented(BoundedMemory):
