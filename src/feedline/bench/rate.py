@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class Turn:
         return self.images / self.seconds
 
 
-def endless(loader: Iterable[Any]) -> Iterator[int]:
+def endless(loader: Iterable[Any]) -> Generator[int, None, None]:
     """Yield the number of images of each batch of a loader, epoch after epoch, as in training."""
     while True:
         for images, _ in loader:
