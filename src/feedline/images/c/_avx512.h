@@ -21,6 +21,14 @@ WIDE INLINE Wide load_wide(const void *bytes)
     return _mm512_loadu_si512(bytes);
 }
 
+/* The same, of a value that is used more than once: GCC would load it each time. */
+WIDE INLINE Wide load_once(const void *bytes)
+{
+    Wide vector = load_wide(bytes);
+    __asm__("" : "+v"(vector));
+    return vector;
+}
+
 WIDE INLINE void store_wide(void *bytes, Wide vector)
 {
     _mm512_storeu_si512(bytes, vector);

@@ -11,13 +11,11 @@
 #define NOINLINE __declspec(noinline)
 #define LIKELY(condition) (condition)
 #define TARGET(features) /* MSVC compiles all intrinsics for any target */
-#define PREFETCH(address) ((void)(address))
 #else
 #define INLINE inline __attribute__((always_inline))
 #define NOINLINE __attribute__((noinline))
 #define LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define TARGET(features) __attribute__((target(features)))
-#define PREFETCH(address) __builtin_prefetch(address, 0, 2) /* to the second cache */
 #endif
 
 /* Return the number of the lowest bit that is set. */

@@ -33,7 +33,6 @@ enum {
     MAX_CHANNELS = HALF / 2, /* of which two pixels lie in those; others take the scalar path */
     BLOCK = 64, /* bytes of a vector of AVX-512 */
     LINE = 64, /* bytes of a cache line */
-    MOST_PREFETCHED = 1 << 19, /* bytes, which a processor's second cache holds */
     SLACK = BLOCK, /* bytes after a row between the passes that may be read and written */
 };
 
@@ -122,8 +121,6 @@ typedef struct {
     int top, left, row_height, row_width; /* the window */
     int flip, down_first, filter;
     uint8_t *row;
-    const uint8_t *next; /* what is read after this task */
-    size_t next_bytes;
 } Task;
 
 /* Memory between the passes. */
@@ -526,70 +523,61 @@ static inline int16_t linear_weight(Axis axis, const int16_t *weights)
     return (int16_t)-(weights[1] * (1 << (15 - axis.precision)));
 }
 
-static int wide_pixels(int channels, int width)
+static int wide_blocks(int bytes)
 {
-    return BLOCK / channels < width ? BLOCK / channels : width;
+    return (bytes + BLOCK - 1) / BLOCK;
 }
 
 /* Write the shuffles and weights of all blocks of 64 bytes. Return 0 if one does not find its source
 pixels in 64 bytes; the plan is then unchanged. */
 static int plan_wide(Plan *plan)
 {
-    const int channels = plan->channels, pairs = plan->axis.pairs;
+    const int channels = plan->channels, pairs = plan->axis.pairs, end = channels * plan->width;
     if (channels > MAX_CHANNELS || pairs > USUAL_PAIRS)
         return 0;
     Plan wide = *plan;
-    wide.pixels = wide_pixels(channels, plan->width);
-    wide.blocks = (plan->width + wide.pixels - 1) / wide.pixels;
+    wide.blocks = wide_blocks(end);
     wide.parts = LINEAR_PARTS;
     for (int x = 0; x < plan->width && wide.parts == LINEAR_PARTS; x++)
         if (!is_linear(plan->axis, plan->first[x * plan->step].weights))
             wide.parts = PARTS;
     wide.reach = 0;
     const int bytes = BLOCK / wide.parts; /* of a part */
-    int *source = wide.source;
-    for (int block = 0; block < wide.blocks; block++)
-        for (int part = 0; part < wide.parts; part++) {
-            const Taps *first = plan->first + block_start(&wide, block) * plan->step;
-            const int end = channels * wide.pixels;
-            const int from = part * bytes < end ? part * bytes : end - 1;
-            const int stop = (part + 1) * bytes < end ? (part + 1) * bytes : end;
-            const Taps *left = first + from / channels * plan->step;
-            const Taps *right = first + (stop - 1) / channels * plan->step;
-            const int low = left->start < right->start ? left->start : right->start;
-            const int high = left->start < right->start ? right->start : left->start;
-            if (channels * (high - low + 2 * pairs) > BLOCK)
-                return 0;
-            *source = channels * low;
-            wide.reach = *source + BLOCK > wide.reach ? *source + BLOCK : wide.reach;
-            source++;
-        }
+    for (int part = 0; part < wide.parts * wide.blocks; part++) {
+        const int from = part * bytes < end ? part * bytes : end - 1;
+        const int stop = (part + 1) * bytes < end ? (part + 1) * bytes : end;
+        const Taps *left = plan->first + from / channels * plan->step;
+        const Taps *right = plan->first + (stop - 1) / channels * plan->step;
+        const int low = left->start < right->start ? left->start : right->start;
+        const int high = left->start < right->start ? right->start : left->start;
+        if (channels * (high - low + 2 * pairs) > BLOCK)
+            return 0;
+        wide.source[part] = channels * low;
+        wide.reach = channels * low + BLOCK > wide.reach ? channels * low + BLOCK : wide.reach;
+    }
     uint8_t *program = (uint8_t *)wide.program;
-    source = wide.source;
-    for (int block = 0; block < wide.blocks; block++) {
-        const Taps *taps = plan->first + block_start(&wide, block) * plan->step;
-        int channel = 0, pixel = 0;
-        for (int part = 0; part < wide.parts; part++, source++) {
-            int16_t *linear = (int16_t *)program + BLOCK / 2;
-            int32_t *lane = (int32_t *)program;
-            for (int byte = 0; byte < bytes; byte++) {
-                const int at = channels * taps->start - *source + channel;
-                const int is_used = pixel < wide.pixels;
-                if (wide.parts == LINEAR_PARTS) {
-                    linear[byte - BLOCK / 2] = is_used ? (int16_t)(at | (at + channels) << 8) : 0;
-                    linear[byte] = is_used ? linear_weight(plan->axis, taps->weights) : 0;
-                } else {
-                    lane[byte] = is_used ? at | (at + channels) << 16 : 0;
-                    for (int pair = 0; pair < pairs; pair++)
-                        lane[byte + (pair + 1) * bytes] = is_used ? pair_of(taps->weights, pair) : 0;
-                }
-                if (is_used && ++channel == channels) {
-                    channel = 0;
-                    taps += ++pixel < wide.pixels ? plan->step : 0;
-                }
+    const Taps *taps = plan->first;
+    int channel = 0, left = end;
+    for (int part = 0; part < wide.parts * wide.blocks; part++) {
+        int16_t *linear = (int16_t *)program + BLOCK / 2;
+        int32_t *lane = (int32_t *)program;
+        for (int byte = 0; byte < bytes; byte++, left--) {
+            const int at = channels * taps->start - wide.source[part] + channel;
+            const int is_used = left > 0;
+            if (wide.parts == LINEAR_PARTS) {
+                linear[byte - BLOCK / 2] = is_used ? (int16_t)(at | (at + channels) << 8) : 0;
+                linear[byte] = is_used ? linear_weight(plan->axis, taps->weights) : 0;
+            } else {
+                lane[byte] = is_used ? at | (at + channels) << 16 : 0;
+                for (int pair = 0; pair < pairs; pair++)
+                    lane[byte + (pair + 1) * bytes] = is_used ? pair_of(taps->weights, pair) : 0;
             }
-            program += wide.parts == LINEAR_PARTS ? 2 * BLOCK : (1 + pairs) * BLOCK;
+            if (++channel == channels) {
+                channel = 0;
+                taps += left > 1 ? plan->step : 0;
+            }
         }
+        program += wide.parts == LINEAR_PARTS ? 2 * BLOCK : (1 + pairs) * BLOCK;
     }
     *plan = wide;
     return 1;
@@ -609,10 +597,9 @@ WIDE void across_linear(const Plan *plan, uint8_t *const to[2], const uint8_t *c
     }
     const Wide in_order = load_wide(order), lower = _mm512_set1_epi16(0xFF);
     for (int block = 0; block < local.blocks; block++, step += 4 * BLOCK) {
-        const int target = local.channels * block_start(&local, block);
         const int *source = local.source + LINEAR_PARTS * block;
-        const Wide shuffles[2] = {load_wide(step), load_wide(step + 2 * BLOCK)};
-        const Wide weights[2] = {load_wide(step + BLOCK), load_wide(step + 3 * BLOCK)};
+        const Wide shuffles[2] = {load_once(step), load_once(step + 2 * BLOCK)};
+        const Wide weights[2] = {load_once(step + BLOCK), load_once(step + 3 * BLOCK)};
         for (int row = 0; row < 2; row++) {
             Wide words[2];
             for (int part = 0; part < 2; part++) {
@@ -622,7 +609,7 @@ WIDE void across_linear(const Plan *plan, uint8_t *const to[2], const uint8_t *c
             }
             const Wide both = _mm512_ternarylogic_epi32(
                 lower, words[0], _mm512_slli_epi16(words[1], 8), 0xCA); /* choose by the first */
-            store_wide(targets[row] + target, _mm512_permutexvar_epi8(in_order, both));
+            store_wide(targets[row] + BLOCK * block, _mm512_permutexvar_epi8(in_order, both));
         }
     }
 }
@@ -641,16 +628,16 @@ WIDE INLINE void across_parts(
     const uint8_t *step = (const uint8_t *)local.program;
     const int *source = local.source;
     for (int block = 0; block < local.blocks; block++, source += PARTS) {
-        const int target = local.channels * block_start(&local, block);
+        const int target = BLOCK * block;
         Wide low_sums[PARTS], high_sums[PARTS];
         for (int part = 0; part < PARTS; part++) {
             const Wide low_bytes = load_wide(low + source[part]);
             const Wide high_bytes = load_wide(high + source[part]);
-            Wide shuffle = load_wide(step);
+            Wide shuffle = load_once(step);
             Wide low_sum = half, high_sum = half;
             step += BLOCK;
             for (int pair = 0; pair < pairs; pair++, step += BLOCK) {
-                const Wide weights = load_wide(step);
+                const Wide weights = load_once(step);
                 low_sum = _mm512_dpwssd_epi32(
                     low_sum, _mm512_maskz_permutexvar_epi8(bytes, shuffle, low_bytes), weights);
                 high_sum = _mm512_dpwssd_epi32(
@@ -769,15 +756,6 @@ static const Path paths[] = {
 };
 static const Path *path = paths; /* in use */
 
-/* Prefetch a row's share of what is read after the task. */
-static void prefetch(const Task *task, int row)
-{
-    const size_t lines = (task->next_bytes + LINE - 1) / LINE, rows = (size_t)task->row_height;
-    const size_t stop = lines * (size_t)(row + 1) / rows;
-    for (size_t line = lines * (size_t)row / rows; line < stop; line++)
-        PREFETCH(task->next + line * LINE);
-}
-
 /* Buffered rows, a power of two: those of one output row, and one more, as two are made at once. */
 static int ring_rows(Axis vertical)
 {
@@ -787,17 +765,23 @@ static int ring_rows(Axis vertical)
     return rows;
 }
 
+/* Bytes from a row between the passes to the next one: each begins a cache line, as loads and stores
+that cross two take longer. */
+static size_t pitch_of(int bytes)
+{
+    return ((size_t)bytes + SLACK + LINE - 1) / LINE * LINE;
+}
+
 static void resize(
     const Task *task, const Path *with, const Plan *plan, const Taps *lines, Axis vertical,
     const Space *space)
 {
     const int bytes = task->channels * task->row_width;
     const int mask = ring_rows(vertical) - 1;
-    const size_t pitch = (size_t)bytes + SLACK;
+    const size_t pitch = pitch_of(bytes);
     int next = lines[task->top].start;
     for (int y = 0; y < task->row_height; y++) {
         const Taps *line = lines + task->top + y;
-        prefetch(task, y);
         int stop = line->start + 2 * vertical.pairs;
         stop = stop > task->height ? task->height : stop;
         for (; next < stop; next += 2) {
@@ -842,7 +826,7 @@ static void resize_down_first(
                 space->rows[tap] =
                     task->image + (row < task->height ? row : line->start) * task->stride;
             }
-            to[k] = space->made + (size_t)k * ((size_t)bytes + SLACK);
+            to[k] = space->made + (size_t)k * pitch_of(bytes);
             from[k] = between;
             blending->down(vertical, line, between, space->rows, source_bytes);
         }
@@ -877,8 +861,7 @@ static int run_task(const Task *task)
 #ifdef WIDE_NAME
     const int is_wide = with->across == across_wide;
     if (is_wide && across / 2 <= USUAL_PAIRS) {
-        const int pixels = wide_pixels(channels, plan.width);
-        const size_t parts = (size_t)PARTS * (size_t)((plan.width + pixels - 1) / pixels);
+        const size_t parts = (size_t)PARTS * (size_t)wide_blocks(channels * plan.width);
         const size_t wide = parts * BLOCK * (size_t)(1 + across / 2);
         program = wide > program ? wide : program;
         source_count = parts > source_count ? parts : source_count;
@@ -889,19 +872,22 @@ static int run_task(const Task *task)
     const size_t rows = (size_t)down * sizeof *space.rows;
     const size_t sources = source_count * sizeof *plan.source;
     const size_t weights = (columns + lines) * sizeof(int16_t);
-    const size_t made = (size_t)ring_rows(most) * ((size_t)channels * (size_t)plan.width + SLACK);
-    uint8_t *memory = malloc(
-        program + shares + taps + rows + sources + weights + made + 2 * (size_t)space.copy_bytes);
-    if (!memory)
+    const size_t made = (size_t)ring_rows(most) * pitch_of(channels * plan.width);
+    uint8_t *const allocated = malloc(
+        LINE + made + program + shares + taps + rows + sources + weights
+        + 2 * (size_t)space.copy_bytes);
+    if (!allocated)
         return -1;
+    uint8_t *memory = allocated + LINE - (uintptr_t)allocated % LINE;
+    space.made = memory;
+    memory += made;
     plan.program = (int32_t *)memory;
     double *share = (double *)(memory + program);
     Taps *column = (Taps *)(memory + program + shares), *line = column + width;
     space.rows = (const uint8_t **)(line + height);
     plan.source = (int *)(space.rows + down);
     int16_t *weight = (int16_t *)(plan.source + source_count);
-    space.made = (uint8_t *)(weight + columns + lines);
-    space.copies = space.made + made;
+    space.copies = (uint8_t *)(weight + columns + lines);
 
     plan.axis = with->weigh(
         column, share, weight, across, task->filter, task->width, task->box_left, task->box_width,
@@ -917,7 +903,7 @@ static int run_task(const Task *task)
         plan_blocks(&plan);
     (task->down_first ? resize_down_first : resize)(
         task, with, &plan, line, vertical, &space);
-    free(memory);
+    free(allocated);
     return 0;
 }
 
@@ -957,8 +943,6 @@ int resample_run(const Request *request)
         .row_height = (int)request->rows, .row_width = (int)request->columns,
         .flip = request->flip, .down_first = request->down_first, .filter = request->filter,
         .row = request->row,
-        .next = request->next,
-        .next_bytes = request->next_bytes < MOST_PREFETCHED ? request->next_bytes : MOST_PREFETCHED,
     };
     return run_task(&task);
 }

@@ -19,8 +19,6 @@ typedef struct {
     int flip, down_first, filter;
     uint8_t *row; /* (rows, columns, channels), contiguous */
     Py_ssize_t rows, columns;
-    const uint8_t *next; /* what is read after this request, for the cache; its bytes, or 0 */
-    size_t next_bytes;
 } Request;
 
 typedef enum { POSSIBLE, BAD_WINDOW, BAD_BOX, UNSUPPORTED } Check;

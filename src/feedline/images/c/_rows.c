@@ -207,21 +207,6 @@ static int call(PyObject *function, Py_ssize_t row)
     return result != NULL;
 }
 
-/* Note the bytes of an image that will be read next. None, and any failure, are left for then. */
-static void note_next(Request *request, PyObject *image)
-{
-    Py_buffer view;
-    if (Py_IsNone(image))
-        return;
-    if (PyObject_GetBuffer(image, &view, PyBUF_SIMPLE) < 0) {
-        PyErr_Clear();
-        return;
-    }
-    request->next = view.buf;
-    request->next_bytes = (size_t)view.len;
-    PyBuffer_Release(&view); /* a prefetch of memory that was freed has no effect */
-}
-
 /* Make a row. Return 1 if it was made, 0 if not, -1 with an exception. */
 static int make_row(
     PyObject *image, Py_ssize_t header, const double *placement, const uint64_t *checks,
@@ -284,8 +269,6 @@ PyObject *rows_resample(PyObject *module, PyObject *args)
             .rows = rows->shape[1], .columns = rows->shape[2], .channels = CHANNELS,
         };
         int made = -1;
-        if (row + 1 < count)
-            note_next(&request, PyTuple_GetItem(images, row + 1));
         if (call(begin, row))
             made = make_row(PyTuple_GetItem(images, row), header,
                             (const double *)views[0].buf + row * PLACEMENT,
