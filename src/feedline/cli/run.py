@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from feedline.errors import UsageError
-from feedline.running.launch import PatchSettings, python_command, start_program
-from feedline.system import python_program
+from feedline.running.launch import PatchSettings, start_program
 
 __all__ = ["run", "separate_program"]
 
@@ -73,23 +70,12 @@ def run(
         raise UsageError(
             "--watch replaces nothing: use it without --workers, --cache, --off and --compare"
         )
-    command = python_command(program)
-    if folder is None:
-        folder = Path("runs") / _name(program)
     settings = PatchSettings(
-        folder=str(folder.absolute()),
+        folder=None if folder is None else str(folder.absolute()),
         watch=watch,
         off=tuple(off or ()),
         workers=workers,
         cache=None if cache is None else str(cache.absolute()),
         compare=compare,
     )
-    start_program(python_program(), command, settings)
-
-
-def _name(program: list[str]) -> str:
-    """Name of the folder of a run: all ranks of a launcher such as torchrun get the same one."""
-    name = program[1] if program[0] == "-m" else Path(program[0]).stem
-    if "RANK" in os.environ:
-        return f"{name}-{os.getppid()}"
-    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    start_program(program, settings)

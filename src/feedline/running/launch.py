@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -85,8 +86,19 @@ def python_command(target: Sequence[str]) -> list[str]:
     return [path, *target[1:]]
 
 
-def start_program(program: str, command: Sequence[str], settings: PatchSettings) -> NoReturn:
-    """Run Python with a command. Does not return: the exit status is the program's."""
+def start_program(target: Sequence[str], settings: PatchSettings) -> NoReturn:
+    """Run a target of `python_command`. Does not return: the exit status is the program's.
+
+    Without a folder in the settings, the run gets one in `runs`.
+
+    Raises:
+        UsageError: as `python_command`.
+    """
+    from feedline.system import python_program  # takes time, which the program does not need
+
+    program, command = python_program(), python_command(target)
+    if settings.folder is None:
+        settings = replace(settings, folder=str(Path("runs", _folder_name(target)).absolute()))
     environment = dict(os.environ)
     environment[VARIABLE] = json.dumps(asdict(settings))
     search_path = [str(_HOOK), environment.get("PYTHONPATH", "")]
@@ -101,6 +113,14 @@ def start_program(program: str, command: Sequence[str], settings: PatchSettings)
                 raise SystemExit(process.wait())
             except KeyboardInterrupt:
                 continue  # the console sends Ctrl-C to the program, too
+
+
+def _folder_name(target: Sequence[str]) -> str:
+    """Name of the folder of a run: all ranks of a launcher such as torchrun get the same one."""
+    name = target[1] if target[0] == "-m" else Path(target[0]).stem
+    if "RANK" in os.environ:
+        return f"{name}-{os.getppid()}"
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def read_settings() -> PatchSettings:
