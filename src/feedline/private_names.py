@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from feedline.errors import UsageError
 
-__all__ = ["PRIVATE_NAMES", "PrivateName", "find_private"]
+__all__ = ["PRIVATE_NAMES", "TESTED_VERSIONS", "PrivateName", "find_private"]
 
 
 class PrivateName(NamedTuple):
@@ -43,11 +43,14 @@ _LIBRARIES = {
     **dict.fromkeys(("_thread", "_winapi", "multiprocessing", "sys"), "Python"),
 }
 
+TESTED_VERSIONS = {"PIL": "10.2 to 13.0", "timm": "1.0", "torchvision": "0.17 to 0.29"}
+"""Oldest and newest version of each library whose transforms are compiled that was tested."""
+
 _ITERATOR = "torch.utils.data.dataloader._MultiProcessingDataLoaderIter"
-_PILLOW = "10.2 to 13.0"
+_PILLOW = TESTED_VERSIONS["PIL"]
 _PYTHON = "3.10 to 3.13"
 _TORCH = "2.2 to 2.15"
-_TORCHVISION = "0.17 to 0.29"
+_TORCHVISION = TESTED_VERSIONS["torchvision"]
 _UNCOMPILED = "transforms of this version are not compiled"
 _TORCH_PICKLES = "torch pickles tensors of subclasses"
 
@@ -97,8 +100,6 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
             "autoaugment.AutoAugment._augmentation_space",
             "v2._augment._BaseMixUpCutMix",
             "v2._auto_augment._AutoAugmentBase._apply_image_or_video_transform",
-            "v2._auto_augment._AutoAugmentBase._flatten_and_extract_image_or_video",
-            "v2._auto_augment._AutoAugmentBase._unflatten_and_insert_image_or_video",
             "v2._transform",
             "v2._utils",
             "v2.functional._color",

@@ -3,7 +3,8 @@
 compile_dataset.py         a dataset's files, labels and transform; datasets.py Subsets and others
 compile_pipeline.py        a pipeline: its crops, resizes and values
 supported_transforms.py    colour, blur, geometry and policies, on pixels
-library_steps.py           unmodified steps of the libraries, and their checked versions
+library_steps.py           unmodified steps of the libraries
+self_check.py              fused pipelines compared with their steps, with untested versions
 fused_transform.py         a compiled pipeline, and several views
 pipeline.py                rows and samples of a compiled dataset
 views.py                   `feedline.compile` and `feedline.views`; image_input.py their inputs

@@ -49,6 +49,7 @@ from feedline.images.compile.pipeline import (
     SamplePipeline,
     ViewsPipeline,
 )
+from feedline.images.compile.self_check import check_folder
 from feedline.images.compile.views import Compiled, Views
 from feedline.images.rows import ImageSource, ImageSubset
 from feedline.order.pixel_layout import RGB
@@ -289,6 +290,7 @@ def _check_equivalent(first: Any, other: Any, sizes: PerSizeResolver) -> None:
 def _check_loader(dataset: Any, sizes: PerSizeResolver) -> None:
     """Raise CompileError if images may be read differently than by torchvision's loader."""
     if is_timm_folder(dataset):
+        check_folder(dataset)
         return
     path_loader = any(dataset.loader is each for each in _PATH_LOADERS)
     if path_loader and type(sizes.resolve(dataset.transform)) in (Compiled, Views):
@@ -298,6 +300,7 @@ def _check_loader(dataset: Any, sizes: PerSizeResolver) -> None:
         raise CompileError(f"The loader {step_text(dataset.loader)} is not torchvision's own.")
     if sys.modules["torchvision"].get_image_backend() != "PIL":
         raise CompileError("torchvision's image backend is not PIL.")
+    check_folder(dataset)
 
 
 def _without_wrapper(transform: Any) -> Any:

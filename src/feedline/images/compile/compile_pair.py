@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -39,8 +40,9 @@ from feedline.images.compile.library_steps import (
     steps_text,
     why_not_fused,
 )
+from feedline.images.compile.self_check import check_steps
 from feedline.images.compile.supported_transforms import PixelStep, draw_step_params, pixel_step
-from feedline.images.crops import Filter, Part, Shape
+from feedline.images.crops import Filter, Part, Shape, cut
 from feedline.images.resize import ResizeMode
 from feedline.sources.store import Pixels
 from feedline.trace.stage_timer import end_stage
@@ -292,7 +294,7 @@ def compile_pair(transforms: object) -> FusedPair:
         raise CompileError(why or "It has no steps.")
     after = tuple(steps[count:])
     notes = (why, f"So {steps_text(after)} runs unchanged.") if after else ()
-    return FusedPair(
+    fused = FusedPair(
         geometry=reader.geometry,
         shape=None if any(map(sets_own_size, after)) else _fixed_shape(reader.geometry.steps),
         tail=tail,
@@ -300,6 +302,37 @@ def compile_pair(transforms: object) -> FusedPair:
         fused=tuple(map(step_text, steps[:count])),
         notes=tuple(note for note in notes if note),
     )
+    _check(steps[:count], fused)
+    return fused
+
+
+def _check(steps: Sequence[Step], fused: FusedPair) -> None:
+    """Raise CompileError if the self-check finds a difference."""
+    colours = [step for step, _ in fused.tail.before]
+    plain = replace(fused, tail=replace(fused.tail, before=()), after=())
+
+    def run(
+        image: Pixels, others: tuple[Any, ...], change: Callable[[Pixels], Pixels]
+    ) -> tuple[Any, ...]:
+        height, width = image.shape[:2]
+        params = fused.draw(height, width, None, 1.0)
+        pixels = fused.geometry.pixels(params, partial(cut, image))
+        others = tuple(fused.geometry.move(params, part) for part in others)
+        sample: tuple[Any, ...] = plain.finish(change(pixels), others)
+        return sample
+
+    others = [step for step in steps if not any(step is colour for colour in colours)]
+    check_steps(others, run, _mask_and_box, colours)
+
+
+def _mask_and_box(height: int, width: int) -> tuple[Any, ...]:
+    """Parts of a generated sample besides its image of this size in pixels."""
+    from torchvision import tv_tensors
+
+    levels = torch.arange(height * width, device="cpu").remainder(251).to(torch.uint8)
+    box = torch.tensor([[0, 0, width, (height + 1) // 2]], device="cpu")
+    boxes = tv_tensors.BoundingBoxes(box, format="XYXY", canvas_size=(height, width))
+    return tv_tensors.Mask(levels.reshape(height, width)), boxes
 
 
 def _v2_name(step: Any) -> str:

@@ -43,6 +43,7 @@ from feedline.images.compile.library_steps import (
     steps_text,
     why_not_fused,
 )
+from feedline.images.compile.self_check import check_fused
 from feedline.images.compile.supported_transforms import pixel_step
 from feedline.images.crops import (
     Filter,
@@ -92,7 +93,7 @@ def compile_transform(transform: object, sizes: PerSizeResolver | None = None) -
         values = None if is_pixels else table.build()
         tail = TransformTail(table=values, form=table.form, after=tuple(rest))
     tail, no_rows = infer_row_layout(tail, shape)
-    return FusedTransform(
+    fused = FusedTransform(
         crop=crop,
         resize_mode=reader.resize_mode,
         shape=shape,
@@ -106,6 +107,8 @@ def compile_transform(transform: object, sizes: PerSizeResolver | None = None) -
         ),
         geometry=tuple(step for step in steps[:count] if library_name(step) not in _POINTWISE),
     )
+    check_fused((*steps[:count], *tail.table_steps), fused)
+    return fused
 
 
 def _tail_around_table(table: TableBuilder, rest: Sequence[Step]) -> TransformTail | None:

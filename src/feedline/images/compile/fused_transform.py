@@ -13,6 +13,7 @@ Relies on: `images.resize` for the table, `feedline.randomness` for the states.
 from __future__ import annotations
 
 import hashlib
+import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -35,12 +36,15 @@ from feedline.images.compile.library_steps import (
     run_quietly,
     steps_text,
 )
-from feedline.images.compile.supported_transforms import PixelStep
+from feedline.images.compile.supported_transforms import PixelStep, draw_crop_params
 from feedline.images.crops import (
+    Box,
     Part,
     Placement,
     Shape,
+    TrainCrop,
     Transform,
+    WindowCrop,
     cut,
     format_shape,
     scale_shape,
@@ -361,6 +365,29 @@ class FusedTransform:
                 "the size out of the schedule"
             )
         return scale_shape(self.shape, size, self.image_size)
+
+    def draw_placement(self, height: int, width: int) -> Placement:
+        """Draw the crop as the replaced steps do, from the same generators, for (height, width)."""
+        flip, part = False, None
+        step: Any
+        for step in self.geometry:
+            name = type(step).__name__
+            if name == "RandomHorizontalFlip":
+                flip = bool(torch.rand(1, device="cpu") < step.p)
+            elif name == "RandomCrop":
+                assert isinstance(self.crop, WindowCrop)
+                tall, wide = self.crop.resized_shape(height, width, self.image_size)
+                part = draw_crop_params(step, tall, wide)
+            elif "RandomResizedCrop" in name:
+                part = draw_crop_params(step, height, width)
+        if isinstance(self.crop, TrainCrop):
+            assert part is not None
+            filters = self.crop.filter
+            filter = filters if isinstance(filters, str) else random.choice(filters)
+            return Box(*part, flip, None, filter)
+        assert isinstance(self.crop, WindowCrop)
+        corner = (0, 0) if part is None else part[:2]
+        return self.crop.place_at(height, width, self.image_size, flip, lambda *_: corner)
 
     def resize(
         self, image: Pixels, placement: Placement, size: int, into: Pixels | None = None

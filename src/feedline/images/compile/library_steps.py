@@ -1,9 +1,9 @@
 """Steps of a pipeline: which are unmodified steps of torchvision and timm, and their texts.
 
-A pipeline is compiled only if the versions of its libraries lie in `CHECKED_VERSIONS`, and if the
-classes of its steps and the functions of torchvision, timm and Pillow listed in `_CHECKED_CODE` are
-defined in the library's own files, without a decorator from elsewhere. Code that these functions
-call in turn, for example in torch, is not checked.
+A pipeline is compiled only if the classes of its steps and the functions of torchvision, timm and
+Pillow listed in `_CHECKED_CODE` are defined in the library's own files, without a decorator from
+elsewhere. Code that these functions call in turn, for example in torch, is not checked. Versions of
+these libraries that were not tested are checked by `self_check`.
 
 Guarantees: no library is ever imported: its steps exist only if it was. A subclass is not a
 library's own step, because it may do anything; nor is a step with hooks, a replaced method or a
@@ -29,10 +29,10 @@ from torch.nn.modules import module as modules
 
 from feedline.images.crops import without_addresses
 from feedline.order.requested_size import PerSize, SampleRequest
+from feedline.private_names import TESTED_VERSIONS
 from feedline.randomness import seeded, unbroken
 
 __all__ = [
-    "CHECKED_VERSIONS",
     "SIZE_ATTRIBUTES",
     "CompileError",
     "PerSizeResolver",
@@ -48,6 +48,7 @@ __all__ = [
     "is_original",
     "is_v2",
     "is_well_behaved",
+    "leaves",
     "library_name",
     "names_of",
     "replaced_function",
@@ -56,7 +57,7 @@ __all__ = [
     "sets_own_size",
     "step_text",
     "steps_text",
-    "unchecked_version",
+    "untested_versions",
     "why_modified",
     "why_not_fused",
 ]
@@ -195,8 +196,8 @@ def is_v2(step: object) -> bool:
 
 
 def check_libraries() -> None:
-    """Raise CompileError if Pillow's version or a function of the libraries is not trusted."""
-    if why := unchecked_version("PIL") or replaced_function():
+    """Raise CompileError if a function of the libraries was replaced."""
+    if why := replaced_function():
         raise CompileError(f"{why}.")
 
 
@@ -210,7 +211,7 @@ def why_modified(thing: object) -> str:
         return f"this {kind.__name__} has hooks"
     if isinstance(thing, nn.Module) and any(vars(modules).get(hooks) for hooks in _ALL_HOOKS):
         return "all torch modules have hooks, from register_module_forward_hook or the like"
-    return unchecked_version(library_of(kind)) or replaced_method(kind)
+    return replaced_method(kind)
 
 
 def has_library_base(step: object) -> bool:
@@ -237,6 +238,16 @@ def _children(step: object) -> Any:
     """Steps within a container or an nn.Sequential; None if it has none."""
     children = getattr(step, "transforms", None)
     return children if type(children) in _SEQUENCES else None
+
+
+def leaves(step: object) -> Iterator[Any]:
+    """Yield the steps in a Compose, an nn.Sequential or another container; otherwise the step."""
+    for each in flatten(step):
+        children = _children(each)
+        if children is None:
+            yield each
+        for child in children or ():
+            yield from leaves(child)
 
 
 def is_well_behaved(step: Step) -> bool:
@@ -339,13 +350,6 @@ def error_text(error: Exception) -> str:
         return type(error).__name__
 
 
-CHECKED_VERSIONS: Mapping[str, tuple[str, str]] = {
-    "PIL": ("10.2", "13"),
-    "timm": ("1.0", "1.0"),
-    "torchvision": ("0.17", "0.29"),
-}
-"""Oldest and newest version of each library whose steps are compiled; "13" includes 13.x."""
-
 _LIBRARIES = ("PIL", "timm", "torch", "torchvision")
 _CHECKED_CODE: Mapping[str, tuple[str, ...] | None] = {
     "PIL.Image": ("blend", "composite", "fromarray", "frombuffer", "merge", "new", "open"),
@@ -383,19 +387,18 @@ _CALLED = (
 """Relevant methods of torch modules and datasets: other packages add methods to them."""
 
 
-def unchecked_version(library: str) -> str:
-    """Reason not to trust a library's version, without a full stop; "" if it was checked."""
-    module = sys.modules.get(library)
-    if library not in CHECKED_VERSIONS or module is None:
-        return ""
-    version = str(getattr(module, "__version__", ""))
-    oldest, newest = map(_version_numbers, CHECKED_VERSIONS[library])
-    numbers = _version_numbers(version)
-    if oldest <= numbers and numbers[: len(newest)] <= newest:
-        return ""
-    name = "Pillow" if library == "PIL" else library
-    first, last = CHECKED_VERSIONS[library]
-    return f"{name} {version} is not among the versions checked with feedline, {first} to {last}"
+def untested_versions() -> str:
+    """Imported libraries of versions that feedline was not tested with, as text; "" for none."""
+    untested = []
+    for library, versions in TESTED_VERSIONS.items():
+        oldest, _, newest = versions.partition(" to ")
+        module = sys.modules.get(library)
+        version = str(getattr(module, "__version__", ""))
+        numbers, last = _version_numbers(version), _version_numbers(newest or oldest)
+        if module is not None and not _version_numbers(oldest) <= numbers[: len(last)] <= last:
+            name = "Pillow" if library == "PIL" else library
+            untested.append(f"{name} {version} (tested: {versions})")
+    return ", ".join(untested)
 
 
 def _version_numbers(version: str) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ read, and finds the same objects with the same attributes; `uninstall` restores 
 
 Guarantees: a fused call draws from the library's generators what the pipeline itself draws, in the
 same order, and returns its result: without random steps bit for bit, otherwise with pixels within
-one grey level after the resize. Anything but one RGB Pillow image is passed to the pipeline itself,
+two grey levels after the resize. Anything but one RGB Pillow image is passed to the pipeline itself,
 and so is every image once an attribute of the pipeline or of its steps has been set to another
 value. An image looks loaded to any other code: Pillow decodes its pixels when they are first used.
 
@@ -18,7 +18,6 @@ only the size of an image; on attributes of `PIL.Image.Image`.
 from __future__ import annotations
 
 import contextlib
-import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from operator import is_
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import nn
 
@@ -44,9 +42,9 @@ from feedline.images.compile.library_steps import (
     library_name,
     sets_own_size,
 )
-from feedline.images.compile.supported_transforms import draw_crop_params
+from feedline.images.compile.self_check import check_loader
 from feedline.images.compile.views import Compiled
-from feedline.images.crops import Box, Part, Placement, TrainCrop, WindowCrop
+from feedline.images.crops import Box, Part, Placement
 from feedline.sources.store import Pixels
 
 __all__ = ["NestedPipelines", "UndecodedImage"]
@@ -56,6 +54,8 @@ _ENDS = {b"\xff\xd8\xff": b"\xff\xd9", b"\x89PNG\r\n": b"IEND\xaeB`\x82"}
 _LARGE = 1 << 20
 _DECODER_SHARE = 0.5
 """Time to find the pixels of a part in its file, in proportion to the rows above the part's end."""
+_MIN_PIXELS = 64
+"""Images with fewer pixels are not fused: timm's crops of them may be empty, and black."""
 _PILLOW_FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
@@ -126,30 +126,6 @@ class _DecodeHistory:
         return image.read(part)
 
 
-def _draw_placement(fused: FusedTransform, height: int, width: int) -> Placement:
-    """Draw the crop as the steps do that it replaces, from the same generators."""
-    flip, part = False, None
-    step: Any
-    for step in fused.geometry:
-        name = type(step).__name__
-        if name == "RandomHorizontalFlip":
-            flip = bool(torch.rand(1, device="cpu") < step.p)
-        elif name == "RandomCrop":
-            assert isinstance(fused.crop, WindowCrop)
-            tall, wide = fused.crop.resized_shape(height, width, fused.image_size)
-            part = draw_crop_params(step, tall, wide)
-        elif "RandomResizedCrop" in name:
-            part = draw_crop_params(step, height, width)
-    if isinstance(fused.crop, TrainCrop):
-        assert part is not None
-        filters = fused.crop.filter
-        filter = filters if isinstance(filters, str) else random.choice(filters)
-        return Box(*part, flip, None, filter)
-    assert isinstance(fused.crop, WindowCrop)
-    corner = (0, 0) if part is None else part[:2]
-    return fused.crop.place_at(height, width, fused.image_size, flip, lambda *_: corner)
-
-
 def _containers(thing: Any, seen: set[int]) -> Iterator[Any]:
     """Attributes of a library's steps, and the lists, tuples and dicts in them."""
     is_step = hasattr(thing, "__dict__") and type(thing).__module__.startswith(
@@ -188,7 +164,7 @@ class _NestedPipeline:
         """Transform an RGB image."""
         file = vars(image).get("_undecoded") if type(image) is UndecodedImage else None
         undecoded = LazyImage(None, image) if file is None else file
-        placement = _draw_placement(self.fused, *undecoded.size)
+        placement = self.fused.draw_placement(*undecoded.size)
         if file is None:
             part = undecoded.read(placement.part)
         else:
@@ -207,6 +183,8 @@ class _NestedPipeline:
         if type(image) is not UndecodedImage and not (
             isinstance(image, Image.Image) and has_rgb_pixels(image)
         ):
+            return False
+        if image.width * image.height < _MIN_PIXELS:
             return False
         return all(
             len(now) == len(values) and all(map(is_, now, values))
@@ -290,8 +268,7 @@ class NestedPipelines:
             if not (kind is Compiled and thing.fused is None):
                 self._leaves.add(id(thing))  # fused already
         elif is_torchvision_folder(thing):
-            self._folders.append(thing)
-            self.has_folder = True
+            self._add_folder(thing)
         elif is_timm_folder(thing):
             self.has_folder = True
         elif kind in (np.ndarray, torch.Tensor):
@@ -310,6 +287,16 @@ class NestedPipelines:
                 self.reasons += tuple(f"{path} runs unchanged: {each}" for each in why)
                 # Its later steps get images that are decoded already.
                 self._skipped += thing.transforms if type(thing.transforms) is list else ()
+
+    def _add_folder(self, folder: Any) -> None:
+        self.has_folder = True
+        loader = vars(folder).get("loader")
+        if _is_stock_loader(loader):
+            try:
+                check_loader(loader)
+                self._folders.append(folder)
+            except CompileError as why:
+                self.reasons += (str(why),)
 
     def is_leaf(self, thing: Any) -> bool:
         """Return True for an object whose parts need not be added."""

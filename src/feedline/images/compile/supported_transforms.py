@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import FunctionType
 from typing import Any, TypeAlias
@@ -65,14 +64,15 @@ def pixel_step(step: Any) -> PixelStep | None:
         case "timm.AutoAugment" | "timm.RandAugment":
             return partial(_run_itself, _on_pixels(step)) if is_library_step(step) else None
         case "AutoAugment" | "RandAugment" | "TrivialAugmentWide":
-            return _TorchvisionPolicy(step)
+            return _policy_v2(step) if is_v2(step) else _PolicyV1(step)
         case "RandomAffine" | "RandomRotation":
             return None if getattr(step, "expand", False) else partial(_run_itself, step)
         case "Identity":
             return _sequence(())
         case "RandomApply" | "RandomChoice" | "RandomOrder":
             children = _operations_of(step.transforms)
-            return None if children is None else partial(_run_container, step, children)
+            # Its own code draws which of them run, and in which order.
+            return None if children is None else _with_attributes(step, transforms=children)
         case name:
             operation = _operation(name, step)
             # Most steps of version 1 compare a Python float with p, all others a tensor, which
@@ -177,80 +177,60 @@ def _run_itself(step: Any, pixels: Pixels) -> Pixels:
     return pixels_of(step(ArrayImage(pixels)))
 
 
-def _run_container(step: Any, operations: tuple[PixelStep, ...], pixels: Pixels) -> Pixels:
-    """Run a step whose own code draws which of its steps run, and in which order."""
-    proxy = _StepProxy(step, {"transforms": operations})
-    output: Pixels = _call_method(type(step))(proxy, pixels)
+def _with_attributes(step: Any, **attributes: Any) -> Any:
+    """Copy of a step, with other values of attributes."""
+    other = copy.copy(step)
+    vars(other).update(attributes)
+    return other
+
+
+class _PolicyV1:
+    """AutoAugment, RandAugment or TrivialAugmentWide of version 1, run by its own `forward`.
+
+    That calls a function of its module for each operation, and offers no other way to replace it.
+    """
+
+    def __init__(self, step: Any) -> None:
+        self._step = _with_attributes(step, _augmentation_space=self._space)
+        self._stock = step
+        self._spaces: dict[Any, Any] = {}  # of the latest image size
+
+    def __call__(self, pixels: Pixels) -> Pixels:
+        forward = type(self._stock).forward
+        names = dict(forward.__globals__)
+        names["_apply_op"] = partial(_apply_v1, names["_apply_op"])
+        run = FunctionType(forward.__code__, names, closure=forward.__closure__)
+        return pixels_of(run(self._step, ArrayImage(pixels)))
+
+    def _space(self, *args: Any) -> Any:
+        """Magnitudes of all operations, cached: `forward` computes them each time."""
+        space = self._spaces.get(args)
+        if space is None:
+            space = self._stock._augmentation_space(*args)
+            self._spaces = {args: space}
+        return space
+
+
+def _policy_v2(step: Any) -> PixelStep:
+    """Run a policy of version 2 itself, except for the operations that have a replacement."""
+    policy = _with_attributes(step, _apply_image_or_video_transform=partial(_apply_v2, step))
+    return partial(_run_itself, policy)
+
+
+def _apply_v2(
+    step: Any, image: Image.Image, name: str, magnitude: float, *args: Any, **others: Any
+) -> Image.Image:
+    output = _apply(image, name, 255.0 * magnitude if name == "Solarize" else magnitude)
+    if output is None:
+        output = step._apply_image_or_video_transform(image, name, magnitude, *args, **others)
     return output
 
 
-class _StepProxy:
-    """The `self` of a step's own code: the step, with some attributes replaced."""
-
-    def __init__(self, step: Any, replaced: Mapping[str, Any]) -> None:
-        self.__dict__.update(replaced)
-        self.__dict__["_step"] = step
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_step"], name)
-
-
-def _call_method(kind: Any) -> FunctionType:
-    """Method by which a step's class transforms an image."""
-    method: FunctionType = kind.forward if issubclass(kind, torch.nn.Module) else kind.__call__
-    return method
-
-
-def _with_globals(function: FunctionType, replaced: Mapping[str, Any]) -> FunctionType:
-    """The same code of a method of one argument, with other values for names of its module."""
-    names = {**function.__globals__, **replaced}
-    return FunctionType(function.__code__, names, closure=function.__closure__)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _TorchvisionPolicy:
-    """AutoAugment, RandAugment or TrivialAugmentWide, of either version."""
-
-    step: Any
-    spaces: dict[Any, Any] = field(default_factory=dict)
-    """Magnitudes that version 1 computes for all its operations each time, cached."""
-
-    def __call__(self, pixels: Pixels) -> Pixels:
-        image = ArrayImage(pixels)
-        call = _call_method(type(self.step))
-        if is_v2(self.step):
-            replaced = {
-                "_apply_image_or_video_transform": self._apply_v2,
-                "_flatten_and_extract_image_or_video": lambda inputs: ((), inputs[0]),
-                "_unflatten_and_insert_image_or_video": lambda _, image: image,
-            }
-            return pixels_of(call(_StepProxy(self.step, replaced), image))
-        call = _with_globals(call, {"_apply_op": partial(_apply_v1, call.__globals__)})
-        return pixels_of(call(_StepProxy(self.step, {"_augmentation_space": self._space}), image))
-
-    def _space(self, *args: Any) -> Any:
-        if args not in self.spaces:
-            self.spaces.clear()
-            self.spaces[args] = self.step._augmentation_space(*args)
-        return self.spaces[args]
-
-    def _apply_v2(
-        self, image: Image.Image, name: str, magnitude: float, interpolation: Any, fill: Any
-    ) -> Image.Image:
-        level = 255.0 * magnitude if name == "Solarize" else magnitude
-        output = _apply(image, name, level)
-        if output is None:
-            output = self.step._apply_image_or_video_transform(
-                image, name, magnitude, interpolation, fill
-            )
-        return output
-
-
 def _apply_v1(
-    module: dict[str, Any], image: Image.Image, name: str, magnitude: float, **others: Any
+    stock: Any, image: Image.Image, name: str, magnitude: float, *args: Any, **others: Any
 ) -> Image.Image:
     output = _apply(image, name, magnitude)
-    return module["_apply_op"](image, name, magnitude, **others) if output is None else output
+    return stock(image, name, magnitude, *args, **others) if output is None else output
 
 
 def _apply(image: Image.Image, name: str, magnitude: float) -> Image.Image | None:

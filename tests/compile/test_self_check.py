@@ -1,0 +1,398 @@
+"""With untested versions of the libraries, a pipeline is fused if it is equal to its steps."""
+
+from __future__ import annotations
+
+import random
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm.data
+import torch
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+import feedline
+from feedline.images.compile.compile_dataset import compile_dataset
+from feedline.private_names import TESTED_VERSIONS
+from feedline.randomness import fingerprint
+from torchvision_folder import image, write_images
+
+NORMALIZE = v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+BICUBIC = v1.InterpolationMode.BICUBIC
+numbers = count()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(params=["torchvision 0.30", "timm 1.1", "PIL 14.0"])
+def untested(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name and version of a library that was not tested."""
+    return new_version(monkeypatch, *request.param.split())
+
+
+def new_version(monkeypatch: pytest.MonkeyPatch, library: str, version: str) -> str:
+    version = f"{version}.{next(numbers)}"  # nothing has been checked with it yet
+    monkeypatch.setattr(f"{library}.__version__", version)
+    return f"{library.replace('PIL', 'Pillow')} {version}"
+
+
+def pipelines() -> dict[str, Callable[[], Any]]:
+    found: dict[str, Callable[[], Any]] = {
+        "timm train": lambda: timm.data.create_transform(
+            32, is_training=True, auto_augment="rand-m9-mstd0.5-inc1", interpolation="random"
+        ),
+        "timm eval": lambda: timm.data.create_transform(32),
+        "v2 tensors": lambda: v2.Compose(
+            [
+                *(v2.ToImage(), v2.RandomResizedCrop(32), v2.RandomHorizontalFlip()),
+                *(v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.2])),
+            ]
+        ),
+    }
+    for version, v in (("v1", v1), ("v2", v2)):
+        floats = [v.PILToTensor(), v.ConvertImageDtype(torch.float32)]
+        cases = {
+            "train": [v.RandomResizedCrop(32), v.RandomHorizontalFlip(), *floats, NORMALIZE],
+            "eval": [v.Resize(40), v.CenterCrop(32), *floats, NORMALIZE],
+            "a crop of a flip": [v.Resize((40, 50)), v.RandomHorizontalFlip(), v.RandomCrop(32)],
+            "tensors": [
+                *(v.PILToTensor(), v.Resize(40, BICUBIC, antialias=True), v.CenterCrop(40)),
+                v.ConvertImageDtype(torch.float32),
+            ],
+            "colours": [
+                v.RandomResizedCrop(32),
+                v.RandomApply([v.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8),
+                *(v.RandomGrayscale(0.2), v.GaussianBlur(5), v.RandomSolarize(128, 0.2)),
+                *floats,
+            ],
+            "a policy": [v.Resize(40), v.CenterCrop(32), v.TrivialAugmentWide(), *floats],
+        }
+        for name, steps in cases.items():
+            found[f"{version} {name}"] = lambda v=v, steps=steps: v.Compose(steps)
+    return found
+
+
+PIPELINES = pipelines()
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_pipelines_are_fused_with_untested_versions(name: str, untested: str) -> None:
+    pipeline = PIPELINES[name]()
+    before = fingerprint()
+    explanation = feedline.compile(pipeline).explain()
+    assert explanation.startswith("fused")
+    assert "unchanged" not in explanation.replace("unchanged   RandomErasing", "")
+    assert fingerprint() == before
+
+
+def test_folders_and_pairs_are_fused_with_untested_versions(root: Path, untested: str) -> None:
+    steps = v1.Compose([v1.RandomResizedCrop(32), v1.ToTensor()])
+    for dataset in (
+        ImageFolder(root, steps),
+        timm.data.ImageDataset(str(root), transform=steps),
+    ):
+        assert compile_dataset(dataset).pipeline is not None
+    pair = feedline.pair(
+        v2.Compose([v2.ToImage(), v2.RandomResizedCrop(32), v2.RandomHorizontalFlip()])
+    )
+    assert pair.explain().startswith("fused")
+
+
+def test_steps_of_a_user_are_not_run_by_the_check(untested: str) -> None:
+    calls: list[Any] = []
+    pipeline = v1.Compose([v1.Resize((9, 9)), v1.Lambda(calls.append), v1.ToTensor()])
+    assert feedline.compile(pipeline).explain().startswith("fused")
+    assert calls == []
+
+
+def define(monkeypatch: pytest.MonkeyPatch, where: str, source: str) -> None:
+    """Define a function as if the file of its module did."""
+    path, _, name = where.rpartition(".")
+    is_method = path not in sys.modules
+    module_name, _, class_name = path.rpartition(".") if is_method else (path, "", "")
+    module = sys.modules[module_name]
+    text = textwrap.dedent(source)
+    if is_method:
+        text = f"class {class_name}:\n{textwrap.indent(text, '    ')}"
+    made: dict[str, Any] = {}
+    exec(compile(text, str(module.__file__), "exec"), vars(module), made)
+    owner, kind = (getattr(module, class_name), made[class_name]) if is_method else (module, None)
+    value = made[name] if kind is None else vars(kind)[name]
+    monkeypatch.setattr(owner, name, value)
+
+
+CHANGES = {
+    "other boxes": (
+        "torchvision 0.30",
+        "torchvision.transforms.transforms.RandomResizedCrop.get_params",
+        """
+        @staticmethod
+        def get_params(img, scale, ratio):
+            _, height, width = F.get_dimensions(img)
+            side = int(min(height, width) * torch.empty(1).uniform_(*scale).item()) + 1
+            return 0, 0, min(side, height), min(side, width)
+        """,
+        "v1 train",
+    ),
+    "other parameters": (
+        "torchvision 0.30",
+        "torchvision.transforms.v2._geometry.RandomResizedCrop.make_params",
+        """
+        def make_params(self, flat_inputs):
+            height, width = query_size(flat_inputs)
+            return dict(top=0, left=0, height=(height + 1) // 2, width=(width + 1) // 2)
+        """,
+        "v2 train",
+    ),
+    "another flip": (
+        "torchvision 0.30",
+        "torchvision.transforms.functional.hflip",
+        "def hflip(img): return vflip(img)",
+        "v1 train",
+    ),
+    "another resize of tensors": (
+        "torchvision 0.30",
+        "torchvision.transforms._functional_tensor.resize",
+        """
+        def resize(img, size, interpolation="bilinear", antialias=True):
+            return interpolate(img[None].float(), size).round()[0].to(img.dtype)
+        """,
+        "v1 tensors",
+    ),
+    "another order of colours": (
+        "torchvision 0.30",
+        "torchvision.transforms.v2._color.ColorJitter.transform",
+        """
+        def transform(self, inpt, params):
+            for kind in ("brightness", "contrast", "saturation", "hue"):
+                factor = params[f"{kind}_factor"]
+                if factor is not None:
+                    inpt = getattr(F, f"adjust_{kind}")(inpt, factor)
+            return inpt
+        """,
+        "v2 colours",
+    ),
+    "another resized crop": (
+        "timm 1.1",
+        "timm.data.transforms.RandomResizedCropAndInterpolation.__call__",
+        """
+        def __call__(self, img):
+            i, j, h, w = self.get_params(img, self.scale, self.ratio)
+            img = F.resize(F.crop(img, i, j, h, w), (36, 36))
+            return F.center_crop(img, self.size)
+        """,
+        "timm train",
+    ),
+    "another resize": (
+        "PIL 14.0",
+        "PIL.Image.Image.resize",
+        """
+        def resize(self, size, resample=None, box=None, reducing_gap=None):
+            self.load()
+            return self._new(self.im.resize(size, Resampling.NEAREST, box or (0, 0, *self.size)))
+        """,
+        "v1 eval",
+    ),
+    "another solarize": (
+        "PIL 14.0",
+        "PIL.ImageOps.solarize",
+        "def solarize(image, threshold=128): return invert(image)",
+        "v1 colours",
+    ),
+    "a white background": (
+        "PIL 14.0",
+        "PIL.Image.Image.convert",
+        """
+        def convert(self, mode=None, matrix=None, dither=None, palette=0, colors=256):
+            self.load()
+            if self.mode == "RGBA" and mode == "RGB":
+                return merge("RGB", self.split()[:3]).point(lambda level: level // 2 + 127)
+            return self._new(self.im.convert(mode, dither or 3))
+        """,
+        "v1 eval",
+    ),
+}
+
+
+def outputs(transform: Callable[[Any], Any], inputs: list[Any]) -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    return [transform(each) for each in inputs]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_pipeline_of_changed_code_runs_unchanged(
+    change: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, where, source, name = CHANGES[change]
+    version = new_version(monkeypatch, *library.split())
+    define(monkeypatch, where, source)
+    pipeline = PIPELINES[name]()
+    with pytest.warns(RuntimeWarning, match=version) as raised:
+        compiled = feedline.compile(pipeline)
+    assert len(raised) == 1
+    explanation = compiled.explain()
+    assert explanation.startswith("unchanged")
+    assert version in explanation
+    pictures: list[Any] = [image(seed, 61, 50) for seed in range(3)]
+    expected = outputs(pipeline, pictures)
+    assert all(map(torch.equal, outputs(compiled, pictures), expected))
+    files = sorted(map(str, root.rglob("*.png")))
+    opened = [Image.open(file).convert("RGB") for file in files]
+    assert all(map(torch.equal, outputs(compiled, files), outputs(pipeline, opened)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the warning is not repeated
+        reasons = compile_dataset(ImageFolder(root, pipeline)).reasons
+    assert version in reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("formula", "is_fused"),
+    [("tensor.sub(mean[0]) / (std[0] + 0.5)", True), ("tensor.sub(tensor.mean())", False)],
+)
+def test_changed_values_are_followed(
+    formula: str, is_fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_version(monkeypatch, "torchvision", "0.30")
+    define(
+        monkeypatch,
+        "torchvision.transforms.functional.normalize",
+        f"def normalize(tensor, mean, std, inplace=False): return {formula}",
+    )
+    pipeline = v1.Compose([v1.Resize((50, 61)), v1.ToTensor(), NORMALIZE])
+    compiled = feedline.compile(pipeline)
+    assert compiled.explain().startswith("fused" if is_fused else "unchanged")
+    pictures = [image(seed, 61, 50) for seed in range(3)]
+    assert all(map(torch.equal, outputs(compiled, pictures), outputs(pipeline, pictures)))
+
+
+@pytest.mark.parametrize(
+    ("where", "source"),
+    [
+        (
+            "torchvision.transforms.v2._geometry.RandomResizedCrop.transform",
+            """
+            def transform(self, inpt, params):
+                size = params["height"], params["width"]
+                if isinstance(inpt, tv_tensors.Mask):
+                    inpt = F.resize(inpt, size)
+                return self._call_kernel(
+                    F.resized_crop, inpt, **params, size=self.size, interpolation=self.interpolation
+                )
+            """,
+        ),
+        (
+            "torchvision.transforms.v2._geometry.RandomHorizontalFlip.transform",
+            "def transform(self, inpt, params): return self._call_kernel(F.vertical_flip, inpt)",
+        ),
+    ],
+)
+def test_a_pair_of_changed_code_runs_unchanged(
+    where: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = new_version(monkeypatch, "torchvision", "0.30")
+    define(monkeypatch, where, source)
+    pipeline = v2.Compose([v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ToImage()])
+    with pytest.warns(RuntimeWarning, match=version):
+        pair = feedline.pair(pipeline)
+    assert pair.explain().startswith("unchanged")
+    assert version in pair.explain()
+
+
+@pytest.mark.parametrize(
+    ("library", "where", "source"),
+    [
+        (
+            "torchvision 0.30",
+            "torchvision.datasets.folder.pil_loader",
+            """
+            def pil_loader(path):
+                with open(path, "rb") as f:
+                    return Image.open(f).convert("L").convert("RGB")
+            """,
+        ),
+        (
+            "torchvision 0.30",
+            "torchvision.datasets.folder.DatasetFolder.__getitem__",
+            """
+            def __getitem__(self, index):
+                path, target = self.samples[index]
+                return self.transform(self.loader(path)), target + 1
+            """,
+        ),
+        (
+            "timm 1.1",
+            "timm.data.dataset.ImageDataset.__getitem__",
+            """
+            def __getitem__(self, index):
+                img, target = self.reader[index]
+                with img:
+                    img = Image.open(img).convert("RGB").transpose(Image.Transpose.ROTATE_180)
+                return self.transform(img) if self.transform else img, target
+            """,
+        ),
+    ],
+)
+def test_a_folder_of_changed_code_is_not_compiled(
+    library: str, where: str, source: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = new_version(monkeypatch, *library.split())
+    define(monkeypatch, where, source)
+    steps = v1.Compose([v1.Resize((32, 32)), v1.ToTensor()])
+    dataset: Any = ImageFolder(root, steps)
+    if library.startswith("timm"):
+        dataset = timm.data.ImageDataset(str(root), transform=steps)
+    with pytest.warns(RuntimeWarning, match=version):
+        compiled = compile_dataset(dataset)
+    assert compiled.pipeline is None
+    assert version in compiled.reasons[0]
+    with feedline.DataLoader(dataset, batch_size=3) as loader:
+        images, labels = next(iter(loader))
+    expected = [dataset[index] for index in range(3)]
+    assert torch.equal(images, torch.stack([each for each, _ in expected]))
+    assert labels.tolist() == [label for _, label in expected]
+
+
+@pytest.mark.parametrize(
+    ("library", "version", "is_tested"),
+    [
+        ("torchvision", "0.16.2", False),
+        ("torchvision", "0.17.0+cpu", True),
+        ("torchvision", "0.29.1", True),
+        ("torchvision", "0.30.0a0+5f2d4f4", False),
+        ("torchvision", "", False),
+        ("timm", "0.9.16", False),
+        ("timm", "1.0.99", True),
+        ("PIL", "9.5.0.post1", False),
+        ("PIL", "13.0.1", True),
+        ("PIL", "13.1.0", False),
+    ],
+)
+def test_versions_that_were_not_tested_are_named(
+    library: str, version: str, is_tested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from feedline.images.compile.library_steps import untested_versions
+
+    monkeypatch.setattr(f"{library}.__version__", version)
+    names = untested_versions()
+    assert (names == "") == is_tested
+    assert is_tested or (version in names and TESTED_VERSIONS[library] in names)
+
+
+def test_the_documentation_names_the_tested_versions() -> None:
+    page = Path(__file__).parents[2] / "docs" / "explanation" / "how-it-works.md"
+    text = page.read_text()
+    assert [versions for versions in TESTED_VERSIONS.values() if versions not in text] == []
