@@ -168,7 +168,7 @@ def test_fused_pipelines_draw_as_the_library_does(root: Path, create: Any) -> No
     assert len(made) == len(stock)
     for one, other in zip(made, stock, strict=True):
         assert one.dtype == other.dtype
-        assert (one.float() - other.float()).abs().max() <= ONE_LEVEL
+        assert (one.float() - other.float()).abs().max() <= 2 * ONE_LEVEL
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -282,3 +282,17 @@ def test_timm_pipelines_are_fused(root: Path) -> None:
         )
         for one, other in zip(made, stock, strict=True):
             assert (one - other).abs().mean() < ONE_LEVEL
+
+
+def test_tiny_images_are_cropped_by_the_library(tmp_path: Path) -> None:
+    """timm's crops of them may be empty."""
+    timm = pytest.importorskip("timm.data.transforms")
+    (tmp_path / "one").mkdir()
+    for number in range(12):
+        Image.new("RGB", (1 + number % 2, 1), (9, 99, 199)).save(tmp_path / "one" / f"{number}.png")
+
+    def create() -> Any:
+        return Preset(transforms.Compose([timm.RandomResizedCropAndInterpolation(8), *NORMALIZE]))
+
+    made, stock = batches(tmp_path, create(), num_workers=0), unfused(tmp_path, create())
+    assert all(map(torch.equal, made, stock))

@@ -141,7 +141,7 @@ def patch(
 
     Names of the class and subclasses have the effect too, however early they were bound. Samples,
     their order and labels stay the same; random augmentations draw other values than torch's, and
-    resized pixels may differ by one grey level.
+    resized pixels may differ by one grey level, rarely by two.
     Also turns on `feedline.lazy_images`, if Pillow is new enough.
 
     Args:

@@ -7,9 +7,10 @@ read, and finds the same objects with the same attributes; `uninstall` restores 
 
 Guarantees: a fused call draws from the library's generators what the pipeline itself draws, in the
 same order, and returns its result: without random steps bit for bit, otherwise with pixels within
-two grey levels after the resize. Anything but one RGB Pillow image is passed to the pipeline itself,
-and so is every image once an attribute of the pipeline or of its steps has been set to another
-value. An image looks loaded to any other code: Pillow decodes its pixels when they are first used.
+two grey levels after the resize. Anything but one RGB Pillow image of some pixels is passed to the
+pipeline itself, and so is every image once an attribute of the pipeline or of its steps has been
+set to another value. An image looks loaded to any other code: Pillow decodes its pixels when they
+are first used.
 
 Relies on: Python's assignment of `__class__`; `get_params` and `make_params` of crops, which need
 only the size of an image; on attributes of `PIL.Image.Image`.
@@ -27,6 +28,7 @@ from operator import is_
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import nn
 

@@ -73,6 +73,8 @@ _FILES = (
     ("WEBP", "RGB"),
 )
 
+_FIX = "Install a tested version, or a newer feedline."
+
 _reasons: dict[str, str] = {}
 """Reason not to compile, a sentence, by what was checked; "" for none."""
 
@@ -151,13 +153,13 @@ def _check_once(things: Iterable[object], check: Callable[[], None]) -> None:
         text = "\n".join((versions, *map(full_step_text, key)))
         if text not in _reasons:
             why = _find_difference(function)
-            why = why and f"With {versions} {why}. Install a tested version, or a newer feedline."
+            why = why and f"With {versions} {why}."
             _reasons[text] = why
             if why and get_worker_info() is None:
-                warning = f"a pipeline runs unchanged, and so slower: {why}"
+                warning = f"a pipeline runs unchanged, and so slower. {why} {_FIX}"
                 warnings.warn(warning, RuntimeWarning, stacklevel=4)
         if why := _reasons[text]:
-            raise CompileError(why)
+            raise CompileError(why, _FIX)
 
 
 def _find_difference(check: Callable[[], None]) -> str:
