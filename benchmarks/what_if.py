@@ -6,10 +6,9 @@ Method: a training is a loop with a step of fixed duration that sleeps, as if a 
 computes on a core. Each of its states (number of workers, cache or none, speed of the step) is
 measured three times alternately, and the measurement with the median rate counts; measurements
 during which other processes used more than 5% of the cores are repeated. From each state alone, all
-states that differ in one setting are predicted and compared with their measurements. The reading
-speed of a cache resolution is measured on a sample, as by `feedline tune --what-if cache=...`. The
-last rows are whole schedules, progressive and of fixed size, predicted from two steady phases and
-then run.
+states that differ in one setting other than the cache are predicted and compared with their
+measurements. The last rows are whole schedules, progressive and of fixed size, predicted from two
+steady phases and then run.
 """
 
 from __future__ import annotations
@@ -34,14 +33,10 @@ from torch.utils.data import Dataset
 
 import feedline
 from feedline.bench.loaders import ImageSample
-from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY
-from feedline.cache.rates import RateKey, measure_copies
-from feedline.cache.source import open_source
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import Rates
 from feedline.forecast.schedule import forecast
 from feedline.forecast.what_if import what_if
-from feedline.sources.manifest import Level
 from feedline.system import usable_cores
 from feedline.tuning.feedline_loader import TunableFeedlineLoader
 from feedline.tuning.rates import feedline_rates
@@ -65,12 +60,12 @@ class State:
     gpu: float = 1.0
 
     def change_to(self, other: State) -> str:
-        """Description of the one setting that differs; "" if none or several do."""
+        """Description of the one setting that differs; "" if none or several do, or the cache."""
+        if other.cache != self.cache:
+            return ""
         changes = []
         if other.workers != self.workers:
             changes.append(f"workers={other.workers}")
-        if other.cache != self.cache:
-            changes.append(f"cache={other.cache or 'none'}")
         if other.gpu != self.gpu:
             changes.append(f"gpu={other.gpu / self.gpu:g}")
         return changes[0] if len(changes) == 1 else ""
@@ -229,12 +224,12 @@ def workloads(folder: Path, caches: Mapping[int, Path]) -> dict[str, Workload]:
     steps = (*crews, State(2, gpu=0.5), State(2, gpu=2.0))
     return {
         "JPEGs at 224 px, step 8 ms": Workload(
-            images(224), sleeping_step(8), (*crews, State(2, 256), State(2, gpu=0.25)), 224
+            images(224), sleeping_step(8), (*crews, State(2, gpu=0.25)), 224
         ),
         "JPEGs at 112 px, step 4 ms": Workload(
             images(112),
             sleeping_step(4),
-            (*crews, State(2, 256), State(2, 128), State(1, 128)),
+            (*crews, State(2, 128), State(1, 128)),
             112,
         ),
         "JPEGs at 224 px, step 60 ms": Workload(images(224), sleeping_step(60), steps, 224),
@@ -344,15 +339,15 @@ class WorkloadMeasurements:
             step.cpu_s,
         )
         assert rates is not None, "a trial was measured"
-        return replace(rates, wanted_px=self.workload.size, level_px=state.cache)
+        return replace(rates, level_px=state.cache)
 
-    def rows(self, name: str, levels: Mapping[RateKey, float]) -> list[Row]:
+    def rows(self, name: str) -> list[Row]:
         """All predictions with their measurements."""
         rows, states = [], self.states
         for now, rates in states.items():
             for then, actual in states.items():
                 if change := now.change_to(then):
-                    (prediction,) = what_if([rates], Changes.parse(change), levels).phases
+                    (prediction,) = what_if([rates], Changes.parse(change)).phases
                     state = f"workers={now.workers}" + (f",cache={now.cache}" if now.cache else "")
                     state += f",gpu={now.gpu:g}" if now.gpu != 1 else ""
                     rows.append(
@@ -463,17 +458,10 @@ def main() -> None:
         caches = {side: Path(scratch) / str(side) for side in _SIDES}
         for side, root in caches.items():
             feedline.build_cache(str(options.folder), str(root), (side,), workers=usable_cores())
-        levels = measure_copies(
-            open_source(options.folder),
-            [[Level(side=side, quality=DEFAULT_JPEG_QUALITY)] for side in _SIDES],
-            (112, 224),
-            crop=feedline.TrainCrop(),
-            workers=usable_cores(),
-        ).rates
         for name, workload in workloads(options.folder, caches).items():
             if options.only in name:
                 measured = WorkloadMeasurements(workload, caches)
-                rows += _print_table(measured.rows(name, levels))
+                rows += _print_table(measured.rows(name))
                 if measured.disturbed:
                     print(
                         f"measurements repeated because of other processes: {measured.disturbed}",
@@ -489,10 +477,6 @@ def main() -> None:
     if options.json:
         results = {
             "machine": machine(),
-            "levels": [
-                {"size": size, "level": level.side if level else None, "images_per_s": rate}
-                for (size, level), rate in levels.items()
-            ],
             "median_off": statistics.median(off),
             "worst": asdict(worst),
             "rows": [asdict(row) for row in rows],

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import Command
 
-from feedline import build_cache
-from feedline.cache import rates
 from feedline.cli.demo_set import DemoSet, write_demo_set
-from feedline.errors import ResourceError
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +25,14 @@ def test_every_what_if_and_schedule_is_predicted(
     file = tmp_path / "tuned.json"
     arguments = ["tune", str(folder), "--schedule", "16x2,32x1", "--batch-size", "8"]
     arguments += ["--step-ms", "20", "--budget", "120", "--json", str(file)]
-    arguments += ["--what-if", "workers=4,cache=32", "--what-if", "gpu=0.5"]
+    arguments += ["--what-if", "workers=4", "--what-if", "gpu=0.5"]
     done = feedline(*arguments)
     assert done.status in {0, 3}, done.output  # 3: the machine was too busy for a whole search
     said = json.loads(file.read_text())
     asked = [each["changes"] for each in said["what_if"]]
     assert asked == [
-        {"workers": 4, "cache": 32, "cores": None, "gpu": None},
-        {"workers": None, "cache": None, "cores": None, "gpu": 0.5},
+        {"workers": 4, "cores": None, "gpu": None},
+        {"workers": None, "cores": None, "gpu": 0.5},
     ]
     for each in said["what_if"]:
         assert [phase["size"] for phase in each["phases"]] == [16, 32]
@@ -48,27 +44,15 @@ def test_every_what_if_and_schedule_is_predicted(
     assert "forecast (images/s)" in done.output
 
 
-@pytest.mark.parametrize("text", ["", "workers=0", "gpu=nan", "workers=1,workers=2", "disk=1"])
+@pytest.mark.parametrize("text", ["", "workers=0", "gpu=nan", "workers=1,workers=2", "cache=256"])
 def test_invalid_what_if_is_reported_before_measuring(
     feedline: Command, folder: Path, text: str
 ) -> None:
     arguments = ["tune", str(folder), "--step-ms", "20", "--what-if", text]
     done = feedline(*arguments)
     assert done.status == 2, done.output
-    assert "workers=8,cache=256,cores=16,gpu=2" in done.output
+    assert "workers=8,cores=16,gpu=2" in done.output
     assert "compute-bound" not in done.output
-
-
-def test_another_level_of_a_cache_is_rejected(
-    feedline: Command, folder: Path, tmp_path: Path
-) -> None:
-    build_cache(
-        folder / "train", tmp_path / "cache" / "train", (16, 32), workers=0, format="folder"
-    )
-    arguments = ["tune", str(tmp_path / "cache"), "--schedule", "16x1", "--step-ms", "20"]
-    done = feedline(*arguments, "--what-if", "cache=32")
-    assert done.status == 2, done.output
-    assert "--what-if cache=" in done.err
 
 
 CODE = """
@@ -98,9 +82,6 @@ def test_what_if_works_for_loader_from_function(
         said = json.loads(file.read_text())
         assert [each["changes"]["gpu"] for each in said["what_if"]] == [None, 0.5]
         assert said["not_predicted"] == []
-    done = feedline(*arguments, "--what-if", "gpu=2,cache=256")
-    assert done.status == 2, done.output
-    assert "--what-if cache=" in done.err
 
 
 @pytest.mark.usefixtures("quick_trials")
@@ -116,24 +97,3 @@ def test_unmeasured_what_if_is_reported_as_not_predicted(
     assert [each["asked"] for each in said["not_predicted"]] == ["the schedule", "gpu=2"]
     assert "not predicted: gpu=2: nothing was measured" in done.output
     assert "--budget" in said["not_predicted"][1]["reason"]
-
-
-@pytest.mark.usefixtures("quick_trials")
-def test_failed_measurement_of_copies_is_reported(
-    feedline: Command, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*args: Any, **more: Any) -> Any:
-        raise ResourceError("there is no room for the copies")
-
-    monkeypatch.setattr(rates, "measure_copies", full)
-    file = tmp_path / "tuned.json"
-    arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8", "--json"]
-    arguments += [str(file), "--step-ms", "20", "--budget", "120"]
-    arguments += ["--what-if", "cache=32", "--what-if", "gpu=0.5"]
-    done = feedline(*arguments)
-    assert done.status in {0, 3}, done.output
-    assert "measuring copies of 32 px" in done.err
-    said = json.loads(file.read_text())
-    (missing,) = said["not_predicted"]
-    assert (missing["asked"], "no room for the copies" in missing["reason"]) == ("cache=32", True)
-    assert [each["changes"]["gpu"] for each in said["what_if"]] == [0.5]

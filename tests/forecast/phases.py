@@ -6,15 +6,6 @@ from typing import Any
 
 from feedline.diagnose.step_load import StepLoad
 from feedline.forecast.rates import PoolRate, Rates
-from feedline.sources.manifest import Level
-
-LEVELS: dict[tuple[int, Level | None], float] = {
-    (112, None): 1000.0,
-    (112, Level(side=128, quality=95)): 4000.0,
-    (112, Level(side=256, quality=95)): 2000.0,
-    (224, None): 800.0,
-    (224, Level(side=256, quality=95)): 1600.0,
-}
 
 
 def load(**given: Any) -> StepLoad:
@@ -41,5 +32,5 @@ def point(stretch: float = 1.0, **given: Any) -> PoolRate:
 
 def rates(size: int | None = 224, *points: PoolRate, **given: Any) -> Rates:
     """A phase of batches of 32 images."""
-    usual: dict[str, Any] = {"rows": 32.0, "wanted_px": size}
+    usual: dict[str, Any] = {"rows": 32.0}
     return Rates(size=size, points=points or (point(),), **(usual | given))

@@ -9,7 +9,7 @@ import pytest
 from feedline.errors import UsageError
 from feedline.forecast.rates import rates_at
 from feedline.forecast.schedule import forecast
-from forecast.phases import LEVELS, point, rates
+from forecast.phases import point, rates
 
 # A step's time goes with the pixels; an image of 112 px takes half of the work.
 SMALL = rates(112, point(compute_ms=10.0, work_cpu_ms=60.0))
@@ -19,27 +19,18 @@ LARGE = rates(224, point(compute_ms=40.0, work_cpu_ms=120.0))
 def test_each_phase_lists_requirements() -> None:
     found = forecast([SMALL, LARGE], "112x10,224x10", images=32_000, workers=2)
     small, large = found.phases
-    assert (small.more, small.free) == (pytest.approx(4.0), pytest.approx(3200))
+    assert small.free == pytest.approx(3200)
     assert (small.needed, small.needed_cores, small.limit) == (6, 6, "workers")
     assert (large.needed, large.limit) == (3, "workers")
-    text = " ".join(str(found).split())
-    for fact in ("4.0 times", "6 workers on 6 cores", "3 workers", "4 cores: 533 images/s"):
-        assert fact in text
-
-
-def test_level_that_suffices_is_named() -> None:
-    found = forecast([SMALL, LARGE], "112x10,224x10", workers=2, levels=LEVELS)
-    assert [phase.level_px for phase in found.phases] == [128, 256]
-    assert "6 workers on 6 cores or copies of 128 px" in " ".join(str(found).split())
-    assert found.seconds is None
-    assert "epochs of" not in str(found)
+    lines = [line.split() for line in str(found).splitlines()]
+    assert ["112", "px", "10", "1067", "3200", "2", "6"] in [line[:7] for line in lines]
 
 
 def test_sufficient_workers_are_reported() -> None:
     found = forecast([LARGE], "224x1", workers=4, images=3200)
-    assert "1 epoch of 3200 images takes 4.0 s" in str(found)
+    assert "4.0 s" in str(found)
     assert found.phases[0].limit == "step"
-    assert "and 4 workers keep up" in str(found)
+    assert forecast([LARGE], "224x1", workers=4).seconds is None
     assert found.fixed_px is None
 
 
@@ -49,7 +40,7 @@ def test_hours_are_given_for_phases_and_for_fixed_largest_size() -> None:
     assert found.seconds == pytest.approx(10 * 1000 * 0.03 + 10 * 1000 * 0.06)
     assert found.fixed_s == pytest.approx(20 * 1000 * 0.06)
     text = " ".join(str(found).split())
-    for fact in ("20 epochs of 32000 images", "15 min", "224 px", "20 min", "1.33 times"):
+    for fact in ("total 20 15 min", "all at 224 px 20 20 min"):
         assert fact in text
     json.dumps(found.as_dict(), allow_nan=False)
 
@@ -59,7 +50,6 @@ def test_intermediate_size_is_interpolated_by_pixels_and_reported() -> None:
     share = (160**2 - 112**2) / (224**2 - 112**2)
     assert middle.now.load.compute_ms == pytest.approx(10 + share * 30)
     assert middle.now.load.work_ms == pytest.approx(60 + share * 60)
-    assert middle.wanted_px == 160
     assert "between 112 and 224 px" in middle.basis
     assert middle.basis in " ".join(str(forecast([SMALL, LARGE], "112x1,160x1,224x1")).split())
 
@@ -86,7 +76,7 @@ def test_without_workers_a_step_waits_for_each_batch() -> None:
     alone = rates(224, point(workers=0, work_cpu_ms=10.0))
     (phase,) = forecast([alone], "224x1").phases
     assert (phase.limit, phase.needed, phase.workers) == ("workers", 1, 0)
-    assert "needs 1 worker; without workers: 1600 images/s" in forecast([alone], "224x1").advice[0]
+    assert phase.then.then == pytest.approx(1600)
 
 
 def test_zero_step_time_gives_finite_figures() -> None:
@@ -113,7 +103,5 @@ def test_no_number_of_workers_is_promised_for_uneven_batches() -> None:
     found = forecast([uneven], "224x1", workers=2)
     assert (found.phases[0].needed, found.phases[0].limit) == (None, "workers")
     assert found.as_dict()["phases"][0]["batches_come_unevenly"]
-    text = " ".join(str(found).split())
-    assert "unevenly" in text
-    assert "keep up" not in text
+    assert "unevenly" in str(found)
     assert not forecast([LARGE], "224x1").as_dict()["phases"][0]["batches_come_unevenly"]

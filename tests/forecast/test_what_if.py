@@ -15,7 +15,7 @@ from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import PoolRate, Rates, pool_rate
 from feedline.forecast.what_if import PhasePrediction, what_if
-from forecast.phases import LEVELS, load, point, rates
+from forecast.phases import load, point, rates
 from tuning.uneven import Uneven
 
 MS = st.floats(0.01, 1000.0)
@@ -39,8 +39,8 @@ PHASES = st.builds(
 )
 
 
-def then(phase: Rates, changes: str, **options: Any) -> PhasePrediction:
-    (found,) = what_if([phase], changes, **options).phases
+def then(phase: Rates, changes: str) -> PhasePrediction:
+    (found,) = what_if([phase], changes).phases
     return found
 
 
@@ -70,28 +70,7 @@ def test_faster_step_helps_only_if_it_is_the_limit() -> None:
     assert then(rates(), "gpu=2").limit == "workers"
 
 
-def test_level_reduces_work_by_measured_share() -> None:
-    phase = rates(224, point(compute_ms=1.0))
-    assert then(phase, "cache=256", levels=LEVELS).factor == near(2.0)
-    from_cache = replace(phase, level_px=256)
-    assert then(from_cache, "cache=none", levels=LEVELS).factor == near(0.5)
-    assert then(from_cache, "cache=256").factor == 1.0
-    assert then(phase, "cache=none").factor == 1.0
-
-
-def test_too_small_level_changes_nothing_and_is_reported() -> None:
-    found = then(rates(), "cache=128", levels=LEVELS)
-    assert found.factor == 1.0
-    assert "at least 224 px" in found.notes[0]
-
-
-def test_a_level_that_was_not_measured_is_wrong_use() -> None:
-    with pytest.raises(UsageError, match=r"plan_cache"):
-        then(rates(), "cache=256")
-    with pytest.raises(UsageError, match=r"320 px.*128 px, 256 px, the originals"):
-        then(rates(), "cache=320", levels=LEVELS)
-    with pytest.raises(UsageError, match="image size"):
-        then(rates(None), "cache=256", levels=LEVELS)
+def test_nothing_measured_is_usage_error() -> None:
     with pytest.raises(UsageError, match="nothing was measured"):
         what_if([], "workers=2")
 
@@ -183,13 +162,13 @@ def test_measurement_error_widens_prediction() -> None:
 
 
 def test_table_and_json_agree() -> None:
-    found = what_if([rates(112), rates()], "workers=4,cache=256", LEVELS)
+    found = what_if([rates(112), rates()], "workers=4,cores=8")
     text = str(found)
-    assert "what if workers=4, cache=256 (images/s)" in text
+    assert "what if workers=4, cores=8 (images/s)" in text
     assert "112 px" in text
     assert "bottleneck" in text
     said = found.as_dict()
-    assert said["changes"] == {"workers": 4, "cache": 256, "cores": None, "gpu": None}
+    assert said["changes"] == {"workers": 4, "cores": 8, "gpu": None}
     assert [phase["size"] for phase in said["phases"]] == [112, 224]
     assert said["phases"][0]["factor"] == near(2.0)
     unknown = what_if([rates(None, rows=None)], "workers=4")
@@ -212,15 +191,13 @@ def test_more_cores_are_never_slower(phase: Rates, cores: int) -> None:
 @given(PHASES)
 def test_change_to_same_value_changes_nothing(phase: Rates) -> None:
     now = phase.now.load
-    level = dict.fromkeys(LEVELS, 500.0)
     for changes in (
         Changes(gpu=1.0),
         Changes(workers=now.workers),
         Changes(cores=round(now.cores)),
-        Changes(cache=256),
-        Changes(workers=now.workers, cache=256, gpu=1.0),
+        Changes(workers=now.workers, gpu=1.0),
     ):
-        (found,) = what_if([phase], changes, level).phases
+        (found,) = what_if([phase], changes).phases
         assert found.then == near(found.now)
         assert found.low == near(found.high)
 
@@ -229,7 +206,7 @@ def test_change_to_same_value_changes_nothing(phase: Rates) -> None:
 def test_estimate_lies_in_its_interval_for_any_change(
     phase: Rates, gpu: float, workers: int, cores: int
 ) -> None:
-    changes = Changes(gpu=gpu, workers=workers, cores=cores, cache=256)
-    (found,) = what_if([phase], changes, LEVELS).phases
+    changes = Changes(gpu=gpu, workers=workers, cores=cores)
+    (found,) = what_if([phase], changes).phases
     assert 0 < found.low <= found.then * (1 + 1e-9)
     assert found.then <= found.high * (1 + 1e-9) < math.inf

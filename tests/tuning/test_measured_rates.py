@@ -41,7 +41,7 @@ def test_images_are_counted_and_waits_are_distinguished_from_work() -> None:
     with DataLoader(Far(), 8, num_workers=1) as loader:
         found = tune(loader, step_ms=4, budget_s=120)
     (phase,) = found.rates
-    assert (phase.size, phase.rows, phase.wanted_px) == (None, 8, None)
+    assert (phase.size, phase.rows) == (None, 8)
     assert len(phase.points) == len(found.phases[0].trials) > 1
     assert found.phases[0].best is not None
     assert phase.now.load.workers == found.phases[0].best.workers
@@ -51,8 +51,6 @@ def test_images_are_counted_and_waits_are_distinguished_from_work() -> None:
     assert phase.shared < 0.2
     (one,) = found.what_if("workers=1").phases
     assert one.limit == "workers"
-    with pytest.raises(UsageError, match="image size"):
-        found.what_if("cache=64")
 
 
 def looked_at(loader: DataLoader[Any], size: int) -> Rates:
@@ -76,7 +74,7 @@ def test_each_size_knows_the_copies_that_it_reads(jpeg_folder: Path, tmp_path: P
         data = ImageFolder(jpeg_folder if cache is None else root)
         with DataLoader(data, 4, schedule="12x1,24x1", num_workers=1) as loader:
             found = [looked_at(loader, size) for size in (12, 24)]
-        assert [(each.size, each.wanted_px) for each in found] == [(12, 12), (24, 24)]
+        assert [each.size for each in found] == [12, 24]
         assert [each.level_px for each in found] == ([16, 32] if cache else [None, None])
         assert [each.rows for each in found] == [4, 4]
         assert all(each.now.load.work_cpu_ms > 0 for each in found)

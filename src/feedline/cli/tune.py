@@ -10,7 +10,7 @@ import typer
 
 from feedline.cli import options
 from feedline.cli.output import complain, echo, echo_text, write_json, write_text
-from feedline.cli.what_if import check_changes, parse_changes, predict_changes
+from feedline.cli.what_if import parse_changes, predict_changes
 from feedline.errors import UsageError
 from feedline.order.schedule import Schedule
 from feedline.text import plural
@@ -65,7 +65,7 @@ def tune(
     budget: Annotated[float, _measurement("Time limit of the search.", "SECONDS", True)] = 60.0,
     what_if: Annotated[
         list[str] | None,
-        _measurement("Predict a change; repeatable.", "workers=N,cache=PX,cores=N,gpu=FACTOR"),
+        _measurement("Predict a change; repeatable.", "workers=N,cores=N,gpu=FACTOR"),
     ] = None,
     save: options.SettingsFile = None,
     svg: options.SvgFile = None,
@@ -108,7 +108,6 @@ def tune(
                 f"{names} has no effect on a function, {source!r}",
                 hint="configure the loader in the function",
             )
-        check_changes(changes, source, None)
         assert rows != "auto"
         search = function_search(
             source,
@@ -131,7 +130,6 @@ def tune(
             decode=decode,
             all_files=all_files,
         )
-        check_changes(changes, source, search.images)
     found = _run(search)
     _print_result(found, search, changes, save=save, svg=svg, json=json)
     raise typer.Exit(_status(found, source))

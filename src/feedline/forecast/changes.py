@@ -1,4 +1,4 @@
-"""Changes of a training and their text form: "workers=8,cache=256,cores=16,gpu=2".
+"""Changes of a training and their text form: "workers=8,cores=16,gpu=2".
 
 Guarantees: pure; invalid text raises an error that lists the valid forms.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any
 
 from feedline.engine.messages import MAX_WORKERS
 from feedline.errors import UsageError
@@ -16,14 +16,12 @@ from feedline.errors import UsageError
 __all__ = ["Changes"]
 
 _MAX_CORES = 4096
-_MIN_CACHE_PX, _MAX_CACHE_PX = 8, 8192
 _MIN_GPU, _MAX_GPU = 0.01, 1000.0
 
 _FORM = (
-    f"write any of workers=1..{MAX_WORKERS}, cache={_MIN_CACHE_PX}..{_MAX_CACHE_PX} (resolution in "
-    f"px) or cache=none, cores=1..{_MAX_CORES}, and gpu={_MIN_GPU:g}..{_MAX_GPU:g} (factor of the "
-    "step's speed), comma separated, e.g. "
-    '"workers=8,cache=256,cores=16,gpu=2"'
+    f"write any of workers=1..{MAX_WORKERS}, cores=1..{_MAX_CORES} and "
+    f"gpu={_MIN_GPU:g}..{_MAX_GPU:g} (factor of the step's speed), comma separated, e.g. "
+    '"workers=8,cores=16,gpu=2"'
 )
 _WHOLE = re.compile(r"[0-9]{1,9}", re.ASCII)
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -35,7 +33,6 @@ class Changes:
 
     Args:
         workers: number of worker processes.
-        cache: resolution of the resized copies (shorter side in pixels); "none" for the originals.
         cores: number of cores available to all processes.
         gpu: factor of the step's compute speed.
 
@@ -44,19 +41,17 @@ class Changes:
     """
 
     workers: int | None = None
-    cache: int | Literal["none"] | None = None
     cores: int | None = None
     gpu: float | None = None
 
     def __post_init__(self) -> None:
         for name, kind, expected, low, high in (
             ("workers", Integral, "a whole number", 1, MAX_WORKERS),
-            ("cache", Integral, "a whole number", _MIN_CACHE_PX, _MAX_CACHE_PX),
             ("cores", Integral, "a whole number", 1, _MAX_CORES),
             ("gpu", Real, "a number", _MIN_GPU, _MAX_GPU),
         ):
             value: Any = getattr(self, name)
-            if value is None or (name == "cache" and value == "none"):
+            if value is None:
                 continue
             number = isinstance(value, kind) and not isinstance(value, bool)
             if not number or not low <= value <= high:
@@ -74,7 +69,7 @@ class Changes:
 
         Example:
             >>> Changes.parse("workers=8,gpu=2")
-            Changes(workers=8, cache=None, cores=None, gpu=2.0)
+            Changes(workers=8, cores=None, gpu=2.0)
         """
         if not isinstance(text, str):
             raise UsageError(f"what-if must be text, got {text!r}", hint=_FORM)

@@ -59,7 +59,6 @@ class Rates:
         size: image size in pixels; None if batches have no single image size.
         rows: images in a batch; None if they cannot be counted.
         points: measurements of worker pools; predictions are compared with the first.
-        wanted_px: shorter side that the phase needs of a cached copy.
         level_px: shorter side of the copies that were read; None for the originals.
         basis: source of the rates if they were not measured.
     """
@@ -67,7 +66,6 @@ class Rates:
     size: int | None
     rows: float | None
     points: tuple[PoolRate, ...]
-    wanted_px: int | None = None
     level_px: int | None = None
     basis: str = ""
 
@@ -220,7 +218,6 @@ def _interpolate(sized: Sequence[Rates], size: int) -> Rates:
             compute=(size / near_px) ** 2,
             work=1.0,
             size=size,
-            wanted_px=_wanted_px(near, size),
             basis=f"not measured: scaled from {near_px} px, with a step time proportional to the "
             "pixels and the same work for an image",
         )
@@ -238,10 +235,5 @@ def _interpolate(sized: Sequence[Rates], size: int) -> Rates:
         compute=factor("compute_ms"),
         work=factor("work_ms"),
         size=size,
-        wanted_px=_wanted_px(near, size),
         basis=f"interpolated between {low_px} and {high_px} px by the pixels",
     )
-
-
-def _wanted_px(near: Rates, size: int) -> int | None:
-    return round(near.wanted_px * size / (near.size or size)) if near.wanted_px else None

@@ -11,19 +11,17 @@ Guarantees: pure; what the rates cannot tell has a lower and an upper figure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from feedline.diagnose.step_load import BLOCKED_SHARE, Limit, StepLoad, with_workers
 from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import PoolRate, Rates
-from feedline.sources.manifest import Level
 from feedline.text import format_table, wrap_text
 
 __all__ = [
-    "LevelRates",
     "PhasePrediction",
     "WhatIf",
     "phase_name",
@@ -31,10 +29,6 @@ __all__ = [
     "what_if",
 ]
 
-
-LevelRates: TypeAlias = "Mapping[tuple[int, Level | None], float]"
-"""Loading rates without a step, in images/s, by image size in pixels and resolution of the cache
-(None for the originals). Only their ratios count."""
 
 _WIDE_RANGE = 1.2  # ratio of the limits from which they are printed
 
@@ -130,18 +124,15 @@ class WhatIf:
         return "\n".join([*lines, *(line for note in notes for line in wrap_text(note))])
 
 
-def what_if(
-    phases: Iterable[Rates], changes: str | Changes, levels: LevelRates | None = None
-) -> WhatIf:
+def what_if(phases: Iterable[Rates], changes: str | Changes) -> WhatIf:
     """Predict each phase after changes.
 
     Args:
         phases: measured rates.
         changes: see `Changes.parse`.
-        levels: rates of the cache's resolutions, for another one than measured.
 
     Raises:
-        UsageError: invalid changes; a resolution was not measured; nothing was measured.
+        UsageError: invalid changes; nothing was measured.
     """
     parsed, measured = Changes.of(changes), list(phases)
     if not measured:
@@ -150,16 +141,15 @@ def what_if(
         )
     return WhatIf(
         changes=parsed,
-        phases=tuple(_predict_phase(rates, parsed, levels or {}) for rates in measured),
+        phases=tuple(_predict_phase(rates, parsed) for rates in measured),
         unit=measured[0].unit,
     )
 
 
-def _predict_phase(rates: Rates, changes: Changes, levels: LevelRates) -> PhasePrediction:
+def _predict_phase(rates: Rates, changes: Changes) -> PhasePrediction:
     now = rates.now
     base = now if changes.workers is None else rates.nearest(changes.workers)
-    work, notes = _work_factor(rates, changes, levels)
-    loads, reasons = predict_loads(rates, base.load, changes, work)
+    loads, notes = predict_loads(rates, base.load, changes)
     steps = [_step_range(base, load) for load in loads]
     likely, spread = steps[0], [each for pair in steps for each in pair]
     then_ms = math.sqrt(likely[0] * likely[1])
@@ -175,7 +165,7 @@ def _predict_phase(rates: Rates, changes: Changes, levels: LevelRates) -> PhaseP
         low=rates.per_s(max(spread) * (1 + error)),
         high=rates.per_s(min(spread) / (1 + error)),
         limit=loads[0].limit,
-        notes=(*notes, *reasons),
+        notes=tuple(notes),
     )
 
 
@@ -195,54 +185,8 @@ def _step_range(base: PoolRate, then: StepLoad) -> tuple[float, float]:
     return min(model_ms, long_ms) if stops_waiting else long_ms, long_ms
 
 
-def _work_factor(rates: Rates, changes: Changes, levels: LevelRates) -> tuple[float, list[str]]:
-    """Return the factor of a batch's work with another resolution, and notes."""
-    if changes.cache is None:
-        return 1.0, []
-    size, wanted = rates.size, rates.wanted_px
-    if size is None or wanted is None:
-        raise UsageError(
-            "cache= needs images that feedline reads at an image size, which these batches are not",
-            hint="remove it",
-        )
-    side = None if changes.cache == "none" else changes.cache
-    if side == rates.level_px:
-        return 1.0, []
-    if side is not None and side < wanted:
-        return 1.0, [
-            f"images of {size} px need copies of at least {wanted} px; predicted without the change"
-        ]
-    then, now = (_level_rate(levels, size, each) for each in (side, rates.level_px))
-    return now / then, []
-
-
-def _level_rate(levels: LevelRates, size: int, side: int | None) -> float:
-    """Return the rate of images of a size from a resolution of the cache, or from the originals.
-
-    If several qualities were measured, the rate of the highest.
-
-    Raises:
-        UsageError: it was not measured.
-    """
-    found = {
-        -1 if level is None or level.quality is None else level.quality: rate
-        for (rows, level), rate in levels.items()
-        if rows == size and (level.side if level else None) == side
-    }
-    if not found:
-        source = f"copies of {side} px" if side else "the originals"
-        known = sorted({f"{level.side} px" if level else "the originals" for _, level in levels})
-        raise UsageError(
-            f"loading images of {size} px from {source} was not measured"
-            + (f", only from {', '.join(known)}" if known else ""),
-            hint="`feedline tune DIR --what-if cache=...` measures it; in Python pass "
-            "levels=feedline.plan_cache(folder, schedule, sizes=[...]).rates",
-        )
-    return found[max(found)]
-
-
 def predict_loads(
-    rates: Rates, now: StepLoad, changes: Changes, work: float
+    rates: Rates, now: StepLoad, changes: Changes
 ) -> tuple[Sequence[StepLoad], list[str]]:
     """Return the possible needs of a step after a change, the likeliest first, and the reasons.
 
@@ -250,21 +194,9 @@ def predict_loads(
         rates: rates of the phase.
         now: needs with the measured worker pool most similar to the requested one.
         changes: the changes.
-        work: factor of a batch's work.
     """
-    then = replace(
-        now,
-        cores=float(changes.cores or now.cores),
-        work_cpu_ms=now.work_cpu_ms * work,
-        work_blocked_ms=now.work_blocked_ms * work,
-        late_ms=now.late_ms * work,
-    )
     waits, notes = now.blocked_share > BLOCKED_SHARE, list[str]()
-    loads = [then]
-    if waits and work != 1.0:
-        # The wait may not depend on the size of the copies.
-        loads.append(replace(then, work_blocked_ms=now.work_blocked_ms))
-        notes.append("much of the work is waiting, which a cache may not shorten")
+    loads = [replace(now, cores=float(changes.cores or now.cores))]
     if changes.gpu is not None:
         loads = [_faster(load, changes.gpu) for load in loads]
         on_core = min(now.step_cpu_ms, now.compute_ms)
@@ -285,7 +217,7 @@ def predict_loads(
                 "once"
             )
         loads = likely
-    if others := _late_loads(now, loads[0], work):
+    if others := _late_loads(now, loads[0]):
         loads = [*loads, *others]
         notes.append(
             "batches arrive unevenly: some are late although the workers are fast enough on "
@@ -294,15 +226,15 @@ def predict_loads(
     return loads, notes
 
 
-def _late_loads(now: StepLoad, then: StepLoad, work: float) -> list[StepLoad]:
+def _late_loads(now: StepLoad, then: StepLoad) -> list[StepLoad]:
     """Return further possible needs of a step if some batches are late now."""
     if not now.late_ms or then == now:
         return []
     # A shorter step may wait for late batches by the time that it saves.
     delays = {max(0.0, now.late_ms + now.compute_ms - then.compute_ms)}
-    if then.workers > now.workers or then.cores > now.cores or work < 1:
+    if then.workers > now.workers or then.cores > now.cores:
         delays.add(0.0)
-    if then.workers < now.workers or work != 1:
+    if then.workers < now.workers:
         delays.add(now.late_ms)
     return [replace(then, late_ms=late_ms) for late_ms in sorted(delays)]
 

@@ -37,12 +37,11 @@ def feedline_rates(loader: DataLoader[Any], phase: TunedPhase, step_cpu_s: float
     ]
     passes = [each for each in at_size if each.batch_size == phase.batch_size] or at_size
     hand_over_cpu_s = _hand_over_cpu_s(passes)
-    wanted_px, level_px = loader._runtime.stream.choice().required_and_cached_px(phase.size)
+    _, level_px = loader._runtime.stream.choice().required_and_cached_px(phase.size)
     return Rates(
         size=phase.size,
         rows=_rows(passes) or loader.batch_size,
         points=tuple(_point(trial, phase, step_cpu_s, hand_over_cpu_s) for trial in _trials(phase)),
-        wanted_px=wanted_px,
         level_px=level_px,
     )
 

@@ -12,7 +12,7 @@ from feedline.errors import UsageError
 from feedline.forecast.changes import Changes
 from feedline.forecast.rates import Rates
 from feedline.forecast.schedule import Forecast, forecast
-from feedline.forecast.what_if import LevelRates, WhatIf, what_if
+from feedline.forecast.what_if import WhatIf, what_if
 from feedline.loader.saved_settings import SavedSettings
 from feedline.order.schedule import Schedule
 from feedline.text import plural
@@ -113,24 +113,20 @@ class TuningResult:
         arguments.pop("persistent_workers", None)  # not part of a settings file
         return SavedSettings(**arguments) if arguments else None
 
-    def what_if(self, changes: str | Changes, levels: LevelRates | None = None) -> WhatIf:
+    def what_if(self, changes: str | Changes) -> WhatIf:
         """Predict each phase after changes.
 
         Args:
-            changes: any of workers, cache, cores and gpu: "workers=8,cache=256,cores=16,gpu=2".
-                `cache` is a resolution of the cache in pixels or "none", `gpu` a factor of the
-                step's speed.
-            levels: rates of the cache's resolutions, for another one than measured:
-                `feedline.plan_cache(folder, schedule).rates`.
+            changes: any of workers, cores and gpu: "workers=8,cores=16,gpu=2". `gpu` is a factor of
+                the step's speed.
 
         Raises:
-            UsageError: changes are not understood; a resolution was not measured; nothing was
-                measured.
+            UsageError: changes are not understood; nothing was measured.
         Example:
             >>> print(found.what_if("workers=8,gpu=2"))                         # doctest: +SKIP
         """
         self._need_rates()
-        return what_if(self.rates, changes, levels)
+        return what_if(self.rates, changes)
 
     def forecast(
         self,
@@ -138,7 +134,6 @@ class TuningResult:
         *,
         images: int | None = None,
         workers: int | None = None,
-        levels: LevelRates | None = None,
     ) -> Forecast:
         """Predict each phase of a schedule, and its time compared with a single size.
 
@@ -146,7 +141,6 @@ class TuningResult:
             schedule: the phases; sizes that were not tuned are marked.
             images: images in an epoch. Default: no times.
             workers: number of workers. Default: the number that suffices for every phase.
-            levels: see `what_if`; a resolution may be recommended.
 
         Raises:
             UsageError: nothing was measured; measured phases have sizes and the schedule has none,
@@ -156,7 +150,7 @@ class TuningResult:
         """
         self._need_rates()
         workers = self.num_workers if workers is None else workers
-        return forecast(self.rates, schedule, images=images, workers=workers, levels=levels)
+        return forecast(self.rates, schedule, images=images, workers=workers)
 
     def _need_rates(self) -> None:
         """Raise UsageError if nothing was measured, or no times of the workers."""
