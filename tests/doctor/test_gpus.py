@@ -15,7 +15,7 @@ from machine_files import write_files
 from feedline.doctor.copies import CopyRate, check_copies, measure_copy_rate
 from feedline.doctor.copies import measure_copies as measured_on
 from feedline.doctor.gpu_checks import TorchBuild, check_gpu
-from feedline.doctor.gpus import Gpu, Gpus, PcieLink, find_gpus, read_link
+from feedline.doctor.gpus import Gpu, Gpus, find_gpus, read_link
 from feedline.engine import pinned_memory
 
 ADDRESS = "0000:65:00.0"
@@ -36,8 +36,6 @@ LINK = {
     for name, text in {
         "current_link_width": "16",
         "max_link_width": "16",
-        "current_link_speed": "2.5 GT/s PCIe",
-        "max_link_speed": "16.0 GT/s PCIe",
     }.items()
 }
 CUDA_12 = TorchBuild(version="2.5.0+cu124", cuda="12.4", hip=None)
@@ -129,7 +127,7 @@ def test_sysfs_gives_name_driver_and_link(tmp_path: Path) -> None:
     gpu, driver, link = check_gpu(found, CUDA_12, {}, tmp_path)
     assert (gpu.status, driver.status, link.status) == ("ok", "ok", "ok")
     assert "memory not measured" in gpu.summary
-    assert link.summary == "16 of 16 lanes at 2.5 GT/s (an idle GPU lowers that)"
+    assert link.summary == "16 of 16 lanes"
 
 
 def test_amd_gpu_is_reported(tmp_path: Path, no_nvml: None) -> None:
@@ -250,19 +248,12 @@ def test_link_without_data_is_not_measured(text: str, tmp_path: Path) -> None:
     assert read_link("", tmp_path) is None
 
 
-def test_unknown_lane_rate_is_none(tmp_path: Path) -> None:
-    path = f"/sys/bus/pci/devices/{ADDRESS}/current_link_speed"
-    link = read_link(ADDRESS, write_files(tmp_path, {**LINK, path: "Unknown"}))
-    assert link == PcieLink(lanes=16, most_lanes=16, rate_gt_per_s=None, most_rate_gt_per_s=16.0)
-
-
 # Copies
 
 
 def measured(**changes: object) -> CopyRate:
     given = {
         "device": "NVIDIA A",
-        "address": ADDRESS,
         "pinned_bytes_per_s": 25e9,
         "pageable_bytes_per_s": 8e9,
         "problem": "",
@@ -270,24 +261,16 @@ def measured(**changes: object) -> CopyRate:
     return CopyRate(**{**given, **changes})  # type: ignore[arg-type]
 
 
-AWAKE = {**LINK, f"/sys/bus/pci/devices/{ADDRESS}/current_link_speed": "16.0 GT/s PCIe"}
-
-
 @pytest.mark.parametrize(
-    ("changes", "files", "expected"),
+    ("changes", "expected"),
     [
-        ({}, AWAKE, ["ok", "ok"]),
-        ({"pinned_bytes_per_s": 10e9}, AWAKE, ["ok", "warn"]),
-        ({"pinned_bytes_per_s": 10e9}, {}, ["ok", "ok"]),  # no link to compare with
-        ({"pinned_bytes_per_s": None, "problem": "CUDA would not pin"}, {}, ["warn", "ok"]),
+        ({}, ["ok", "ok"]),
+        ({"pinned_bytes_per_s": None, "problem": "CUDA would not pin"}, ["warn", "ok"]),
     ],
 )
-def test_copies_are_compared_with_link_bandwidth(
-    changes: dict[str, object], files: dict[str, str], expected: list[str], tmp_path: Path
-) -> None:
-    pinned, rate = check_copies(measured(**changes), write_files(tmp_path, files))
+def test_copy_rates_are_reported(changes: dict[str, object], expected: list[str]) -> None:
+    pinned, rate = check_copies(measured(**changes))
     assert [pinned.status, rate.status] == expected
-    assert rate.details["link_bytes_per_s"] == (31507692308 if files else None)
     assert rate.details["pinned_bytes_per_s"] == measured(**changes).pinned_bytes_per_s
 
 
@@ -316,17 +299,15 @@ class Event:
 @pytest.fixture
 def host_as_gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """The host in the place of a GPU: its copies are real, its name and its clock are not."""
-    properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x65, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "host")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     return torch.device("cpu")
 
 
 def test_copies_are_timed_and_verified(host_as_gpu: torch.device) -> None:
     found = measured_on(host_as_gpu)
-    assert (found.device, found.address, found.problem) == ("host", ADDRESS, "")
+    assert (found.device, found.problem) == ("host", "")
     assert found.pinned_bytes_per_s is not None
     assert min(found.pinned_bytes_per_s, found.pageable_bytes_per_s) > 0
 

@@ -29,7 +29,6 @@ def test_a_small_folder_is_counted_to_the_end(tmp_path: Path) -> None:
     assert (found.images, found.files, found.folders) == (10, 11, 6)
     assert (found.loose_images, found.class_folders) == (1, 2)
     assert found.complete
-    assert found.estimated_files == 10
     assert found.endings == {".jpg": 9, ".txt": 1, ".png": 1}
     assert len(found.sample) == 10
     assert found.mean_bytes == pytest.approx(9.4)
@@ -38,7 +37,7 @@ def test_a_small_folder_is_counted_to_the_end(tmp_path: Path) -> None:
 def test_sample_of_other_files_contains_only_them(tmp_path: Path) -> None:
     fill(tmp_path, {"shards": 4}, ending=".tar", size=100)
     found = scan_folder(str(tmp_path), LONG_S)
-    assert (found.images, found.estimated_files, found.mean_bytes) == (0, 4, 100)
+    assert (found.images, found.files, found.mean_bytes) == (0, 4, 100)
 
 
 def test_empty_folder_has_no_files(tmp_path: Path) -> None:
@@ -46,25 +45,12 @@ def test_empty_folder_has_no_files(tmp_path: Path) -> None:
     assert (found.files, found.sample, found.mean_bytes, found.complete) == (0, (), None, True)
 
 
-def test_incompletely_listed_tree_is_estimated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layout = {f"{split}/class{n}": 4 + n % 3 for split in ("train", "val") for n in range(150)}
-    fill(tmp_path, layout)
-    monkeypatch.setattr(folder, "_MAX_ENTRIES", 600)
-    found = scan_folder(str(tmp_path), LONG_S)
-    assert not found.complete
-    assert found.files < 1500
-    assert found.estimated_files == pytest.approx(1500, rel=0.05)
-
-
-def test_large_flat_folder_has_no_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_folder_is_listed_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, {".": 2000})
     monkeypatch.setattr(folder, "_MAX_ENTRIES", 500)
     found = scan_folder(str(tmp_path), LONG_S)
     assert not found.complete
     assert 500 <= found.files < 2000
-    assert found.estimated_files is None
     assert len(found.sample) == folder._SAMPLE
 
 
@@ -72,7 +58,6 @@ def test_zero_time_still_gives_an_answer(tmp_path: Path) -> None:
     fill(tmp_path, {f"class{n}": 30 for n in range(30)})
     found = scan_folder(str(tmp_path), 0.0)
     assert not found.complete
-    assert found.estimated_files is None
 
 
 def test_symlink_loops_end(tmp_path: Path) -> None:

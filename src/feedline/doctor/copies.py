@@ -7,23 +7,16 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from feedline.doctor.check import CheckResult
-from feedline.doctor.gpus import PcieLink, read_link
 from feedline.doctor.memory import BATCH_ROWS, IMAGE_PX, slot_bytes
 from feedline.text import as_bytes
 
 __all__ = ["CopyRate", "check_copies", "measure_copies", "measure_copy_rate", "skip_copies"]
-
-
-_SLOW = 0.5
-"""A pinned copy usually reaches at least 0.8 of the link's rate. Below half of it there is a
-problem: a link that negotiated a lower rate, a shared switch, memory of the other socket."""
 
 
 def skip_copies(why: str, fix: str = "") -> Iterator[CheckResult]:
@@ -32,13 +25,11 @@ def skip_copies(why: str, fix: str = "") -> Iterator[CheckResult]:
         yield CheckResult(id=name, status="unknown", summary=why, fix=fix)
 
 
-def check_copies(found: CopyRate | str, root: Path = Path("/")) -> Iterator[CheckResult]:
+def check_copies(found: CopyRate | str) -> Iterator[CheckResult]:
     """Run the checks "pinned-memory" and "copy-rate".
 
     Args:
-        found: the measurement, just finished, so that the link is still awake; or the reason torch
-            cannot use the GPU.
-        root: folder that contains /sys.
+        found: the measurement, or the reason torch cannot use the GPU.
     """
     if isinstance(found, str):
         yield CheckResult(id="pinned-memory", status="unknown", summary="torch cannot use the GPU")
@@ -65,18 +56,16 @@ def check_copies(found: CopyRate | str, root: Path = Path("/")) -> Iterator[Chec
             summary="batch memory can be pinned, so copies overlap with the training step",
             details={"pinned": True},
         )
-    yield _rate(found, read_link(found.address, root))
+    yield _rate(found)
 
 
-def _rate(found: CopyRate, link: PcieLink | None) -> CheckResult:
-    carries = None if link is None else _link_bytes_per_s(link)
+def _rate(found: CopyRate) -> CheckResult:
     rate = found.pinned_bytes_per_s or found.pageable_bytes_per_s
     image_bytes = slot_bytes() / BATCH_ROWS
     details = {
         "gpu": found.device,
         "pinned_bytes_per_s": _whole(found.pinned_bytes_per_s),
         "pageable_bytes_per_s": _whole(found.pageable_bytes_per_s),
-        "link_bytes_per_s": _whole(carries),
         "images_per_s": round(rate / image_bytes),
         "image_px": IMAGE_PX,
     }
@@ -87,24 +76,7 @@ def _rate(found: CopyRate, link: PcieLink | None) -> CheckResult:
         f"{found.device}: {pinned}, {_per_s(found.pageable_bytes_per_s)} pageable: "
         f"{rate / image_bytes:,.0f} images/s of {IMAGE_PX} px as uint8"
     )
-    if carries is not None and rate < _SLOW * carries:
-        return CheckResult(
-            id="copy-rate",
-            status="warn",
-            summary=f"{line}; its link's maximum is {_per_s(carries)}",
-            details=details,
-            fix="bind the training to the CPU socket of the GPU (nvidia-smi topo -m, "
-            "numactl --cpunodebind), and stop other programs that copy",
-        )
     return CheckResult(id="copy-rate", status="ok", summary=line, details=details)
-
-
-def _link_bytes_per_s(link: PcieLink) -> float | None:
-    """Data rate of a link: up to 5 GT/s 8 of 10 bits are data, above 128 of 130."""
-    if link.rate_gt_per_s is None:
-        return None
-    data = 0.8 if link.rate_gt_per_s <= 5 else 128 / 130
-    return link.lanes * link.rate_gt_per_s * 1e9 / 8 * data
 
 
 def _per_s(rate: float) -> str:
@@ -126,14 +98,12 @@ class CopyRate:
 
     Args:
         device: name of the GPU.
-        address: on the PCI bus, as "0000:65:00.0"; "" if torch does not report it.
         pinned_bytes_per_s: from registered memory; None if CUDA refused to pin it.
         pageable_bytes_per_s: from memory that is not pinned.
         problem: reason it was not pinned, or "".
     """
 
     device: str
-    address: str
     pinned_bytes_per_s: float | None
     pageable_bytes_per_s: float
     problem: str
@@ -184,7 +154,6 @@ def measure_copies(device: Any) -> CopyRate:
             pinned.release()
     return CopyRate(
         device=torch.cuda.get_device_name(device),
-        address=_address(torch.cuda.get_device_properties(device)),
         pinned_bytes_per_s=rate,
         pageable_bytes_per_s=pageable,
         problem=problem,
@@ -205,12 +174,3 @@ def _time_copy(torch: Any, source: Any, target: Any) -> float:
         stop.synchronize()
         times_s.append(start.elapsed_time(stop) / 1000)
     return float(source.numel() / median(times_s))
-
-
-def _address(properties: Any) -> str:
-    """PCI address of the device; torch reports it since 2.7."""
-    parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    if not all(isinstance(part, int) for part in parts):
-        return ""
-    domain, bus, slot = parts
-    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"

@@ -17,7 +17,7 @@ from feedline.text import as_bytes, plural
 
 __all__ = ["DataFolder", "inspect_data", "require_folder", "skip_data"]
 
-_SCAN_S = 0.15  # up to three times: to list, to estimate, to read sizes
+_SCAN_S = 0.2  # up to two times: to list, to read sizes
 _MAX_EXTENSIONS = 10
 
 
@@ -143,10 +143,9 @@ def _files(folder: str) -> DataFolder:
     """Inspect a folder of images, or of anything else."""
     found = scan_folder(folder, _SCAN_S)
     kind = "images" if found.images else "other" if found.files else "empty"
-    seen = found.images or found.files
-    count = seen if found.estimated_files is None else found.estimated_files
+    count = found.images or found.files
     total = None if found.mean_bytes is None else round(count * found.mean_bytes)
-    at_least = not found.complete and found.estimated_files is None
+    at_least = not found.complete
     details = {
         "kind": kind,
         "files_seen": found.files,
@@ -154,12 +153,11 @@ def _files(folder: str) -> DataFolder:
         "folders_seen": found.folders,
         "folders_unreadable": found.unreadable,
         "all_seen": found.complete,
-        "images_estimated": count if found.images and not at_least else None,
         "mean_file_bytes": None if found.mean_bytes is None else round(found.mean_bytes),
         "bytes_estimated": None if at_least else total,
         "endings": dict(list(found.endings.items())[:_MAX_EXTENSIONS]),
     }
-    line = _describe(found, count, at_least, total)
+    line = _describe(found, count, total)
     if kind == "images" and not found.unreadable:
         check = CheckResult(id="data-folder", status="ok", summary=line, details=details)
     elif found.unreadable:
@@ -196,16 +194,16 @@ def _files(folder: str) -> DataFolder:
     )
 
 
-def _describe(found: FolderContents, count: int, at_least: bool, total: int | None) -> str:
+def _describe(found: FolderContents, count: int, total: int | None) -> str:
     if not found.files:
         return "the folder is empty" if found.complete else "no file was found in time"
-    about = "more than " if at_least else "" if found.complete else "about "
+    about = "" if found.complete else "more than "
     size = "" if total is None else f", {about}{as_bytes(total)}"
     if found.images:
         line = f"{about}{plural(count, 'image')}{size}"
         if found.class_folders:
             line += f", in {plural(found.class_folders, 'folder')}"
-        return line + (" (the listing did not finish)" if at_least else "")
+        return line + ("" if found.complete else " (the listing did not finish)")
     common = ", ".join(
         f"{number:,} {ending or 'without an extension'}"
         for ending, number in list(found.endings.items())[:3]

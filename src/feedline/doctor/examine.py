@@ -129,7 +129,7 @@ def examine(
     run(("torch-build",), lambda: [check_torch(read_torch_build(), gpus or Gpus())])
     usable = all(found[name].status in ("ok", "note", "unknown") for name in _NEEDED_TO_COPY)
     usable = usable and build is not None and gpus is not None and supports_gpus(build, gpus)
-    run(_OF_COPIES, lambda: _check_copies(gpus, usable, measure, root), bounded=False)
+    run(_OF_COPIES, lambda: _check_copies(gpus, usable, measure), bounded=False)
     settings = suggest_settings(limits, available, workers, gpu=usable)
     return DoctorReport(checks=tuple(found.values()), settings=tuple(settings))
 
@@ -162,9 +162,7 @@ def _record_gpus(seen: list[Gpus], root: Path) -> Gpus:
     return seen[0]
 
 
-def _check_copies(
-    gpus: Gpus | None, usable: bool, measure: bool, root: Path
-) -> Iterator[CheckResult]:
+def _check_copies(gpus: Gpus | None, usable: bool, measure: bool) -> Iterator[CheckResult]:
     if gpus is None:
         return skip_copies("the GPUs are unknown: see above")
     if not gpus.any and not gpus.problem:
@@ -176,7 +174,7 @@ def _check_copies(
             "no copy was timed",
             "feedline doctor --measure imports torch, pins memory and times copies",
         )
-    return check_copies(measure_copy_rate(), root)
+    return check_copies(measure_copy_rate())
 
 
 @dataclass(frozen=True, kw_only=True)

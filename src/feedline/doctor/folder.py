@@ -22,7 +22,6 @@ __all__ = ["FolderContents", "FoundFile", "scan_folder"]
 _MAX_ENTRIES = 200_000
 _MAX_DEPTH = 12
 _SAMPLE = 256
-_MIN_WALKS, _MAX_WALKS = 8, 2000  # fewer give no estimate, more hardly improve it
 _CLOCK = 256  # entries between two checks of the time
 
 
@@ -43,8 +42,6 @@ class FolderContents:
         loose_images: number of images directly in it.
         class_folders: number of folders directly in it.
         complete: everything was seen.
-        estimated_files: estimated total number of files of the sample's kind; None if there is no
-            estimate.
         endings: number of files by extension, the most frequent first.
         sample: random files of those seen: images if there are any.
         mean_bytes: mean size of the sample; None without one.
@@ -57,7 +54,6 @@ class FolderContents:
     loose_images: int
     class_folders: int
     complete: bool
-    estimated_files: int | None
     endings: dict[str, int]
     sample: tuple[FoundFile, ...]
     mean_bytes: float | None
@@ -147,7 +143,7 @@ def scan_folder(root: str, seconds: float) -> FolderContents:
 
     Args:
         root: an existing folder.
-        seconds: approximate time limit; an estimate of the rest takes as long again.
+        seconds: approximate time limit; reading the sizes of a sample takes as long again.
 
     Raises:
         OSError: it cannot be listed.
@@ -157,10 +153,6 @@ def scan_folder(root: str, seconds: float) -> FolderContents:
     seen = list(scan.listed.values())
     images, files = sum(each.images for each in seen), sum(each.files for each in seen)
     top = scan.listed[root]
-    total: int | None = images or files
-    if not complete:
-        scan.end, scan.entries = time.monotonic() + seconds, 0
-        total = _estimate(scan, images=images > 0)
     end = time.monotonic() + seconds
     sample = tuple(_add_sizes((scan.images if images else scan.others).paths, end))
     return FolderContents(
@@ -170,7 +162,6 @@ def scan_folder(root: str, seconds: float) -> FolderContents:
         loose_images=top.images,
         class_folders=len(top.folders),
         complete=complete and not scan.unreadable,
-        estimated_files=total,
         endings=dict(scan.endings.most_common()),
         sample=sample,
         mean_bytes=mean(file.bytes for file in sample) if sample else None,
@@ -193,34 +184,6 @@ def _walk(scan: _Scan) -> bool:
         if scan.over:
             return complete and not queue
     return complete
-
-
-def _estimate(scan: _Scan, *, images: bool) -> int | None:
-    """Estimate the total number of files from random walks down; None if there is no estimate.
-
-    Each walk enters a random folder at each depth, and counts the files it meets times the number
-    of folders it chose from: its mean is the total (Knuth, Estimating the efficiency of backtrack
-    programs, 1975).
-    """
-    if not scan.listed[scan.root].complete:
-        return None
-    scan.listed = {path: found for path, found in scan.listed.items() if found.complete}
-    totals: list[float] = []
-    while len(totals) < _MAX_WALKS and not scan.over:
-        folder, weight, total = scan.root, 1, 0.0
-        for _ in range(_MAX_DEPTH):
-            found = scan.list(folder)
-            if not found.complete:
-                return None
-            total += weight * (found.images if images else found.files)
-            if not found.folders:
-                break
-            weight *= len(found.folders)
-            folder = scan.rng.choice(found.folders)
-        else:
-            return None  # deeper than the limit
-        totals.append(total)
-    return round(mean(totals)) if len(totals) >= _MIN_WALKS else None
 
 
 def _add_sizes(paths: list[str], end: float) -> Iterator[FoundFile]:

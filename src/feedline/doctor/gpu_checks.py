@@ -155,8 +155,6 @@ def _links(found: Gpus, root: Path) -> CheckResult:
         return CheckResult(id="pcie-link", status="unknown", summary=why, details=details)
     narrowest = min(known.values(), key=lambda link: link.lanes)
     line = f"{narrowest.lanes} of {narrowest.most_lanes} lanes"
-    if narrowest.rate_gt_per_s is not None:
-        line += f" at {narrowest.rate_gt_per_s:g} GT/s (an idle GPU lowers that)"
     if len(known) > 1:
         line = f"the narrowest of {len(known)}: {line}"
     if 4 * narrowest.lanes <= narrowest.most_lanes:

@@ -76,12 +76,10 @@ class Gpus:
 
 @dataclass(frozen=True, kw_only=True)
 class PcieLink:
-    """PCI connection of a device: lanes, and the rate of each, current and maximum."""
+    """Lanes of a device's PCI connection, current and maximum."""
 
     lanes: int
     most_lanes: int
-    rate_gt_per_s: float | None
-    most_rate_gt_per_s: float | None
 
 
 def find_gpus(root: Path = Path("/")) -> Gpus:
@@ -137,12 +135,7 @@ def read_link(address: str, root: Path = Path("/")) -> PcieLink | None:
     lanes, most = (read_text(folder / f"{which}_link_width") for which in ("current", "max"))
     if not (address and lanes.isdecimal() and most.isdecimal() and 0 < int(lanes) <= 32):
         return None
-    return PcieLink(
-        lanes=int(lanes),
-        most_lanes=int(most),
-        rate_gt_per_s=_rate(read_text(folder / "current_link_speed")),
-        most_rate_gt_per_s=_rate(read_text(folder / "max_link_speed")),
-    )
+    return PcieLink(lanes=int(lanes), most_lanes=int(most))
 
 
 def _vendors_of_displays(devices: Path) -> Iterator[str]:
@@ -183,14 +176,6 @@ def _address(bus_id: str) -> str:
 
 def _cuda(version: int) -> tuple[int, int]:
     return version // 1000, version % 1000 // 10
-
-
-def _rate(text: str) -> float | None:
-    """Parse the number in "16.0 GT/s PCIe"."""
-    try:
-        return float(text.split()[0])
-    except (ValueError, IndexError):
-        return None
 
 
 def _text(given: str | bytes) -> str:
