@@ -159,10 +159,6 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
     PrivateName("accelerate.state.GradientState._add_dataloader", "1.15"),
     PrivateName("accelerate.state.GradientState._remove_dataloader", "1.15"),
     PrivateName("ray._private.services", "2.60", "Ray searches for its cluster"),
-    PrivateName("rich._console", "15.0", "live displays of the program are not found"),
-    PrivateName("rich.console.Console._live", "13.0", "_live_stack is used"),
-    PrivateName("rich.console.Console._live_stack", "15.0", "_live is used"),
-    PrivateName("tqdm.std.tqdm._instances", "4.70", "bars of the program are not found"),
 )
 
 

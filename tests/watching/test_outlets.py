@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rich
 import torch
-import tqdm
-from rich.progress import Progress
 from torch.utils.data import DataLoader
 
 import feedline
@@ -372,41 +369,6 @@ def test_panel_is_drawn_at_most_once_per_second(on_terminal: MakeTerminal) -> No
         panel.tick(panel._printed_s + 1.0 + k / 250)
     panel.end(6.0)
     assert 3 <= terminal.getvalue().count("feedline") <= 5
-
-
-def test_panel_coexists_with_tqdm_bars(on_terminal: MakeTerminal) -> None:
-    terminal = on_terminal()
-    steps = Steps()
-    panel = Panel(steps.recorder)
-    with tqdm.tqdm(total=9, file=terminal, mininterval=0, desc="epoch 3") as bar:
-        drawn(steps, panel, 3)
-        bar.update()
-        assert panel._bar is not None
-        assert panel._live is None
-        assert "feedline" in terminal.getvalue()
-        panel.end(6.0)
-    assert "epoch 3:  11%" in terminal.getvalue()
-    assert not list(tqdm.tqdm._instances)
-
-
-def test_panel_prints_above_rich_display(
-    on_terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal = on_terminal()
-    console = rich.get_console()
-    before = console.file
-    console.file = terminal
-    try:
-        steps = Steps()
-        panel = Panel(steps.recorder)
-        with Progress(console=console, auto_refresh=False) as progress:
-            progress.add_task("theirs")
-            drawn(steps, panel, 65)
-            assert panel._live is None
-            panel.end(66.0)
-    finally:
-        console.file = before
-    assert terminal.getvalue().count("feedline") == 2
 
 
 def test_lines_are_printed_on_request_without_terminal(

@@ -2,15 +2,14 @@
 
 Guarantees: drawn within steps, at most once a second, without a thread, and removed at the end of a
 pass. The program's own stdout and stderr are unchanged; its output on the same terminal follows the
-line. If tqdm draws bars, the line is one of them. If a rich display is live, or stderr is not a
-terminal, a line is printed every 30 seconds instead. Only rank 0 draws. Respects NO_COLOR.
+line. If stderr is not a terminal, a line is printed every 30 seconds instead. Only rank 0 draws.
+Respects NO_COLOR.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -60,37 +59,28 @@ class Panel:
         self._metrics = MetricsReader(recorder)
         self._drawn_s = self._printed_s = recorder.now_s()
         self._live: Live | None = None
-        self._bar: Any = None
 
     def tick(self, now_s: float) -> None:
         """Draw if it is time; `now_s` is the time since the run's start."""
         if not _on_terminal():
-            self._print(now_s, Console(file=sys.stderr, soft_wrap=True))
+            self._print(now_s)
         elif now_s - self._drawn_s >= _REFRESH_S:
-            if (bars := _tqdm()) is not None:
-                self._end_live()
-                self._draw_bar(bars, now_s)
-            elif (other := _other_live(self._live)) is not None:
-                self._end_live()
-                self._print(now_s, other)
-            else:
-                self._draw(now_s)
+            self._draw(now_s)
 
     def end(self, now_s: float) -> None:
         """Remove the line at the end of a pass."""
-        self._end_live()
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     def _text(self, now_s: float) -> Text:
         self._drawn_s = now_s
         return format_line(self._metrics.read())
 
-    def _print(self, now_s: float, console: Console) -> None:
+    def _print(self, now_s: float) -> None:
         if now_s - self._printed_s >= _LINE_S:
             self._printed_s = now_s
-            console.print(self._text(now_s), soft_wrap=True)
+            Console(file=sys.stderr).print(self._text(now_s), soft_wrap=True)
 
     def _draw(self, now_s: float) -> None:
         if self._live is None:
@@ -107,17 +97,6 @@ class Panel:
         text = self._text(now_s)
         text.truncate(self._live.console.width - 1, overflow="ellipsis")
         self._live.update(text, refresh=True)
-
-    def _draw_bar(self, tqdm: Any, now_s: float) -> None:
-        if self._bar is None or self._bar.disable:
-            self._bar = tqdm(bar_format="{desc}", leave=False, file=sys.stderr)
-            self._bar.feedline = True
-        self._bar.set_description_str(self._text(now_s).plain)
-
-    def _end_live(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
 
 
 def format_line(figures: dict[str, float]) -> Text:
@@ -147,20 +126,3 @@ def format_line(figures: dict[str, float]) -> Text:
     if (busy := metric("gpu_busy_pct")) is not None:
         add(f"GPU {busy:.0f}%")
     return text
-
-
-def _tqdm() -> Any:
-    """Return tqdm's class if a bar of the program is drawn."""
-    tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
-    bars = list(getattr(tqdm, "_instances", ()))
-    if any(not bar.disable and not getattr(bar, "feedline", False) for bar in bars):
-        return tqdm
-    return None
-
-
-def _other_live(own: Live | None) -> Console | None:
-    """Return rich's console if the program has a live display."""
-    console = getattr(sys.modules.get("rich"), "_console", None)
-    lives = getattr(console, "_live_stack", None) or [getattr(console, "_live", None)]
-    other = any(live is not None and live is not own for live in lives)
-    return console if other else None

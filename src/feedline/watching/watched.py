@@ -61,6 +61,7 @@ def watch(
         every_s: interval of these calls, in seconds.
         panel: line on stderr with the current rates: True, False or "auto" (if stderr is a
             terminal). If stderr is not a terminal, True prints a line every 30 s. Only in rank 0.
+            Pass False if the loop draws a progress bar of its own.
         name: name of the run; use different names for training and validation loops.
 
     Returns:
