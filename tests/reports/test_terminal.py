@@ -46,7 +46,7 @@ def test_report_has_verdict_ceiling_split_findings_figures_and_tables(
         "waiting for a batch 3.30 ms 41%",
         "waiting for its copy not measured",
         "computing 4.70 ms 59%",
-        "Now 1000 images/s; compute-bound 1702 images/s, 1.70x as fast (from the steps).",
+        "Now 1000 images/s; compute-bound 1702 images/s, 1.70x as fast.",
         "1. decode-bound cause Decoding takes most of the workers' time. evidence decode 75%",
         "fix Build a cache of 128 px copies",
         "gain 1.80x as fast (1.60 to 2.00)",
