@@ -1,24 +1,25 @@
 """The plan of a run, measured on a few real batches: `feedline train --dry-run`.
 
 Guarantees: no file is written; torch's random state is restored; a dry run refuses what a run
-refuses. For each batch shape, real steps on real batches are timed: for a third of the time on one
-batch in memory, which gives the compute-bound rate, then over the loader, at least 5 steps. The
-start of workers, the first step and the batches made meanwhile are a warm-up, which comes on top.
+refuses. For each batch shape, real steps on real batches are timed as by `feedline tune`: for a
+third of the time on batches in memory, which gives the compute-bound rate, then over the loader.
+The start of workers, the first steps and the batches made meanwhile are a warm-up, which comes on
+top.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from feedline.engine.devices import synchronize
 from feedline.errors import UsageError
-from feedline.loader import DataLoader
 from feedline.system import rank_and_world
 from feedline.text import as_bytes, as_seconds, format_table, plural, wrap_text
 from feedline.train.assignment import Assignment
@@ -33,6 +34,8 @@ from feedline.train.runtime import (
     preserved_random_state,
 )
 from feedline.train.train_state import StepCounter, TrainState, lr_factor, train_step
+from feedline.tuning.feedline_loader import TunableFeedlineLoader
+from feedline.tuning.step_benchmark import StepBenchmark
 
 __all__ = ["BUDGET_S", "PlannedPhase", "PlannedRun", "ShapeRates", "dry_run"]
 
@@ -40,7 +43,6 @@ BUDGET_S = 10.0
 """Default time to measure each batch shape."""
 
 _MIN_S, _MAX_S = 1.0, 3600.0
-_MIN_STEPS = 5  # over the loader
 _ALONE = 1 / 3  # of the time, for the compute-bound steps
 _FORWARD = 1 / 3  # time of a validation image to that of a training step; backward is about twice
 _DATA_BOUND = 0.05  # wait share above which loading is the bottleneck (TensorFlow's analyzer)
@@ -195,13 +197,21 @@ def dry_run(
         with ExitStack() as stack:  # as the run builds it, so that it refuses the same
             loader = train_loader(recipe, data.train, ready.run, ready.device, stack)
             batches = [loader.steps_in(epoch) for epoch in range(recipe.epochs)]
-        state = ready.make_state()
-        compile_model(state, recipe, note)
-        measured: dict[tuple[int | None, int], ShapeRates] = {}
-        for phase in recipe.phases:
-            if (phase.batch_size, phase.size) not in measured:
-                progress(f"{phase.size} px: {phase.batch_size} images in a batch")
-                measured[phase.batch_size, phase.size] = _measure(ready, state, phase, budget_s)
+            state = ready.make_state()
+            compile_model(state, recipe, note)
+            tunable = TunableFeedlineLoader(loader, min_workers=0)
+            measured: dict[tuple[int | None, int], ShapeRates] = {}
+            for phase in recipe.phases:
+                shape = phase.batch_size, phase.size
+                if shape not in measured:
+                    progress(f"{phase.size} px: {phase.batch_size} images in a batch")
+                    try:
+                        measured[shape] = _measure(ready, state, tunable, phase, budget_s)
+                    except UsageError as error:
+                        if loader.skipped:
+                            raise no_image_error(loader) from error
+                        raise
+            tunable.close()
     phases = _plan(ready, batches, measured, done)
     return PlannedRun(
         recipe=recipe,
@@ -257,58 +267,44 @@ def _plan(
 
 
 def _measure(
-    ready: PreparedRun, state: TrainState, phase: TrainPhase, budget_s: float
+    ready: PreparedRun,
+    state: TrainState,
+    tunable: TunableFeedlineLoader,
+    phase: TrainPhase,
+    budget_s: float,
 ) -> ShapeRates:
     """Time real steps on real batches of a phase. They train the state."""
     device, on_cuda = ready.device, ready.device.type == "cuda"
-    endless = replace(phase, epochs=1_000_000)
-    alone = replace(ready.recipe, schedule=(endless,), warmup_epochs=0.0)
     state.set_phase(phase)
     state.model.train()
-    if on_cuda:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-    what = f"a batch of {phase.batch_size} images at {phase.size} px"
-    with memory_error(what), ExitStack() as stack:
-        loader = train_loader(alone, ready.data.train, ready.run, device, stack)
-        batches = _endless_batches(loader)
+    rows: list[int] = []
 
-        def step(batch: Any) -> int:
-            train_step(state, *batch)
-            synchronize(device)
-            return len(batch[0])
+    def step(batch: Any) -> None:
+        train_step(state, *batch)
+        synchronize(device)
+        rows.append(len(batch[0]))
 
-        kept = tuple(tensor.clone() for tensor in next(batches))
-        step(kept)  # kernels are chosen, memory is requested
-        images, began_s, alone_s = 0, time.monotonic(), 0.0
-        while alone_s < _ALONE * budget_s:
-            images += step(kept)
-            alone_s = time.monotonic() - began_s
-        compute = images / alone_s
-        for _ in range((loader.prefetch or 0) if loader.num_workers else 0):
-            step(next(batches))  # workers have made these meanwhile
-        images, steps, wait_s, began_s, loading_s = 0, 0, 0.0, time.monotonic(), 0.0
-        while steps < _MIN_STEPS or loading_s < (1 - _ALONE) * budget_s:
-            asked_s = time.monotonic()
-            batch = next(batches)
-            wait_s += time.monotonic() - asked_s
-            images, steps = images + step(batch), steps + 1
-            loading_s = time.monotonic() - began_s
+    benchmark = StepBenchmark(tunable, step, phase.size, single_warmup=True)
+    loading_s = (1 - _ALONE) * budget_s
+    with memory_error(f"a batch of {phase.batch_size} images at {phase.size} px"):
+        tunable.begin(
+            next(
+                each
+                for each in tunable.phases
+                if (each.batch_size, each.image_size) == (phase.batch_size, phase.size)
+            )
+        )
+        alone = benchmark.ceiling(_ALONE * budget_s)
+        if on_cuda:  # without the batches that were kept
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+        trial = benchmark.trial(tunable.start, min_s=loading_s / 2, max_s=loading_s)
+    images = fmean(rows)
     return ShapeRates(
-        steps=steps,
-        images_per_s=images / loading_s,
-        compute_images_per_s=compute,
-        wait_share=wait_s / loading_s,
-        num_workers=loader.num_workers,
+        steps=trial.window.steps,
+        images_per_s=images * trial.steps_per_s,
+        compute_images_per_s=images * alone,
+        wait_share=trial.window.wait_share,
+        num_workers=trial.workers,
         memory_bytes=torch.cuda.max_memory_reserved(device) if on_cuda else None,
     )
-
-
-def _endless_batches(loader: DataLoader[Any]) -> Iterator[Any]:
-    while True:
-        is_empty = True
-        for batch in loader:
-            is_empty = False
-            yield batch
-        if is_empty:
-            raise no_image_error(loader)
