@@ -106,7 +106,7 @@ def test_a_deterministic_training_has_the_same_losses_on_each_rank(
     assert len(lines) <= 10
     assert "image-row engine" in lines[1]
     assert "CenterCrop" in lines[1]
-    assert "without feedline" not in lines[0]
+    assert ("on 2 of 2 ranks" in lines[0]) == (ranks == 2)
     (folder,) = (tmp_path / "record").iterdir()
     for rank in range(ranks):
         record = read_run(folder, rank)
@@ -144,6 +144,53 @@ def test_children_of_all_start_methods_use_feedline(tmp_path: Path) -> None:
     assert result.stdout.splitlines() == [f"{way} feedline {batches}" for way in ways]
     assert result.returncode == 0
     assert f"feedline run: {len(ways)} loaders" in summary_of(result)[0]
+
+
+RANKS = """
+import multiprocessing
+import os
+import sys
+
+from torch.utils.data import DataLoader
+
+class Private(DataLoader):
+    def _get_iterator(self):
+        return super()._get_iterator()
+
+def read(rank, case):
+    kind = Private if case == "private" and rank == 1 else DataLoader
+    for _ in range(2):
+        list(kind(list(range(8)), 4))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    for rank in range(2):
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+        if sys.argv[1] == "hidden" and rank == 1:
+            os.environ["FEEDLINE_RUN"] = ""
+        child = context.Process(target=read, args=(rank, sys.argv[1]))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        del os.environ["RANK"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "texts"),
+    [
+        ("equal", ["on 2 of 2 ranks"]),
+        ("private", ["on 1 of 2 ranks", "torch's loader on rank 1"]),
+        ("hidden", ["on 1 of 2 ranks", "no record of rank 1"]),
+    ],
+)
+def test_the_summary_says_if_a_rank_was_not_replaced(
+    case: str, texts: list[str], tmp_path: Path
+) -> None:
+    result = run([*FEEDLINE, script(tmp_path, RANKS), case], tmp_path)
+    assert result.returncode == 0, result.stderr
+    head = summary_of(result)[0]
+    assert all(text in head for text in texts), head
 
 
 ENDS = {

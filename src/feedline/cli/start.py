@@ -36,7 +36,7 @@ def _start_program(target: Sequence[str]) -> None:
     from feedline.errors import FeedlineError
     from feedline.running.launch import PatchSettings, start_program
 
-    with contextlib.suppress(FeedlineError):
+    with contextlib.suppress(FeedlineError, OSError):
         start_program(target, PatchSettings())
 
 

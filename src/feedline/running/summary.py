@@ -17,7 +17,7 @@ from feedline.report.sentences import parts
 from feedline.running.launch import PatchSettings
 from feedline.text import as_percent, as_rate, as_seconds, finite, plural, printable
 from feedline.trace.run import Loader, Run
-from feedline.trace.run_file import read_run
+from feedline.trace.run_file import read_run, run_file
 
 __all__ = ["describe_run", "print_summary"]
 
@@ -35,29 +35,34 @@ _ENGINES = {
 def print_summary(settings: PatchSettings) -> None:
     """Print the summary of a program from the files that its processes have written."""
     runs: list[list[Run]] = []
+    files: set[str] = set()
     folder = Path(settings.folder or "")
     for part in sorted(folder.glob("[0-9]*-*"), key=lambda path: int(path.name.split("-")[0])):
         ranks = []
         for file in sorted(part.glob("trace*.json")):
+            files.add(file.name)
             with contextlib.suppress(FeedlineError):  # of a process that was killed
                 ranks.append(read_run(file))
         runs.append(sorted(ranks, key=lambda run: run.rank))
-    print(describe_run(runs, settings), file=sys.stderr, flush=True)
+    print(describe_run(runs, settings, files), file=sys.stderr, flush=True)
 
 
-def describe_run(runs: list[list[Run]], settings: PatchSettings) -> str:
+def describe_run(
+    runs: list[list[Run]], settings: PatchSettings, files: set[str] | None = None
+) -> str:
     """Describe the loaders of a program.
 
     Args:
         runs: of each loader, those of its ranks.
         settings: of the program.
+        files: names of the files that the ranks have written; None: other ranks are unknown.
     """
     used = [ranks for ranks in runs if ranks and ranks[0].passes and ranks[0].loaders]
     if not used:
         return "feedline run: the program iterated over no torch DataLoader"
     used.sort(key=lambda ranks: -_seconds(ranks[0]))
     loaders = [_LoaderText(ranks) for ranks in used]
-    lines = [f"feedline run: {plural(len(loaders), 'loader')}{_ranks(used, settings)}"]
+    lines = [f"feedline run: {plural(len(loaders), 'loader')}{_ranks(used, files, settings)}"]
     for number, loader in enumerate(loaders[:_MOST_LOADERS], 1):
         lines += [f"{number}. {loader.engine}", f"   {loader.times}"]
     if more := loaders[_MOST_LOADERS:]:
@@ -128,24 +133,37 @@ def _rate(run: Run) -> float | None:
     )
 
 
-def _ranks(used: list[list[Run]], settings: PatchSettings) -> str:
-    """Number of ranks, and those that did not use feedline although others did."""
+def _ranks(used: list[list[Run]], files: set[str] | None, settings: PatchSettings) -> str:
+    """Number of ranks, and those that did not use feedline although others did.
+
+    Args:
+        used: of each loader, the runs of its ranks.
+        files: names of the files that the ranks have written; None: other ranks are unknown.
+        settings: of the program.
+    """
     world = max(run.world_size for ranks in used for run in ranks)
     if world == 1:
         return ""
-    missing = sorted(
-        {
-            rank
-            for ranks in used
-            if any(run.loaders[0].kind == "feedline" for run in ranks if run.loaders)
-            for rank in set(range(world))
-            - {run.rank for run in ranks if run.loaders and run.loaders[0].kind == "feedline"}
-        }
-    )
-    text = f" on {plural(world, 'rank')}"
-    if missing and not settings.watch:
-        text += f"; without feedline on rank {', '.join(map(str, missing))}"
+    if files is None:
+        return f" on rank {used[0][0].rank} of {world}"
+    if settings.watch:
+        return f" on {plural(world, 'rank')}"
+    absent = {rank for rank in range(world) if run_file(rank) not in files}
+    on_torch = set[int]()
+    for ranks in used:
+        kinds = {run.rank: run.loaders[0].kind for run in ranks if run.loaders}
+        if "feedline" in kinds.values():
+            on_torch |= {rank for rank, kind in kinds.items() if kind != "feedline"}
+    text = f" on {world - len(absent | on_torch)} of {world} ranks"
+    if absent:
+        text += f"; no record of rank {_numbers(absent)}, which may use torch's loader"
+    if on_torch:
+        text += f"; torch's loader on rank {_numbers(on_torch)}"
     return text
+
+
+def _numbers(ranks: set[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
 
 
 def _largest_fix(loaders: list[_LoaderText]) -> Finding | None:
