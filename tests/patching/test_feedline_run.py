@@ -284,18 +284,62 @@ def test_the_sitecustomize_of_the_user_runs(tmp_path: Path) -> None:
     [
         (["missing.py"], "missing.py"),
         (["tool.sh"], "tool.sh"),
+        (["tool"], "tool"),
+        ([""], "''"),
+        (["--watch"], "SCRIPT"),
         (["-m"], "-m"),
         (["--workers", "3", "script.py"], "workers"),
         (["--watch", "--off", "X", "script.py"], "--watch"),
+        (["--watch", "--compare", "2", "script.py"], "--watch"),
+        (["--compare", "x", "script.py"], "--compare"),
+        (["--unknown", "script.py"], "--unknown"),
     ],
 )
 def test_wrong_use_is_an_error(arguments: list[str], text: str, tmp_path: Path) -> None:
     script(tmp_path, "#!/bin/sh\nexit 0\n", "tool.sh")
+    script(tmp_path, "\0", "tool")
     script(tmp_path, "")
     result = run([*FEEDLINE, *arguments], tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith("error:")
     assert text in result.stderr
+
+
+@pytest.mark.parametrize("target", [["folder"], ["notes.txt"], ["-m", "missing_module"]])
+def test_python_refuses_other_programs_itself(target: list[str], tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    script(tmp_path, "no program", "notes.txt")
+    plain, own = run([sys.executable, *target], tmp_path), run([*FEEDLINE, *target], tmp_path)
+    assert own.returncode == plain.returncode == 1
+    assert own.stderr.splitlines()[:-1] == plain.stderr.splitlines()
+
+
+NEWER_TORCH = """
+from torch.utils.data import DataLoader
+
+init_today = DataLoader.__init__
+
+def init(self, *args, newer=None, **kwargs):
+    init_today(self, *args, **kwargs)
+    self.newer = newer
+
+DataLoader.__init__ = init
+
+import feedline
+
+with feedline.patch() as patched:
+    loader = DataLoader(list(range(8)), 4, newer=3)
+    assert type(loader) is DataLoader
+    assert loader.newer == 3
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert isinstance(DataLoader(list(range(8)), 4), feedline.DataLoader)
+    assert "newer" in patched.summary()
+"""
+
+
+def test_an_argument_of_a_newer_torch_leaves_the_loader_to_torch(tmp_path: Path) -> None:
+    result = run([sys.executable, script(tmp_path, NEWER_TORCH)], tmp_path)
+    assert result.returncode == 0, result.stderr
 
 
 WATCHED = """

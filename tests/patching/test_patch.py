@@ -117,10 +117,6 @@ def test_a_subclass_with_private_methods_stays_that_of_torch() -> None:
         assert "_get_iterator" in patched.summary()
 
 
-class WithNewArgument(EarlyLoader[Any]):
-    """Loader of a torch with another argument."""
-
-
 def test_a_loader_that_feedline_cannot_build_is_that_of_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
