@@ -12,7 +12,8 @@ from typing import Any
 
 import psutil
 
-from feedline.system import cpu_model, usable_cores
+from feedline.machine import cpu_model
+from feedline.system import usable_cores
 
 __all__ = [
     "describe_processor",

@@ -38,7 +38,7 @@ import images
 from feedline.diagnose.diagnose import diagnose
 from feedline.diagnose.facts import summarise_run
 from feedline.diagnose.finding import Finding, Thresholds
-from feedline.system import cpu_model
+from feedline.machine import cpu_model
 from situation import CORES, SITUATIONS, Situation
 from situations import compute_bound, handing, machine, making, step, storage, workers  # noqa: F401
 

@@ -36,6 +36,7 @@ ROOMS = (
     "randomness",
     "order",
     "trace",
+    "machine",
     "system",
     "private_names",
     "text",

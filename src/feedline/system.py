@@ -4,9 +4,7 @@ Guarantees: the strictest limit applies: CPU affinity, the cgroup's CPU quota an
 and v2), a batch system's share, divided among the training processes of this machine. A limit that
 cannot be read, or is not a number, is ignored.
 Relies on: /proc and /sys/fs/cgroup if they exist, otherwise on psutil. A file for `read_at`,
-`write_at` and `lock_file` is opened with `BINARY`, which only Windows needs. For the page cache, on
-Linux: posix_fadvise(DONTNEED), which drops clean pages that are not mapped; preadv(RWF_NOWAIT),
-which needs no rights beyond reading.
+`write_at` and `lock_file` is opened with `BINARY`, which only Windows needs.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import contextlib
 import errno
 import math
 import os
-import platform
 import shutil
 import signal
 import sys
@@ -43,11 +40,8 @@ __all__ = [
     "affinity_cores",
     "available_memory_bytes",
     "cacheable_memory_bytes",
-    "can_drop_pages",
     "core_limits",
-    "cpu_model",
     "describe_exit",
-    "drop_pages",
     "local_processes",
     "lock_file",
     "memory_limits",
@@ -58,7 +52,6 @@ __all__ = [
     "readable",
     "search_path",
     "slashed",
-    "stays_in_memory",
     "throttled_s",
     "unwritten",
     "usable_cores",
@@ -72,7 +65,6 @@ BINARY: int = getattr(os, "O_BINARY", 0)
 _LOCKED_BYTE = 1 << 30  # far behind what is written: on Windows others cannot read a locked byte
 _LOCKED_ERRORS = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
 _PEEK_EVERY_S = 0.02
-_PROBES = 3
 _ROOT = Path("/")
 _FOR_FILES = 0.8
 
@@ -244,13 +236,6 @@ def usable_cores() -> int:
     return core_limits().usable
 
 
-def cpu_model(root: Path = _ROOT) -> str:
-    """Model name of the processor, if the machine reports one."""
-    lines = (_read(root / "proc/cpuinfo") or "").splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
-
-
 def memory_limits(root: Path = _ROOT) -> MemoryLimits:
     """Read the limits on memory.
 
@@ -365,38 +350,6 @@ def lock_file(descriptor: int) -> bool:
         if error.errno not in _LOCKED_ERRORS:
             raise
         return False
-    return True
-
-
-def can_drop_pages() -> bool:
-    """Return True if this system has the calls of `drop_pages` and `stays_in_memory`."""
-    return hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
-
-
-def drop_pages(file: int, offset: int = 0, length: int = 0) -> None:
-    """Ask the kernel to drop a file's pages from the page cache, which it may decline. A length of
-    0 extends to the end.
-    """
-    os.posix_fadvise(file, offset, length, os.POSIX_FADV_DONTNEED)
-
-
-def stays_in_memory(file: int, offset: int = 0, length: int = 0) -> bool | None:
-    """Drop a part of a file, and return True if its first byte is in memory nevertheless; None if
-    its file system does not support this.
-
-    A probe of a missing page also starts to read it, and a fast disk can deliver it before the
-    probe returns: 7 of 1000 probes of a virtual disk. So the page must be found by several probes,
-    each after dropping it again. On a busy machine, 3 of 1000 files of a disk pass them all: ask
-    for several files.
-    """
-    for _ in range(_PROBES):
-        drop_pages(file, offset, length)
-        try:
-            os.preadv(file, [bytearray(1)], offset, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return None
     return True
 
 

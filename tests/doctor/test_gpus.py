@@ -15,8 +15,8 @@ from machine_files import write_files
 from feedline.doctor.copies import CopyRate, check_copies, measure_copy_rate
 from feedline.doctor.copies import measure_copies as measured_on
 from feedline.doctor.gpu_checks import TorchBuild, check_gpu
-from feedline.doctor.gpus import Gpu, Gpus, find_gpus, read_link
 from feedline.engine import pinned_memory
+from feedline.machine import Gpu, Gpus, find_gpus, read_link
 
 ADDRESS = "0000:65:00.0"
 CARD = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from machine_files import write_files
 
-from feedline.doctor.mounts import Disk, find_disk
+from feedline.machine import Disk, find_disk
 
 ROOT = "22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw\n"
 

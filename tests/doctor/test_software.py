@@ -15,9 +15,9 @@ import feedline.images
 from feedline.doctor import cores
 from feedline.doctor.cores import check_start_method
 from feedline.doctor.gpu_checks import TorchBuild, check_torch, read_torch_build
-from feedline.doctor.gpus import Gpu, Gpus
 from feedline.doctor.software import check_decoder, check_libraries, check_png_decoder
 from feedline.images import jpeg, resize
+from feedline.machine import Gpu, Gpus
 
 # The decoder
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from feedline.machine import DeviceWatch
 from feedline.trace import resource_watch
 from feedline.trace.processes import ProcessWatch
-from feedline.trace.resource_watch import DeviceWatch, ResourceWatch
+from feedline.trace.resource_watch import ResourceWatch
 
 
 class Nvml(SimpleNamespace):

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from feedline.bench.loaders import PREFETCH, FeedlineLoader, ImageSample, MeasuredLoader
-from feedline.bench.machine import machine, versions
 from feedline.bench.options import BenchmarkOptions
 from feedline.bench.rate import Turn, settle_down
 from feedline.bench.result import BenchmarkResult, BenchmarkRow, Loader, Omission
@@ -24,6 +23,7 @@ from feedline.engine.defaults import WORKER_BYTES, worker_count
 from feedline.engine.shared_memory import require_memory
 from feedline.errors import UsageError
 from feedline.images.folder import ImageFolder, sample_folder
+from feedline.machine import environment
 from feedline.system import usable_cores
 
 __all__ = ["ProgressListener", "TurnPlan", "plan_turns", "run_benchmark", "take_turns"]
@@ -94,8 +94,7 @@ def run_benchmark(settings: BenchmarkOptions, report: ProgressListener) -> Bench
         rows=rows,
         skipped=sorted(skipped),
         left_out=left_out,
-        machine=machine(),
-        versions=versions(*_PACKAGES, *([] if settings.against is None else ["torchvision"])),
+        **environment(*_PACKAGES, *([] if settings.against is None else ["torchvision"])),
         elapsed_s=time.perf_counter() - started,
     )
 

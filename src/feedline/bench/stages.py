@@ -4,14 +4,12 @@ Guarantees: reading, resizing and all of `ImageFolder.load` are timed; the rest 
 decoding. The fastest of an image's repetitions is used, as the others were disturbed; the figures
 are means over the images, so they add up. A missing figure comes with its reason.
 
-Relies on: `system` to drop files from memory, and to check that. Folders and inodes stay in
+Relies on: `machine` to drop files from memory, and to check that. Folders and inodes stay in
 memory, and maybe the disk's own caches.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -24,10 +22,10 @@ import numpy as np
 from feedline.images.codec_registry import Decoder
 from feedline.images.folder import ImageFolder
 from feedline.images.resize import fill
+from feedline.machine import can_drop_pages, drop_pages, stays_in_memory
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import mix
 from feedline.sources.files import read_file
-from feedline.system import can_drop_pages, drop_pages, stays_in_memory
 
 __all__ = ["StageCosts", "measure_stages"]
 
@@ -124,27 +122,14 @@ def _read_cold_ms(folder: ImageFolder, numbers: Sequence[int]) -> tuple[float | 
     probes = min(_PROBES, len(paths) // 2)
     in_memory = 0
     for path in paths[:probes]:
-        _drop(path)
-        in_memory += _stays_in_memory(path)
+        drop_pages(path)
+        in_memory += stays_in_memory(path) is not False
     if in_memory >= probes / 2:  # a busy machine finds a few files of a disk in memory
         return None, "the files stay in memory (a RAM disk, or in use by another program)"
     timed = paths[probes:]
     for path in timed:
-        _drop(path)
+        drop_pages(path)
     start = time.perf_counter()
     for path in timed:
         read_file(path)
     return (time.perf_counter() - start) / len(timed) * 1e3, ""
-
-
-def _drop(path: bytes) -> None:
-    with open(path, "rb") as file:
-        with contextlib.suppress(OSError):
-            os.fsync(file)  # data not yet on the disk is not dropped
-        drop_pages(file.fileno())
-
-
-def _stays_in_memory(path: bytes) -> bool:
-    """Return True if the file's beginning cannot be dropped, or if that is unknown."""
-    with open(path, "rb") as file:
-        return stays_in_memory(file.fileno()) is not False

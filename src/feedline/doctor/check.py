@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from feedline.text import printable
@@ -17,7 +16,6 @@ __all__ = [
     "CheckResult",
     "Status",
     "found_fault",
-    "read_text",
     "run_checks",
     "run_with_deadline",
 ]
@@ -62,14 +60,6 @@ class CheckResult:
 def found_fault(checks: Iterable[CheckResult]) -> bool:
     """Return True if one of them warns or fails."""
     return any(check.status in ("warn", "fail") for check in checks)
-
-
-def read_text(path: Path) -> str:
-    """Read a file of the kernel; "" if it cannot be read."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _one_line(text: str) -> str:

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from feedline.doctor.check import CheckResult, Status
-from feedline.doctor.software import package_version
 from feedline.engine.defaults import default_start_method
 from feedline.engine.process import THREAD_SETTINGS
-from feedline.system import CoreLimits, cpu_model
+from feedline.machine import cpu_model, package_version
+from feedline.system import CoreLimits
 from feedline.text import plural
 
 __all__ = ["check_cores", "check_opencv", "check_openmp", "check_start_method", "describe_cores"]

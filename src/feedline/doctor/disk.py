@@ -8,8 +8,8 @@ from pathlib import Path
 
 from feedline.doctor.check import CheckResult
 from feedline.doctor.data import DataFolder
-from feedline.doctor.mounts import Disk, DiskKind, find_disk
 from feedline.doctor.read_rate import ReadRate, measure_read_rate
+from feedline.machine import Disk, DiskKind, find_disk
 from feedline.text import as_bytes, plural
 
 __all__ = ["DECODED_BYTES_PER_S", "check_disk"]

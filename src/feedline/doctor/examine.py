@@ -30,7 +30,6 @@ from feedline.doctor.gpu_checks import (
     read_torch_build,
     supports_gpus,
 )
-from feedline.doctor.gpus import Gpus, find_gpus
 from feedline.doctor.memory import (
     BATCH_ROWS,
     BATCH_SLOTS,
@@ -47,6 +46,7 @@ from feedline.engine.defaults import (
     auto_workers,
     default_start_method,
 )
+from feedline.machine import Gpus, find_gpus
 from feedline.system import CoreLimits, MemoryLimits, core_limits, memory_limits
 from feedline.text import as_bytes
 

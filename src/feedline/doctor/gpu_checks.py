@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from feedline.doctor.check import CheckResult
-from feedline.doctor.gpus import Gpu, Gpus, read_link
+from feedline.machine import Gpu, Gpus, read_link
 from feedline.text import as_bytes
 
 __all__ = ["TorchBuild", "check_gpu", "check_torch", "read_torch_build", "supports_gpus"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from feedline.doctor.folder import FoundFile
-from feedline.system import can_drop_pages, drop_pages, stays_in_memory
+from feedline.machine import can_drop_pages, drop_pages, stays_in_memory
 
 __all__ = ["ReadFrom", "ReadRate", "measure_read_rate"]
 
@@ -148,16 +148,16 @@ def _read(part: _FilePart, buffer: bytearray, end: float) -> int:
 
 def _drop(parts: Sequence[_FilePart]) -> None:
     for part in parts if can_drop_pages() else ():
-        with contextlib.suppress(OSError), open(part.path, "rb", buffering=0) as file:
-            drop_pages(file.fileno(), part.offset, part.bytes)
+        with contextlib.suppress(OSError):
+            drop_pages(part.path, part.offset, part.bytes)
 
 
 def _read_source(probes: Sequence[_FilePart]) -> ReadFrom:
     """Source of reads after files were dropped from memory."""
     found: list[bool | None] = []
     for part in probes if can_drop_pages() else ():
-        with contextlib.suppress(OSError), open(part.path, "rb", buffering=0) as file:
-            found.append(stays_in_memory(file.fileno(), part.offset, part.bytes))
+        with contextlib.suppress(OSError):
+            found.append(stays_in_memory(part.path, part.offset, part.bytes))
     if found.count(False) > len(found) / 2:
         return "disk"
     return "memory" if found and all(found) else "unknown"

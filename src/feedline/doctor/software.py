@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from feedline import __version__
 from feedline.doctor.check import CheckResult
 from feedline.images.native import COMPILE_HINT, NATIVE_MODULES
+from feedline.machine import package_version
 
-__all__ = ["check_decoder", "check_libraries", "check_png_decoder", "package_version"]
+__all__ = ["check_decoder", "check_libraries", "check_png_decoder"]
 
 
 # Package names, with the module's name.
@@ -37,14 +38,6 @@ _OPTIONAL = (
     "ray",
     "nvidia-ml-py",
 )
-
-
-def package_version(package: str) -> str | None:
-    """Version of an installed package; None if it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def check_libraries() -> CheckResult:

@@ -14,9 +14,9 @@ import time
 from collections import deque
 from dataclasses import replace
 
+from feedline.machine import device_name, this_machine
 from feedline.system import rank_and_world
 from feedline.trace.loaders import LoaderRegistry, WorkerObserver
-from feedline.trace.machine import device_name, this_machine
 from feedline.trace.pass_record import HostStep, PassRecord, RecentSteps
 from feedline.trace.passes import PassEntries, Passes
 from feedline.trace.processes import ProcessWatch

@@ -6,17 +6,16 @@ used only if the program has initialised CUDA; unknown values are None.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
+from feedline.machine import DeviceWatch
 from feedline.system import cacheable_memory_bytes, throttled_s
 from feedline.trace.processes import ProcessWatch
 from feedline.trace.run import ResourceUse
 
-__all__ = ["DeviceWatch", "ResourceWatch"]
+__all__ = ["ResourceWatch"]
 
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -77,48 +76,3 @@ def _cacheable_bytes() -> int | None:
         return cacheable_memory_bytes()
     except OSError:
         return None
-
-
-class DeviceWatch:
-    """Samples the utilisation of the current device."""
-
-    def __init__(self) -> None:
-        self._library: Any = None
-        self._handle: Any = None
-        self._refused = False
-        self._samples = 0
-        self._busy = 0.0
-        self.latest: float | None = None
-
-    @property
-    def busy(self) -> float | None:
-        """Mean of all samples, 0 to 1; None without samples."""
-        return self._busy / self._samples if self._samples else None
-
-    def update(self) -> None:
-        """Take a sample."""
-        if self._refused:
-            return
-        try:
-            if self._handle is None and not self._open():
-                return
-            self.latest = self._library.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
-            self._busy += self.latest
-            self._samples += 1
-        except Exception:  # the library's own class, which is not imported if it is missing
-            self._refused = True
-
-    def _open(self) -> bool:
-        torch = sys.modules.get("torch")
-        if torch is None or not torch.cuda.is_initialized():
-            return False
-        self._library = importlib.import_module("pynvml")
-        self._library.nvmlInit()
-        # NVML's numbers ignore CUDA_VISIBLE_DEVICES; the UUID is always the same.
-        uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
-        by_uuid = self._library.nvmlDeviceGetHandleByUUID
-        self._handle = by_uuid(f"GPU-{uuid}") if uuid is not None else self._by_number(torch)
-        return True
-
-    def _by_number(self, torch: Any) -> Any:
-        return self._library.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())

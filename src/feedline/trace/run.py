@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from feedline.machine import Machine
 from feedline.trace.histogram import Histogram
-from feedline.trace.machine import Machine, Process, ResourceUse
 
 __all__ = [
     "RUN_VERSION",
@@ -30,6 +30,60 @@ __all__ = [
 
 RUN_VERSION = 1
 """Version of the format of a run file."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Process:
+    """Activity of one process during the run, from the kernel's counters.
+
+    Args:
+        role: "trainer" or "worker".
+        pid: process id.
+        seconds: observed time.
+        cpu_s: CPU time, all threads.
+        queued_s: time ready to run without a free core; None if the kernel does not report it.
+        read_bytes: read from a disk; None if the kernel does not report it.
+        major_faults: pages read from a disk.
+        called_bytes: read by calls, from files and pipes of any kind.
+    """
+
+    role: Literal["trainer", "worker"]
+    pid: int
+    seconds: float
+    cpu_s: float
+    queued_s: float | None = None
+    read_bytes: int | None = None
+    major_faults: int | None = None
+    called_bytes: int | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class ResourceUse:
+    """Use of the machine by the run.
+
+    Args:
+        processes: the trainer, and the longest-lived workers, at most 64.
+        worker_starts: number of observed worker processes.
+        worker_deaths: number of workers that died and were replaced.
+        throttled_s: time for which the CPU quota throttled processes; None without a quota.
+        gpu_busy: share of the time, 0 to 1, that the device was busy, by its own counter.
+        threads: number of threads that torch computes with, in the trainer.
+        worker_threads: number of threads of the busiest worker.
+        shared_memory_bytes: size of /dev/shm; None without it.
+        cacheable_bytes: memory available for cached files.
+        dataset_bytes: of all samples, estimated from some; None if they are not files.
+    """
+
+    processes: list[Process] = field(default_factory=list)
+    worker_starts: int = 0
+    worker_deaths: int = 0
+    throttled_s: float | None = None
+    gpu_busy: float | None = None
+    threads: int | None = None
+    worker_threads: int | None = None
+    shared_memory_bytes: int | None = None
+    cacheable_bytes: int | None = None
+    dataset_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,13 +11,11 @@ import json
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from feedline.bench.machine import machine, versions
+from feedline.machine import device_name, environment
 from feedline.order.seeds import mix
-from feedline.trace.machine import device_name
 from feedline.train.assignment import Assignment
 from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME
 from feedline.train.config import as_toml
@@ -77,8 +75,8 @@ def run_training(assignment: Assignment, report: TrainReport) -> TrainResult:
 def _train(ready: PreparedRun, ranks: Ranks, report: TrainReport) -> TrainResult:
     """Train on one rank."""
     recipe, run, data = ready.recipe, ready.run, ready.data
-    environment: dict[str, Any] = {"machine": machine(), "versions": versions("timm")}
-    environment["machine"] |= {
+    measured_on = environment("timm")
+    measured_on["machine"] |= {
         "device": ready.device.type,
         "gpu": device_name(),
         "torch_threads": torch.get_num_threads(),
@@ -105,7 +103,7 @@ def _train(ready: PreparedRun, ranks: Ranks, report: TrainReport) -> TrainResult
         loop = TrainingLoop(ready, loader, out, ranks, report, stack)
         if ranks.is_main:
             write_text(out / RECIPE_NAME, as_toml(recipe, run), report.note)
-            write_text(out / "environment.json", json.dumps(environment, indent=2), report.note)
+            write_text(out / "environment.json", json.dumps(measured_on, indent=2), report.note)
         stopped_by = loop.fit()
     return TrainResult(
         recipe=recipe,
@@ -119,5 +117,5 @@ def _train(ready: PreparedRun, ranks: Ranks, report: TrainReport) -> TrainResult
         weights_error=loop.writer.errors.get(BEST_NAME),
         checkpoint_error=loop.writer.errors.get(CHECKPOINT_NAME),
         skipped=loop.skipped,
-        **environment,
+        **measured_on,
     )
