@@ -104,7 +104,7 @@ typedef struct {
     int pixels;  /* neighbours computed together: a block */
     int vectors; /* that hold their bytes, four in each half; 0 for the scalar path */
     int blocks;
-    int parts;   /* of a block with AVX-512, each with its own 64 bytes of a source row; otherwise 0 */
+    int kernel;  /* of AVX-512, which has its own blocks and program; 0 for none */
     int reach;   /* bytes of a source row that are read */
     int *source; /* offset of the first bytes of each block, or part, in a source row */
     int32_t *program; /* of each block, or part: its shuffles, then for each pair its weights */
@@ -508,13 +508,25 @@ SIMD void down_simd(
     }
 }
 #ifdef WIDE_NAME
-enum { LINEAR_PARTS = 2, PARTS = 4 };
+/* The horizontal pass, by the source pixels of an output pixel: two whose weights add up to 1; up to
+four without negative weights; any. Each makes some bytes of a row, a part, from 64 of a source row. */
+enum { LINEAR = 1, QUADS, PAIRS };
+enum { QUAD = 4, PART = BLOCK / 2, PAIRS_PART = BLOCK / 4, LANES = BLOCK / 4 };
 
 /* Return True if the weights of a single pair add up to 1. */
 static inline int is_linear(Axis axis, const int16_t *weights)
 {
     return axis.pairs == 1 && axis.precision <= 15 && weights[0] >= 0 && weights[1] >= 0
         && weights[0] + weights[1] == 1 << axis.precision;
+}
+
+/* Return True for four weights that are at least 0 and below 1. */
+static inline int is_quad(Axis axis, const int16_t *weights)
+{
+    if (2 * axis.pairs != QUAD || axis.precision > 15)
+        return 0;
+    const int all = weights[0] | weights[1] | weights[2] | weights[3];
+    return all >= 0 && all < 1 << axis.precision;
 }
 
 /* Minus the second weight of a linear pair, in 32768ths. */
@@ -528,59 +540,107 @@ static int wide_blocks(int bytes)
     return (bytes + BLOCK - 1) / BLOCK;
 }
 
-/* Write the shuffles and weights of all blocks of 64 bytes. Return 0 if one does not find its source
-pixels in 64 bytes; the plan is then unchanged. */
-static int plan_wide(Plan *plan)
+/* Find the source bytes of all parts. Return 0 if those of one do not lie within 64. */
+static int place_parts(Plan *plan)
 {
-    const int channels = plan->channels, pairs = plan->axis.pairs, end = channels * plan->width;
-    if (channels > MAX_CHANNELS || pairs > USUAL_PAIRS)
-        return 0;
-    Plan wide = *plan;
-    wide.blocks = wide_blocks(end);
-    wide.parts = LINEAR_PARTS;
-    for (int x = 0; x < plan->width && wide.parts == LINEAR_PARTS; x++)
-        if (!is_linear(plan->axis, plan->first[x * plan->step].weights))
-            wide.parts = PARTS;
-    wide.reach = 0;
-    const int bytes = BLOCK / wide.parts; /* of a part */
-    for (int part = 0; part < wide.parts * wide.blocks; part++) {
+    const int channels = plan->channels, end = channels * plan->width;
+    const int bytes = plan->kernel == PAIRS ? PAIRS_PART : PART;
+    plan->reach = 0;
+    for (int part = 0; part < plan->blocks * (BLOCK / bytes); part++) {
         const int from = part * bytes < end ? part * bytes : end - 1;
-        const int stop = (part + 1) * bytes < end ? (part + 1) * bytes : end;
+        const int last = from + bytes < end ? from + bytes - 1 : end - 1;
         const Taps *left = plan->first + from / channels * plan->step;
-        const Taps *right = plan->first + (stop - 1) / channels * plan->step;
+        const Taps *right = plan->first + last / channels * plan->step;
         const int low = left->start < right->start ? left->start : right->start;
         const int high = left->start < right->start ? right->start : left->start;
-        if (channels * (high - low + 2 * pairs) > BLOCK)
+        const int reach = channels * low + BLOCK;
+        if (channels * (high - low + 2 * plan->axis.pairs) > BLOCK)
             return 0;
-        wide.source[part] = channels * low;
-        wide.reach = channels * low + BLOCK > wide.reach ? channels * low + BLOCK : wide.reach;
+        plan->source[part] = channels * low;
+        plan->reach = reach > plan->reach ? reach : plan->reach;
     }
-    uint8_t *program = (uint8_t *)wide.program;
-    const Taps *taps = plan->first;
-    int channel = 0, left = end;
-    for (int part = 0; part < wide.parts * wide.blocks; part++) {
-        int16_t *linear = (int16_t *)program + BLOCK / 2;
-        int32_t *lane = (int32_t *)program;
-        for (int byte = 0; byte < bytes; byte++, left--) {
-            const int at = channels * taps->start - wide.source[part] + channel;
-            const int is_used = left > 0;
-            if (wide.parts == LINEAR_PARTS) {
-                linear[byte - BLOCK / 2] = is_used ? (int16_t)(at | (at + channels) << 8) : 0;
-                linear[byte] = is_used ? linear_weight(plan->axis, taps->weights) : 0;
-            } else {
-                lane[byte] = is_used ? at | (at + channels) << 16 : 0;
-                for (int pair = 0; pair < pairs; pair++)
-                    lane[byte + (pair + 1) * bytes] = is_used ? pair_of(taps->weights, pair) : 0;
+    return 1;
+}
+
+/* Write the shuffles and weights of a row: in words for linear pairs, otherwise in lanes of 32 bits. */
+static INLINE void write_program(int kernel, int vectors, const Plan *plan)
+{
+    const int channels = plan->channels;
+    const size_t block_lanes = (size_t)LANES * (size_t)(kernel == LINEAR ? 4 : 4 * vectors);
+    memset(plan->program + (size_t)(plan->blocks - 1) * block_lanes, 0, block_lanes * sizeof(int32_t));
+    for (int x = 0, byte = 0; x < plan->width; x++) {
+        const Taps *taps = plan->first + x * plan->step;
+        uint32_t lanes[1 + USUAL_PAIRS] = {(uint32_t)channels << 16};
+        if (kernel == QUADS) { /* 65536ths: their sum, as the first term, and their upper and lower bytes */
+            lanes[0] = (uint32_t)channels * 0x03020100u;
+            lanes[1] = 128;
+            for (int k = 0; k < QUAD; k++) {
+                const uint32_t weight = (uint32_t)taps->weights[k] << (16 - plan->axis.precision);
+                lanes[1] += weight / 2;
+                lanes[2] |= (weight >> 8) << 8 * k;
+                lanes[3] |= (weight & 0xFF) << 8 * k;
             }
-            if (++channel == channels) {
-                channel = 0;
-                taps += left > 1 ? plan->step : 0;
+        } else if (kernel == PAIRS) {
+            memcpy(lanes + 1, taps->weights, (size_t)(vectors - 1) * sizeof *lanes);
+        }
+        for (int channel = 0; channel < channels; channel++, byte++) {
+            const int part = byte / (kernel == PAIRS ? PAIRS_PART : PART);
+            const int at = channels * taps->start + channel - plan->source[part];
+            if (kernel == LINEAR) {
+                int16_t *to = (int16_t *)plan->program + part * 2 * PART + byte % PART;
+                to[0] = (int16_t)(at | (at + channels) << 8);
+                to[PART] = linear_weight(plan->axis, taps->weights);
+            } else {
+                int32_t *to = plan->program + byte / LANES * LANES * vectors + byte % LANES;
+                to[0] = (int32_t)(lanes[0] + (uint32_t)at * (kernel == QUADS ? 0x01010101u : 0x00010001u));
+                for (int k = 1; k < vectors; k++)
+                    to[k * LANES] = (int32_t)lanes[k];
             }
         }
-        program += wide.parts == LINEAR_PARTS ? 2 * BLOCK : (1 + pairs) * BLOCK;
+    }
+}
+
+/* Plan a row by the first kernel that makes it. Return 0, with the plan unchanged, if none does. */
+static int plan_wide(Plan *plan)
+{
+    if (plan->channels > MAX_CHANNELS || plan->axis.pairs > USUAL_PAIRS)
+        return 0;
+    Plan wide = *plan;
+    int all_linear = 1, all_quads = 1;
+    for (int x = 0; x < plan->width; x++) {
+        const int16_t *weights = plan->first[x * plan->step].weights;
+        all_linear &= is_linear(plan->axis, weights);
+        all_quads &= is_quad(plan->axis, weights);
+    }
+    wide.blocks = wide_blocks(plan->channels * plan->width);
+    wide.kernel = all_linear ? LINEAR : all_quads ? QUADS : PAIRS;
+    if (!place_parts(&wide)) {
+        wide.kernel = PAIRS;
+        if (!place_parts(&wide))
+            return 0;
+    }
+    switch (wide.kernel) {
+    case LINEAR: write_program(LINEAR, 2, &wide); break;
+    case QUADS: write_program(QUADS, 1 + 3, &wide); break;
+    default: write_program(PAIRS, 1 + plan->axis.pairs, &wide);
     }
     *plan = wide;
     return 1;
+}
+
+/* Store the first half of a vector. */
+WIDE INLINE void store_part(uint8_t *to, Wide vector)
+{
+    _mm256_storeu_si256((__m256i *)to, _mm512_castsi512_si256(vector));
+}
+
+/* Every `step`th byte of two vectors, from the `first`. */
+WIDE INLINE Wide every(int step, int first)
+{
+    uint8_t indices[BLOCK];
+    for (int k = 0; k < BLOCK; k++)
+        indices[k] = (uint8_t)(step * k + first);
+    return load_wide(indices);
 }
 
 /* Linear interpolation, in words of 16 bits. */
@@ -590,33 +650,49 @@ WIDE void across_linear(const Plan *plan, uint8_t *const to[2], const uint8_t *c
     const uint8_t *const sources[2] = {from[0], from[1]};
     uint8_t *const targets[2] = {to[0], to[1]};
     const uint8_t *step = (const uint8_t *)local.program;
-    uint8_t order[BLOCK]; /* even bytes are of the first part */
-    for (int k = 0; k < BLOCK / 2; k++) {
-        order[k] = (uint8_t)(2 * k);
-        order[k + BLOCK / 2] = (uint8_t)(2 * k + 1);
-    }
-    const Wide in_order = load_wide(order), lower = _mm512_set1_epi16(0xFF);
-    for (int block = 0; block < local.blocks; block++, step += 4 * BLOCK) {
-        const int *source = local.source + LINEAR_PARTS * block;
-        const Wide shuffles[2] = {load_once(step), load_once(step + 2 * BLOCK)};
-        const Wide weights[2] = {load_once(step + BLOCK), load_once(step + 3 * BLOCK)};
+    const Wide lower = every(2, 0);
+    for (int part = 0; part < 2 * local.blocks; part++, step += 2 * BLOCK) {
+        const Wide shuffle = load_once(step), weights = load_once(step + BLOCK);
         for (int row = 0; row < 2; row++) {
-            Wide words[2];
-            for (int part = 0; part < 2; part++) {
-                const Wide bytes = load_wide(sources[row] + source[part]);
-                words[part]
-                    = blend_pairs(_mm512_permutexvar_epi8(shuffles[part], bytes), weights[part]);
-            }
-            const Wide both = _mm512_ternarylogic_epi32(
-                lower, words[0], _mm512_slli_epi16(words[1], 8), 0xCA); /* choose by the first */
-            store_wide(targets[row] + BLOCK * block, _mm512_permutexvar_epi8(in_order, both));
+            const Wide bytes = load_wide(sources[row] + local.source[part]);
+            const Wide words = blend_pairs(_mm512_permutexvar_epi8(shuffle, bytes), weights);
+            store_part(targets[row] + PART * part, _mm512_permutexvar_epi8(lower, words));
         }
     }
 }
 
-WIDE INLINE void across_parts(
+/* Four source pixels, of which 128 is subtracted, times the upper bytes of their weights, and the
+lower. The first term of the sum makes up for the 128, and rounds. */
+WIDE void across_quads(const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
+{
+    const Plan local = *plan;
+    const uint8_t *const sources[2] = {from[0], from[1]};
+    uint8_t *const targets[2] = {to[0], to[1]};
+    const uint8_t *step = (const uint8_t *)local.program;
+    const Wide whole = every(4, 2), sign = _mm512_set1_epi8((char)0x80);
+    for (int part = 0; part < 2 * local.blocks; part++) {
+        Wide bytes[2], sums[2][2];
+        for (int row = 0; row < 2; row++)
+            bytes[row] = _mm512_xor_si512(load_wide(sources[row] + local.source[part]), sign);
+        for (int half = 0; half < 2; half++, step += 4 * BLOCK) {
+            const Wide shuffle = load_once(step), first = load_once(step + BLOCK);
+            const Wide upper = load_once(step + 2 * BLOCK), lower = load_once(step + 3 * BLOCK);
+            for (int row = 0; row < 2; row++) {
+                const Wide pixels = _mm512_permutexvar_epi8(shuffle, bytes[row]);
+                const Wide sum = _mm512_slli_epi32(_mm512_dpbusd_epi32(first, upper, pixels), 8);
+                sums[row][half] = _mm512_dpbusd_epi32(sum, lower, pixels);
+            }
+        }
+        for (int row = 0; row < 2; row++)
+            store_part(targets[row] + PART * part,
+                       _mm512_permutex2var_epi8(sums[row][0], whole, sums[row][1]));
+    }
+}
+
+WIDE INLINE void across_pairs(
     int pairs, const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
 {
+    enum { PARTS = BLOCK / PAIRS_PART };
     const Plan local = *plan;
     const uint8_t *const low = from[0], *const high = from[1];
     uint8_t *const to_low = to[0], *const to_high = to[1];
@@ -719,12 +795,11 @@ WIDE INLINE void down_pairs(
 
 WIDE void across_wide(const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
 {
-    if (plan->parts == 0) {
-        across_simd(plan, to, from);
-    } else if (plan->parts == LINEAR_PARTS) {
-        across_linear(plan, to, from);
-    } else {
-        switch (plan->axis.pairs) { EACH_PAIRS(across_parts, plan, to, from) }
+    switch (plan->kernel) {
+    case LINEAR: across_linear(plan, to, from); break;
+    case QUADS: across_quads(plan, to, from); break;
+    case PAIRS: switch (plan->axis.pairs) { EACH_PAIRS(across_pairs, plan, to, from) } break;
+    default: across_simd(plan, to, from);
     }
 }
 
@@ -861,8 +936,8 @@ static int run_task(const Task *task)
 #ifdef WIDE_NAME
     const int is_wide = with->across == across_wide;
     if (is_wide && across / 2 <= USUAL_PAIRS) {
-        const size_t parts = (size_t)PARTS * (size_t)wide_blocks(channels * plan.width);
-        const size_t wide = parts * BLOCK * (size_t)(1 + across / 2);
+        const size_t parts = BLOCK / PAIRS_PART * (size_t)wide_blocks(channels * plan.width);
+        const size_t wide = parts * BLOCK * (size_t)(2 + across / 2);
         program = wide > program ? wide : program;
         source_count = parts > source_count ? parts : source_count;
     }
