@@ -216,7 +216,8 @@ def test_a_users_class_that_calls_transforms_runs_unchanged(tmp_path, pictures):
     assert type(made) is tuple
     assert all(map(torch.equal, made, expected))
     data = ImageFolder(str(write_images(tmp_path)), wrapper)
-    for reason in (compiled.explain(), *compile_dataset(data).reasons):
+    uncompiled = compile_dataset(data)
+    for reason in (compiled.explain(), f"{uncompiled.reasons} {uncompiled.fix}"):
         assert "TwoViews" in reason
         assert "feedline.views(" in reason
     with feedline.DataLoader(data, 4, num_workers=0, seed=1) as loader:

@@ -11,6 +11,7 @@ spread and the middle one of three colours (largest less smallest, middle less s
 by spread and largest. */
 
 #include "_module.h"
+#include "_simd.h"
 
 #include <float.h>
 #include <math.h>
@@ -29,13 +30,13 @@ static uint8_t clipped(int value)
 }
 
 /* Pillow's weights of red, green and blue, which add up to 1 << 16. */
-static int luma(const uint8_t *rgb)
+static INLINE int luma(const uint8_t *rgb)
 {
     return (rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 0x8000) >> 16;
 }
 
 /* Pillow's blend of two levels, not clipped. On aarch64 compilers fuse it, in Pillow's wheels too. */
-static inline float extrapolated(int from, int to, float share)
+static INLINE float extrapolated(int from, int to, float share)
 {
 #ifdef __aarch64__
     return fmaf(share, (float)(to - from), (float)from);
@@ -44,12 +45,11 @@ static inline float extrapolated(int from, int to, float share)
 #endif
 }
 
-static uint8_t blended(int from, int to, float share)
+static INLINE uint8_t blended(int from, int to, float share)
 {
-    const float level = extrapolated(from, to, share);
-    if (share >= 0.0f && share <= 1.0f)
-        return (uint8_t)level;
-    return level <= 0.0f ? 0 : level >= 255.0f ? 255 : (uint8_t)level;
+    /* Written so that compilers use vectors. */
+    const float level = extrapolated(from, to, share), above = level > 0.0f ? level : 0.0f;
+    return (uint8_t)(int)(above < 255.0f ? above : 255.0f);
 }
 
 /* Channels of each sextant's smallest, middle and largest colour. */
@@ -82,60 +82,71 @@ static void fill_tables(void)
         }
 }
 
-/* Sextant of a colour; of equal channels the first of red, green, blue is the largest, as in Pillow. */
-static int sextant_of(int r, int g, int b)
-{
-    if (r >= g && r >= b)
-        return b <= g ? 0 : 1;
-    if (g >= b)
-        return b <= r ? 2 : 3;
-    return g <= r ? 4 : 5;
-}
+/* Sextant of a colour, by the comparisons r >= g, r >= b and g >= b as bits. Of equal channels the first
+of red, green, blue is the largest, as in Pillow. */
+static const uint8_t sextant_of[8] = {5, 4, 5, 1, 3, 3, 2, 0};
 
-static void shift_hue(const uint8_t *from, uint8_t *to, size_t pixels, int by)
+/* Channels of the largest, the middle and the smallest colour in the conversion back, by sextant. */
+static const uint8_t places_of[SEXTANTS][CHANNELS] = {
+    {0, 1, 2}, {1, 0, 2}, {1, 2, 0}, {2, 1, 0}, {2, 0, 1}, {0, 2, 1}};
+
+static INLINE void shift_hue(const uint8_t *from, uint8_t *to, size_t pixels, int by)
 {
-    /* Of each hue: its sextant in the conversion back, and its position in it. */
-    int sextants[LEVELS];
-    double parts[LEVELS];
+    /* Of each hue, shifted: its places, and the share of its saturation that the middle colour has. */
+    const uint8_t *places[LEVELS];
+    double shares[LEVELS], saturations[LEVELS];
     for (int h = 0; h < LEVELS; h++) {
-        const double place = (double)((float)h * 6.0 / 255.0);
-        sextants[h] = (int)floor(place) % 6;
-        parts[h] = (double)(float)(place - floor(place));
+        const double place = (double)((float)((h + by) & 255) * 6.0 / 255.0);
+        const double part = (double)(float)(place - floor(place));
+        const int sextant = (int)floor(place) % SEXTANTS;
+        places[h] = places_of[sextant];
+        shares[h] = sextant % 2 ? part : 1.0 - part;
+        saturations[h] = (double)(float)(h / 255.0);
     }
     for (size_t i = 0; i < pixels; i++, from += CHANNELS, to += CHANNELS) {
-        const int rgb[3] = {from[0], from[1], from[2]};
-        const int sextant = sextant_of(rgb[0], rgb[1], rgb[2]);
-        const int low = rgb[order[sextant][0]], v = rgb[order[sextant][2]];
-        const int spread = v - low;
-        const int s = saturation_of[v][spread];
-        /* Pillow has hue 0 for greys, and a shifted grey has no saturation. */
-        if (spread == 0 || s == 0) {
+        const int r = from[0], g = from[1], b = from[2];
+        const int sextant = sextant_of[(r >= g) | (r >= b) << 1 | (g >= b) << 2];
+        const int less = r < g ? r : g, more = r < g ? g : r;
+        const int low = less < b ? less : b, v = more > b ? more : b;
+        const int s = saturation_of[v][v - low];
+        if (s == 0) { /* grey, or nearly so: a shifted grey has no saturation */
             to[0] = to[1] = to[2] = (uint8_t)v;
             continue;
         }
-        const int h = (hue_of[sextant][spread][rgb[order[sextant][1]] - low] + by) & 255;
-        const double fs = (double)(float)(s / 255.0), f = parts[h];
-        const uint8_t p = clipped((int)round(v * (1.0 - fs)));
-        const uint8_t q = clipped((int)round(v * (1.0 - fs * f)));
-        const uint8_t t = clipped((int)round(v * (1.0 - fs * (1.0 - f))));
-        switch (sextants[h]) {
-        case 0: to[0] = (uint8_t)v; to[1] = t; to[2] = p; break;
-        case 1: to[0] = q; to[1] = (uint8_t)v; to[2] = p; break;
-        case 2: to[0] = p; to[1] = (uint8_t)v; to[2] = t; break;
-        case 3: to[0] = p; to[1] = q; to[2] = (uint8_t)v; break;
-        case 4: to[0] = t; to[1] = p; to[2] = (uint8_t)v; break;
-        default: to[0] = (uint8_t)v; to[1] = p; to[2] = q; break;
-        }
+        const int h = hue_of[sextant][v - low][r + g + b - v - 2 * low];
+        /* For all values this rounds as round(), which takes longer. */
+        const double saturation = saturations[s];
+        to[places[h][0]] = (uint8_t)v;
+        to[places[h][1]] = (uint8_t)(int)(v * (1.0 - saturation * shares[h]) + 0.5);
+        to[places[h][2]] = (uint8_t)(int)(v * (1.0 - saturation) + 0.5);
     }
 }
 
-static void look_up(const uint8_t *from, uint8_t *to, size_t bytes, const uint8_t *table)
+static INLINE void look_up(const uint8_t *from, uint8_t *to, size_t bytes, const uint8_t *table)
 {
     for (size_t i = 0; i < bytes; i++)
         to[i] = table[from[i]];
 }
 
-static void change(const uint8_t *from, uint8_t *to, size_t pixels, int kind, float factor, int by)
+/* Blend each level with its pixel's grey level. */
+static INLINE void saturate(const uint8_t *from, uint8_t *to, size_t pixels, float factor)
+{
+    enum { BLOCK = 256 };
+    uint8_t levels[CHANNELS * BLOCK]; /* not `to`, which may be `from`, so that compilers use vectors */
+    for (size_t start = 0; start < pixels; start += BLOCK) {
+        const size_t bytes = CHANNELS * (pixels - start < BLOCK ? pixels - start : BLOCK);
+        for (size_t i = 0; i < bytes; i += CHANNELS)
+            levels[i] = levels[i + 1] = levels[i + 2] = (uint8_t)luma(from + i);
+        for (size_t i = 0; i < bytes; i++)
+            levels[i] = blended(levels[i], from[i], factor);
+        memcpy(to, levels, bytes);
+        from += bytes;
+        to += bytes;
+    }
+}
+
+static INLINE void change(
+    const uint8_t *from, uint8_t *to, size_t pixels, int kind, float factor, int by)
 {
     uint8_t table[LEVELS];
     int grey = 0;
@@ -152,11 +163,7 @@ static void change(const uint8_t *from, uint8_t *to, size_t pixels, int kind, fl
         look_up(from, to, pixels * CHANNELS, table);
         break;
     case SATURATION:
-        for (size_t i = 0; i < pixels; i++, from += CHANNELS, to += CHANNELS) {
-            const int l = luma(from);
-            for (int c = 0; c < CHANNELS; c++)
-                to[c] = blended(l, from[c], factor);
-        }
+        saturate(from, to, pixels, factor);
         break;
     case HUE:
         shift_hue(from, to, pixels, by);
@@ -175,7 +182,7 @@ static Py_ssize_t mirrored(Py_ssize_t at, Py_ssize_t length)
 }
 
 /* Pad a row by reflection, as floats, and blur it. */
-static void blur_row(
+static INLINE void blur_row(
     const uint8_t *from, Py_ssize_t width, const float *kernel, int taps, float *padded, float *to)
 {
     const Py_ssize_t half = taps / 2, bytes = CHANNELS * width;
@@ -193,7 +200,7 @@ static void blur_row(
 }
 
 /* Return 0, or -1 if memory is missing. */
-static int blur(
+static INLINE int blur(
     const uint8_t *from, uint8_t *to, Py_ssize_t height, Py_ssize_t width, const float *across,
     int wide, const float *down, int tall)
 {
@@ -220,6 +227,27 @@ static int blur(
     free(rows);
     return 0;
 }
+
+#ifdef SIMD_NAME
+/* The same code with wider vectors, and so the same bytes: multiplications and additions stay apart. */
+SIMD void change_with_simd(
+    const uint8_t *from, uint8_t *to, size_t pixels, int kind, float factor, int by)
+{
+    change(from, to, pixels, kind, factor, by);
+}
+
+SIMD int blur_with_simd(
+    const uint8_t *from, uint8_t *to, Py_ssize_t height, Py_ssize_t width, const float *across,
+    int wide, const float *down, int tall)
+{
+    return blur(from, to, height, width, across, wide, down, tall);
+}
+
+static int uses_simd;
+#define FASTEST(function) (uses_simd ? function##_with_simd : function)
+#else
+#define FASTEST(function) function
+#endif
 
 /* Blend Pillow's SMOOTH filter (5 surrounded by ones) with the image; not in place. */
 static void sharpen(
@@ -452,7 +480,7 @@ static PyObject *py_adjust(PyObject *module, PyObject *args)
         /* torchvision adds a part of 255 to the hue, cut to a whole number that wraps around. */
         const int by = kind == HUE ? (int)(factor * 255.0) & 255 : 0;
         Py_BEGIN_ALLOW_THREADS
-        change(views[0].buf, views[1].buf, (size_t)(views[0].len / CHANNELS), kind,
+        FASTEST(change)(views[0].buf, views[1].buf, (size_t)(views[0].len / CHANNELS), kind,
                to_float(factor), by);
         Py_END_ALLOW_THREADS
         result = Py_NewRef(Py_None);
@@ -478,7 +506,7 @@ static PyObject *py_blur(PyObject *module, PyObject *args)
         } else {
             int failed;
             Py_BEGIN_ALLOW_THREADS
-            failed = blur(image->buf, target->buf, image->shape[0], image->shape[1], across->buf,
+            failed = FASTEST(blur)(image->buf, target->buf, image->shape[0], image->shape[1], across->buf,
                           (int)across->shape[0], down->buf, (int)down->shape[0]);
             Py_END_ALLOW_THREADS
             result = failed ? PyErr_NoMemory() : Py_NewRef(Py_None);
@@ -617,6 +645,9 @@ static int initialise(PyObject *module)
 {
     (void)module;
     fill_tables();
+#ifdef SIMD_NAME
+    uses_simd = has_simd();
+#endif
     return 0;
 }
 

@@ -24,7 +24,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from operator import is_
 from typing import Any
 
 import numpy as np
@@ -143,8 +142,9 @@ def _containers(thing: Any, seen: set[int]) -> Iterator[Any]:
         yield from _containers(part, seen)
 
 
-def _values(container: Any) -> tuple[Any, ...]:
-    return tuple(container.values() if type(container) is dict else container)
+def _values(container: Any) -> Any:
+    """View of a container's current elements."""
+    return container.values() if type(container) is dict else container
 
 
 @dataclass(eq=False)
@@ -158,7 +158,9 @@ class _NestedPipeline:
 
     def __post_init__(self) -> None:
         self.stock: type = type(self.pipeline)
-        self._values = [(each, _values(each)) for each in _containers(self.pipeline, set())]
+        views = [_values(each) for each in _containers(self.pipeline, set())]
+        self._attributes = [(view, [*map(id, view)]) for view in views]
+        self._kept = [tuple(view) for view in views]  # so that no other object gets an id
         self._is_random = getattr(self.fused.crop, "draws", True)
         self.kind = self._create_class()
 
@@ -188,10 +190,11 @@ class _NestedPipeline:
             return False
         if image.width * image.height < _MIN_PIXELS:
             return False
-        return all(
-            len(now) == len(values) and all(map(is_, now, values))
-            for now, values in ((_values(each), values) for each, values in self._values)
-        )
+        # A loop over ids: this runs for every call, on dozens of attributes.
+        for values, ids in self._attributes:  # noqa: SIM110
+            if [*map(id, values)] != ids:
+                return False
+        return True
 
     def _create_class(self) -> type:
         stock, own = self.stock, self

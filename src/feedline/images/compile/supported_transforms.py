@@ -276,8 +276,10 @@ def _output(pixels: Pixels) -> Pixels:
 
 def horizontal_flip(pixels: Pixels) -> Pixels:
     """Mirror left and right."""
-    # np.ascontiguousarray would keep the negative stride of one column, which torch rejects.
-    return pixels[:, ::-1].copy()  # type: ignore[no-any-return]
+    output = np.empty_like(pixels)
+    # Three bytes at a time take half as long as one.
+    output.view("V3")[:] = pixels.view("V3")[:, ::-1]
+    return output
 
 
 def vertical_flip(pixels: Pixels) -> Pixels:
