@@ -1,107 +1,30 @@
 """Loading before each step compared with loading in workers during steps.
 
-Guarantees: both loops use the same images, batch size and step time; every figure was measured,
-without the first steps. No process is left.
+Guarantees: both loops use the same images, batch size and step time; every figure is from the
+loader's record, without the first steps. No process is left.
 
-The step is a sleep: it leaves the CPU to the loading, as a step on a GPU does. Each batch carries
-the worker that made it and its start and end time, from a clock that all processes share.
+The step is a sleep: it leaves the CPU to the loading, as a step on a GPU does.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from statistics import mean
-from typing import Any
+from dataclasses import replace
 
-import numpy as np
-import torch
-from torch.utils.data import Dataset, get_worker_info
-
+from feedline.bench.loaders import ImageSample
 from feedline.bench.run import ProgressListener
+from feedline.errors import UsageError
 from feedline.images.folder import ImageFolder
 from feedline.loader.dataloader import DataLoader
-from feedline.order.batch_spec import Item
-from feedline.order.seeds import mix
 from feedline.report.overlap import LoopTimes, Overlap, OverlapSettings
-from feedline.trace.run import Event, TimelineSample
+from feedline.trace import RECORD_SWITCH
+from feedline.trace.run import Run, TimelineSample
 
 __all__ = ["measure_overlap"]
 
-_WARMUP_STEPS = 3  # not counted: workers start, caches fill
-_DRAWN_STEPS = 10
+_WARMUP_STEPS = 3  # a pass of their own: workers start, caches fill
+_MIN_STEPS = 14
 _MAX_STEPS = 2000
-
-
-@dataclass(slots=True)
-class _TimedStep:
-    """Times of a step and its batch, in ns; `worker` is -1 if this process made the batch.
-
-    The next batch is requested at `done`: the loop's own overhead counts as computing.
-    """
-
-    requested: int
-    received: int
-    done: int
-    worker: int
-    make_start: int
-    make_end: int
-
-
-@dataclass(slots=True)
-class _Loop:
-    """Steps of one loop, in order."""
-
-    loader: Any
-    step_s: float
-    steps: list[_TimedStep] = field(default_factory=list)
-
-    def run(self, seconds: float, report: ProgressListener) -> None:
-        """Run steps for `seconds`, and at least as many as are drawn."""
-        batches = iter(self.loader)
-        end: float | None = None
-        while len(self.steps) < _MAX_STEPS:
-            requested = time.monotonic_ns()
-            batch = next(batches)
-            received = time.monotonic_ns()
-            if self.steps:
-                self.steps[-1].done = requested
-            time.sleep(self.step_s)
-            times = batch["times"].tolist()
-            report.advance(len(self.steps) + 1)
-            self.steps.append(_TimedStep(requested, received, time.monotonic_ns(), *times))
-            if len(self.steps) == _WARMUP_STEPS:
-                end = time.monotonic() + seconds
-            enough = len(self.steps) >= _WARMUP_STEPS + _DRAWN_STEPS + 4
-            if enough and end and time.monotonic() > end:
-                return
-
-
-class _RepeatedImages(Dataset[Any]):
-    """Rows of a folder, repeated, each with the time at which it was started."""
-
-    def __init__(self, folder: ImageFolder, settings: OverlapSettings) -> None:
-        self.folder = folder
-        self.size_px = settings.size_px
-        self.length = (_MAX_STEPS + 8) * settings.batch_size
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
-        start = time.monotonic_ns()
-        row = np.empty((self.size_px, self.size_px, 3), np.uint8), np.zeros((), np.int64)
-        sample = number % len(self.folder)
-        self.folder.load(Item(sample, self.size_px, mix(number), 1.0), row)
-        return torch.from_numpy(row[0]), start
-
-
-def _collate(samples: list[tuple[torch.Tensor, int]]) -> dict[str, torch.Tensor]:
-    """Stack samples to a batch with the worker that made it, its start and end time in ns."""
-    images = torch.stack([image for image, _ in samples])
-    info = get_worker_info()
-    times = [-1 if info is None else info.id, samples[0][1], time.monotonic_ns()]
-    return {"images": images, "times": torch.tensor(times, device="cpu")}
 
 
 def measure_overlap(
@@ -111,17 +34,16 @@ def measure_overlap(
 
     Raises:
         ImageError: an image cannot be loaded; names it.
-        UsageError: the loader refuses a setting.
+        UsageError: the loader refuses a setting, or records nothing.
     """
     step_ms = settings.step_ms
     if step_ms is None:
-        report.begin("timing a batch", _WARMUP_STEPS + _DRAWN_STEPS)
-        step_ms = _load_ms(_run_loop(folder, settings, 0, 0.0, 0.0, report))
+        report.begin("timing a batch", _MIN_STEPS)
+        step_ms = _run_loop(folder, settings, 0, 0.0, 0.0, report).load_ms
     sides = []
     for workers in (0, settings.workers):
         report.begin(f"{workers} workers", _MAX_STEPS)
-        steps = _run_loop(folder, settings, workers, step_ms, settings.seconds, report)
-        sides.append(_side(steps, workers, settings.batch_size))
+        sides.append(_run_loop(folder, settings, workers, step_ms, settings.seconds, report))
     return Overlap(settings=settings, step_ms=step_ms, images=len(folder), sides=sides)
 
 
@@ -132,66 +54,55 @@ def _run_loop(
     step_ms: float,
     seconds: float,
     report: ProgressListener,
-) -> list[_TimedStep]:
+) -> LoopTimes:
+    """Run steps for `seconds`, but at least some."""
     with DataLoader(
-        _RepeatedImages(folder, settings),
-        batch_size=settings.batch_size,
+        ImageSample(folder, range(len(folder))),
+        settings.batch_size,
+        image_size=settings.size_px,
         num_workers=workers,
-        collate_fn=_collate,
+        rank=0,
+        world_size=1,
+        seed=0,
     ) as loader:
-        loop = _Loop(loader, step_ms / 1e3)
-        loop.run(seconds, report)
-    return loop.steps
+        for first, last, until_s in ((0, _WARMUP_STEPS, 0.0), (_MIN_STEPS, _MAX_STEPS, seconds)):
+            end = time.monotonic() + until_s
+            for step, _ in enumerate(loader, 1):
+                time.sleep(step_ms / 1e3)
+                report.advance(step)
+                if step >= last or (first and step > first and time.monotonic() > end):
+                    break
+        return _loop_times(loader.run, workers, (loader.prefetch or 0) if workers else 0)
 
 
-def _load_ms(steps: list[_TimedStep]) -> float:
-    return mean(step.make_end - step.make_start for step in steps[_WARMUP_STEPS:]) / 1e6
-
-
-def _side(steps: list[_TimedStep], workers: int, batch_size: int) -> LoopTimes:
-    counted = steps[_WARMUP_STEPS:]
-    seconds = (counted[-1].done - counted[0].requested) / 1e9
+def _loop_times(run: Run, workers: int, ahead: int) -> LoopTimes:
+    """Figures of the last pass of a run, and its latest steps; `ahead` batches were left over."""
+    if not run.passes:
+        raise UsageError(
+            "the loader recorded no steps", hint=f"unset {RECORD_SWITCH}, which disables records"
+        )
+    entry = run.passes[-1]
+    steps = entry.compute.count
+    wait_ms, compute_ms = entry.wait.total_ms / steps, entry.compute.total_ms / steps
+    step_ms = wait_ms + compute_ms + (0.0 if entry.copy is None else entry.copy.total_ms / steps)
     return LoopTimes(
         workers=workers,
-        steps=len(counted),
-        images_per_s=len(counted) * batch_size / seconds,
-        step_ms=1e3 * seconds / len(counted),
-        wait_ms=mean(step.received - step.requested for step in counted) / 1e6,
-        compute_ms=mean(step.done - step.received for step in counted) / 1e6,
-        load_ms=_load_ms(steps),
-        excerpt=_excerpt(steps, workers),
+        steps=steps,
+        images_per_s=1e3 * (entry.samples or 0) / entry.batches / step_ms,
+        step_ms=step_ms,
+        wait_ms=wait_ms,
+        compute_ms=compute_ms,
+        load_ms=(entry.tasks_ms or 0.0) / (entry.batches + ahead),
+        excerpt=_excerpt(run, workers),
     )
 
 
-def _excerpt(steps: list[_TimedStep], workers: int) -> TimelineSample:
-    """Events of some steps near the end; the batches of later steps were made meanwhile."""
-    last = len(steps) - 2 * max(1, workers)  # batches are made this far ahead
-    first = max(_WARMUP_STEPS, last - _DRAWN_STEPS)
-    last = max(last, first + 2)
-    start_ns = steps[first].requested
-    end_ns = steps[last - 1].done
-    events = []
-
-    def event(lane: str, stage: str, begin: int, end: int, batch: int) -> None:
-        begin_ms, end_ms = (begin - start_ns) / 1e6, (end - start_ns) / 1e6
-        events.append(
-            Event(lane=lane, stage=stage, begun_ms=begin_ms, ended_ms=end_ms, batch=batch)
-        )
-
-    # Every batch made in this time is recorded, so a worker without a batch was idle.
-    for lane in [f"worker {k}" for k in range(workers)] or ["loading"]:
-        event(lane, "make", start_ns, start_ns, -1)
-        event(lane, "make", end_ns, end_ns, -1)
-    for number, step in enumerate(steps):
-        made_ns = step.make_end
-        if first <= number < last:
-            event("step", "wait", step.requested, step.received, number)
-            event("step", "compute", step.received, step.done, number)
-        if workers and made_ns < min(step.requested, end_ns) and step.received > start_ns:
-            event("ready", "queued", max(made_ns, start_ns), min(step.received, end_ns), number)
-        if made_ns > start_ns and step.make_start < end_ns:
-            lane = "loading" if step.worker < 0 else f"worker {step.worker}"
-            event(lane, "make", step.make_start, made_ns, number)
-    return TimelineSample(
-        why="latest", begun_s=(start_ns - steps[0].requested) / 1e9, events=events
-    )
+def _excerpt(run: Run, workers: int) -> TimelineSample:
+    """The latest steps; without workers the loop itself makes the batches."""
+    sample = next(each for each in run.excerpts if each.why == "latest")
+    if workers:
+        return sample
+    events = [
+        replace(each, lane="loading") if each.stage == "make" else each for each in sample.events
+    ]
+    return replace(sample, events=events)

@@ -20,6 +20,7 @@ from feedline.text import as_ms, as_percent, as_rate, as_ratio, plural
 
 __all__ = ["overlap_json", "overlap_svg", "overlap_view"]
 
+_STEPS = 10  # drawn
 _LANE_PX, _STEP_PX, _GAP_PX, _WIDTH_PX = 16, 20, 4, 780
 
 
@@ -29,7 +30,7 @@ def _title(workers: int) -> str:
 
 def timelines(found: Overlap) -> list[Timeline]:
     """Return the timelines of both loops."""
-    made = [timeline_of(side.excerpt, _title(side.workers)) for side in found.sides]
+    made = [timeline_of(side.excerpt, _title(side.workers), _STEPS) for side in found.sides]
     return [
         replace(each, lanes=[lane for lane in each.lanes if lane.spans])
         for each in made

@@ -38,12 +38,17 @@ _MAX_EVENTS, _MAX_LANES = 20_000, 200
 _LANES = ("loading", "worker", "ready", "copy", "step")
 
 
-def timeline_of(excerpt: TimelineSample, title: str) -> Timeline | None:
-    """Return the timeline of all steps of a sample; None if it has none."""
+def timeline_of(
+    excerpt: TimelineSample, title: str, most_steps: int | None = None
+) -> Timeline | None:
+    """Return the timeline of a sample's steps, or of its latest ones; None if it has none."""
     steps = [event for event in excerpt.events if event.lane == "step" and _is_valid(event)]
     if not steps:
         return None
     begun, ended = min(e.begun_ms for e in steps), max(e.ended_ms for e in steps)
+    if most_steps is not None:
+        begins = sorted(event.begun_ms for event in steps if event.stage == "compute")
+        begun = begins[-most_steps:][0] if begins else begun
     return _between(excerpt, title, begun, ended)
 
 
