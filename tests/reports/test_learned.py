@@ -105,40 +105,24 @@ def test_chart_shows_known_values_and_phases(tmp_path: Path) -> None:
     found = learned(tmp_path, line(1), line(2), line(3, 96), line(4, 96))
     chart = training_curves(found)
     assert chart is not None
-    assert [plot.title for plot in chart.plots] == [
-        "Loss",
-        "Validation accuracy",
-        "Learning rate",
-        "Image size in pixels",
-    ]
-    loss, accuracy, rate, size = chart.plots
-    assert [each.name for each in loss.lines] == ["training", "validation"]
-    assert [each.name for each in accuracy.lines] == ["top-1"]
-    assert loss.words == (
-        "Loss: training 2 in epoch 1, 0.5 in 4, best 0.5 in 4; "
-        "validation 2.5 in epoch 1, 0.625 in 4, best 0.625 in 4."
+    assert [each.name for each in chart.lines] == ["training", "validation"]
+    assert chart.words == (
+        "training loss 2 in epoch 1, 0.5 in 4, best 0.5 in 4; "
+        "validation loss 2.5 in epoch 1, 0.625 in 4, best 0.625 in 4; "
+        "validation accuracy 50% in epoch 1, 80% in 4, best 80% in 4"
     )
     assert [(mark.at, mark.label) for mark in chart.phases] == [(0, "64 px"), (50, "96 px")]
     assert [each.at for each in chart.epochs] == [12.5, 37.5, 62.5, 87.5]
-    assert [each.label for each in chart.times] == ["13 s", "26 s", "39 s", "52 s"]
-    assert [(each.x, each.width) for each in size.bars] == [(0, 50), (50, 50)]
-    assert rate.words == "Learning rate: 0.1 in epoch 1, 0.4 in 4."
-    assert len(rate.lines[0].pieces) == 3
     assert chart.went_on is None
-    ys = [y for _, y, _ in loss.lines[0].dots]
+    ys = [y for _, y, _ in chart.lines[0].dots]
     assert ys == sorted(ys), "a loss that falls goes down"
 
 
 def test_one_epoch_is_a_dot(tmp_path: Path) -> None:
     chart = training_curves(learned(tmp_path, line(1, val_loss=None, val_top1=None)))
     assert chart is not None
-    assert [plot.title for plot in chart.plots] == [
-        "Loss",
-        "Learning rate",
-        "Image size in pixels",
-    ]
-    assert chart.plots[0].lines[0].pieces == []
-    ((x, y, _),) = chart.plots[0].lines[0].dots
+    assert chart.lines[0].pieces == []
+    ((x, y, _),) = chart.lines[0].dots
     assert (x, y) == pytest.approx((50, 50))
 
 
@@ -146,7 +130,7 @@ def test_missing_figure_leaves_a_gap(tmp_path: Path) -> None:
     lines = [line(k, train_loss=math.nan) if k == 3 else line(k) for k in range(1, 6)]
     chart = training_curves(learned(tmp_path, *lines))
     assert chart is not None
-    training = chart.plots[0].lines[0]
+    training = chart.lines[0]
     assert len(training.pieces) == 2
     assert len(training.dots) == 4
 
@@ -154,7 +138,7 @@ def test_missing_figure_leaves_a_gap(tmp_path: Path) -> None:
 def test_thousands_of_epochs_are_drawn_in_some_hundred(tmp_path: Path) -> None:
     chart = training_curves(learned(tmp_path, *(line(k) for k in range(1, 3001))))
     assert chart is not None
-    drawn = chart.plots[0].lines[0]
+    drawn = chart.lines[0]
     assert 100 < len(drawn.pieces) < 200
     assert drawn.dots == []
     assert "are drawn, evenly spaced" in chart.note
@@ -181,8 +165,8 @@ def test_page_shows_training_as_plots_text_and_table(tmp_path: Path) -> None:
     html = page(facts, "runs/1")
     said = texts(html)
     assert "Training curves" in said
-    assert "Validation accuracy: top-1 50% in epoch 1, 67% in 2, best 67% in 2" in said
-    for kind in ("train", "val", "top1", "top5", "lr"):
+    assert "validation accuracy 50% in epoch 1, 67% in 2, best 67% in 2" in said
+    for kind in ("train", "val"):
         assert f'<g class="line-{kind}">' in html
     assert learned_table(facts).rows[0] == [
         *("1", "64", "2", "2.5", "50.0%", "75.0%", "0.1", "13 s")
@@ -213,8 +197,7 @@ def test_any_figures_can_be_drawn(figures: list[tuple[Any, Any, Any]]) -> None:
     if chart is not None:
         places = [
             value
-            for plot in chart.plots
-            for each in plot.lines
+            for each in chart.lines
             for piece in (*each.pieces, *(dot[:2] for dot in each.dots))
             for value in piece
         ]
@@ -225,5 +208,5 @@ def test_any_figures_can_be_drawn(figures: list[tuple[Any, Any, Any]]) -> None:
 def test_a_figure_that_never_changes_has_a_place(value: float) -> None:
     chart = training_curves([EpochMetrics(epoch=k, loss=value) for k in (1, 2)])
     assert chart is not None
-    (_, y, _), _ = chart.plots[0].lines[0].dots
+    (_, y, _), _ = chart.lines[0].dots
     assert y == pytest.approx(50)

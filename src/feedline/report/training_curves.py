@@ -1,4 +1,4 @@
-"""Curves of loss, accuracy, learning rate and image size over the epochs, in percent of a chart.
+"""Chart of training and validation loss over the epochs, in percent of its box.
 
 Guarantees: pure; unknown values leave a gap; each line differs by its dashes and by text, never by
 colour alone.
@@ -11,23 +11,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from feedline.report.chart import Mark, Shape
+from feedline.report.chart import Mark
 from feedline.report.epoch_metrics import EpochMetrics
-from feedline.text import as_percent, as_seconds
+from feedline.text import as_share
 
-__all__ = ["Line", "Plot", "TrainingCurves", "training_curves"]
+__all__ = ["Line", "TrainingCurves", "training_curves"]
 
 _MAX_DRAWN = 200  # epochs
 _MAX_DOTS = 60  # with more epochs, lines have no dots with figures
 _MIN_LABEL = 9.0  # percent of the width that a phase's name needs
 _TICKS = 8
 
-_Value = Callable[[EpochMetrics], float | None]
+_LINES: tuple[tuple[str, str, Callable[[EpochMetrics], float | None]], ...] = (
+    ("train", "training", lambda each: each.loss),
+    ("val", "validation", lambda each: each.val_loss),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Line of a plot: its segments and its dots, in percent."""
+    """Line of the chart: its segments and its dots, in percent."""
 
     kind: str
     name: str
@@ -36,44 +39,25 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
-    """Plot over the epochs.
-
-    Args:
-        title: what it shows.
-        height: in pixels.
-        lines: lines with at least one point.
-        bars: bars instead of lines.
-        heights: marks of its axis.
-        words: description in a sentence.
-    """
-
-    title: str
-    height: int
-    lines: list[Line]
-    bars: list[Shape]
-    heights: list[Mark]
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingCurves:
-    """Plots over the same epochs.
+    """Chart of the losses.
 
     Args:
-        plots: from top to bottom.
-        phases: start of each phase, with its name if there is space.
-        epochs: marks of the axis.
-        times: marks of the axis, at the same places: training time so far.
+        lines: lines with at least one point.
+        heights: marks of the vertical axis.
+        phases: start of each phase, with its image size if there is space.
+        epochs: marks of the horizontal axis.
         went_on: position at which the latest start resumed; None if there was one start only.
+        words: losses and accuracy in sentences.
         note: remark on the chart.
     """
 
-    plots: list[Plot]
+    lines: list[Line]
+    heights: list[Mark]
     phases: list[Mark]
     epochs: list[Mark]
-    times: list[Mark]
     went_on: float | None
+    words: str
     note: str
 
 
@@ -94,41 +78,44 @@ def training_curves(
     def edge(epoch: float) -> float:
         return 100 * (epoch - first) / (last - first)
 
-    def plot(
-        title: str, lines: Sequence[tuple[str, str, _Value]], form: _PlotFormat
-    ) -> Plot | None:
-        return _plot(title, lines, drawn, lambda each: edge(each.epoch - 0.5), form)
+    values = [value for _, _, of in _LINES for each in drawn if (value := of(each)) is not None]
+    low, high = _range(values)
 
-    plots = [
-        plot(
-            "Loss",
-            [
-                ("train", "training", lambda each: each.loss),
-                ("val", "validation", lambda each: each.val_loss),
-            ],
-            _LOSS,
-        ),
-        plot(
-            "Validation accuracy",
-            [
-                ("top1", "top-1", lambda each: each.top1),
-                ("top5", "top-5", lambda each: each.top5),
-            ],
-            _SHARE,
-        ),
-        plot("Learning rate", [("lr", "learning rate", lambda each: each.lr)], _RATE),
-    ]
+    def height(value: float) -> float:
+        return 100 - 100 * ((value - low) / (high - low))
+
+    lines, words = list[Line](), list[str]()
+    for kind, name, of in _LINES:
+        points = [
+            None if (value := of(each)) is None else (edge(each.epoch - 0.5), value, each.epoch)
+            for each in drawn
+        ]
+        known = [point for point in points if point is not None]
+        if not known or not math.isfinite(high - low):
+            continue
+        pieces = [
+            (one[0], height(one[1]), two[0], height(two[1]))
+            for one, two in pairwise(points)
+            if one is not None and two is not None
+        ]
+        isolated = len(pieces) < len(known) - 1 or len(known) == 1
+        dots = [
+            (x, height(value), f"{name} {value:.3g}, epoch {epoch}")
+            for x, value, epoch in known
+            if len(drawn) <= _MAX_DOTS or isolated
+        ]
+        lines.append(Line(kind, name, pieces, dots))
+        losses = [(value, epoch) for _, value, epoch in known]
+        words.append(f"{name} loss {_words(losses, lambda value: f'{value:.3g}', min)}")
+    if accuracies := [(each.top1, each.epoch) for each in learned if each.top1 is not None]:
+        words.append(f"validation accuracy {_words(accuracies, as_share, max)}")
     phases = _phases(learned)
-    bars = _sizes(phases, edge)
     step = max(1, math.ceil((last - first) / _TICKS))
     labelled = [each for each in learned if (each.epoch - first) % step == 0 or last - first == 1]
-    marks = [(edge(each.epoch - 0.5), each) for each in labelled]
-    note = ""
-    if len(drawn) < len(learned):
-        note = f"{len(drawn)} of {len(learned)} epochs are drawn, evenly spaced."
     resumed = went_on_at is not None and first < went_on_at < last
     return TrainingCurves(
-        plots=[*(each for each in plots if each is not None), *([bars] if bars else [])],
+        lines=lines,
+        heights=[Mark(height(each), f"{each:.3g}") for each in _levels(low, high)],
         phases=[
             Mark(
                 edge(begin),
@@ -136,88 +123,37 @@ def training_curves(
             )
             for begin, end, size in phases
         ],
-        epochs=[Mark(at, f"epoch {each.epoch}") for at, each in marks],
-        times=[
-            Mark(at, as_seconds(each.ended_s)) for at, each in marks if each.ended_s is not None
-        ],
+        epochs=[Mark(edge(each.epoch - 0.5), f"epoch {each.epoch}") for each in labelled],
         went_on=edge(went_on_at) if resumed and went_on_at is not None else None,
-        note=note,
+        words="; ".join(words),
+        note=f"{len(drawn)} of {len(learned)} epochs are drawn, evenly spaced."
+        if len(drawn) < len(learned)
+        else "",
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _PlotFormat:
-    """Format of a plot's axis and figures."""
-
-    text: Callable[[float], str]
-    from_zero: bool
-    height: int
-    best: Callable[[Sequence[float]], float] | None = None
-
-
-_LOSS = _PlotFormat(lambda value: f"{value:.3g}", from_zero=False, height=150, best=min)
-_SHARE = _PlotFormat(lambda value: as_percent(100 * value), from_zero=True, height=150, best=max)
-_RATE = _PlotFormat(lambda value: f"{value:.3g}", from_zero=True, height=80)
-
-
-def _plot(
-    title: str,
-    lines: Sequence[tuple[str, str, _Value]],
-    drawn: Sequence[EpochMetrics],
-    at: Callable[[EpochMetrics], float],
-    form: _PlotFormat,
-) -> Plot | None:
-    """Plot the known values; None without values."""
-    values = [value for _, _, of in lines for each in drawn if (value := of(each)) is not None]
-    if not values:
-        return None
-    low, high = min([0.0, *values] if form.from_zero else values), max(values)
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    """Return both ends of the vertical axis, with a margin."""
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
     margin = (high - low) * 0.08 or abs(high) * 0.08 or 1.0
-    low, high = (low if form.from_zero and low == 0 else low - margin), high + margin
-    if not math.isfinite(high - low):
-        return None
-
-    def height(value: float) -> float:
-        return 100 - 100 * ((value - low) / (high - low))
-
-    made, words = [], []
-    for kind, name, of in lines:
-        points = [
-            None if (value := of(each)) is None else (at(each), height(value), value, each)
-            for each in drawn
-        ]
-        known = [point for point in points if point is not None]
-        if not known:
-            continue
-        pieces = [
-            (one[0], one[1], two[0], two[1])
-            for one, two in pairwise(points)
-            if one is not None and two is not None
-        ]
-        isolated = len(pieces) < len(known) - 1 or len(known) == 1
-        dots = [
-            (x, y, f"{name} {form.text(value)}, epoch {each.epoch}")
-            for x, y, value, each in known
-            if len(drawn) <= _MAX_DOTS or isolated
-        ]
-        made.append(Line(kind, name, pieces, dots))
-        label = "" if name == title.lower() else f"{name} "
-        words.append(_words(label, [(value, each.epoch) for _, _, value, each in known], form))
-    heights = [Mark(height(each), form.text(each)) for each in _levels(low, high)]
-    return Plot(title, form.height, made, [], heights, f"{title}: {'; '.join(words)}.")
+    return low - margin, high + margin
 
 
-def _words(label: str, known: Sequence[tuple[float, int]], form: _PlotFormat) -> str:
-    """Describe a line in words."""
+def _words(
+    known: Sequence[tuple[float, int]],
+    text: Callable[[float], str],
+    best_of: Callable[[Sequence[float]], float],
+) -> str:
+    """Describe figures by epoch in words."""
     first, last = known[0], known[-1]
     if len(known) == 1:
-        return f"{label}{form.text(first[0])} in epoch {first[1]}"
-    text = f"{label}{form.text(first[0])} in epoch {first[1]}, {form.text(last[0])} in {last[1]}"
-    if form.best is not None:
-        best = form.best([value for value, _ in known])
-        when = next(epoch for value, epoch in known if value == best)
-        text += f", best {form.text(best)} in {when}"
-    return text
+        return f"{text(first[0])} in epoch {first[1]}"
+    best = best_of([value for value, _ in known])
+    when = next(epoch for value, epoch in known if value == best)
+    return (
+        f"{text(first[0])} in epoch {first[1]}, {text(last[0])} in {last[1]}, "
+        f"best {text(best)} in {when}"
+    )
 
 
 def _some(learned: Sequence[EpochMetrics]) -> list[EpochMetrics]:
@@ -235,28 +171,6 @@ def _phases(learned: Sequence[EpochMetrics]) -> list[tuple[int, int, int | None]
         else:
             found.append((found[-1][1] if found else each.epoch - 1, each.epoch, each.image_size))
     return found
-
-
-def _sizes(
-    phases: Sequence[tuple[int, int, int | None]], edge: Callable[[float], float]
-) -> Plot | None:
-    """Plot of image sizes; None if they are unknown."""
-    sizes = [size for _, _, size in phases if size is not None]
-    if not sizes or len(phases) > _MAX_DRAWN:
-        return None
-    top = 1.08 * max(sizes)
-    bars, words = [], []
-    for begin, end, size in phases:
-        if size is None:
-            continue
-        high = 100 * size / top
-        epochs = f"epoch {end}" if end == begin + 1 else f"epochs {begin + 1} to {end}"
-        words.append(f"{size} px in {epochs}")
-        bars.append(
-            Shape(edge(begin), 100 - high, edge(end) - edge(begin), high, "rate", words[-1])
-        )
-    heights = [Mark(100 - 100 * size / top, f"{size}") for size in sorted({min(sizes), max(sizes)})]
-    return Plot("Image size in pixels", 80, [], bars, heights, f"Image size: {', '.join(words)}.")
 
 
 def _levels(low: float, high: float, most: int = 4) -> list[float]:
