@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 from feedline.bench.loaders import ImageSample
 from feedline.bench.run import ProgressListener
@@ -56,7 +57,7 @@ def _run_loop(
     report: ProgressListener,
 ) -> LoopTimes:
     """Run steps for `seconds`, but at least some."""
-    with DataLoader(
+    loader: DataLoader[Any] = DataLoader(
         ImageSample(folder, range(len(folder))),
         settings.batch_size,
         image_size=settings.size_px,
@@ -64,7 +65,8 @@ def _run_loop(
         rank=0,
         world_size=1,
         seed=0,
-    ) as loader:
+    )
+    with loader:
         for first, last, until_s in ((0, _WARMUP_STEPS, 0.0), (_MIN_STEPS, _MAX_STEPS, seconds)):
             end = time.monotonic() + until_s
             for step, _ in enumerate(loader, 1):
