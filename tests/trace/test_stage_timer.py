@@ -81,6 +81,22 @@ def test_laps_divide_timed_task_into_stages(noted: Noted, clock: Clock) -> None:
     assert found.sizes == {7: (1, 135 / 1e6), 9: (1, 1000 / 1e6)}
 
 
+def test_short_stages_count_as_computing_and_long_ones_are_measured(
+    noted: Noted, clock: Clock
+) -> None:
+    noted.skip(FIRST_TIMED)
+    stage_timer.begin_task(noted.page)
+    for _ in range(3):
+        clock.ns += 20_000
+        stage_timer.end_stage("flip")
+    clock.ns += 3_600_000_000_000
+    stage_timer.end_stage("wait for the server")
+    stage_timer.end_task()
+    stages = noted.read().stages
+    assert stages["flip"].cpu_ms == pytest.approx(stages["flip"].total_ms) == pytest.approx(0.06)
+    assert stages["wait for the server"].cpu_ms < 60_000
+
+
 def test_other_tasks_are_timed_as_a_whole_and_their_slow_samples_known(
     noted: Noted, clock: Clock
 ) -> None:
@@ -107,7 +123,7 @@ def test_one_task_of_eight_is_timed(noted: Noted) -> None:
 
 @pytest.mark.parametrize(
     ("task_ms", "sample_ms", "timed"),
-    [(150, 15, range(1, 20)), (90, 9, (3, 11, 19)), (150, 0.5, (1, 3, 11, 19))],
+    [(150, 15, range(1, 20)), (90, 9, (3, 11, 19)), (150, 0.75, (1, 3, 11, 19))],
 )
 def test_all_but_the_first_of_long_tasks_are_timed(
     noted: Noted, clock: Clock, task_ms: float, sample_ms: float, timed: Sequence[int]
@@ -219,6 +235,19 @@ def test_of_many_tasks_of_tiny_samples_fewer_are_timed(noted: Noted, clock: Cloc
     assert [k for k, each in enumerate(timed) if each] == [3, 11, 19, 27, 35, 43, 51, 59] + [
         3 + 64 * k for k in range(1, 5)
     ]
+
+
+def test_of_large_tasks_of_quick_samples_one_is_timed(noted: Noted, clock: Clock) -> None:
+    timed = []
+    for _ in range(80):
+        stage_timer.begin_task(noted.page)
+        timed.append(stage_timer.timed)
+        for number in range(128):
+            clock.ns += 200_000
+            if stage_timer.each_sample:
+                stage_timer.end_sample(number)
+        stage_timer.end_task()
+    assert [k for k, each in enumerate(timed) if each] == [3, 3 + 64]
 
 
 def test_tiny_samples_are_reported_only_in_timed_tasks(noted: Noted, clock: Clock) -> None:

@@ -5,7 +5,7 @@ call is that stage's. The code that runs a task calls `begin_task(page)` before 
 after it, and `end_sample(number)` after each sample if `each_sample`. Some tasks are timed stage by
 stage, the others only as a whole, and sample by sample unless samples are tiny. Code that runs for
 every row checks the flag first, as in `if stage_timer.timed: stage_timer.end_stage("decode")`: the
-check costs a few ns, a call 50.
+check costs a few ns, a call 500, and one at the end of a long stage a system call more.
 
 Guarantees: the samples are not changed; outside of a task nothing is recorded. A thread started by
 a sample's code records nothing.
@@ -36,12 +36,21 @@ __all__ = [
     "note_sample",
 ]
 
-_EVERY, _EVERY_TINY = 8, 64
+_EVERY, _EVERY_QUICK = 8, 64
 """Every eighth task of a worker is timed stage by stage, first the fourth, as earlier ones warm up.
-If samples are tiny, this holds for the first tasks only, later for every 64th. If tasks and samples
-take long, a few seconds might contain none of these: all tasks but the first are timed."""
+If samples are quick, this holds for the first tasks only, later for every 64th: timing the stages
+of a sample takes about 20 us. If tasks and samples take long, a few seconds might contain none of
+these: all tasks but the first are timed."""
+
+_QUICK_NS = 500_000
+_QUICK_TASKS, _QUICK_SAMPLES = 64, 128
+"""Tasks, or samples of timed tasks, after which fewer tasks are timed if samples are quick."""
 
 _LONG_TASK_NS = 100_000_000
+
+_SHORT_NS = 100_000
+"""A stage that takes less is counted as on a core: asking the kernel for its time on a core costs 1
+to 40 us, more than most steps of a transform of tiny images."""
 
 each_sample = False
 """True if `end_sample` should be called in the current task. Read-only for callers.
@@ -76,9 +85,11 @@ def end_stage(stage: str) -> None:
     """End the stage that began with the previous stage's end, or with its task."""
     global _lap_ns, _lap_cpu_ns
     if timed and _page is not None and threading.get_ident() == _thread:
-        now_ns, cpu_ns = _clock(), time.thread_time_ns()
-        _page.note(stage, now_ns - _lap_ns, cpu_ns - _lap_cpu_ns)
-        _lap_ns, _lap_cpu_ns = now_ns, cpu_ns
+        now_ns = _clock()
+        ns = now_ns - _lap_ns
+        on_core_ns = ns if ns < _SHORT_NS else max(0, time.thread_time_ns() - _lap_cpu_ns)
+        _page.note(stage, ns, on_core_ns)
+        _lap_ns, _lap_cpu_ns = now_ns, _lap_cpu_ns + on_core_ns
 
 
 def begin_samples(stage: str) -> None:
@@ -160,7 +171,8 @@ def begin_task(page: StagePage | None) -> bool:
         return False
     _page, _slow_ns = page, page.slow_ns
     tasks, tiny = page.tasks, page.sample_ns <= _NOT_TINY_NS
-    every = _EVERY_TINY if tiny and tasks >= _EVERY_TINY else _EVERY
+    is_enough = tasks >= _QUICK_TASKS or page.timed_samples >= _QUICK_SAMPLES
+    every = _EVERY_QUICK if is_enough and page.own_sample_ns <= _QUICK_NS else _EVERY
     long = page.tasks_ns >= max(1, tasks) * _LONG_TASK_NS and page.sample_ns >= _LONG_NS
     timed = long or tasks % every == _EVERY // 2 - 1
     each_sample = timed or not tiny

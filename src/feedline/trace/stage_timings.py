@@ -141,6 +141,10 @@ class StagePage:
         self._words = memory.data  # indexing it is twice as fast as an array
         self.sample_ns = 1 << 62
         """Running mean of the durations of samples; before the first one a large value."""
+        self.own_sample_ns = 1 << 62
+        """Mean duration of a sample in the latest timed task, without waiting for a core."""
+        self.timed_samples = 0
+        self._counted_samples = 0
         self.slow_ns = min(memory[_SLOW : _SLOW + 2 * _SLOWEST : 2].tolist())
         self._places = {name: _place(k) for k, name in enumerate(_names(memory))}
         self._words[_PID] = os.getpid()
@@ -185,6 +189,7 @@ class StagePage:
         """Record a sample of a timed task."""
         mean_ns = self.sample_ns
         self.sample_ns = ns if mean_ns == 1 << 62 else mean_ns + (ns - mean_ns) // 16
+        self.timed_samples += 1
         words = self._words
         place = _SIZES + 2 * min(ns.bit_length() - 1 if ns > 0 else 0, OCTAVES - 1)
         words[place] += 1
@@ -193,6 +198,9 @@ class StagePage:
     def add_task_time(self, ns: int, cpu_ns: int, queued_ns: int | None = None) -> None:
         """Record a timed task: total time, CPU time, time without a core (None: unknown)."""
         words = self._words
+        if samples := self.timed_samples - self._counted_samples:
+            self.own_sample_ns = (ns - (queued_ns or 0)) // samples
+            self._counted_samples = self.timed_samples
         words[_TIMED] += 1
         words[_TIMED_NS] += ns
         words[_TIMED_CPU_NS] += cpu_ns
