@@ -81,7 +81,8 @@ def compare_with_torch(
             parts = _compare(torch_loader, own, unpatched)
             rates = _measure(torch_loader, own, unpatched, _count(loader, keys))
     except Exception as error:
-        return f"{name} is not compared: {type(error).__name__}: {error}"
+        last_line = str(error).rstrip().rpartition("\n")[2]  # of a traceback in a worker
+        return f"{name} is not compared: {type(error).__name__}: {last_line}"
     of_torch, of_feedline = rates
     return (
         f"{name}, {plural(len(keys), 'batch')}: torch {as_rate(of_torch)}, "

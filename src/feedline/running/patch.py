@@ -105,7 +105,7 @@ class Patch:
         from feedline.running.compare import compare_with_torch
 
         text = compare_with_torch(
-            loader, self.settings.compare, loader.torch_workers, _build_torch, self.suspended
+            loader, self.settings.compare, loader._torch_workers, _build_torch, self.suspended
         )
         if rank_and_world()[0] == 0:
             print(f"feedline run: {printable(text)}", file=sys.stderr, flush=True)
@@ -190,7 +190,7 @@ class ReplacedLoader(DataLoader[Any]):
 
     torch_class: type[TorchDataLoader[Any]] = TorchDataLoader
     """Class that the program called."""
-    torch_workers = 0
+    _torch_workers = 0
     """Number of workers that the program asked for."""
     _warns_of_stock_loader = False  # Accelerate builds a replaced loader
 
@@ -218,7 +218,7 @@ class ReplacedLoader(DataLoader[Any]):
             names = {type(dataset).__name__, self.torch_class.__name__}
             if off := sorted(names & set(settings.off)):
                 return f"turned off by --off {off[0]}"
-            vars(self)["torch_workers"] = bound.arguments.get("num_workers", 0)
+            vars(self)["_torch_workers"] = bound.arguments.get("num_workers", 0)
             if settings.workers is not None and not isinstance(dataset, IterableDataset):
                 bound.arguments["num_workers"] = settings.workers
             if settings.cache is not None and bound.arguments.get("cache") is None:

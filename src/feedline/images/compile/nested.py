@@ -276,7 +276,7 @@ class NestedPipelines:
             self._add_folder(thing)
         elif is_timm_folder(thing):
             self.has_folder = True
-        elif kind in (np.ndarray, torch.Tensor):
+        elif kind in (np.ndarray, np.memmap, torch.Tensor):
             self.has_pixels |= thing.ndim >= 3 and thing.nbytes >= _LARGE
         elif not module.startswith(("torchvision.transforms", "timm.data", "torch.nn.modules.con")):
             return
