@@ -33,6 +33,7 @@ ROOMS = (
     "sources",
     "report",
     "diagnose",
+    "throughput",
     "randomness",
     "order",
     "trace",

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from feedline.control.controller import Controller
 from feedline.control.decision import SettingChange
 from feedline.control.limits import WorkerLimits
-from feedline.control.window import StepWindow, error_of
+from feedline.control.window import StepWindow
 from feedline.order.batch_spec import divide_rows, rows_per_task
+from feedline.throughput.windows import error_of
 
 HAND_OVER_MS = 0.2
 """Of a piece or a batch, of a worker's time."""

@@ -10,7 +10,7 @@ from control.simulated import Stepped, Training, Work, now_and_then, varied
 from feedline.control.controller import Controller
 from feedline.control.decision import SettingChange, What
 from feedline.control.limits import WorkerLimits
-from feedline.control.window import StepWindow, error_of
+from feedline.control.window import StepWindow
 from slow import slow
 
 SPIKES = now_and_then(100.0, 1 / 20, 10.0)  # 145 ms on average
@@ -220,14 +220,6 @@ def test_decisions_describe_change() -> None:
     assert str(first_change(WorkerLimits(cores=16, for_each=2))).startswith(
         "8 batches ahead -> 32: "
     )
-
-
-def test_the_error_is_of_all_steps() -> None:
-    assert error_of([1.0] * 7) == 1.0
-    assert error_of([2.0] * 100) == 0.0
-    assert error_of([1.0] * 9 + [20.0]) > 0.5  # also of the last
-    steps = [float(1 + k % 2) for k in range(800)]
-    assert error_of(steps) == 0.0  # differences that even out between neighbours are ignored
 
 
 def test_windows_are_joined() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from feedline.errors import ResourceError
 from feedline.order.schedule import Phase
+from feedline.throughput import windows
 from feedline.trace.stage_timings import StageTimings
 from feedline.tuning import step_benchmark
 from feedline.tuning import tune as tune_module
@@ -68,6 +69,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     time = SimpleNamespace(**dict.fromkeys(clocks, lambda: clock[0]))
     monkeypatch.setattr(tune_module, "time", time)
     monkeypatch.setattr(step_benchmark, "time", time)
+    monkeypatch.setattr(windows, "time", time)
     return clock
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from feedline.throughput.windows import RateMeter
+
 __all__ = ["Turn", "count", "endless", "family_cpu", "settle_down"]
 
 _PAUSE_S = 0.05
@@ -56,14 +58,11 @@ def count(
     """
     for _ in range(ahead + unit):
         next(batches)
-    start = now = time.perf_counter()
     used_s = cpu_s()
-    images = 0
-    while now - start < seconds:
-        for _ in range(unit):
-            images += next(batches)
-        now = time.perf_counter()
-    return Turn(images=images, seconds=now - start, cpu_s=max(0.0, cpu_s() - used_s))
+    meter = RateMeter(seconds)
+    while meter.add(sum(next(batches) for _ in range(unit))):
+        pass
+    return Turn(images=meter.count, seconds=meter.seconds, cpu_s=max(0.0, cpu_s() - used_s))
 
 
 def family_cpu() -> Callable[[], float]:

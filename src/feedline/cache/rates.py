@@ -34,6 +34,7 @@ from feedline.sources.manifest import Level, Manifest, load_entries
 from feedline.sources.remote_cache import open_location
 from feedline.system import usable_cores
 from feedline.text import as_bytes
+from feedline.throughput.windows import RateMeter
 
 __all__ = [
     "CacheInfo",
@@ -81,13 +82,10 @@ def loader_rate(
     )
     with loader:
         batches = (len(batch) for _ in count() for batch, _ in loader)
-        for _ in range(_BATCHES_AHEAD + 1 if workers else 1):
-            next(batches)
-        number, started, passed = 0, time.perf_counter(), 0.0
-        while passed < seconds:
-            number += next(batches)
-            passed = time.perf_counter() - started
-    return number / passed
+        meter = RateMeter(seconds, warmup=_BATCHES_AHEAD + 1 if workers else 1)
+        while meter.add(next(batches)):
+            pass
+    return meter.per_s
 
 
 def measure_rates(

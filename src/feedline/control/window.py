@@ -6,16 +6,12 @@ Guarantees: pure; no figure is negative; unknown values are None.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from feedline.trace.stage_timings import StageTimings
 
-__all__ = ["StepWindow", "error_of", "workers_for"]
-
-_BLOCKS = 8  # of steps, whose means tell the error: neighbouring steps are not independent
+__all__ = ["StepWindow", "workers_for"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,20 +154,3 @@ def workers_for(work_s: float, own_s: float, spare: float) -> int:
     """Workers needed for a work per batch and a step time, with a factor `spare`."""
     need = spare * work_s / own_s if own_s > 0 else math.inf
     return max(1, math.ceil(need)) if math.isfinite(need) else 1 << 30
-
-
-def error_of(times: Sequence[float]) -> float:
-    """Relative half-width of the 95% confidence interval of the mean step time, from block means.
-
-    Student's t of 7 degrees of freedom, 97.5%: 2.365.
-
-    Args:
-        times: step times, in order; returns 1.0 if there are fewer than blocks.
-    """
-    if len(times) < _BLOCKS:
-        return 1.0
-    # No step is left out: a window often ends with the one that was waited for.
-    edges = [len(times) * k // _BLOCKS for k in range(_BLOCKS + 1)]
-    means = [statistics.fmean(times[start:stop]) for start, stop in pairwise(edges)]
-    mean = statistics.fmean(means)
-    return 2.365 * statistics.stdev(means) / math.sqrt(_BLOCKS) / mean if mean > 0 else 1.0

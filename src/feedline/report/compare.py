@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import mean, stdev
 from typing import Any, TypeAlias
 
 from feedline.diagnose.finding import Bound, PhaseSplit
 from feedline.errors import UsageError
 from feedline.report.history import RateInterval
 from feedline.report.report_data import ReportData
+from feedline.throughput.windows import error_of_means
 
 __all__ = [
     "Comparison",
@@ -317,17 +317,13 @@ def phases_of(facts: ReportData) -> dict[PhaseKey, list[PhaseSplit]]:
 
 
 _BLOCKS = 10
-_MIN_BLOCKS = 4
-# Student's t for 95%, by degrees of freedom.
-_T = {3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 def relative_spread(stretches: Sequence[RateInterval]) -> float | None:
     """Half of the 95% interval of the mean rate, as a share of it; None if there is too little
     data.
 
-    Neighbouring intervals are correlated, so the time is divided into ten blocks, whose means
-    count as independent ("method of batch means").
+    Neighbouring intervals are correlated, so the time is divided into ten blocks.
     """
     known = [each for each in stretches if each.images_per_s is not None and each.seconds > 0]
     total_s = sum(each.seconds for each in known)
@@ -340,9 +336,4 @@ def relative_spread(stretches: Sequence[RateInterval]) -> float | None:
         images[place] += each.images_per_s * each.seconds
         seconds[place] += each.seconds
     rates = [count / time for count, time in zip(images, seconds, strict=True) if time > 0]
-    if len(rates) < _MIN_BLOCKS:
-        return None
-    middle = mean(rates)
-    if not middle > 0:
-        return None
-    return _T[len(rates) - 1] * stdev(rates) / math.sqrt(len(rates)) / middle
+    return error_of_means(rates)

@@ -6,6 +6,7 @@ workers. It ends once its error is small or another setting is clearly faster.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -19,8 +20,9 @@ import torch
 from torch import Tensor
 
 import feedline
-from feedline.control.window import StepWindow, error_of
+from feedline.control.window import StepWindow
 from feedline.private_names import find_private
+from feedline.throughput.windows import RateMeter, error_of
 from feedline.tuning.training_step import Step
 from feedline.tuning.trial import LoaderSetting, LoaderTrial
 from feedline.tuning.tunable import TunableLoader
@@ -112,13 +114,12 @@ class StepBenchmark:
                 return 1 / max(1e-9, time.perf_counter() - start)
         tensors = [leaf for leaf in _pytree.tree_leaves(kept) if isinstance(leaf, Tensor)]
         self.batch_bytes = sum(each.numel() * each.element_size() for each in tensors) // len(kept)
-        start, steps = time.perf_counter(), 0
-        while time.perf_counter() - start < seconds or steps < _KEPT_BATCHES:
-            self._step(kept[steps % _KEPT_BATCHES])
-            steps += 1
-            if time.monotonic() >= until:
+        meter = RateMeter(seconds, least=_KEPT_BATCHES, until=until)
+        for batch in itertools.cycle(kept):
+            self._step(batch)
+            if not meter.add():
                 break
-        return steps / (time.perf_counter() - start)
+        return meter.per_s
 
     def trial(
         self, setting: LoaderSetting, *, min_s: float, max_s: float, fastest: float | None = None

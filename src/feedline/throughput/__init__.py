@@ -1,0 +1,1 @@
+"""Arithmetic of throughput: rates and their errors. Imports nothing of feedline."""
