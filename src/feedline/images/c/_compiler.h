@@ -11,11 +11,13 @@
 #define NOINLINE __declspec(noinline)
 #define LIKELY(condition) (condition)
 #define TARGET(features) /* MSVC compiles all intrinsics for any target */
+#define PREFETCH(address) ((void)(address))
 #else
 #define INLINE inline __attribute__((always_inline))
 #define NOINLINE __attribute__((noinline))
 #define LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define TARGET(features) __attribute__((target(features)))
+#define PREFETCH(address) __builtin_prefetch(address, 1) /* to write there */
 #endif
 
 /* Return the number of the lowest bit that is set. */

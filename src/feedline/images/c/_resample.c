@@ -33,6 +33,7 @@ enum {
     MAX_CHANNELS = HALF / 2, /* of which two pixels lie in those; others take the scalar path */
     BLOCK = 64, /* bytes of a vector of AVX-512 */
     LINE = 64, /* bytes of a cache line */
+    AHEAD = 1024, /* bytes of output between what is written and what is prefetched */
     SLACK = BLOCK, /* bytes after a row between the passes that may be read and written */
 };
 
@@ -565,33 +566,35 @@ static int place_parts(Plan *plan)
 /* Write the shuffles and weights of a row: in words for linear pairs, otherwise in lanes of 32 bits. */
 static INLINE void write_program(int kernel, int vectors, const Plan *plan)
 {
-    const int channels = plan->channels;
+    const Plan local = *plan; /* which no store can change */
+    const int channels = local.channels;
     const size_t block_lanes = (size_t)LANES * (size_t)(kernel == LINEAR ? 4 : 4 * vectors);
-    memset(plan->program + (size_t)(plan->blocks - 1) * block_lanes, 0, block_lanes * sizeof(int32_t));
-    for (int x = 0, byte = 0; x < plan->width; x++) {
-        const Taps *taps = plan->first + x * plan->step;
+    memset(local.program + (size_t)(local.blocks - 1) * block_lanes, 0, block_lanes * sizeof(int32_t));
+    unsigned byte = 0;
+    for (int x = 0; x < local.width; x++) {
+        const Taps taps = local.first[x * local.step];
         uint32_t lanes[1 + USUAL_PAIRS] = {(uint32_t)channels << 16};
         if (kernel == QUADS) { /* 65536ths: their sum, as the first term, and their upper and lower bytes */
             lanes[0] = (uint32_t)channels * 0x03020100u;
             lanes[1] = 128;
             for (int k = 0; k < QUAD; k++) {
-                const uint32_t weight = (uint32_t)taps->weights[k] << (16 - plan->axis.precision);
+                const uint32_t weight = (uint32_t)taps.weights[k] << (16 - local.axis.precision);
                 lanes[1] += weight / 2;
                 lanes[2] |= (weight >> 8) << 8 * k;
                 lanes[3] |= (weight & 0xFF) << 8 * k;
             }
         } else if (kernel == PAIRS) {
-            memcpy(lanes + 1, taps->weights, (size_t)(vectors - 1) * sizeof *lanes);
+            memcpy(lanes + 1, taps.weights, (size_t)(vectors - 1) * sizeof *lanes);
         }
         for (int channel = 0; channel < channels; channel++, byte++) {
-            const int part = byte / (kernel == PAIRS ? PAIRS_PART : PART);
-            const int at = channels * taps->start + channel - plan->source[part];
+            const unsigned part = byte / (kernel == PAIRS ? PAIRS_PART : PART);
+            const int at = channels * taps.start + channel - local.source[part];
             if (kernel == LINEAR) {
-                int16_t *to = (int16_t *)plan->program + part * 2 * PART + byte % PART;
+                int16_t *to = (int16_t *)local.program + part * 2 * PART + byte % PART;
                 to[0] = (int16_t)(at | (at + channels) << 8);
-                to[PART] = linear_weight(plan->axis, taps->weights);
+                to[PART] = linear_weight(local.axis, taps.weights);
             } else {
-                int32_t *to = plan->program + byte / LANES * LANES * vectors + byte % LANES;
+                int32_t *to = local.program + byte / LANES * LANES * (unsigned)vectors + byte % LANES;
                 to[0] = (int32_t)(lanes[0] + (uint32_t)at * (kernel == QUADS ? 0x01010101u : 0x00010001u));
                 for (int k = 1; k < vectors; k++)
                     to[k * LANES] = (int32_t)lanes[k];
@@ -621,7 +624,7 @@ static int plan_wide(Plan *plan)
     }
     switch (wide.kernel) {
     case LINEAR: write_program(LINEAR, 2, &wide); break;
-    case QUADS: write_program(QUADS, 1 + 3, &wide); break;
+    case QUADS: write_program(QUADS, 4, &wide); break;
     default: write_program(PAIRS, 1 + plan->axis.pairs, &wide);
     }
     *plan = wide;
@@ -847,6 +850,16 @@ static size_t pitch_of(int bytes)
     return ((size_t)bytes + SLACK + LINE - 1) / LINE * LINE;
 }
 
+/* Prefetch as many bytes as a row has for the rows after it: memory of a batch is rarely in a cache. */
+static void prefetch_output(const Task *task, int row)
+{
+    const size_t bytes = (size_t)task->channels * (size_t)task->row_width;
+    const size_t all = bytes * (size_t)task->row_height, at = bytes * (size_t)row + AHEAD;
+    const size_t stop = at + bytes < all ? at + bytes : all;
+    for (size_t line = at; line < stop; line += LINE)
+        PREFETCH(task->row + line);
+}
+
 static void resize(
     const Task *task, const Path *with, const Plan *plan, const Taps *lines, Axis vertical,
     const Space *space)
@@ -857,6 +870,7 @@ static void resize(
     int next = lines[task->top].start;
     for (int y = 0; y < task->row_height; y++) {
         const Taps *line = lines + task->top + y;
+        prefetch_output(task, y);
         int stop = line->start + 2 * vertical.pairs;
         stop = stop > task->height ? task->height : stop;
         for (; next < stop; next += 2) {
