@@ -259,6 +259,20 @@ def test_a_pipeline_of_changed_code_runs_unchanged(
     assert version in reasons[0]
 
 
+def test_a_loader_does_not_repeat_the_warning(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    version = new_version(monkeypatch, "torchvision", "0.30")
+    define(monkeypatch, *CHANGES["other boxes"][1:3])
+    dataset = ImageFolder(root, PIPELINES["v1 train"]())
+    with feedline.DataLoader(dataset, batch_size=3, num_workers=1) as loader:
+        with pytest.warns(RuntimeWarning, match=version) as raised:
+            next(iter(loader))
+        assert len(raised) == 1
+        assert version in loader.explain()
+    assert [each for each in caplog.records if version in each.message and each.levelno > 20] == []
+
+
 @pytest.mark.parametrize(
     ("formula", "is_fused"),
     [("tensor.sub(mean[0]) / (std[0] + 0.5)", True), ("tensor.sub(tensor.mean())", False)],

@@ -50,8 +50,16 @@ from feedline.images.pillow_codecs import PILLOW_CODECS
 from feedline.order.seeds import RandomStream
 from feedline.randomness import seeded, unbroken
 from feedline.sources.store import Pixels
+from feedline.system import rank_and_world
 
-__all__ = ["FusedRun", "check_folder", "check_fused", "check_loader", "check_steps"]
+__all__ = [
+    "FusedRun",
+    "check_folder",
+    "check_fused",
+    "check_loader",
+    "check_steps",
+    "has_warned_of",
+]
 
 FusedRun: TypeAlias = Callable[[Pixels, tuple[Any, ...], Callable[[Pixels], Pixels]], Any]
 """Fused form of steps: function of an image's pixels, the sample's other parts, and a change of the
@@ -155,18 +163,23 @@ def _check_once(things: Iterable[object], check: Callable[[], None]) -> None:
             why = _find_difference(function)
             why = why and f"With {versions} {why}."
             _reasons[text] = why
-            if why and get_worker_info() is None:
+            if why and get_worker_info() is None and rank_and_world()[0] == 0:
                 warning = f"a pipeline runs unchanged, and so slower. {why} {_FIX}"
                 warnings.warn(warning, RuntimeWarning, stacklevel=4)
         if why := _reasons[text]:
             raise CompileError(why, _FIX)
 
 
+def has_warned_of(text: str) -> bool:
+    """Return True if a text contains a reason that a warning of this process has told."""
+    return any(why and why in text for why in _reasons.values())
+
+
 def _find_difference(check: Callable[[], None]) -> str:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several wait for each other longer than they compute
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.device("cpu"):
             warnings.simplefilter("ignore")
             check()
     except _DifferenceError as difference:
