@@ -64,7 +64,6 @@ def test_a_plan_is_a_table_with_a_reason_and_a_command(
     ]
     text = " ".join(ended.out.split())
     assert "copy/size" in heads
-    assert "measurements.md" in text
     assert "1.0 GB of disk" in text
     assert "2.0 GB/s" in text
     assert list(temporary.iterdir()) == []

@@ -40,12 +40,6 @@ _EQUAL = 1.05  # ratio of loading times that count as equal
 _WORTH_IT = 1.1  # smallest useful gain over the originals
 _MARGIN = 8 / 7  # of a copy over the image size, as 128 px for 112 px: random crops are parts of it
 _GRID_PX = 16
-_QUALITY = (
-    "Quality (docs/explanation/measurements.md): in trainings at 112 px, copies of 256 px changed "
-    "top-1 by +0.4 and +1.1 points, within the noise, and copies of 64 px by -8.2 and -2.9. Random "
-    "crops at 112 px of 128 px copies differ from those of the originals by 3.6 of 255 levels at "
-    "quality 95 and by 2.4 raw, of 256 px copies by 1.5 and 0.6."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +131,7 @@ class CachePlan:
         }
 
     def __str__(self) -> str:
-        """Table of the choices, recommendation, figures of quality, and assumed limits."""
+        """Table of the choices, recommendation and assumed limits."""
         sizes = sorted(self.originals.images_per_s)
         rows = [
             ["", *(f"{size} px" for size in sizes), "loading", "disk", "build", "copy/size", ""]
@@ -165,7 +159,6 @@ class CachePlan:
                 *format_table(rows),
                 *wrap_text(self.reason),
                 *([f"\n{self.command}\n"] if self.command else []),
-                *wrap_text(_QUALITY),
                 *wrap_text(limits),
             ]
         )
