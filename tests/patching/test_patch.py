@@ -7,7 +7,9 @@ import inspect
 import io
 import os
 import pickle
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import PIL
@@ -229,3 +231,36 @@ def test_a_comparison_leaves_errors_to_the_program(capfd: pytest.CaptureFixture[
     with feedline.patch(compare=2), pytest.raises(KeyError, match="mine"):
         list(EarlyLoader(Broken(), 2))
     assert "Broken is not compared: KeyError" in capfd.readouterr().err
+
+
+@needs("torchvision")
+def test_a_summary_names_fused_steps_without_their_arguments(tmp_path: Path) -> None:
+    from torchvision import transforms as T
+
+    crop = T.RandomResizedCrop((8, 8), (0.1234567, 0.7654321), (0.71234567, 1.41234567))
+    blur = T.RandomApply([T.GaussianBlur((3, 3), (0.1234567, 1.7654321))], 0.4123456)
+    steps = [crop, T.RandomHorizontalFlip(), blur, T.ToTensor()]
+    path = tmp_path / "photo.jpg"
+    Image.new("RGB", (20, 20)).save(path)
+    with feedline.patch() as patched:
+        for _ in EarlyLoader(Photos(path, T.Compose(steps)), 2):
+            pass
+    line = patched.summary().splitlines()[1]
+    names = re.search("fused: ([^;]*);", line)
+    assert names
+    assert [name.split()[-1] for name in names[1].split(", ")] == [
+        type(step).__name__ for step in steps
+    ]
+
+
+class Photos(Dataset[Any]):
+    """A dataset that opens its images itself."""
+
+    def __init__(self, path: Path, transform: Any) -> None:
+        self.path, self.transform = path, transform
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(Image.open(self.path).convert("RGB"))

@@ -110,15 +110,18 @@ def _describe_engine(loader: Loader) -> str:
     because = f"; {loader.because}" if loader.because else ""
     if loader.kind != "feedline":
         return f"torch's loader{because}"
-    fused = f"; fused: {_names(loader.fused)}" if loader.fused else ""
-    return f"{_ENGINES.get(loader.made_by, loader.made_by)} engine{fused}{because}"
+    engine = f"{_ENGINES.get(loader.made_by, loader.made_by)} engine"
+    if not loader.fused:
+        return f"{engine}{because}"
+    because = f"; not the image-row engine: {loader.because}" if loader.because else ""
+    return f"{engine}; fused: {_names(loader.fused)}{because}"
 
 
 def _names(steps: str) -> str:
-    """Names of steps without their arguments."""
+    """Names of steps without their arguments, which may be cut."""
     while (shorter := re.sub(r"\([^()]*\)|\[[^][]*\]", "", steps)) != steps:
         steps = shorter
-    return steps
+    return re.sub(r"\([^()]*(\([^()]*)*\.\.\.", "", steps)
 
 
 def _seconds(run: Run) -> float:
