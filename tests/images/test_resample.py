@@ -335,6 +335,7 @@ def boxes(draw):
 @settings(max_examples=300, deadline=None)
 @given(boxes())
 @example(((9, 9), (0.5, 0.25, 8.0, 8.5), 3, True, False))
+@example(((21, 21), (0.0, 0.0, 20.00001, 20.00001), 20, False, False))  # a weight of 1, others 0
 def test_a_box_between_pixels_has_the_same_bytes_without_the_compiled_resize(task):
     shape, edges, size, flip, turned = task
     image = noise(*shape)

@@ -13,7 +13,11 @@ Speed: a block of neighbouring output pixels finds its first two source pixels w
 bytes. A shuffle arranges these as pairs of int16, and a multiply-add weighs and sums the pairs. The
 third and fourth source pixels are 6 bytes further, and so on; RGB, and usual ratios, get their own
 code. Two rows are processed at once. Rows between the passes are kept only while the vertical pass
-needs them, usually in the L1 cache. Mirroring only changes the shuffles and costs nothing.
+needs them, usually in the L1 cache. Mirroring only changes the shuffles and costs nothing. Memory of
+the row is prefetched shortly before it is written. The next image is not: reading it is bound by the
+memory's bandwidth, and many prefetches delay the reads of the image itself.
+
+AVX-512 makes 32 or 64 bytes of a row from 64 bytes of a source row, by byte permutations.
 
 Sums fit in int32: weights have at most 22 fractional bits, and those of an output pixel add up to 1,
 or to less than 2 if each is so small that rounding doubles it. */
