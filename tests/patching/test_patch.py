@@ -237,9 +237,8 @@ def test_a_comparison_leaves_errors_to_the_program(capfd: pytest.CaptureFixture[
 def test_a_summary_names_fused_steps_without_their_arguments(tmp_path: Path) -> None:
     from torchvision import transforms as T
 
-    crop = T.RandomResizedCrop((8, 8), (0.1234567, 0.7654321), (0.71234567, 1.41234567))
-    blur = T.RandomApply([T.GaussianBlur((3, 3), (0.1234567, 1.7654321))], 0.4123456)
-    steps = [crop, T.RandomHorizontalFlip(), blur, T.ToTensor()]
+    long = T.Normalize(3 * [1 / 3], 3 * [2 / 3])  # too long for one line
+    steps = [T.RandomResizedCrop((8, 8)), T.RandomHorizontalFlip(), T.ToTensor(), long]
     path = tmp_path / "photo.jpg"
     Image.new("RGB", (20, 20)).save(path)
     with feedline.patch() as patched:
