@@ -42,6 +42,7 @@ __all__ = [
     "cacheable_memory_bytes",
     "core_limits",
     "describe_exit",
+    "flush_standard_streams",
     "local_processes",
     "lock_file",
     "memory_limits",
@@ -351,6 +352,16 @@ def lock_file(descriptor: int) -> bool:
             raise
         return False
     return True
+
+
+def flush_standard_streams() -> None:
+    """Flush `sys.stdout` and `sys.stderr`. Streams that are None, closed or not files are ignored.
+
+    Otherwise a fork would duplicate buffered text, and `os._exit` and `os.execve` would lose it.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):  # as multiprocessing does
+            stream.flush()
 
 
 def python_program() -> str:

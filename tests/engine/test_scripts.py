@@ -116,6 +116,35 @@ if __name__ == "__main__":
         print(error)
 """
 
+UNUSABLE_STREAMS = """file = open(__file__)  # takes the descriptor of a missing standard input
+
+import io, os, sys
+import torch
+from feedline import DataLoader
+
+class WriteOnly:
+    def write(self, text):
+        pass
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        assert os.pread(file.fileno(), 4, 0) == b"file"
+        return torch.tensor(index)
+
+if __name__ == "__main__":
+    closed = io.StringIO()
+    closed.close()
+    for stream in (sys.stdout, None, closed, WriteOnly()):
+        sys.stdout = sys.stderr = stream
+        read = [batch.tolist() for batch in DataLoader(Numbers(), 4, num_workers=1)]
+        with open(sys.argv[1], "a") as written:
+            print(read, file=written)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+"""
+
 LOADER_IN_A_DATASET = """
 from faulty import Steady
 from feedline.loader import DataLoader
@@ -229,3 +258,14 @@ def test_workers_run_the_executable_of_multiprocessing(method: str, tmp_path: Pa
     assert count == "20"
     assert str(program) in " ".join(error)
     assert "exited with status 3" in " ".join(error)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize("redirections", ["", "<&- >&- 2>&-"])
+def test_workers_start_without_usable_standard_streams(redirections: str, tmp_path: Path) -> None:
+    written = tmp_path / "written.txt"
+    shell = ("sh", "-c", f'exec "$@" {written} {redirections}', "sh")
+    script = start_script(UNUSABLE_STREAMS, tmp_path, prefix=shell)
+    output, errors = script.communicate(timeout=200)
+    assert (output, errors, script.returncode) == ("", "", 0)
+    assert written.read_text().splitlines() == ["[[0, 1, 2, 3], [4, 5, 6, 7]]"] * 4

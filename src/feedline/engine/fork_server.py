@@ -57,6 +57,7 @@ from feedline.engine.process import (
 )
 from feedline.engine.shared_memory import SharedFile
 from feedline.errors import ResourceError
+from feedline.system import flush_standard_streams
 
 __all__ = ["MAX_FDS", "claim_lock", "receive", "run_worker", "send", "serve", "serve_in_child"]
 
@@ -135,10 +136,12 @@ def serve_in_child(
     """Run the server in a forked child. Never returns."""
     try:
         gc.freeze()  # do not finalize the trainer's garbage here
-        # Like multiprocessing's children, it must not read the terminal.
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
+        # Like multiprocessing's children, it must not read the terminal. If the trainer was started
+        # without a standard input, descriptor 0 is another file.
+        if sys.__stdin__ is not None:
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.close(null)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # remove a framework's handler
         os.environ.update(WORKER_ENVIRONMENT)
         serve(connection.fileno(), trainer, ends_with_thread, ignored_signals, source)
@@ -342,9 +345,10 @@ class _Server:
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+            try:
+                flush_standard_streams()
+            finally:
+                os._exit(status)
 
 
 _IDLE_CHECK_S = 1.0  # interval at which an idle worker checks its parent and whether to exit

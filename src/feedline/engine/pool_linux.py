@@ -19,7 +19,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -51,7 +50,7 @@ from feedline.engine.process import (
 )
 from feedline.engine.shared_memory import SharedFile
 from feedline.errors import ResourceError, StartError, WorkerError
-from feedline.system import describe_exit, python_program, search_path
+from feedline.system import describe_exit, flush_standard_streams, python_program, search_path
 
 __all__ = ["ForkServer", "LinuxPool", "shared_server"]
 
@@ -378,8 +377,7 @@ class ForkServer:
         connection, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         trainer, ends_with_thread = os.getpid(), _is_main_thread()
         ignored = signals_to_ignore(is_new_program=False)
-        sys.stdout.flush()  # or both processes would write the buffered text
-        sys.stderr.flush()
+        flush_standard_streams()
         with block_interrupt(ignored):  # until `serve` ignores them
             pid = os.fork()
             if pid == 0:

@@ -94,7 +94,8 @@ def start_program(target: Sequence[str], settings: PatchSettings) -> NoReturn:
     Raises:
         UsageError: as `python_command`.
     """
-    from feedline.system import python_program  # takes time, which the program does not need
+    # takes time, which the program does not need
+    from feedline.system import flush_standard_streams, python_program
 
     program, command = python_program(), python_command(target)
     if settings.folder is None:
@@ -103,8 +104,7 @@ def start_program(target: Sequence[str], settings: PatchSettings) -> NoReturn:
     environment[VARIABLE] = json.dumps(asdict(settings))
     search_path = [str(_HOOK), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, search_path))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_standard_streams()
     if sys.platform != "win32":
         os.execve(program, [program, *command], environment)
     with subprocess.Popen([program, *command], env=environment) as process:
