@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from math import prod
 from typing import Any, cast
 
@@ -51,25 +52,32 @@ def align(offset: int, to: int) -> int:
     return -(-offset // to) * to
 
 
-def _field_bytes(field: Field, rows: int) -> int:
-    return rows * np.dtype(field.dtype).itemsize * prod(field.shape)
+_ArrayLayout = tuple[tuple[int, ...], np.dtype[Any], int]
+
+
+@lru_cache(maxsize=64)  # most batches of a run have the same one
+def _layout(fields: tuple[Field, ...], rows: int) -> tuple[tuple[_ArrayLayout, ...], int]:
+    """Shape, dtype and offset of each array of a batch, and the bytes of all, in whole pages."""
+    layouts: list[_ArrayLayout] = []
+    offset = 0
+    for field in fields:
+        dtype = np.dtype(field.dtype)
+        layouts.append(((rows, *field.shape), dtype, offset))
+        offset += align(rows * dtype.itemsize * prod(field.shape), CACHE_LINE_BYTES)
+    return tuple(layouts), align(offset, PAGE_BYTES)
 
 
 def batch_bytes(fields: tuple[Field, ...], rows: int) -> int:
     """Bytes of a batch of `rows` rows, a whole number of pages."""
-    return align(sum(align(_field_bytes(f, rows), CACHE_LINE_BYTES) for f in fields), PAGE_BYTES)
+    return _layout(fields, rows)[1]
 
 
 def arrays(
     slot: NDArray[np.uint8], fields: tuple[Field, ...], rows: int
 ) -> tuple[NDArray[np.generic], ...]:
     """Arrays of a batch as views of its slot, each of shape (rows, *field.shape)."""
-    views: list[NDArray[np.generic]] = []
-    offset = 0
-    for field in fields:
-        views.append(np.ndarray((rows, *field.shape), field.dtype, slot, offset))
-        offset += align(_field_bytes(field, rows), CACHE_LINE_BYTES)
-    return tuple(views)
+    layouts, _ = _layout(fields, rows)
+    return tuple([np.ndarray(shape, dtype, slot, offset) for shape, dtype, offset in layouts])
 
 
 class BatchAllocator:

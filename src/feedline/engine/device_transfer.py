@@ -61,9 +61,10 @@ __all__ = [
 Tensors = tuple[torch.Tensor, ...]
 
 
-def _in_layout(rows: torch.Tensor, field: Field) -> torch.Tensor:
+def _tensor(rows: NDArray[np.generic], field: Field) -> torch.Tensor:
     """Rows as they are returned: pixels as (N, channels, H, W), channels_last in memory."""
-    return rows.permute(0, 3, 1, 2) if is_image(field) else rows
+    # By numpy: a call of torch's takes several times as long, most of all with cold caches.
+    return torch.from_numpy(rows.transpose(0, 3, 1, 2) if is_image(field) else rows)
 
 
 def _copy_good_rows(slots: RowBuffers, in_flight: InFlightBatch) -> tuple[NDArray[np.generic], ...]:
@@ -167,8 +168,10 @@ class HostTransfer(CpuTransfer):
         else:
             arrays, owned = slots.view(slot, fields, rows), False
         tensors = tuple(
-            _in_layout(self._copy_if_needed(array, field, owned), field)
-            for array, field in zip(arrays, fields, strict=True)
+            [
+                self._to_tensor(array, field, owned)
+                for array, field in zip(arrays, fields, strict=True)
+            ]
         )
         if self._transforms is not None:
             tensors = self._transforms(tensors, fields, in_flight.batch, self._constants)
@@ -178,18 +181,17 @@ class HostTransfer(CpuTransfer):
             slots.release(slot)
         return self._form(tensors)
 
-    def _copy_if_needed(
-        self, array: NDArray[np.generic], field: Field, owned: bool
-    ) -> torch.Tensor:
+    def _to_tensor(self, array: NDArray[np.generic], field: Field, owned: bool) -> torch.Tensor:
         """Convert to a tensor; copy the data unless users may keep it, or it is converted later."""
         transforms = self._transforms
         if transforms is None and self._pin:
-            return copy_to_pinned(array)
+            pinned = copy_to_pinned(array)
+            return pinned.permute(0, 3, 1, 2) if is_image(field) else pinned
         is_converted = transforms is not None and transforms.values and not transforms.pixels
-        if owned or (is_converted and is_image(field)):
-            return torch.from_numpy(array)
-        # Not by torch: its threads spin for a while after a copy, on the workers' cores.
-        return torch.from_numpy(array.copy())
+        if not (owned or (is_converted and is_image(field))):
+            # Not by torch: its threads spin for a while after a copy, on the workers' cores.
+            array = array.copy()
+        return _tensor(array, field)
 
 
 class WholeBatchTransfer(CpuTransfer):
@@ -313,8 +315,7 @@ class AcceleratorTransfer:
             slot = in_flight.slot
             arrays = self._slots.view(slot, in_flight.fields, in_flight.batch.rows)
         host = tuple(
-            _in_layout(torch.from_numpy(array), field)
-            for array, field in zip(arrays, in_flight.fields, strict=True)
+            _tensor(array, field) for array, field in zip(arrays, in_flight.fields, strict=True)
         )
         with self._accelerator.on(self._stream):
             started = self._mark(self._stream)

@@ -81,6 +81,8 @@ class Feed:
         self._pool = pool
         self.slots = tasks.slots
         self.settings = settings
+        self.max_in_flight = tasks.max_in_flight(settings)
+        """Maximum number of batches in flight."""
         self._batches: Iterator[BatchSpec] = iter(())
         self._in_flight: deque[InFlightBatch] = deque()
         # Raised by `next_batch`; no further batch starts.
@@ -108,11 +110,6 @@ class Feed:
     def num_in_flight(self) -> int:
         """Number of batches in flight, made or being made."""
         return len(self._in_flight)
-
-    @property
-    def max_in_flight(self) -> int:
-        """Maximum number of batches in flight."""
-        return self._tasks.max_in_flight(self.settings)
 
     @property
     def shares_batches(self) -> bool:
@@ -155,7 +152,7 @@ class Feed:
         """Change the settings, or nothing if UsageError is raised. Batches in flight stay."""
         self._pool.resize(settings.workers)
         self._tasks.resize(settings)
-        self.settings = settings
+        self.settings, self.max_in_flight = settings, self._tasks.max_in_flight(settings)
         self._submit_tasks()
 
     def update_dataset(self, changes: bytes) -> None:

@@ -213,10 +213,11 @@ def fill(
     views = arrays(slot, source.fields(task.image_size), task.batch_rows)
     seeds = row_seeds(mix(task.seed), task.samples, task.start, task.first_position, task.stride)
     clock, before_ns, slow_ns = time.monotonic_ns, started_ns, 0
+    words = line.data  # indexing it is twice as fast as an array
 
     def begin_row(k: int) -> None:
-        line[SINCE] = clock()
-        line[ROW] = k
+        words[SINCE] = clock()
+        words[ROW] = k
 
     def end_row(k: int) -> None:
         nonlocal before_ns, slow_ns

@@ -126,9 +126,9 @@ class BatchStream:
         """
         return self._choice.get(options or self.options, self.filling, compare_lists=compare_lists)
 
-    def read_source(self) -> Any:
-        """Return the source that the engine reads, without checking the dataset for changes."""
-        return (self._started_with or self.choice()).source
+    def current_choice(self) -> EngineChoice:
+        """Return the choice of the current iteration, without checking the dataset for changes."""
+        return self._started_with or self.choice()
 
     def refresh(self) -> None:
         """Re-read the dataset when the next iteration begins, with new workers."""
@@ -426,7 +426,8 @@ class BatchStream:
 
     def ensure_usable(self) -> None:
         """Raise ClosedError after `close`; in a forked process, continue with new workers."""
-        self.raise_if_closed()
+        if self._is_closed:
+            self.raise_if_closed()
         if os.getpid() != self._owner:
             # Kept alive, because the parent process ends the workers.
             self._inherited += [self.engine, self.engine.release()]

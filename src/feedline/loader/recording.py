@@ -1,7 +1,7 @@
 """Record of a loader's runs: always on, in fixed memory, some microseconds per step.
 
 Guarantees: batches and their order do not change; if recording fails, the error is logged, and
-training continues without recording. Once 64 steps have taken less than 0.4 ms, two of 64 are timed
+training continues without recording. Once 64 steps have taken less than 1 ms, two of 64 are timed
 and the others are only counted, also in later epochs.
 """
 
@@ -78,7 +78,8 @@ class Recording:
         if os.getpid() != self._owner:
             self._reset()  # a forked process records a separate run
         stream, recorder = self._stream, self.recorder
-        loader = describe_feedline_loader(stream.options, stream.choice(), self.class_name)
+        choice = stream.current_choice()
+        loader = describe_feedline_loader(stream.options, choice, self.class_name)
         if self._described is None:
             self._workers = WorkerObserver(
                 pids=lambda: list(stream.engine.pids.values()),
@@ -175,7 +176,7 @@ class Recording:
         if sample in self._names:
             return self._names[sample]
         try:
-            name_of = getattr(self._stream.read_source(), "name", None)
+            name_of = getattr(self._stream.current_choice().source, "name", None)
             name = str(name_of(sample)) if name_of and sample >= 0 else f"sample {sample}"
         except Exception:  # the dataset has changed, and has no such sample
             return f"sample {sample}"
