@@ -136,7 +136,10 @@ def test_workers_that_die_before_their_first_row_cost_no_sample(
     with loader_of(source, 2, **options) as loader:
         assert take(loader, 1) == expected(Steady(96), 1, batch_size=16, image_size=8, seed=0)
         assert not loader.skipped
-        assert len(loader.worker_deaths) == deaths
+        # The other worker may finish the epoch before the last death of a worker without a task is
+        # reported.
+        unreported = 1 if step == "open" else 0
+        assert deaths - unreported <= len(loader.worker_deaths) <= deaths
 
 
 def test_a_sample_that_ends_workers_preparing_it_is_skipped_alone() -> None:
