@@ -23,7 +23,7 @@ BATCH = BatchSpec(
     image_size=4,
     samples=np.array([30, 10, 50, 20, 40], np.int64),
     padding=0,
-    seed=0,
+    epoch_seed=0,
 )
 
 

@@ -156,6 +156,24 @@ def test_runs_are_reproducible_with_any_worker_init_fn(
         assert plain(other) == expected[1]
 
 
+@pytest.mark.parametrize("options", [{}, {"seed": 5}, {"seed": 5, "shuffle": True}])
+def test_draws_are_those_of_workers_in_any_batch_of_a_long_epoch(options: dict[str, Any]) -> None:
+    """The random states of some batches are computed together."""
+    found = []
+    for workers in (0, 1):
+        torch.manual_seed(3)
+        data = torch.utils.data.ConcatDataset([Random()] * 5)
+        with DataLoader(data, 1, num_workers=workers, **options) as loader:
+            batches = iter(loader)
+            found.append(plain(next(batches) for _ in range(19)))
+            state = loader.state_dict()
+            found[-1] += plain(batches) + plain(loader)
+            loader.load_state_dict(state)
+            assert plain(loader) == found[-1][19:60]
+    assert found[0] == found[1]
+    assert len({batch[2][0] for batch in found[0]}) == 120
+
+
 SEEDED = """
 import json, random, sys
 import numpy as np, torch

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 
 from hypothesis import settings
@@ -61,7 +60,7 @@ class PositionModel(RuleBasedStateMachine):
         batch = next(self.prefetched)
         expected = ORDER.batch(self.epoch, self.step)
         if self.size is not None:
-            expected = replace(expected, image_size=self.size)
+            expected = expected._replace(image_size=self.size)
         assert batch_equals(batch, expected)
         self.position.record_delivery(batch)
         self.step += 1

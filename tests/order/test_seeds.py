@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import random
+import runpy
+import sys
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import feedline.order.seeds
 from feedline.order.seeds import RandomStream, mix, row_seed, row_seeds
 
 seeds = st.integers(0, 2**64 - 1)
@@ -91,3 +98,54 @@ def test_uniform_is_from_0_and_below_1(seed: int) -> None:
 def test_streams_of_one_seed_are_equal_and_independent(seed: int) -> None:
     one, other = RandomStream(seed), RandomStream(seed)
     assert [one.bits() for _ in range(4)] == [other.bits() for _ in range(4)]
+
+
+SEEDS = [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1, *(mix(k) for k in range(26))]
+
+
+def test_native_seeds_are_those_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    native = pytest.importorskip("feedline.order._seeding")
+    monkeypatch.setitem(sys.modules, "feedline.order._seeding", None)
+    python = runpy.run_path(feedline.order.seeds.__file__)
+    assert python["mix"] is not native.mix
+    for part in [-1, -(2**70), *SEEDS]:
+        assert native.mix(5, part) == python["mix"](5, part) == python["extend"](mix(5), part)
+        assert native.extend(part, 7) == python["extend"](part, 7)
+    assert native.mix() == python["mix"]()
+    for call in (lambda: native.mix("1"), lambda: native.extend(1, None)):
+        with pytest.raises(TypeError):
+            call()
+
+
+def test_native_states_are_those_of_python_and_numpy() -> None:
+    native = pytest.importorskip("feedline.order._seeding")
+    lanes = native.LANES
+    words = np.zeros((lanes, 626), np.uint32)  # of a row, the first and the last are not written to
+    for start in range(0, len(SEEDS), lanes):
+        numbers = [SEEDS[k % len(SEEDS)] for k in range(start, start + lanes)]
+        native.states(numbers, True, words[:, 1:-1])
+        for number, row in zip(numbers, words, strict=True):
+            assert row.tolist() == [0, *random.Random(number).getstate()[1][:-1], 0]
+        native.states(numbers, False, words[:, 1:-1])
+        for number, row in zip(numbers, words, strict=True):
+            expected = np.random.RandomState(number & 0xFFFFFFFF).get_state()[1]
+            assert row.tolist() == [0, *expected, 0]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        np.zeros((1000, 624), np.uint32),
+        np.zeros((16, 623), np.uint32),
+        np.zeros((16, 624), np.uint64),
+        np.zeros((16, 1248), np.uint32)[:, ::2],
+        np.zeros(16 * 624, np.uint32),
+    ],
+)
+def test_native_states_need_memory_of_the_right_size(target: np.ndarray[Any, Any]) -> None:
+    native = pytest.importorskip("feedline.order._seeding")
+    with pytest.raises(ValueError, match="624"):
+        native.states([1] * native.LANES, True, target)
+    with pytest.raises(IndexError):
+        native.states([], True, np.zeros((native.LANES, 624), np.uint32))
+    assert not target.any()

@@ -19,7 +19,6 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -53,7 +52,14 @@ from feedline.order.batch_spec import BatchSpec, Item
 from feedline.order.requested_size import SampleRequest, current_request, set_request
 from feedline.order.seeds import mix, row_seed
 from feedline.private_names import find_private
-from feedline.randomness import fingerprint, restore_later, seed_all, seeded, unbroken
+from feedline.randomness import (
+    UpcomingStates,
+    fingerprint,
+    restore_states,
+    seed_all,
+    seeded,
+    seeding_depth,
+)
 from feedline.sources.files import is_storage_failure
 from feedline.trace import is_recording_enabled, stage_timer
 from feedline.trace.transform_timing import time_transforms
@@ -149,6 +155,32 @@ class SourceWithInit:
         return len(self._rows)
 
 
+class _BatchSeeds:
+    """Seeds and random states of batches; those of the following steps are computed together."""
+
+    def __init__(self) -> None:
+        self._upcoming = UpcomingStates()
+        self._first: tuple[int, int, int] | None = None  # epoch seed, rank and step
+        self._seeds: list[tuple[int, tuple[memoryview, memoryview]]] = []
+
+    def find(self, batch: BatchSpec) -> tuple[int, tuple[memoryview, memoryview] | None]:
+        """Seed of a batch, and the states for it, if they were computed."""
+        size = self._upcoming.size
+        if not size:
+            return batch.batch_seed, None
+        if self._first is not None:
+            epoch_seed, rank, step = self._first
+            index = batch.step - step
+            if 0 <= index < size and batch.epoch_seed == epoch_seed and batch.rank == rank:
+                return self._seeds[index]
+        self._first, seeds = None, batch.batch_seeds(size)
+        self._upcoming.compute(seeds)
+        self._seeds = list(zip(seeds, self._upcoming.states, strict=True))
+        # Last, because Ctrl-C must not leave the states of other batches.
+        self._first = batch.epoch_seed, batch.rank, batch.step
+        return self._seeds[0]
+
+
 class DatasetFetcher:
     """Makes batches of a Dataset: anything with `__getitem__`.
 
@@ -184,6 +216,7 @@ class DatasetFetcher:
         self._nested: NestedPipelines | None = None  # not searched yet
         self._changes = b""  # of the dataset, applied last
         self._initial: InitialAttributes | None = None  # set by `open`, if updatable
+        self._seeds: _BatchSeeds | None = None  # of the first batch in this process
 
     def user_objects(self) -> dict[str, object]:
         """The user's objects, by the names of the loader's arguments."""
@@ -262,38 +295,47 @@ class DatasetFetcher:
         All random states, including the dataset's own, and the current request are restored
         afterwards, also after Ctrl-C.
         """
-        task = BatchTask.for_batch(batch)
-        with unbroken(), seeded(task.seed):
-            restore_later(partial(set_request, current_request()))
-            seed_generators_temporarily(self._find_generators(), task.seed)
-            if self._fuses_nested and self._nested is None:
-                self._nested = find_nested(self.dataset, self._collate)
-            with contextlib.nullcontext() if self._nested is None else self._nested.installed():
-                return self._make(batch.dataset_keys, task, None, None)
+        if self._seeds is None:
+            self._seeds = _BatchSeeds()
+        seed, states = self._seeds.find(batch)
+        task = BatchTask.for_batch(batch, seed)
+        request, depth = current_request(), seeding_depth()
+        try:
+            with seeded(seed, states=states):
+                if generators := self._find_generators():
+                    seed_generators_temporarily(generators, seed)
+                if self._fuses_nested and self._nested is None:
+                    self._nested = find_nested(self.dataset, self._collate)
+                if self._nested is None:
+                    return self._make(batch.dataset_keys, task, None, None)
+                with self._nested.installed():
+                    return self._make(batch.dataset_keys, task, None, None)
+        except BaseException:  # Ctrl-C may have come in an `__exit__`, which then restored nothing
+            restore_states(depth)
+            set_request(request)
+            raise
 
     def _make(
         self, keys: Any, task: BatchTask, space: BatchAllocator | None, on_sample: OnSample | None
     ) -> Any:
         """Make a batch. With `space` and `default_collate`, stack tensors directly into it."""
         with SampleRequest(task.image_size, task.strength) as request:
+            if not self._batched:
+                keys = [keys]
             make_sample = None
             if self._compiled is not None:
-                all_keys = keys if self._batched else [keys]
-                make_sample = _sample_function(
-                    self._compiled, self.dataset, all_keys, task, request
-                )
-            skipped: list[SkippedSample] = []
-            reasons = dict(task.skipped_rows)
-            wanted = keys if self._batched else [keys]
-            samples, kept = self._samples(wanted, make_sample, skipped, on_sample, reasons)
+                make_sample = _sample_function(self._compiled, self.dataset, keys, task, request)
+            samples, kept, skipped = self._samples(keys, make_sample, task.skipped_rows, on_sample)
             if skipped and not kept:
                 return SkippedBatch(None, tuple(skipped), is_empty=True)
             if self._batched:
                 batch = self._collated(samples, kept, space)
-                stage_timer.end_stage("collate")
+                if stage_timer.timed:
+                    stage_timer.end_stage("collate")
             else:
                 batch = self._collate(samples[0])
-        _check_request(request, self.dataset)
+        if request.image_size is not None or request.strength != 1:
+            _check_request(request, self.dataset)
         return SkippedBatch(batch, tuple(skipped)) if skipped else batch
 
     def _collated(self, samples: Any, keys: Any, space: BatchAllocator | None) -> Any:
@@ -310,11 +352,13 @@ class DatasetFetcher:
         self,
         keys: Any,
         make_sample: SampleFunction | None,
-        skipped: list[SkippedSample],
+        skipped_rows: Sequence[tuple[int, str]],
         on_sample: OnSample | None,
-        skipped_rows: dict[int, str],
-    ) -> tuple[Any, Any]:
-        """Make the samples of a batch, without `skipped_rows`. Return them and their keys."""
+    ) -> tuple[Any, Any, Sequence[SkippedSample]]:
+        """Make the samples of a batch, without `skipped_rows`, which have reasons.
+
+        Return the samples, their keys, and the skipped samples.
+        """
         dataset, times_each_sample, skip = self.dataset, stage_timer.each_sample, self._skip
         if make_sample is None and not skip and self._batched:
             if getitems := getattr(dataset, "__getitems__", None):
@@ -322,21 +366,23 @@ class DatasetFetcher:
                     on_sample(0)
                 fetched = getitems(keys)
                 stage_timer.end_stage("dataset")
-                return fetched, keys
+                return fetched, keys, ()
             if on_sample is None and not times_each_sample:
                 upcoming = iter(keys)
                 try:
                     # The quickest loop there is: tiny samples feel it.
-                    return [dataset[key] for key in upcoming], keys
+                    return [dataset[key] for key in upcoming], keys, ()
                 except (Exception, SystemExit) as error:
                     key = keys[len(keys) - length_hint(upcoming) - 1]
                     note_failing_sample(error, dataset, key)
                     raise
         samples: list[Any] = []
         kept: list[Any] = []
+        skipped: list[SkippedSample] = []
+        reasons = dict(skipped_rows)
         for k, key in enumerate(keys):
-            if k in skipped_rows:
-                skipped.append(SkippedSample(k, repr(key), skipped_rows[k]))
+            if k in reasons:
+                skipped.append(SkippedSample(k, repr(key), reasons[k]))
                 continue
             if on_sample is not None:
                 on_sample(k)
@@ -354,7 +400,7 @@ class DatasetFetcher:
             kept.append(key)
             if times_each_sample:
                 stage_timer.end_sample(key, "dataset")
-        return samples, kept if skipped else keys
+        return samples, kept if skipped else keys, skipped
 
 
 class SampleMaker(Protocol):

@@ -150,17 +150,10 @@ class BatchTask(NamedTuple):
     dataset_changes: bytes = b""  # pickled changes of the dataset since the workers' payload
 
     @classmethod
-    def for_batch(cls, batch: BatchSpec) -> BatchTask:
-        """Task of a planned batch, without id, keys and slot."""
-        return cls(
-            id=0,
-            image_size=batch.image_size,
-            seed=batch.batch_seed,
-            row_seed=batch.seed,
-            first_position=batch.first_position,
-            stride=batch.stride,
-            strength=batch.phase.strength,
-        )
+    def for_batch(cls, batch: BatchSpec, seed: int) -> BatchTask:
+        """Task of a planned batch with its seed, without id, keys and slot."""
+        first, stride, strength = batch.first_position, batch.stride, batch.phase.strength
+        return cls(0, b"", -1, 0, batch.image_size, seed, batch.seed, first, stride, strength)
 
     def pack(self) -> bytes:
         """Serialise to one message."""

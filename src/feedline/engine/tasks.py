@@ -12,7 +12,8 @@ from __future__ import annotations
 import operator
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -71,7 +72,7 @@ class RowTasks:
         self, slots: RowBuffers, fields: Callable[[int | None], tuple[Field, ...]]
     ) -> None:
         self.slots = slots
-        self._fields = fields
+        self._fields = lru_cache(maxsize=64)(fields)
 
     def resize(self, settings: LiveSettings) -> None:
         """Do nothing: memory is allocated once."""
@@ -86,8 +87,8 @@ class RowTasks:
         if batch.is_sampled and NO_SAMPLE_INDEX in batch.samples:
             batch = in_flight.batch = _with_integer_keys(batch)
         in_flight.fields = self._fields(batch.image_size)
-        if batch_bytes(in_flight.fields, batch.rows) > self.slots.slot_bytes:
-            raise SlotTooSmallError(batch_bytes(in_flight.fields, batch.rows))
+        if (nbytes := batch_bytes(in_flight.fields, batch.rows)) > self.slots.slot_bytes:
+            raise SlotTooSmallError(nbytes)
         # The user holds one slot; the others are in flight.
         max_in_flight = settings.max_in_flight(max(1, self.slots.num_slots - 1))
         rows = rows_per_task(batch.rows, settings.workers, row_ns, max_in_flight, settings.task_ns)
@@ -163,7 +164,7 @@ class BatchTasks:
 
     def task(self, task_id: int, in_flight: InFlightBatch, span: Span) -> BatchTask:
         """Create the task of the batch."""
-        return BatchTask.for_batch(in_flight.batch)._replace(
+        return BatchTask.for_batch(in_flight.batch, in_flight.batch.batch_seed)._replace(
             id=task_id,
             keys=pickle.dumps(in_flight.batch.dataset_keys),
             memory=self.slots.memory(in_flight.slot),
@@ -192,4 +193,4 @@ def _with_integer_keys(batch: BatchSpec) -> BatchSpec:
             f"the sampler returned {batch.keys!r} for a batch (epoch {batch.epoch + 1}, step "
             f"{batch.step + 1}), but this dataset needs integer indices"
         ) from error
-    return replace(batch, samples=samples)
+    return batch._replace(samples=samples)

@@ -383,16 +383,23 @@ class InProcessEngine(Engine):
         upcoming, self._upcoming = self._upcoming, None
         if position.reopen_if_reordered():
             upcoming = None
-        if position.is_at_end():
-            raise StopIteration
         batch = None if upcoming is None else next(upcoming, None)
-        if batch is None or upcoming is None:  # e.g. Ctrl-C in state_dict() broke the pass
+        # Without a batch of this epoch, it has ended, or Ctrl-C in state_dict() broke the pass.
+        if batch is None or upcoming is None or batch.epoch != position.current.epoch:
+            if position.is_at_end():
+                raise StopIteration
             upcoming = position.upcoming()
             batch = next(upcoming)
         self.batch = batch
         self.skipped_now = []
         try:
-            result = self._make_recorded(batch)
+            stage_timer.drop_task(self._page)
+            num_quick = self._record.num_quick
+            if self._page is None or (num_quick > QUICK_STEPS and num_quick % QUICK_STEPS):
+                self._record.num_quick = num_quick + 1
+                result = self._make(batch)
+            else:  # of batches faster than QUICK_NS every 64th
+                result = self._make_recorded(batch)
         except StopIteration as error:
             position.record_delivery(batch)
             notes = getattr(error, "__notes__", None) or ["Raised while a batch was made."]
@@ -409,11 +416,8 @@ class InProcessEngine(Engine):
             raise
         now_s, returned_s = time.perf_counter(), self._returned_s
         if returned_s:
-            self._record.timing.add(
-                wait_ms=1000 * (now_s - requested_s),
-                copy_ms=0.0,
-                compute_ms=1000 * (requested_s - returned_s),
-            )
+            wait_ms, compute_ms = 1000 * (now_s - requested_s), 1000 * (requested_s - returned_s)
+            self._record.timing.add(wait_ms=wait_ms, copy_ms=0.0, compute_ms=compute_ms)
         self._returned_s, self._after_batch = now_s, upcoming
         if isinstance(result, SkippedBatch):
             self.skipped_now = list(result.skipped)
@@ -421,14 +425,8 @@ class InProcessEngine(Engine):
         return result
 
     def _make_recorded(self, batch: BatchSpec) -> Any:
-        """Make a batch and record its time; of batches faster than 0.4 ms only every 64th."""
+        """Make a batch and record its time."""
         record = self._record
-        stage_timer.drop_task(self._page)
-        if self._page is None or (
-            record.num_quick > QUICK_STEPS and record.num_quick % QUICK_STEPS
-        ):
-            record.num_quick += 1
-            return self._make(batch)
         begin_ns = time.monotonic_ns()
         is_recorded = stage_timer.begin_task(self._page)
         try:

@@ -421,13 +421,13 @@ class EpochIterator(_BaseDataLoaderIter):  # type: ignore[misc]
             raise UsageError(
                 "this iterator belongs to another process; create one here with iter(loader)"
             )
-        runtime, stream, recording = self._runtime, self.stream, self._runtime.recording
+        runtime, stream = self._runtime, self.stream
+        recording = runtime.recording
         is_newest = stream is runtime.stream
         stream.ensure_usable()
         timed = is_newest and recording.unrecorded_batches <= 0
-        requested_ns, requested_cpu_ns = (
-            (time.monotonic_ns(), time.thread_time_ns()) if timed else (0, 0)
-        )
+        if timed:
+            requested_ns, requested_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
         try:
             batch = runtime.next(self) if is_newest else stream.next()
         except StopIteration:

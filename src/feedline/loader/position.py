@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from feedline.errors import StateError, UsageError
@@ -155,7 +154,7 @@ class LoaderPosition:
     def set_image_size(self, image_size: int | None) -> bool:
         """Set the image size of all following batches. None returns to the schedule."""
         changed = image_size != self.current.image_size
-        self.current = replace(self.current, image_size=image_size)
+        self.current = self.current._replace(image_size=image_size)
         return changed
 
     # State
@@ -209,14 +208,15 @@ class PlannedPosition(LoaderPosition):
         while until is None or epoch < until:
             for k in range(step, self._order.steps(epoch)):
                 batch = self._order.batch(epoch, k)
-                yield batch if image_size is None else replace(batch, image_size=image_size)
+                yield batch if image_size is None else batch._replace(image_size=image_size)
             epoch, step = epoch + 1, 0
 
     def is_at_end(self) -> bool:
         return self.current.step >= self._order.steps(self.current.epoch)
 
     def record_delivery(self, batch: BatchSpec) -> None:
-        self._set(self.current.at_epoch(batch.epoch).at_step(batch.step + 1), delivered=True)
+        position = Position(batch.epoch, batch.step + 1, self.current.image_size)
+        self._set(position, delivered=True)
 
     def _move_to_epoch(self, epoch: int) -> None:
         self.restore(self.current.at_epoch(epoch))

@@ -23,8 +23,7 @@ import pickle
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,6 +49,7 @@ from feedline.randomness import seeded_states_digest
 __all__ = ["Draw", "EpochSource", "SampledEpoch"]
 
 _END = object()
+_INT64 = np.dtype(np.int64)
 _PROTOCOL = 4
 
 
@@ -106,8 +106,7 @@ def _digest(before: int, keys: Any, indices: NDArray[np.int64] | None) -> int:
     return zlib.crc32(_pickled(keys), before)
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """Keys of one batch, and the state of the sampler after them."""
 
     step: int
@@ -131,8 +130,11 @@ def _indices(keys: Any) -> NDArray[np.int64] | None:
         array = np.asarray(keys if several else [keys])
     except ValueError:  # keys of different lengths
         return None
-    whole = array.ndim == 1 and array.dtype.kind in "iu"
-    return array.astype(np.int64, copy=False) if whole else None
+    if array.ndim != 1:
+        return None
+    if array.dtype is _INT64:  # the usual case first
+        return array
+    return array.astype(np.int64, copy=False) if array.dtype.kind in "iu" else None
 
 
 class SamplerPass:
@@ -168,12 +170,13 @@ class SamplerPass:
         """Return the keys of the next batch; _END at the end."""
         if self._replayed is not None:
             self._replayed.use_later()
-        elif self._before_first is not None:
+            return self._call(next, self._keys, _END)
+        if self._before_first is not None:
             first = self._source.capture_rng_states()
             if first != self._before_first:
                 self._start["first"] = first.as_json()
             self._before_first = None
-        return self._call(next, self._keys, _END)
+        return draw(next, self._keys, _END)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if self._replayed is not None:
@@ -207,6 +210,7 @@ class SampledEpoch:
         self.start_at(0, 0)
         self._draws: dict[int, Draw] = {}  # by step
         self._has_requested = False  # True if keys were requested from the sampler
+        self._has_ended = False  # True if the sampler had no more keys
         self.broken = False
         """True if the pass cannot continue, because Ctrl-C interrupted the sampler."""
 
@@ -223,6 +227,8 @@ class SampledEpoch:
     def draw(self, step: int) -> Draw | None:
         """Return the draw of a step at or after the position; None after the end."""
         while self._newest.step < step:
+            if self._has_ended:
+                return None
             self._has_requested = True
             try:
                 draw = self._next()
@@ -242,6 +248,7 @@ class SampledEpoch:
         if self.sampler_epoch is not None:
             self.sampler_epoch = epoch_of(self._sampler)
         if keys is _END:
+            self._has_ended = True
             return None
         if type(keys) is list:  # copied, because a sampler may yield one list again and again
             keys = keys.copy()
@@ -260,16 +267,15 @@ class SampledEpoch:
 
         A batch at the position advances `last`, also past steps that were delivered early.
         """
-        for past in [past for past in self._draws if past < self.step]:
-            del self._draws[past]
-        if step != self.step:
-            return self.last, self.early_steps | {step}
-        while step + 1 in self.early_steps:
+        draws, next_step, early_steps = self._draws, self.last.step + 1, self.early_steps
+        while (past := next(iter(draws))) < next_step:
+            del draws[past]
+        if step != next_step:
+            return self.last, early_steps | {step}
+        while step + 1 in early_steps:
             step += 1
-        draw = self.draw(step)
-        assert draw is not None, "no batch after the end of the epoch"
-        return draw, self.early_steps and frozenset(
-            early for early in self.early_steps if early > step
+        return draws[step], early_steps and frozenset(
+            early for early in early_steps if early > step
         )
 
     def skip_to(self, step: int) -> None:

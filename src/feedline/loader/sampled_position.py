@@ -13,13 +13,12 @@ from typing import Any
 
 from feedline.errors import StateError
 from feedline.loader.position import LoaderPosition
-from feedline.loader.sampled_epoch import Draw, EpochSource, SampledEpoch
+from feedline.loader.sampled_epoch import EpochSource, SampledEpoch
 from feedline.loader.state import Position, damaged_state_error, pack, unpack
 from feedline.loader.torch_samplers import epoch_of, sampler_rank_and_world_size, set_epoch
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
-from feedline.order.seeds import mix
 
 __all__ = ["SampledPosition"]
 
@@ -98,34 +97,31 @@ class SampledPosition(LoaderPosition):
 
     def upcoming(self) -> Iterator[BatchSpec]:
         self._restart_broken_pass()
-        epoch = self._epoch
-        if epoch is not None:
-            for draw in epoch.undelivered_draws():
-                yield self._batch(epoch, draw)
-                if epoch is not self._epoch:
-                    return
-
-    def _batch(self, epoch: SampledEpoch, draw: Draw) -> BatchSpec:
-        phase = self.phase
-        return BatchSpec(
-            epoch=self.current.epoch,
-            step=draw.step,
-            phase=phase,
-            image_size=self.current.image_size or phase.image_size,
-            samples=draw.samples,
-            padding=0,
-            seed=mix(epoch.seed, draw.step),
-            rank=self._rank,
-            is_sampled=True,
-            keys=draw.keys,
-            stride=1,
-        )
+        epoch, phase, number = self._epoch, self.phase, self.current.epoch
+        if epoch is None:
+            return
+        for draw in epoch.undelivered_draws():
+            yield BatchSpec(
+                epoch=number,
+                step=draw.step,
+                phase=phase,
+                image_size=self.current.image_size or phase.image_size,
+                samples=draw.samples,
+                padding=0,
+                epoch_seed=epoch.seed,
+                rank=self._rank,
+                is_sampled=True,
+                keys=draw.keys,
+                stride=1,
+            )
+            if epoch is not self._epoch:
+                return
 
     def record_delivery(self, batch: BatchSpec) -> None:
-        epoch = self._epoch
+        epoch, (number, _, image_size) = self._epoch, self.current
         assert epoch is not None, "a batch was delivered before the epoch was opened"
         last, early_steps = epoch.compute_delivery(batch.step)
-        current = self.current.at_step(last.step + 1)
+        current = Position(number, last.step + 1, image_size)
         # Free of calls: Python raises KeyboardInterrupt only in calls, so Ctrl-C cannot leave these
         # assignments half done.
         epoch.last, epoch.early_steps, self.current = last, early_steps, current

@@ -246,6 +246,8 @@ def _batch_maker(
 ) -> Callable[[BatchSpec], Any]:
     """Function that makes a batch in this process."""
     is_pinned = should_pin(options.pin_memory)
+    if choice.engine != "tensors" and not is_pinned:
+        return fetcher.fetch_in_process
 
     def make(batch: BatchSpec) -> Any:
         data = None

@@ -22,8 +22,7 @@ import contextlib
 import reprlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
@@ -56,8 +55,7 @@ _ARGUMENTS = (
 _WORKERS = "An IterableDataset is divided among its workers, so their number must be the same"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Position of the next batch: `step` batches of `epoch` have been delivered.
 
     `image_size` overrides the schedule's size for all following batches; None follows the schedule.
@@ -69,11 +67,11 @@ class Position:
 
     def at_step(self, step: int) -> Position:
         """Same position at another step of the epoch."""
-        return Position(epoch=self.epoch, step=step, image_size=self.image_size)
+        return Position(self.epoch, step, self.image_size)
 
     def at_epoch(self, epoch: int) -> Position:
         """Beginning of another epoch."""
-        return Position(epoch=epoch, image_size=self.image_size)
+        return Position(epoch, 0, self.image_size)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Position:

@@ -7,7 +7,6 @@ a source does not depend on buffer slots.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -38,8 +37,7 @@ MAX_ROWS_PER_TASK = 256
 """Upper limit of rows per task, which keeps messages small."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchSpec:
+class BatchSpec(NamedTuple):
     """Specification of one batch of one rank.
 
     Args:
@@ -49,8 +47,7 @@ class BatchSpec:
         image_size: side of the square images, in pixels; None if no size is set.
         samples: sample indices, shape (rows,), int64.
         padding: number of rows at the end that repeat samples of other rows.
-        seed: 64 bits, the same on every rank. A row's seed is mix(seed, sample), or, if a sample
-            may occur twice, mix(seed, sample, first_position + row * stride).
+        epoch_seed: 64 bits, the same on every rank.
         first_position: position of the first row in the epoch's order.
         stride: distance between the positions of adjacent rows; 0 if row seeds ignore positions.
         rank: rank of the process that loads the batch.
@@ -64,7 +61,7 @@ class BatchSpec:
     image_size: int | None
     samples: NDArray[np.int64]
     padding: int
-    seed: int
+    epoch_seed: int
     rank: int = 0
     is_sampled: bool = False
     keys: object = None
@@ -77,9 +74,23 @@ class BatchSpec:
         return self.keys if self.is_sampled else self.samples.tolist()
 
     @property
+    def seed(self) -> int:
+        """64 bits, the same on every rank. A row's seed is mix(seed, sample), or, if a sample may
+        occur twice, mix(seed, sample, first_position + row * stride).
+        """
+        return mix(self.epoch_seed, self.step) if self.is_sampled else self.epoch_seed
+
+    @property
     def batch_seed(self) -> int:
         """Seed of random choices for the batch as a whole, 64 bits."""
-        return mix(self.seed, self.step, self.rank)
+        return self.batch_seeds(1)[0]
+
+    def batch_seeds(self, count: int) -> list[int]:
+        """Batch seeds of this step and of the following ones, of the same epoch."""
+        base, rank, steps = self.epoch_seed, self.rank, range(self.step, self.step + count)
+        if self.is_sampled:
+            return [mix(mix(base, step), step, rank) for step in steps]
+        return [mix(base, step, rank) for step in steps]
 
     @property
     def rows(self) -> int:
@@ -93,11 +104,10 @@ class BatchSpec:
         if isinstance(keys, (list, tuple)):
             keys = [keys[row] for row in kept]
         padding = sum(row >= self.rows - self.padding for row in kept)
-        return replace(self, samples=self.samples[kept], padding=padding, keys=keys)
+        return self._replace(samples=self.samples[kept], padding=padding, keys=keys)
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """Layout of one array of a batch, for one row.
 
     Args:

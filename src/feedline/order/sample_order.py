@@ -316,7 +316,7 @@ class Order:
             samples=rows[self.rank :: self.world_size],
             # missing < world_size, so each of the last ranks pads one row.
             padding=int(self.rank >= self.world_size - missing),
-            seed=mix(self.seed, epoch),
+            epoch_seed=mix(self.seed, epoch),
             rank=self.rank,
             # Row seeds depend on positions, so a row is the same on any number of ranks.
             first_position=start + self.rank,
