@@ -268,3 +268,16 @@ def test_laid_out_values_are_freed_without_garbage_collection() -> None:
         assert [each() for each in gone] == [None, None]
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("length", [9, 9000])
+@pytest.mark.parametrize("shape", [(-1,), (3, -1)])
+def test_read_only_arrays_become_writable(length: int, shape: tuple[int, ...]) -> None:
+    array = np.asfortranarray(np.arange(length).reshape(shape))
+    array.setflags(write=False)
+    result, again = through([array, {"again": array}])
+    assert result.flags.writeable
+    assert result.flags.f_contiguous == array.flags.f_contiguous
+    assert again["again"] is result
+    assert np.array_equal(result, array)
+    assert not array.flags.writeable

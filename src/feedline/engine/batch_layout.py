@@ -75,12 +75,14 @@ def empty_in(space: BatchAllocator, shape: tuple[int, ...], dtype: torch.dtype) 
 
 
 class _Pickler(pickle.Pickler):
+    PROTOCOL = 5
+
     def __init__(self, file: io.BytesIO, space: BatchAllocator) -> None:
         self.buffers: list[tuple[int, int]] = []
         # A partial, because a bound method would create a reference cycle, which keeps everything
         # pickled in memory until the garbage collector runs.
         super().__init__(
-            file, protocol=5, buffer_callback=partial(_lay_buffer, space, self.buffers)
+            file, protocol=self.PROTOCOL, buffer_callback=partial(_lay_buffer, space, self.buffers)
         )
         self._space = space
         self._leaves: dict[int, tuple[torch.Tensor, _Leaf]] = {}  # by id of the tensor
@@ -98,8 +100,10 @@ class _Pickler(pickle.Pickler):
 
         A subclass that overrides `__torch_dispatch__` may not store data itself, so torch pickles
         it. A sparse tensor consists of plain ones: torch's own function to rebuild it would keep it
-        alive until the next `torch.load`.
+        alive until the next `torch.load`. A read-only array becomes a writable one, as in torch.
         """
+        if type(obj) is np.ndarray and not obj.flags.writeable:  # a pickled buffer stays read-only
+            return obj.copy("A").__reduce_ex__(self.PROTOCOL)
         if (
             type(obj) is torch.Tensor
             and obj.device.type == "cpu"
