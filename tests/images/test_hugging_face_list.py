@@ -84,6 +84,21 @@ def test_labels_of_every_kind(dataset: Any) -> None:
     assert (names.classes, names.targets.tolist()) == (["a", "b"], [1] * 6 + [0] * 6)
 
 
+def test_unlabelled_samples_are_removed_or_kept_as_numbers(dataset: Any) -> None:
+    labels = datasets.ClassLabel(names=["cats", "dogs"])
+    numbers = [-1, *[0, 1] * 5, -1]
+    unlabelled = dataset.remove_columns("label").add_column("label", numbers)
+    unlabelled = unlabelled.cast_column("label", labels)
+    with pytest.raises(UsageError, match="row 0 has the label -1") as error:
+        ImageList.from_hf(unlabelled)
+    assert "filter(" in str(error.value)
+    assert "cast_column(" in str(error.value)
+    some = ImageList.from_hf(unlabelled.filter(lambda row: row["label"] >= 0))
+    assert (some.classes, some.targets.tolist()) == (["cats", "dogs"], numbers[1:-1])
+    kept = ImageList.from_hf(unlabelled.cast_column("label", datasets.Value("int64")))
+    assert (kept.classes, kept.targets.tolist()) == ([], numbers)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loader_reads_the_dataset(dataset: Any, jpeg_folder: Path, workers: int) -> None:
     options: dict[str, Any] = {"schedule": "8x1,16x1", "num_workers": workers, "seed": 4}

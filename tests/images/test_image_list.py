@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pickle
 import shutil
@@ -698,6 +699,26 @@ def test_gaps_among_single_numbers_warn(tmp_path: Path, cell: str) -> None:
     assert np.array_equal(data.targets, [0.5, np.nan], equal_nan=True)
     with pytest.warns(UserWarning, match="1 of 2 labels are NaN; sample 0"):
         ImageList(["x", "y"], np.array([np.nan, 1]))
+
+
+@pytest.mark.parametrize("cell", ["NA", "N/A", "None", "null", "<NA>", "NaN"])
+def test_class_names_that_pandas_reads_as_missing_need_classes(tmp_path: Path, cell: str) -> None:
+    csv = write(tmp_path / "a.csv", f"path,label\nx,cat\ny,{cell}")
+    with pytest.raises(UsageError, match=f"sample 1 has the label '{cell}'.*classes="):
+        ImageList.from_csv(csv)
+    data = ImageList.from_csv(csv, classes=["cat", cell])
+    assert (data.classes, data.targets.tolist()) == (["cat", cell], [0, 1])
+    if cell != "NaN":
+        assert ImageList(["x", "y"], ["cat", cell]).classes == sorted(["cat", cell])
+
+
+def test_compressed_csv_is_read(tmp_path: Path) -> None:
+    packed = tmp_path / "a.csv.gz"
+    packed.write_bytes(gzip.compress(b'path,label\r\nx,"a\nb"\r\ny,c\r\n'))
+    assert ImageList.from_csv(packed).classes == ["a\nb", "c"]
+    packed.write_bytes(packed.read_bytes()[:-12])
+    with pytest.raises(DatasetError, match="cannot be read"):
+        ImageList.from_csv(packed)
 
 
 # ------------------------------------------------------------------- several classes per image

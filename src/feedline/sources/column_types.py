@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from feedline.sources.columns import as_numpy, checked_classes, declared_classes
 
 __all__ = [
     "Labels",
+    "check_cells",
     "convert_labels",
     "convert_texts",
     "fill_gaps",
@@ -41,6 +42,10 @@ _WHOLE = re.compile(r"\s*[+-]?\d{1,99}\s*", re.ASCII)  # Python refuses those of
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
 _NOT_FINITE = re.compile(r"\s*[+-]?(nan|inf(inity)?)\s*", re.ASCII | re.IGNORECASE)
 _MISSING = ("NoneType", "NAType", "NaTType")
+_MISSING_TEXTS = frozenset(
+    ["#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"]
+) | {"<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"}
+"""Cells of a text table that pandas reads as missing by default, except the empty one."""
 _KINDS = {"b": "truth", "i": "number", "u": "number", "f": "number", "U": "text"}
 
 
@@ -294,10 +299,7 @@ def _check_names(names: list[str], values: Sequence[str], describe: Describe) ->
     stripped: dict[str, str] = {}
     for name in names:
         if name.strip().lower() == "nan":
-            raise UsageError(
-                f"{describe(list(values).index(name))} has the label {name!r}, which usually marks "
-                "a missing value: remove the sample, or pass classes=[...] if it is a class"
-            )
+            _refuse_missing(name, values, describe)
         other = stripped.setdefault(name.strip(), name)
         if other != name:
             samples = [list(values).index(each) for each in (other, name)]
@@ -306,6 +308,20 @@ def _check_names(names: list[str], values: Sequence[str], describe: Describe) ->
                 f"{name!r}: they differ only in blanks. Strip them, or pass classes=[...] if they "
                 "are two classes"
             )
+
+
+def check_cells(where: str, cells: Sequence[Any]) -> None:
+    """Check the labels of a text table, without `classes`, for markers of missing labels."""
+    for cell in cells:
+        if isinstance(cell, str) and cell in _MISSING_TEXTS:
+            _refuse_missing(cell, cells, f"{where}: sample {{}}".format)
+
+
+def _refuse_missing(name: str, values: Sequence[Any], describe: Describe) -> NoReturn:
+    raise UsageError(
+        f"{describe(list(values).index(name))} has the label {name!r}, which usually marks "
+        "a missing value: remove the sample, or pass classes=[...] if it is a class"
+    )
 
 
 def _check_indices(array: Array, names: list[str], describe: Describe) -> None:
@@ -319,7 +335,12 @@ def _check_indices(array: Array, names: list[str], describe: Describe) -> None:
     if beyond.size:
         raise UsageError(
             f"{describe(int(beyond[0]))} has the label {array[beyond[0]]}, but there are "
-            f"{len(names)} classes, 0 to {len(names) - 1}"
+            f"{len(names)} classes, 0 to {len(names) - 1}",
+            hint="-1 usually marks a sample without a label: remove these samples, e.g. of a "
+            'datasets.Dataset with dataset.filter(lambda row: row["label"] >= 0), or keep their '
+            'numbers as targets with dataset.cast_column("label", datasets.Value("int64"))'
+            if array[beyond[0]] == -1
+            else "",
         )
 
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import csv
 import difflib
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.sources.column_types import convert_texts, fill_gaps
+from feedline.sources.column_types import check_cells, convert_texts, fill_gaps
 from feedline.sources.columns import ordered
 from feedline.sources.folder import FileStore
 from feedline.sources.remote_filesystem import check_local, host_of, is_url, shown
@@ -66,7 +68,7 @@ def read_csv(
     classes: Any,
     separator: str | None,
 ) -> Table:
-    """Read two columns of a CSV file, UTF-8, whose first line names the columns.
+    """Read two columns of a CSV file, UTF-8, whose first line names the columns; ".gz" is unpacked.
 
     With `separator`, or if any label is in `classes`, the column stays text. Otherwise a column of
     whole numbers becomes int and, without `classes`, a column of numbers becomes float.
@@ -79,7 +81,8 @@ def read_csv(
     names = _column_names(image, label)
     columns: list[list[str]] = [[] for _ in names]
     try:
-        with open(file_path, encoding="utf-8-sig", newline="") as file:
+        opener: Any = gzip.open if file_path.endswith(".gz") else open
+        with opener(file_path, "rt", encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, delimiter=sep, strict=True)
             header = next(lines, [])
             places = [check_column(where, header, name) for name in names]
@@ -99,7 +102,7 @@ def read_csv(
             f"{where} cannot be read: {error}. A quotation mark may be open before line "
             f"{lines.line_num}; cells must be separated by {sep!r}"
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise DatasetError(
             f"{where} cannot be read: {why}. It must be text in UTF-8 with one line per image"
@@ -107,6 +110,8 @@ def read_csv(
     several, labels = not isinstance(label, str), columns[1:]
     if separator is None:
         labels = [convert_texts(where, column, classes, several=several) for column in labels]
+        for column in labels if classes is None else ():
+            check_cells(where, column)
     return _table(where, columns[0], labels, several=several)
 
 
