@@ -544,3 +544,52 @@ def test_state_of_other_files_is_rejected_at_equal_length(folder: Path) -> None:
             made.load_state_dict(state)
     finally:
         renamed.rename(first)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
+def test_the_default_dtype_of_each_epoch_counts(folder: Path, options: dict[str, Any]) -> None:
+    steps = [transforms.Resize(16), transforms.CenterCrop(16), transforms.ToTensor()]
+    loader = feedline.DataLoader(ImageFolder(folder, transforms.Compose(steps)), 4, **options)
+    dtypes = [next(iter(loader))[0].dtype]
+    default = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            dtypes.append(next(iter(loader))[0].dtype)
+    finally:
+        torch.set_default_dtype(default)
+    assert dtypes == [torch.float32, torch.float64, torch.float32]
+
+
+class RaisingAttributes:
+    """Dataset, sampler and collate function without attributes beyond their methods."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise KeyError(name)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([3, 1, 0, 2])
+
+    def __call__(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(samples)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_attributes_that_raise_any_error_are_missing(workers: int) -> None:
+    user = RaisingAttributes()
+    loader = feedline.DataLoader(
+        user, 2, sampler=user, collate_fn=user, num_workers=workers, seed=1
+    )
+    assert [batch.tolist() for batch in loader] == [[3, 1], [0, 2]]
+    loader.load_state_dict(loader.state_dict())
+    assert "RaisingAttributes" in loader.explain()
+    nested = feedline.DataLoader(Subset(user, [2, 3]), 2, num_workers=workers)
+    assert [batch.tolist() for batch in nested] == [[2, 3]]

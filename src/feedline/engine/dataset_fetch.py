@@ -48,6 +48,7 @@ from feedline.engine.worker_errors import (
     note_unpicklable,
 )
 from feedline.errors import UsageError, note
+from feedline.images.compile.library_steps import find_attribute
 from feedline.order.batch_spec import BatchSpec, Item
 from feedline.order.requested_size import SampleRequest, current_request, set_request
 from feedline.order.seeds import mix, row_seed
@@ -361,7 +362,7 @@ class DatasetFetcher:
         """
         dataset, times_each_sample, skip = self.dataset, stage_timer.each_sample, self._skip
         if make_sample is None and not skip and self._batched:
-            if getitems := getattr(dataset, "__getitems__", None):
+            if getitems := find_attribute(dataset, "__getitems__"):
                 if on_sample is not None:
                     on_sample(0)
                 fetched = getitems(keys)

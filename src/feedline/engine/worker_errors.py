@@ -19,6 +19,7 @@ from feedline.engine.messages import SkippedSample
 from feedline.engine.payload import find_unpicklable, plain_dump
 from feedline.engine.transform_errors import describe_code_error
 from feedline.errors import FeedlineError, UsageError, note
+from feedline.images.compile.library_steps import find_attribute
 from feedline.order.batch_spec import BatchSpec
 from feedline.private_names import find_private
 
@@ -154,7 +155,7 @@ def describe_sample(dataset: Any, batch: BatchSpec, row: int) -> tuple[Any, str]
     keys = batch.dataset_keys
     if not isinstance(keys, (list, tuple)):
         keys = [keys]
-    if hasattr(dataset, "__getitems__") or row >= len(keys):
+    if find_attribute(dataset, "__getitems__") is not None or row >= len(keys):
         return None, f"a batch of {len(keys)} samples"
     key = keys[row]
     path = sample_path(dataset, key) if isinstance(key, int) else None

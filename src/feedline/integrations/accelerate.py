@@ -22,6 +22,7 @@ from torch.utils.data import BatchSampler, IterableDataset
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import UsageError
+from feedline.images.compile.library_steps import find_attribute
 from feedline.loader import DataLoader
 from feedline.loader.dataset_kind import is_row_source
 from feedline.loader.torch_samplers import nested_samplers
@@ -154,7 +155,7 @@ def _unsupported(loader: DataLoader[Any], accelerator: Any, *, planned: bool) ->
     ]
     if settings:
         return f"the Accelerator has DataLoaderConfiguration({', '.join(settings)})"
-    if planned and hasattr(loader.dataset, "set_epoch"):
+    if planned and find_attribute(loader.dataset, "set_epoch") is not None:
         return "Accelerate does not call the dataset's set_epoch for a loader it leaves unchanged"
     if planned:
         return ""
@@ -163,7 +164,7 @@ def _unsupported(loader: DataLoader[Any], accelerator: Any, *, planned: bool) ->
     if processes > 1:
         return f"Accelerate runs {processes} processes"
     parts = (loader.dataset, *nested_samplers(loader.batch_sampler))
-    if any(hasattr(part, "set_epoch") for part in parts):
+    if any(find_attribute(part, "set_epoch") is not None for part in parts):
         return "Accelerate sets the epoch of the sampler or the dataset"
     return ""
 
@@ -222,11 +223,11 @@ def unpadded_rows(loader: DataLoader[Any]) -> int:
 
     0 for all rows, -1 if unknown.
     """
-    rows_per_batch = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    rows_per_batch = loader.batch_size or find_attribute(loader.batch_sampler, "batch_size")
     if loader.order is not None:
         phase = loader.order.schedule.phase_at(loader.epoch)
         rows_per_batch = loader.order.global_batch_size(phase) // loader.ranks
-    if not isinstance(rows_per_batch, int) or not hasattr(loader.dataset, "__len__"):
+    if not isinstance(rows_per_batch, int) or not hasattr(type(loader.dataset), "__len__"):
         return -1
     if loader.drop_last:
         return 0

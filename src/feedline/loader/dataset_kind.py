@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from feedline.errors import DatasetError, UsageError
 from feedline.images.compile.datasets import is_source_class, unwrap_subsets
-from feedline.images.compile.library_steps import CompileError
+from feedline.images.compile.library_steps import CompileError, find_attribute
 
 __all__ = [
     "check_kind_unchanged",
@@ -31,7 +31,7 @@ def is_row_source(dataset: object) -> bool:
     A feedline source with a transform of another library does not: it has to be compiled.
     """
     source = find_feedline_source(dataset)
-    return source is not None and bool(getattr(source, "writes_rows", True))
+    return source is not None and bool(find_attribute(source, "writes_rows", True))
 
 
 def find_feedline_source(dataset: object) -> Any:
@@ -42,8 +42,10 @@ def find_feedline_source(dataset: object) -> Any:
         return None
     if subsets and not is_source_class(type(inner)):  # its samples are unknown
         return None
-    has_methods = all(hasattr(inner, name) for name in ("fields", "load", "fingerprint"))
-    is_mock = hasattr(inner, "has_any_attribute")
+    has_methods = all(
+        find_attribute(inner, name) is not None for name in ("fields", "load", "fingerprint")
+    )
+    is_mock = find_attribute(inner, "has_any_attribute") is not None
     return inner if has_methods and not is_mock else None
 
 
@@ -51,7 +53,7 @@ def check_source(dataset: Any) -> None:
     """Check a feedline source, or a Subset of one; raises UsageError or DatasetError."""
     source = find_feedline_source(dataset)
     methods = ("__len__", "fields", "load", "name", "fingerprint")
-    missing = [name for name in methods if not hasattr(source, name)]
+    missing = [name for name in methods if find_attribute(source, name) is None]
     if missing:
         raise UsageError(
             f"cannot load from a {type(source).__name__}: it has no {', '.join(missing)}; pass a "
@@ -93,9 +95,9 @@ def check_kind_unchanged(dataset: object, *, was_row_source: bool) -> None:
 
 def check_samples(dataset: object, *, sampled: bool) -> None:
     """Check that samples of a map-style dataset can be requested, when an iteration begins."""
-    if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
+    if all(find_attribute(dataset, name) is None for name in ("__getitem__", "__getitems__")):
         instead = "a Dataset, a list, or any object with __getitem__ and __len__"
-        if hasattr(dataset, "__iter__"):
+        if find_attribute(dataset, "__iter__") is not None:
             instead = (
                 "a list of its values, or a torch IterableDataset with an __iter__ that yields them"
             )

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from feedline.engine.attribute_snapshot import AttributeSnapshot
@@ -486,4 +487,6 @@ def _inputs(options: Options) -> tuple[Any, ...]:
         *(options.dataset, options.collate_fn, options.worker_init_fn),
         *(options.batched, options.max_rows, options.timeout),
         *(options.in_order, options.pin_memory, options.num_workers == 0),
+        # ToTensor makes values of it. Persistent workers keep theirs, as in torch.
+        None if options.persistent_workers else torch.get_default_dtype(),
     )

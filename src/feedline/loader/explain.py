@@ -68,7 +68,7 @@ def _images(choice: EngineChoice) -> str:
 
 def _samples(options: Options) -> str:
     dataset = options.dataset
-    count = f"{len(dataset)} from " if hasattr(dataset, "__len__") else ""
+    count = f"{len(dataset)} from " if hasattr(type(dataset), "__len__") else ""
     source = find_feedline_source(dataset)
     if source is not None:
         text = " ".join(repr(source).split())  # a pipeline's has several lines

@@ -16,6 +16,7 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import LoadTimeoutError, UsageError
+from feedline.images.compile.library_steps import find_attribute
 from feedline.loader.engines import Engine
 from feedline.loader.position import LoaderPosition
 from feedline.loader.random_states import RandomStates
@@ -83,7 +84,7 @@ class IterablePosition(LoaderPosition):
 
     def set_epoch(self, epoch: int) -> bool:
         """Begin the next iteration as `epoch`; calls `set_epoch` of the dataset if it exists."""
-        set_epoch = getattr(self.loader.dataset, "set_epoch", None)
+        set_epoch = find_attribute(self.loader.dataset, "set_epoch")
         if callable(set_epoch):
             set_epoch(epoch)
         if epoch == self.current.epoch:

@@ -33,6 +33,7 @@ from feedline.engine.defaults import (
 from feedline.engine.devices import resolve_device
 from feedline.engine.normalise import BatchTransform, DeviceTransforms, Normalise, PixelTransform
 from feedline.errors import UsageError
+from feedline.images.compile.library_steps import find_attribute
 from feedline.loader.dataset_kind import (
     check_length,
     check_parts,
@@ -511,7 +512,7 @@ def _max_rows(loader: Any) -> int:
     """Rows of the largest batch; 0 if unknown."""
     batches = loader.batch_sampler
     # A framework may set batch_size of the batch sampler between two epochs.
-    sizes = (loader.batch_size, getattr(batches, "batch_size", None))
+    sizes = (loader.batch_size, find_attribute(batches, "batch_size"))
     rows = max((size for size in sizes if isinstance(size, int)), default=0)
     if not rows and type(batches) in (list, tuple):
         rows = max((len(keys) for keys in batches if isinstance(keys, Sized)), default=0)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from feedline.errors import StateError
+from feedline.images.compile.library_steps import find_attribute
 from feedline.loader.torch_samplers import nested_samplers
 
 __all__ = ["RandomStates", "ReplayedStates"]
@@ -111,7 +112,7 @@ class ReplayedStates:
 
 
 def _generators(sampler: object, generator: torch.Generator | None) -> tuple[torch.Generator, ...]:
-    every = [generator, *[getattr(part, "generator", None) for part in nested_samplers(sampler)]]
+    every = [generator, *[find_attribute(part, "generator") for part in nested_samplers(sampler)]]
     return tuple({id(each): each for each in every if isinstance(each, torch.Generator)}.values())
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from feedline.images.compile.library_steps import find_attribute
 from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engine_choice import EngineChoice, keeps_workers
 from feedline.loader.engines import QUICK_NS, QUICK_STEPS
@@ -202,7 +203,7 @@ def describe_feedline_loader(
         pin_memory=bool(options.pin_memory),
         batch_size=options.batch_size,
         start_method=options.start_method or "",
-        collate=getattr(options.collate_fn, "__qualname__", ""),
+        collate=str(find_attribute(options.collate_fn, "__qualname__", "")),
         made_by=choice.engine,
         fused=", ".join(choice.fused),
         copies=str(getattr(choice.source, "copies_from", "")),

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset
 
 from feedline.errors import StateError
-from feedline.images.compile.library_steps import CompileError
+from feedline.images.compile.library_steps import CompileError, find_attribute
 from feedline.loader.dataset_kind import find_feedline_source
 from feedline.loader.options import Options
 from feedline.loader.torch_samplers import describe, sampler_rank_and_world_size
@@ -182,7 +182,7 @@ def identity_of(options: Options, dataset: str) -> dict[str, Any]:
     phases = options.effective_schedule
     return {
         "dataset": dataset,
-        "length": len(options.dataset) if hasattr(options.dataset, "__len__") else None,
+        "length": len(options.dataset) if hasattr(type(options.dataset), "__len__") else None,
         "global_batch_size": None if options.batch_size is None else options.batch_size * ranks,
         "drop_last": options.drop_last,
         "schedule": str(phases) if phases.image_sizes or options.schedule else None,
@@ -199,7 +199,7 @@ def fingerprint_of(dataset: object) -> str:
 
         with contextlib.suppress(CompileError):
             dataset = find_source(dataset)
-    own = getattr(dataset, "fingerprint", None)
+    own = find_attribute(dataset, "fingerprint")
     if callable(own) and not isinstance(dataset, IterableDataset):
         return str(own())
     if "torchvision" in sys.modules:

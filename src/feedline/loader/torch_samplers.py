@@ -28,6 +28,7 @@ from torch.utils.data import (
 )
 
 from feedline.errors import UsageError
+from feedline.images.compile.library_steps import find_attribute
 from feedline.loader.dataset_kind import is_row_source
 from feedline.order.sample_order import SEQUENTIAL, Order
 
@@ -79,12 +80,12 @@ def nested_samplers(sampler: object) -> Iterator[Any]:
     while sampler is not None and len(parts) < _MAX_DEPTH and all(sampler is not p for p in parts):
         parts.append(sampler)
         yield sampler
-        sampler = getattr(sampler, "sampler", None)
+        sampler = find_attribute(sampler, "sampler")
 
 
 def has_state(part: object) -> bool:
     """Return True if an object has state_dict and load_state_dict."""
-    return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
+    return all(callable(find_attribute(part, name)) for name in ("state_dict", "load_state_dict"))
 
 
 def stateful_part(sampler: object) -> Any:
@@ -95,8 +96,8 @@ def stateful_part(sampler: object) -> Any:
 def epoch_of(sampler: object) -> int | None:
     """Epoch number of a sampler with `set_epoch`; None for any other sampler."""
     for part in nested_samplers(sampler):
-        if hasattr(part, "set_epoch"):
-            epoch = getattr(part, "epoch", None)
+        if find_attribute(part, "set_epoch") is not None:
+            epoch = find_attribute(part, "epoch")
             if isinstance(epoch, int):
                 return epoch
     return None
@@ -105,7 +106,7 @@ def epoch_of(sampler: object) -> int | None:
 def set_epoch(sampler: object, epoch: int) -> None:
     """Call `set_epoch` of a sampler, if it has that method."""
     for part in nested_samplers(sampler):
-        if hasattr(part, "set_epoch"):
+        if find_attribute(part, "set_epoch") is not None:
             part.set_epoch(epoch)
             return
 
@@ -132,7 +133,7 @@ def random_sampler_name(sampler: object) -> str | None:
 def sampler_rank_and_world_size(sampler: object) -> tuple[int, int]:
     """Rank and number of ranks of a sampler that distributes samples; otherwise (0, 1)."""
     for part in nested_samplers(sampler):
-        rank, ranks = getattr(part, "rank", None), getattr(part, "num_replicas", None)
+        rank, ranks = find_attribute(part, "rank"), find_attribute(part, "num_replicas")
         if isinstance(rank, int) and isinstance(ranks, int) and ranks > 0:
             return rank, ranks
     return 0, 1
@@ -242,13 +243,13 @@ class PublicBatchSampler(BatchSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the sampler, if it has `set_epoch`."""
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
+        if (set_epoch := find_attribute(self.sampler, "set_epoch")) is not None:
+            set_epoch(epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Keys of each batch. Warns if another loader iterates them."""
         if not draws_for_feedline():
-            ranks = getattr(self.sampler, "num_replicas", 1)
+            ranks = find_attribute(self.sampler, "num_replicas", 1)
             if ranks > 1 and accelerate_processes() not in (None, 1):
                 raise UsageError(
                     f"the loader distributes its samples over {ranks} ranks, and Accelerate would "

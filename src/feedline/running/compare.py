@@ -28,6 +28,7 @@ from torch.utils.data import IterableDataset, Sampler
 
 from feedline.engine.attribute_walk import walk
 from feedline.engine.generators import find_generators, seed_generators_temporarily
+from feedline.images.compile.library_steps import find_attribute
 from feedline.loader import DataLoader
 from feedline.private_names import find_private
 from feedline.randomness import seeded, unbroken
@@ -104,7 +105,7 @@ def _copy_sampler(loader: DataLoader[Any]) -> Iterator[Any]:
 
 def _generators(loader: Any) -> Iterator[torch.Generator]:
     for owner in (loader, loader.sampler, loader.batch_sampler):
-        generator = getattr(owner, "generator", None)
+        generator = find_attribute(owner, "generator")
         if isinstance(generator, torch.Generator):
             yield generator
 

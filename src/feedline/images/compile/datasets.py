@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
-from feedline.images.compile.library_steps import CompileError, why_modified
+from feedline.images.compile.library_steps import CompileError, find_attribute, why_modified
 from feedline.sources.folder import FileStore
 from feedline.sources.store import Numbers, PathTable, common_folder, path_starts
 from feedline.system import slashed
@@ -177,7 +177,7 @@ def class_names(folders: Sequence[Any]) -> list[str] | None:
 
 def _classes_of(folder: Any) -> Any:
     if not is_timm_folder(folder):
-        return getattr(folder, "classes", None)
+        return find_attribute(folder, "classes")
     numbers = folder.reader.class_to_idx
     names = sorted(numbers, key=numbers.get)
     return names if [numbers[name] for name in names] == list(range(len(names))) else None
@@ -185,7 +185,7 @@ def _classes_of(folder: Any) -> Any:
 
 def folder_root(folders: Sequence[Any]) -> str | None:
     """Folder of a single dataset, with a trailing separator; None without one."""
-    root = getattr(_list_of(folders[0]), "root", None) if len(folders) == 1 else None
+    root = find_attribute(_list_of(folders[0]), "root") if len(folders) == 1 else None
     if not isinstance(root, (str, bytes, os.PathLike)):
         return None
     return os.path.join(os.path.expanduser(os.fsdecode(root)), "")

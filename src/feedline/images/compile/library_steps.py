@@ -41,6 +41,7 @@ __all__ = [
     "attempt",
     "check_libraries",
     "error_text",
+    "find_attribute",
     "flatten",
     "full_step_text",
     "has_library_base",
@@ -234,9 +235,17 @@ def why_not_fused(step: object) -> str:
     return f"{step_text(step)} cannot be fused{': ' * bool(why)}{why}."
 
 
+def find_attribute(thing: object, name: str, default: Any = None) -> Any:
+    """Attribute of a user's object; `default` if it has none, or if its code raises any error."""
+    try:
+        return getattr(thing, name, default)
+    except Exception:  # of a property, or of a __getattr__
+        return default
+
+
 def _children(step: object) -> Any:
     """Steps within a container or an nn.Sequential; None if it has none."""
-    children = getattr(step, "transforms", None)
+    children = find_attribute(step, "transforms")
     return children if type(children) in _SEQUENCES else None
 
 
