@@ -233,6 +233,32 @@ def test_a_comparison_leaves_errors_to_the_program(capfd: pytest.CaptureFixture[
     assert "Broken is not compared: KeyError" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["__init__", "__iter__", "__len__"])
+def test_loaders_stay_those_of_torch_if_a_method_was_wrapped(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with feedline.patch() as patched:
+        original = getattr(EarlyLoader, name)
+
+        def wrap(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if name == "__init__":
+                kwargs.setdefault("drop_last", True)
+            calls.append(name)
+            return original(self, *args, **kwargs)
+
+        calls: list[str] = []
+        monkeypatch.setattr(EarlyLoader, name, wrap)
+        for kind in EarlyLoader, Earlier:
+            loader = kind(NUMBERS, 4)
+            assert not is_replaced(loader)
+            assert batches(loader) == BATCHES[: len(loader)]
+            assert len(loader) == (2 if name == "__init__" else 3)
+        assert set(calls) == {name}
+        assert f"DataLoader.{name}" in patched.summary()
+        monkeypatch.undo()
+        assert is_replaced(EarlyLoader(NUMBERS, 4))
+
+
 @needs("torchvision")
 def test_a_summary_names_fused_steps_without_their_arguments(tmp_path: Path) -> None:
     from torchvision import transforms as T

@@ -27,6 +27,7 @@ from torch.utils.data import IterableDataset
 
 from feedline.engine.process import in_worker
 from feedline.errors import FeedlineError, UsageError
+from feedline.images.compile.library_steps import find_attribute
 from feedline.images.lazy_images import lazy_images
 from feedline.loader import DataLoader
 from feedline.loader.engine_choice import choose_engine
@@ -236,7 +237,7 @@ class ReplacedLoader(DataLoader[Any]):
         arguments = {name: each for name, each in values.arguments.items() if name != "self"}
         options = Options.resolve(Arguments(**arguments))
         if not options.is_row_source and "cache" in choose_engine(options).accepts:
-            name = Path(str(getattr(options.dataset, "root", "cache"))).name
+            name = Path(str(find_attribute(options.dataset, "root", "cache"))).name
             bound.arguments["cache"] = str(folder / f"{name}-{fingerprint_of(options.dataset)[:8]}")
 
     def _get_iterator(self) -> Any:
@@ -281,6 +282,33 @@ def why_not_replaced(kind: type[TorchDataLoader[Any]]) -> str:
     return ""
 
 
+_LIGHTNING = ("lightning.", "lightning_fabric.", "pytorch_lightning.")
+_methods: dict[str, types.FunctionType] = {}
+"""Methods of torch's class since `_install`."""
+
+
+def _why_stays_torch() -> str:
+    """Reason why all loaders stay torch's: the program has replaced a method; "" if none.
+
+    feedline's loader would not call that method. Lightning's wrappers only record arguments.
+    """
+    for name, installed in _methods.items():
+        method: Any = vars(TorchDataLoader).get(name)
+        while method is not installed and _module_of(method).startswith(_LIGHTNING):
+            method = getattr(method, "__wrapped__", None)
+        module = _module_of(method)
+        if method is installed and module == __name__:
+            module = _module_of(installed.__wrapped__)
+        if method is not installed or module != TorchDataLoader.__module__:
+            return f"DataLoader.{name} was replaced by {module or 'the program'}"
+    return ""
+
+
+def _module_of(function: Any) -> str:
+    """Module of a function's code; "" for any other object."""
+    return str(getattr(function, "__globals__", {}).get("__name__", ""))
+
+
 def _reduce(self: Any) -> tuple[Any, ...]:
     """Reduce a loader of a class that `_replacement` made: pickles name the program's class."""
     rebuild, (_, arguments), *rest = super(self.torch_class, self).__reduce__()
@@ -315,7 +343,7 @@ def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
     kind = cls
     is_call = bool(args or kwargs)  # copies and unpickled loaders come without arguments
     is_active = _active is not None and not (_active.settings.watch or in_worker())
-    if is_call and is_active and not issubclass(cls, DataLoader):
+    if is_call and is_active and not issubclass(cls, DataLoader) and not _why_stays_torch():
         kind = _replacement(cls)
     return super(TorchDataLoader, cls).__new__(kind)
 
@@ -327,7 +355,7 @@ def _init(self: Any, *args: Any, **kwargs: Any) -> None:
         return
     _torch_init(self, *args, **kwargs)
     if _active is not None and not isinstance(self, DataLoader) and not in_worker():
-        why = "" if _active.settings.watch else why_not_replaced(type(self))
+        why = "" if _active.settings.watch else _why_stays_torch() or why_not_replaced(type(self))
         _active.records.add(self, type(self), why)
 
 
@@ -346,3 +374,9 @@ def _install() -> None:
     _new.__name__, _new.__qualname__ = "__new__", "DataLoader.__new__"
     torch_class: Any = TorchDataLoader
     torch_class.__new__, torch_class.__init__, torch_class.__iter__ = _new, _init, _iter
+    functions = {
+        name: method
+        for name, method in vars(TorchDataLoader).items()
+        if isinstance(method, types.FunctionType)
+    }
+    _methods.update(functions)
