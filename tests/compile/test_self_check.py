@@ -293,6 +293,25 @@ def test_changed_values_are_followed(
     assert all(map(torch.equal, outputs(compiled, pictures), outputs(pipeline, pictures)))
 
 
+def test_crops_that_read_the_size_of_pillow_images_are_fused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    new_version(monkeypatch, "timm", "0.3.2")
+    kind = timm.data.transforms.RandomResizedCropAndInterpolation
+    monkeypatch.setattr(timm.data.transforms, "draw", kind.get_params, raising=False)
+    define(
+        monkeypatch,
+        "timm.data.transforms.RandomResizedCropAndInterpolation.get_params",
+        """
+        @staticmethod
+        def get_params(img, scale, ratio):
+            return draw(torch.empty(3, img.size[1], img.size[0]), scale, ratio)
+        """,
+    )
+    steps = [kind(24, interpolation="bilinear"), v1.ToTensor()]
+    assert feedline.compile(v1.Compose(steps)).explain().startswith("fused")
+
+
 @pytest.mark.parametrize(
     ("where", "source"),
     [

@@ -132,11 +132,13 @@ def draw_step_params(step: Any, inputs: list[Any]) -> dict[str, Any]:
 
 def draw_crop_params(step: Any, height: int, width: int) -> tuple[int, int, int, int]:
     """Draw the top, left, height and width of a step's random crop of an image of this size."""
-    probe = torch.empty((), device="cpu").expand(3, height, width)
     if is_v2(step):
-        params = draw_step_params(step, [probe])
+        params = draw_step_params(step, [torch.empty((), device="cpu").expand(3, height, width)])
         rows, columns = (params.get(side, 0) for side in ("height", "width"))
         return int(params["top"]), int(params["left"]), int(rows), int(columns)
+    # An image without pixels, as timm 0.3 reads `size` of Pillow's.
+    probe = Image.Image()
+    probe._mode, probe._size = "RGB", (width, height)
     arguments = (step.scale, step.ratio) if hasattr(step, "scale") else (step.size,)
     top, left, rows, columns = map(int, step.get_params(probe, *arguments))
     return top, left, rows, columns
