@@ -15,6 +15,7 @@ import os
 import random
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -55,8 +56,19 @@ _get_torch_state = torch.default_generator.get_state
 _set_torch_state = torch.default_generator.set_state
 _numpy_bits: dict[int, tuple[np.random.MT19937, memoryview | None]] = {}
 """Generators that replace numpy's own, and the memory of their states, by nesting depth."""
+_MAX_WAIT_S = 5.0
 _lock: Any = threading.RLock()
-_callbacks: list[Callable[[], object]] = []
+"""Held by the thread whose states are seeded."""
+_is_shared = False
+"""True once a thread has waited in vain: from then on the threads share the states."""
+
+
+class _ThreadCallbacks(threading.local):
+    def __init__(self) -> None:
+        self.all: list[Callable[[], object]] = []
+
+
+_callbacks = _ThreadCallbacks()
 """Restore the states that the current thread has replaced, the latest last."""
 
 
@@ -184,18 +196,19 @@ class seeded:  # used as a statement
     def __enter__(self) -> None:
         self._had_lock = _lock._is_owned()
         try:
-            if not self._had_lock:
-                _lock.acquire()
-            self._until = depth = len(_callbacks)
+            callbacks = _callbacks.all
+            self._until = depth = len(callbacks)
+            if not (self._had_lock or _acquire_lock()):
+                return
             torch_state = _get_torch_state()
             if self._torch_only:
-                _callbacks.append(partial(_set_torch_state, torch_state))
+                callbacks.append(partial(_set_torch_state, torch_state))
                 _seed_torch(self._seed & (1 << 63) - 1)
                 return
             python_state = random.getstate() if _python_memory is None else bytes(_python_memory)
             # Numpy's generator is replaced, not copied: that is ten times as fast.
             states = torch_state, python_state, _python.gauss_next, _numpy.get_bit_generator()
-            _callbacks.append(partial(_restore_all, *states))
+            callbacks.append(partial(_restore_all, *states))
             numpy_memory = _replace_numpys_generator(depth)
             if self._states is None or _python_memory is None or numpy_memory is None:
                 seed_all(self._seed)
@@ -230,7 +243,7 @@ class unbroken:  # used as a statement
 
 def seeding_depth() -> int:
     """Number of callbacks that restore states of this thread, for `restore_states`."""
-    return len(_callbacks) if _lock._is_owned() else 0
+    return len(_callbacks.all)
 
 
 def restore_states(depth: int) -> None:
@@ -239,10 +252,9 @@ def restore_states(depth: int) -> None:
     For code that is interrupted by Ctrl-C: Python raises KeyboardInterrupt between any two calls,
     so it may also do so at the start of `seeded.__exit__`, which then restores nothing.
     """
-    if _lock._is_owned():
-        _restore(depth)
-        if not depth:
-            _release_lock()
+    _restore(depth)
+    if not depth:
+        _release_lock()
 
 
 def restore_later(restore: Callable[[], object]) -> None:
@@ -251,13 +263,31 @@ def restore_later(restore: Callable[[], object]) -> None:
     Args:
         restore: may be called twice if Ctrl-C interrupts it.
     """
-    _callbacks.append(restore)
+    _callbacks.all.append(restore)
 
 
 def _restore(until: int) -> None:
-    while len(_callbacks) > until:
-        _callbacks[-1]()
-        _callbacks.pop()  # after the call: an interrupted one is called again
+    callbacks = _callbacks.all
+    while len(callbacks) > until:
+        callbacks[-1]()
+        callbacks.pop()  # after the call: an interrupted one is called again
+
+
+def _acquire_lock() -> bool:
+    """Return False if another thread keeps the lock: its code may wait for this thread."""
+    global _is_shared
+    if _lock.acquire(timeout=0 if _is_shared else _MAX_WAIT_S):
+        return True
+    if not _is_shared:
+        _is_shared = True
+        warnings.warn(
+            f"a thread waited {_MAX_WAIT_S:.0f} s for a batch that another thread loads. Threads "
+            "no longer wait for each other, so random transforms in their batches are not "
+            "reproducible. Use num_workers=1 or more: a worker has its own random states",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return False
 
 
 def _release_lock() -> None:

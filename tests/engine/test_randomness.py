@@ -364,3 +364,39 @@ def test_a_collate_fn_draws_the_same_without_workers(jpeg_folder: Path) -> None:
             found.append(list(loader))
     assert found[0] == found[1]
     assert len(set(sum(found[0], ()))) == 9
+
+
+THREADS_THAT_WAIT = """
+import random, threading, warnings
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np, torch
+import feedline
+
+barrier = threading.Barrier(2)
+
+class Paired(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        barrier.wait()
+        return index
+
+def load():
+    return [int(index) for index in feedline.DataLoader(Paired(), batch_size=None)]
+
+def states():
+    return random.getstate(), np.random.get_state()[1].tolist()
+
+before = states()
+with warnings.catch_warnings(record=True) as caught, ThreadPoolExecutor(2) as threads:
+    warnings.simplefilter("always")
+    loaded = [each.result() for each in [threads.submit(load) for _ in range(2)]]
+print(loaded, states() == before, [each.category.__name__ for each in caught])
+"""
+
+
+def test_datasets_in_two_threads_may_wait_for_each_other():
+    run = [sys.executable, "-c", THREADS_THAT_WAIT]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=250)
+    assert done.stdout.strip() == f"{[[0, 1, 2, 3]] * 2} True ['RuntimeWarning']"
