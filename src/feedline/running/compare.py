@@ -62,7 +62,7 @@ def compare_with_torch(
         unpatched: context in which torch's loader runs.
 
     Returns:
-        Both rates, and which parts of the batches were equal, as one line.
+        Both rates, and in a second line which parts of the batches were equal.
     """
     dataset = loader.dataset
     name = type(dataset).__name__
@@ -87,7 +87,7 @@ def compare_with_torch(
     of_torch, of_feedline = rates
     return (
         f"{name}, {plural(len(keys), 'batch')}: torch {as_rate(of_torch)}, "
-        f"feedline {as_rate(of_feedline)} ({as_ratio(of_feedline / of_torch)}); {parts}"
+        f"feedline {as_rate(of_feedline)} ({as_ratio(of_feedline / of_torch)})\n{parts}"
     )
 
 

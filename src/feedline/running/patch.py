@@ -109,7 +109,8 @@ class Patch:
             loader, self.settings.compare, loader._torch_workers, _build_torch, self.suspended
         )
         if rank_and_world()[0] == 0:
-            print(f"feedline run: {printable(text)}", file=sys.stderr, flush=True)
+            for line in text.splitlines():
+                print(f"feedline run: {printable(line)}", file=sys.stderr, flush=True)
 
     def _enter_lazy(self) -> None:
         if not self.settings.watch:
