@@ -55,6 +55,15 @@ class Private(EarlyLoader[Any]):
         return super()._get_iterator()
 
 
+class OwnNames(EarlyLoader[Any]):
+    """A subclass whose attributes have the names of arguments that only feedline has."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.seed, self.image_size = "early", 224
+        super().__init__(*args, **kwargs)
+        self.device, self.schedule, self.prefetch = torch.device("meta"), [3], "late"
+
+
 NUMBERS = list(range(10))
 BATCHES = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
@@ -109,6 +118,18 @@ def test_copies_and_pickles_keep_their_kind() -> None:
         assert is_replaced(loader)
         assert batches(loader) == BATCHES
     assert pickle.loads(pickle.dumps(own)).factor == 1
+
+
+def test_attributes_of_a_program_may_have_the_names_of_feedlines_arguments() -> None:
+    with feedline.patch():
+        loader = OwnNames(NUMBERS, 4)
+        assert is_replaced(loader)
+        for each in loader, copy.copy(loader), pickle.loads(pickle.dumps(loader)):
+            assert batches(each) == BATCHES
+            assert (each.seed, each.image_size, each.prefetch) == ("early", 224, "late")
+            assert (each.device, each.schedule) == (torch.device("meta"), [3])
+        loader.device = "cpu"
+        assert (loader.device, batches(loader)) == ("cpu", BATCHES)
 
 
 def test_a_subclass_with_private_methods_stays_that_of_torch() -> None:

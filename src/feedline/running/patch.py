@@ -48,6 +48,12 @@ _PRIVATE = frozenset(
     if name.startswith("_") and not name.startswith(("__", f"_{TorchDataLoader.__name__}__"))
 )
 _SIGNATURE = inspect.signature(DataLoader.__init__)
+_FREE_NAMES = frozenset(
+    _SIGNATURE.parameters.keys()
+    - inspect.signature(_torch_init).parameters.keys()
+    - {"on_error", "start_method"}  # read for each pass
+)
+"""Attributes that mean something to feedline only: a program may store its own values in them."""
 
 _active: Patch | None = None
 _building: set[int] = set()
@@ -206,10 +212,19 @@ class ReplacedLoader(DataLoader[Any]):
             vars(self).update(before)
             object.__setattr__(self, "__class__", kind)
             _torch_init(self, *args, **kwargs)
+        else:
+            vars(self).update({name: before[name] for name in before.keys() & _FREE_NAMES})
         if patched is not None:
             patched.records.add(self, kind, why)
 
     __init__.__wrapped__ = DataLoader.__init__  # type: ignore[attr-defined]  # its signature
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, as on torch's loader, for which `device` and others mean nothing."""
+        if self._is_built and name in _FREE_NAMES:
+            vars(self).update({name: value, "_not_added": self._not_added - {name}})
+        else:
+            super().__setattr__(name, value)
 
     def _build(self, args: Any, kwargs: Any) -> str:
         """Build the loader. Return the reason why it cannot be feedline's; "" if it is."""
