@@ -244,8 +244,8 @@ def test_a_comparison_finds_differences(capfd: pytest.CaptureFixture[str]) -> No
     with feedline.patch(compare=2):
         for _ in range(2):  # compared once
             list(EarlyLoader(ProcessId(), 2, num_workers=1))
-    (line,) = capfd.readouterr().err.splitlines()
-    assert "equal: shapes, labels; different: pixels (by at most " in line
+    _, parts = capfd.readouterr().err.splitlines()
+    assert "equal: shapes, labels; different: pixels (by at most " in parts
 
 
 def test_a_comparison_leaves_errors_to_the_program(capfd: pytest.CaptureFixture[str]) -> None:
