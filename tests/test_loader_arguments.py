@@ -250,7 +250,7 @@ def test_missing_cuda_raises_with_hint() -> None:
 
 def test_invalid_source_is_rejected_with_missing_methods() -> None:
     class Endless:
-        fields = load = name = fingerprint = None
+        fields = load = name = fingerprint = staticmethod(print)
 
     with pytest.raises(UsageError, match="a Endless: it has no __len__"):
         DataLoader(Endless(), num_workers=0)  # type: ignore[arg-type]

@@ -315,8 +315,9 @@ def test_python_refuses_other_programs_itself(target: list[str], tmp_path: Path)
 
 
 NEWER_TORCH = """
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, dataloader
 
+exec('''
 init_today = DataLoader.__init__
 
 def init(self, *args, newer=None, **kwargs):
@@ -324,6 +325,7 @@ def init(self, *args, newer=None, **kwargs):
     self.newer = newer
 
 DataLoader.__init__ = init
+''', vars(dataloader))  # as a function of torch's module
 
 import feedline
 
