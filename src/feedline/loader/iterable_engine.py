@@ -26,7 +26,7 @@ from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import Phase, Schedule
 from feedline.trace import is_recording_enabled
 from feedline.trace.stage_timings import StageTimings
-from feedline.trace.torch_workers import TorchWorkers
+from feedline.trace.torch_workers import TorchWorkers, end_torch_workers
 
 __all__ = ["IterableEngine", "IterablePosition"]
 
@@ -305,16 +305,10 @@ class IterableEngine(Engine):
         loader = self._position.loader_ref()
         persistent = None if loader is None else loader._iterator
         if not (self._is_split_off and iterator is persistent):
-            _end_workers(iterator)
+            end_torch_workers(iterator)
         if not self._is_split_off and loader is not None:
             loader._iterator = None
-            _end_workers(persistent)
-
-
-def _end_workers(iterator: Any) -> None:
-    """End workers as torch does when it deletes the iterator. May be called twice."""
-    if hasattr(iterator, "_shutdown_workers"):
-        iterator._shutdown_workers()
+            end_torch_workers(persistent)
 
 
 def _samples(iterator: Any) -> Any:

@@ -21,7 +21,7 @@ from feedline.errors import StateError
 from feedline.images.compile.library_steps import find_attribute
 from feedline.loader.torch_samplers import nested_samplers
 
-__all__ = ["RandomStates", "ReplayedStates"]
+__all__ = ["RandomStates", "ReplayedStates", "sampler_generators"]
 
 _MAX_BYTES = 1 << 16
 """Upper limit of a random state in bytes: data that unpacks to more is damaged."""
@@ -39,7 +39,7 @@ class RandomStates:
     @classmethod
     def capture(cls, sampler: object, generator: torch.Generator | None) -> RandomStates:
         """Record the current random states."""
-        generators = _generators(sampler, generator)
+        generators = sampler_generators(sampler, generator)
         rng_states = tuple(_to_bytes(each.get_state()) for each in generators)
         return cls(_to_bytes(torch.default_generator.get_state()), rng_states, generators)
 
@@ -57,7 +57,7 @@ class RandomStates:
         cls, text: Any, sampler: object, generator: torch.Generator | None
     ) -> RandomStates:
         """Read the text form, or raise a StateError."""
-        generators = _generators(sampler, generator)
+        generators = sampler_generators(sampler, generator)
         try:
             if isinstance(text, Mapping):  # in a state of version 2
                 text = [text["global"], *text["generators"]]
@@ -111,7 +111,10 @@ class ReplayedStates:
                 self._rng_states = replace(self._rng_states, global_rng_state=now)
 
 
-def _generators(sampler: object, generator: torch.Generator | None) -> tuple[torch.Generator, ...]:
+def sampler_generators(
+    sampler: object, generator: torch.Generator | None
+) -> tuple[torch.Generator, ...]:
+    """Generators of a loader's sampler, of the samplers within it, and of the loader itself."""
     every = [generator, *[find_attribute(part, "generator") for part in nested_samplers(sampler)]]
     return tuple({id(each): each for each in every if isinstance(each, torch.Generator)}.values())
 

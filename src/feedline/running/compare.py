@@ -28,11 +28,12 @@ from torch.utils.data import IterableDataset, Sampler
 
 from feedline.engine.attribute_walk import walk
 from feedline.engine.generators import find_generators, seed_generators_temporarily
-from feedline.images.compile.library_steps import find_attribute
 from feedline.loader import DataLoader
+from feedline.loader.random_states import sampler_generators
 from feedline.private_names import find_private
 from feedline.randomness import seeded, unbroken
 from feedline.text import as_rate, as_ratio, plural
+from feedline.trace.torch_workers import end_torch_workers
 
 __all__ = ["compare_with_torch"]
 
@@ -98,16 +99,9 @@ def _copy_sampler(loader: DataLoader[Any]) -> Iterator[Any]:
         part for _, part in walk(("dataset", loader.dataset)) if not isinstance(part, _COPIED)
     ]
     memo: dict[int, Any] = {id(part): part for part in shared}
-    for generator in {id(g): g for g in _generators(loader)}.values():
+    for generator in sampler_generators(sampler, loader.generator):
         memo[id(generator)] = torch.Generator(generator.device).set_state(generator.get_state())
     return iter(copy.deepcopy(sampler, memo))
-
-
-def _generators(loader: Any) -> Iterator[torch.Generator]:
-    for owner in (loader, loader.sampler, loader.batch_sampler):
-        generator = find_attribute(owner, "generator")
-        if isinstance(generator, torch.Generator):
-            yield generator
 
 
 def _count(loader: DataLoader[Any], keys: Sequence[Any]) -> int:
@@ -137,8 +131,7 @@ def _arguments(loader: DataLoader[Any], keys: list[Any], workers: int) -> dict[s
 
 def _end_workers(loader: Any) -> None:
     iterator, loader._iterator = loader._iterator, None
-    if hasattr(iterator, "_shutdown_workers"):
-        iterator._shutdown_workers()
+    end_torch_workers(iterator)
 
 
 def _measure(

@@ -34,9 +34,15 @@ from feedline.trace.stage_timings import (
 )
 from feedline.trace.transform_timing import time_transforms
 
-__all__ = ["TorchWorkers"]
+__all__ = ["TorchWorkers", "end_torch_workers"]
 
 _MAX_WORKERS = 512
+
+
+def end_torch_workers(iterator: Any) -> None:
+    """End workers as torch does when it deletes the iterator. May be called twice."""
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
 
 
 class TorchWorkers:

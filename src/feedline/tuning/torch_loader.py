@@ -24,7 +24,7 @@ from feedline.engine.process import block_interrupt
 from feedline.errors import ResourceError, UsageError
 from feedline.order.schedule import Phase
 from feedline.trace.stage_timings import StageTimings
-from feedline.trace.torch_workers import TorchWorkers
+from feedline.trace.torch_workers import TorchWorkers, end_torch_workers
 from feedline.tuning.search import SearchSpace
 from feedline.tuning.trial import LoaderSetting
 from feedline.tuning.tunable import NO_BATCH
@@ -162,8 +162,7 @@ class TunableTorchLoader:
         self._batches = iter(())
         if self._copy is not None:
             vars(self._copy).update(_iterator=None)
-        if hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()
+        end_torch_workers(iterator)
 
 
 def _state(generator: torch.Generator | None) -> torch.Tensor | None:
