@@ -2,8 +2,8 @@
 
     python benchmarks/adapting_simulated.py [--only adapting|pieces|message]
 
-Tables "adapting" and "pieces" use simulated time only (`tests/control/simulated.py`, 16 cores) and
-are identical on every machine. They print step time over its own compute time, or the ratio of two
+Tables "adapting" and "pieces" use simulated time only (`tests/throughput/simulated.py`, 16 cores)
+and are identical on every machine. They print step time over its own compute time, or the ratio of two
 step times, as medians over seeds. Trainings start with one worker and prefetch 3; whole-batch
 workloads adapt for 10 minutes with 10 seeds, row workloads for 5 minutes with 5 seeds.
 
@@ -28,8 +28,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import feedline
-from control.simulated import HAND_OVER_MS, Stepped, Work, now_and_then, varied
-from feedline.control.decision import SettingChange
+from feedline.throughput.decision import SettingChange
+from throughput.simulated import HAND_OVER_MS, Stepped, Work, now_and_then, varied
 
 _CORES, _ROWS, _STEPS = 16, 64, 4000
 _MESSAGES = 1024

@@ -42,7 +42,7 @@ from torchvision import datasets
 from torchvision.transforms import v2
 
 import feedline
-from feedline.trace import RECORD_SWITCH
+from feedline.timing import RECORD_SWITCH
 
 _WARM_S = 1.0
 

@@ -32,12 +32,12 @@ from report import machine, table
 from torch.utils.data import Dataset
 
 import feedline
-from feedline.bench.loaders import ImageSample
-from feedline.forecast.changes import Changes
-from feedline.forecast.rates import Rates
-from feedline.forecast.schedule import forecast
-from feedline.forecast.what_if import what_if
+from feedline.profile.bench.loaders import ImageSample
 from feedline.system import usable_cores
+from feedline.throughput.changes import Changes
+from feedline.throughput.phase_rates import Rates
+from feedline.throughput.schedule_estimate import forecast
+from feedline.throughput.what_if import what_if
 from feedline.tuning.feedline_loader import TunableFeedlineLoader
 from feedline.tuning.rates import feedline_rates
 from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark

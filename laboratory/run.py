@@ -35,10 +35,10 @@ import torch
 import torchvision  # noqa: F401  # loaded once, for all forked processes
 
 import images
-from feedline.diagnose.diagnose import diagnose
-from feedline.diagnose.facts import summarise_run
-from feedline.diagnose.finding import Finding, Thresholds
 from feedline.machine import cpu_model
+from feedline.profile.diagnose import diagnose
+from feedline.profile.facts import summarise_run
+from feedline.profile.finding import Finding, Thresholds
 from situation import CORES, SITUATIONS, Situation
 from situations import compute_bound, handing, machine, making, step, storage, workers  # noqa: F401
 

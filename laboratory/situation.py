@@ -15,7 +15,7 @@ from typing import Any
 
 import feedline
 from feedline.system import usable_cores
-from feedline.trace.run import Run
+from feedline.timing.run import Run
 
 CORES = usable_cores()
 

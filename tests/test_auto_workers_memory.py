@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from feedline import DataLoader, ImageArray, TrainCrop
-from feedline.doctor.examine import suggest_settings
-from feedline.doctor.memory import BATCH_SLOTS, IMAGE_PX, slot_bytes
 from feedline.engine import defaults
 from feedline.engine.defaults import auto_workers
+from feedline.profile.doctor.examine import suggest_settings
+from feedline.profile.doctor.memory import BATCH_SLOTS, IMAGE_PX, slot_bytes
 from feedline.system import CoreLimits
 
 MB = 1 << 20

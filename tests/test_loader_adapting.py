@@ -15,10 +15,10 @@ import torch
 from torch.utils.data import Dataset
 
 from feedline import DataLoader, ImageArray, TrainCrop
-from feedline.control.decision import SettingChange, What
-from feedline.control.window import StepWindow
 from feedline.errors import UsageError
 from feedline.loader import adaptation
+from feedline.throughput.decision import SettingChange, What
+from feedline.throughput.step_window import StepWindow
 from sets import Counting
 
 _MOST = 5000  # batches: many more than these tests need

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from feedline.loader import DataLoader
     from feedline.order.requested_size import augmentation_strength, image_size, per_size
     from feedline.order.schedule import Phase, Schedule
+    from feedline.profile.watch import watch
     from feedline.running.patch import patch
     from feedline.train.history import TrainReport
     from feedline.train.recipe import Recipe, TrainPhase
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from feedline.train.run_settings import RunSettings
     from feedline.tuning.find_batch_size import find_batch_size
     from feedline.tuning.tune import tune
-    from feedline.watching.watched import watch
 
 __all__ = [
     "DataLoader",
@@ -98,7 +98,7 @@ _HOMES = {
     "train_model": "feedline.train.run",
     "tune": "feedline.tuning.tune",
     "views": "feedline.images.compile.views",
-    "watch": "feedline.watching.watched",
+    "watch": "feedline.profile.watch",
 }
 
 

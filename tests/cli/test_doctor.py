@@ -16,7 +16,7 @@ import psutil
 import pytest
 from command_line import Command, Ended
 
-from feedline.doctor.examine import CHECK_IDS
+from feedline.profile.doctor.examine import CHECK_IDS
 from processes import eventually, newcomers, own_family
 
 COMMAND = [sys.executable, "-m", "feedline.cli.app", "doctor"]

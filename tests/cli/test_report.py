@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from command_line import Command
 
-from diagnose import runs
-from feedline.diagnose.finding import Diagnosis, Finding, PhaseSplit
-from feedline.report.report_data import load_report
-from feedline.trace.batch_probe import BatchInfo
-from feedline.trace.recorder import Recorder
-from feedline.trace.run import Loader, Run
-from feedline.trace.run_file import RUN_FILE, write_run
+from feedline.profile.finding import Diagnosis, Finding, PhaseSplit
+from feedline.profile.report_data import load_report
+from feedline.timing.batch_probe import BatchInfo
+from feedline.timing.recorder import Recorder
+from feedline.timing.run import Loader, Run
+from feedline.timing.run_file import RUN_FILE, write_run
+from profiling import diagnosed_runs as runs
 
 MACHINE = replace(
     runs.MACHINE,
@@ -81,7 +81,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
                 findings=[Finding(rule=rule, cause="A cause.", evidence="400 steps")],
             )
 
-        monkeypatch.setattr("feedline.report.report_data.diagnose", diagnose)
+        monkeypatch.setattr("feedline.profile.report_data.diagnose", diagnose)
 
     return judge
 

@@ -16,7 +16,7 @@ import pytest
 
 from feedline.cli.progress import ProgressBar, TrainProgress
 from feedline.text import as_seconds
-from feedline.trace.split import Totals
+from feedline.timing.split import Totals
 from feedline.train.history import EpochRecord, TrainPosition
 from feedline.train.recipe import Recipe
 

@@ -29,7 +29,7 @@ from feedline.images.compile.library_steps import (
     replaced_method,
     untested_versions,
 )
-from feedline.trace import transform_timing
+from feedline.timing import transform_timing
 from torchvision_folder import image, write_images
 
 STEPS = [v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()]

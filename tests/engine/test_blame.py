@@ -10,7 +10,7 @@ import pytest
 from feedline.engine.dataset_fetch import DatasetFetcher, WorkerInit
 from feedline.engine.messages import BatchTask
 from feedline.loader import DataLoader
-from feedline.trace import RECORD_SWITCH
+from feedline.timing import RECORD_SWITCH
 from sets import Made
 
 KEYS = [40, 10, 30, 20, 50]

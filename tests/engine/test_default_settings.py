@@ -6,7 +6,7 @@ import pytest
 
 from feedline.engine import defaults
 from feedline.engine.defaults import auto_workers
-from feedline.engine.messages import MAX_WORKERS
+from feedline.throughput.limits import MAX_WORKERS
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def refuse(number, code, *, argument=None):
 LOAD = """
 import torch
 from feedline import DataLoader, ImageArray
-from feedline.trace.torch_workers import TorchWorkers
+from feedline.timing.torch_workers import TorchWorkers
 from sets import Made
 import numpy as np
 

@@ -28,7 +28,7 @@ from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.loader import DataLoader
 from feedline.order.batch_spec import BatchSpec, Item
 from feedline.order.schedule import Phase
-from feedline.trace import RECORD_SWITCH
+from feedline.timing import RECORD_SWITCH
 from sets import Drawing, Made, Sized
 from torchvision_folder import write_images
 

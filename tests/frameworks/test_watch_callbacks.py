@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from feedline.trace.run_file import read_run
+from feedline.timing.run_file import read_run
 
 LIGHTNING = """
 import sys, warnings

@@ -26,7 +26,7 @@ from feedline.images.rows import ImageSubset
 from feedline.order.batch_spec import Item, Items
 from feedline.sources.files import storage_read
 from feedline.sources.manifest import level_size, level_sizes
-from feedline.trace.stage_timings import PAGE_WORDS, StagePage, read_page
+from feedline.timing.stage_timings import PAGE_WORDS, StagePage, read_page
 
 pytestmark = pytest.mark.skipif(resize.compiled is None, reason="not compiled")
 PATHS = resize.compiled.PATHS if resize.compiled else ()

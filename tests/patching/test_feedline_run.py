@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from feedline.trace.run_file import read_run
+from feedline.timing.run_file import read_run
 from packages import needs
 from torchvision_folder import write_images
 

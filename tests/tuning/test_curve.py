@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from feedline.control.window import StepWindow
+from feedline.throughput.step_window import StepWindow
 from feedline.tuning.curve import curve_svg
 from feedline.tuning.trial import LoaderSetting, LoaderTrial
 from feedline.tuning.tuned_phase import TunedPhase

@@ -14,10 +14,10 @@ from torch.utils.data import Dataset
 
 from feedline import DataLoader, ImageArray, ImageFolder, build_cache
 from feedline.errors import UsageError
-from feedline.forecast.rates import Rates
-from feedline.forecast.schedule import forecast
 from feedline.order.schedule import Phase, Schedule
-from feedline.trace.stage_timings import StageTimings
+from feedline.throughput.phase_rates import Rates
+from feedline.throughput.schedule_estimate import forecast
+from feedline.timing.stage_timings import StageTimings
 from feedline.tuning.feedline_loader import TunableFeedlineLoader
 from feedline.tuning.rates import feedline_rates
 from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from control.simulated import Simulated
-from feedline.control.limits import WorkerLimits
+from feedline.throughput.limits import WorkerLimits
 from feedline.tuning.search import RepeatedTrials, Search, SearchSpace, find_candidates
 from feedline.tuning.trial import LoaderSetting, LoaderTrial
+from throughput.simulated import Simulated
 from tuning.uneven import Uneven
 
 

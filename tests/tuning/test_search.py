@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from control.simulated import Simulated
-from feedline.control.limits import WorkerLimits
-from feedline.control.room import Room
+from feedline.throughput.limits import WorkerLimits
+from feedline.throughput.memory_budget import Room
 from feedline.tuning.search import Search, SearchSpace
 from feedline.tuning.trial import LoaderSetting, LoaderTrial
+from throughput.simulated import Simulated
 from tuning.uneven import Uneven
 
 WORK: list[dict[str, Any]] = [

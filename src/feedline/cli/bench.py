@@ -31,7 +31,7 @@ def bench(
 
     Example: feedline bench demo-data --image-size 224 --against torch
     """
-    from feedline.bench.options import BenchmarkOptions
+    from feedline.profile.bench.options import BenchmarkOptions
     from feedline.train.data import find_splits
 
     images = find_splits(folder).train
@@ -45,9 +45,9 @@ def bench(
     )
     use_folder(folder, images)
 
-    from feedline.bench.run import run_benchmark  # loads torch
-    from feedline.bench.table import notes, table, verdict
     from feedline.cli.progress import ProgressBar
+    from feedline.profile.bench.run import run_benchmark  # loads torch
+    from feedline.profile.bench.table import notes, table, verdict
 
     with ProgressBar("starting", clock="elapsed", steady=True) as bar:
         result = run_benchmark(settings, bar)

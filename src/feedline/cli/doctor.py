@@ -19,8 +19,8 @@ from feedline.errors import UsageError
 from feedline.text import format_table
 
 if TYPE_CHECKING:
-    from feedline.doctor.check import CheckResult
-    from feedline.doctor.examine import StartingSetting
+    from feedline.profile.doctor.check import CheckResult
+    from feedline.profile.doctor.examine import StartingSetting
 
 __all__ = ["doctor"]
 
@@ -75,8 +75,8 @@ def _check_machine(folder: str | None, measure: bool, json: Path | None) -> None
     started = time.monotonic()
 
     from feedline import __version__
-    from feedline.doctor.check import found_fault, run_with_deadline
-    from feedline.doctor.examine import CHECK_IDS, examine
+    from feedline.profile.doctor.check import found_fault, run_with_deadline
+    from feedline.profile.doctor.examine import CHECK_IDS, examine
     from feedline.sources.opening import list_splits
     from feedline.sources.remote_filesystem import is_url
 
@@ -121,8 +121,8 @@ def _print_settings(settings: tuple[StartingSetting, ...]) -> None:
 def _verify(folder: str, workers: int | str, json: Path | None) -> None:
     """Decode all images below a folder and list those that cannot be read."""
     from feedline.cli.progress import ProgressBar
-    from feedline.doctor.broken_images import broken_images  # loads torch
     from feedline.images.image_list import find_images
+    from feedline.profile.doctor.broken_images import broken_images  # loads torch
     from feedline.sources.manifest import is_cache
 
     if is_cache(folder):

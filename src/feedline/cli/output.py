@@ -90,7 +90,7 @@ def columns() -> int:
     """Width of the output, in characters."""
     from rich.console import Console
 
-    from feedline.report import terminal
+    from feedline.profile import terminal
 
     return terminal.columns(Console())
 

@@ -29,7 +29,7 @@ from feedline.text import as_bytes, as_seconds, printable
 
 if TYPE_CHECKING:
     from feedline.cache.job import BuildState
-    from feedline.trace.split import Totals
+    from feedline.timing.split import Totals
     from feedline.train.history import EpochRecord, TrainPosition, TrainReport
     from feedline.train.recipe import Recipe
 else:

@@ -50,16 +50,16 @@ def report(
         return
     assert run is not None
 
-    from feedline.report.json_form import as_json
-    from feedline.report.limits import report_status
-    from feedline.report.report_data import load_report
-    from feedline.report.terminal import report_view
-    from feedline.report.terminal_timeline import glyphs_for
+    from feedline.profile.json_form import as_json
+    from feedline.profile.report_data import load_report
+    from feedline.profile.report_limits import report_status
+    from feedline.profile.terminal import report_view
+    from feedline.profile.terminal_timeline import glyphs_for
 
     facts = load_report(run)
     say(report_view(facts, str(run), glyphs_for(sys.stdout), columns()))
     if html is not None:
-        from feedline.report.page import page
+        from feedline.profile.page import page
 
         write_text(html, page(facts, str(run)))
         echo("", f"wrote {html}")
@@ -68,10 +68,10 @@ def report(
 
 
 def _compare(runs: tuple[Path, Path], json: Path | None) -> None:
-    from feedline.report.compare import compare
-    from feedline.report.comparison_view import comparison_view, summarise_comparison
-    from feedline.report.json_form import plain
-    from feedline.report.report_data import load_report
+    from feedline.profile.compare import compare
+    from feedline.profile.comparison_view import comparison_view, summarise_comparison
+    from feedline.profile.json_form import plain
+    from feedline.profile.report_data import load_report
 
     found = compare(*(load_report(run) for run in runs))
     status, said = summarise_comparison(found)
@@ -103,9 +103,9 @@ def check(
     if min_images_per_s is not None and not 0 < min_images_per_s < float("inf"):
         raise UsageError(f"--min-images-per-s must be above 0, got {min_images_per_s}")
 
-    from feedline.report.json_form import plain
-    from feedline.report.limits import check_limits
-    from feedline.report.report_data import load_report
+    from feedline.profile.json_form import plain
+    from feedline.profile.report_data import load_report
+    from feedline.profile.report_limits import check_limits
 
     facts = load_report(run)
     found = check_limits(facts, max_wait_pct, min_images_per_s)
@@ -157,15 +157,15 @@ def explain_overlap(
             f"--step-ms must be above 0 and at most {_LONGEST_STEP_MS:.0f}, got {step_ms}"
         )
 
-    from feedline.bench.options import BenchmarkOptions
-    from feedline.bench.overlap import measure_overlap  # loads torch
     from feedline.cli.demo_set import DemoSet, write_demo_set
     from feedline.cli.progress import ProgressBar
     from feedline.engine.defaults import worker_count
     from feedline.images.folder import ImageFolder
-    from feedline.report.overlap import OverlapSettings
-    from feedline.report.overlap_view import overlap_json, overlap_svg, overlap_view
-    from feedline.report.terminal_timeline import glyphs_for
+    from feedline.profile.bench.options import BenchmarkOptions
+    from feedline.profile.bench.overlap import measure_overlap  # loads torch
+    from feedline.profile.overlap_loops import OverlapSettings
+    from feedline.profile.overlap_view import overlap_json, overlap_svg, overlap_view
+    from feedline.profile.terminal_timeline import glyphs_for
     from feedline.train.data import find_splits
 
     # Checked as for `feedline bench`.

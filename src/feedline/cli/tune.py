@@ -18,7 +18,7 @@ from feedline.tuning.arguments import check_budget, check_step_ms
 
 if TYPE_CHECKING:
     from feedline.cli.tune_search import TuneSearch
-    from feedline.forecast.changes import Changes
+    from feedline.throughput.changes import Changes
     from feedline.tuning.trial import LoaderTrial
     from feedline.tuning.tuning_result import TuningResult
 

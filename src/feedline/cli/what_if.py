@@ -9,8 +9,8 @@ from feedline.cli.output import complain, echo_text
 from feedline.errors import UsageError
 
 if TYPE_CHECKING:
-    from feedline.forecast.changes import Changes
     from feedline.images.folder import ImageFolder
+    from feedline.throughput.changes import Changes
     from feedline.tuning.tuning_result import TuningResult
 
 __all__ = ["parse_changes", "predict_changes"]
@@ -18,7 +18,7 @@ __all__ = ["parse_changes", "predict_changes"]
 
 def parse_changes(texts: Sequence[str] | None) -> list[Changes]:
     """Parse the values of `--what-if`."""
-    from feedline.forecast.changes import Changes
+    from feedline.throughput.changes import Changes
 
     return [Changes.parse(text) for text in texts or ()]
 

@@ -62,8 +62,8 @@ from feedline.randomness import (
     seeding_depth,
 )
 from feedline.sources.files import is_storage_failure
-from feedline.trace import is_recording_enabled, stage_timer
-from feedline.trace.transform_timing import time_transforms
+from feedline.timing import is_recording_enabled, stage_timer
+from feedline.timing.transform_timing import time_transforms
 
 if TYPE_CHECKING:
     from feedline.images.compile.nested import NestedPipelines

@@ -17,11 +17,11 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from feedline.engine.messages import MAX_WORKERS
 from feedline.errors import UsageError
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.schedule import is_integer
 from feedline.system import available_memory_bytes, local_processes, usable_cores
+from feedline.throughput.limits import MAX_WORKERS
 
 __all__ = [
     "DEFAULT_PREFETCH",

@@ -47,7 +47,7 @@ from feedline.engine.worker_errors import WorkerException
 from feedline.errors import SampleError
 from feedline.order.batch_spec import Field
 from feedline.order.pixel_layout import is_image
-from feedline.trace.split import Timing
+from feedline.timing.split import Timing
 
 __all__ = [
     "AcceleratorTransfer",

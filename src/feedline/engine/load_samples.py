@@ -41,8 +41,8 @@ from feedline.engine.shared_memory import SharedFile
 from feedline.order.batch_spec import Field, Item, Items
 from feedline.order.seeds import mix, row_seeds
 from feedline.sources.files import storage_read
-from feedline.trace import is_recording_enabled, stage_timer
-from feedline.trace.stage_timings import StagePage
+from feedline.timing import is_recording_enabled, stage_timer
+from feedline.timing.stage_timings import StagePage
 
 __all__ = [
     "AnySource",

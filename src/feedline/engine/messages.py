@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from feedline.engine.transform_errors import describe_code_error
 from feedline.errors import FeedlineError
 from feedline.sources.files import is_storage_failure
-from feedline.trace.stage_timings import PAGE_BYTES, PAGE_WORDS
+from feedline.throughput.limits import MAX_WORKERS
+from feedline.timing.stage_timings import PAGE_BYTES, PAGE_WORDS
 
 if TYPE_CHECKING:
     from feedline.engine.shared_memory import SharedFile
@@ -36,7 +37,6 @@ __all__ = [
     "HUNG",
     "ID_BYTES",
     "MAX_MESSAGE_BYTES",
-    "MAX_WORKERS",
     "PID",
     "READING",
     "READY",
@@ -56,7 +56,6 @@ __all__ = [
     "start_task",
 ]
 
-MAX_WORKERS = 512
 _WORDS = 8  # 64 bytes, one cache line per worker: no false sharing
 _HEARTBEAT_BYTES = MAX_WORKERS * _WORDS * 8
 BLOCK_HEADER_BYTES = _HEARTBEAT_BYTES + MAX_WORKERS * PAGE_BYTES

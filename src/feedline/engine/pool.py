@@ -26,7 +26,6 @@ from feedline.engine.load_samples import Source, fill, record_stages
 from feedline.engine.messages import (
     BLOCK_HEADER_BYTES,
     EXIT,
-    MAX_WORKERS,
     PID,
     READING,
     READY,
@@ -42,8 +41,9 @@ from feedline.engine.messages import (
 from feedline.engine.process import CRASH_SIGNALS
 from feedline.errors import ClosedError, StartError, UsageError, WorkerError
 from feedline.system import describe_exit, oom_kills
-from feedline.trace import is_recording_enabled, stage_timer
-from feedline.trace.stage_timings import StagePage
+from feedline.throughput.limits import MAX_WORKERS
+from feedline.timing import is_recording_enabled, stage_timer
+from feedline.timing.stage_timings import StagePage
 
 __all__ = [
     "MAX_CONSECUTIVE_DEATHS",

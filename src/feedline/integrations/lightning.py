@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feedline.loader import DataLoader
-from feedline.trace import is_recording_enabled
-from feedline.trace.recorder import Recorder
-from feedline.trace.run import Run
-from feedline.watching.loader_probe import LoaderProbe, get_probe
-from feedline.watching.metrics import MetricsCallback
-from feedline.watching.outputs import RunOutputs
-from feedline.watching.step_recorder import StepRecorder
+from feedline.profile.loader_probe import LoaderProbe, get_probe
+from feedline.profile.metrics import MetricsCallback
+from feedline.profile.outputs import RunOutputs
+from feedline.profile.step_recorder import StepRecorder
+from feedline.timing import is_recording_enabled
+from feedline.timing.recorder import Recorder
+from feedline.timing.run import Run
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback

@@ -17,19 +17,19 @@ from collections.abc import Callable, Hashable, Iterator
 from functools import reduce
 from operator import iadd
 
-from feedline.control.controller import Controller
-from feedline.control.decision import SettingChange, What
-from feedline.control.limits import WorkerLimits
-from feedline.control.room import Room
-from feedline.control.window import StepWindow
 from feedline.engine.defaults import WORKER_BYTES, LiveSettings
 from feedline.engine.feed import Feed
 from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engines import Engine
 from feedline.order.batch_spec import BatchSpec
 from feedline.system import available_memory_bytes, usable_cores
+from feedline.throughput.controller import Controller
+from feedline.throughput.decision import SettingChange, What
+from feedline.throughput.limits import WorkerLimits
+from feedline.throughput.memory_budget import Room
+from feedline.throughput.step_window import StepWindow
 from feedline.throughput.windows import error_of
-from feedline.trace.stage_timings import StageTimings
+from feedline.timing.stage_timings import StageTimings
 
 __all__ = ["Adaptation"]
 

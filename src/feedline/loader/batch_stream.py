@@ -42,8 +42,8 @@ from feedline.loader.torch_samplers import sampler_rank_and_world_size
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import is_image_size
 from feedline.system import rank_and_world
-from feedline.trace.split import Timing
-from feedline.trace.stage_timings import StageTimings, merge_timings
+from feedline.timing.split import Timing
+from feedline.timing.stage_timings import StageTimings, merge_timings
 
 __all__ = ["BatchStream", "create_position"]
 

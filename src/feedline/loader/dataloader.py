@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, Sampler
 
-from feedline.control.decision import SettingChange
 from feedline.engine.load_samples import Source
 from feedline.engine.normalise import BatchTransform, PixelTransform
 from feedline.engine.start_pool import unpickling_arguments
@@ -45,10 +44,10 @@ from feedline.loader.uncompiled import uncompiled
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Phase, Schedule
-from feedline.report.print_why import print_why
-from feedline.trace.recorder import Recorder
-from feedline.trace.run import Run
-from feedline.trace.split import Timing
+from feedline.throughput.decision import SettingChange
+from feedline.timing.recorder import Recorder
+from feedline.timing.run import Run
+from feedline.timing.split import Timing
 
 __all__ = ["DataLoader"]
 
@@ -548,7 +547,7 @@ class DataLoader(TorchDataLoader[_T]):
 
     @property
     def run(self) -> Run:
-        """Record of this loader's steps; see `feedline.trace.run`."""
+        """Record of this loader's steps; see `feedline.timing.run`."""
         return self.recorder.run()
 
     def why(self) -> None:
@@ -556,6 +555,8 @@ class DataLoader(TorchDataLoader[_T]):
 
         HTML in a notebook, coloured in a terminal, plain text otherwise.
         """
+        from feedline.profile.print_why import print_why
+
         print_why(self.run)
 
     @property

@@ -34,9 +34,9 @@ from feedline.engine.worker_errors import SkippedBatch, WorkerException
 from feedline.errors import SampleError, UsageError
 from feedline.loader.position import LoaderPosition
 from feedline.order.batch_spec import BatchSpec
-from feedline.trace import is_recording_enabled, stage_timer
-from feedline.trace.split import Timing
-from feedline.trace.stage_timings import PAGE_WORDS, StagePage, StageTimings, read_page
+from feedline.timing import is_recording_enabled, stage_timer
+from feedline.timing.split import Timing
+from feedline.timing.stage_timings import PAGE_WORDS, StagePage, StageTimings, read_page
 
 __all__ = [
     "NO_BATCH",

@@ -24,7 +24,6 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.utils.data import IterableDataset
 
-from feedline.control.decision import What
 from feedline.engine.defaults import worker_count
 from feedline.errors import ClosedError, FeedlineError, UsageError
 from feedline.loader.adaptation import Adaptation
@@ -47,6 +46,7 @@ from feedline.loader.torch_samplers import PlannedSampler
 from feedline.loader.uncompiled import uncompiled
 from feedline.order.sample_order import Order
 from feedline.private_names import find_private
+from feedline.throughput.decision import What
 
 __all__ = ["LIVE_ATTRIBUTES", "EpochIterator", "LoaderRuntime"]
 

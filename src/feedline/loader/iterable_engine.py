@@ -24,9 +24,9 @@ from feedline.loader.state import Position, damaged_state_error, pack, unpack
 from feedline.loader.torch_samplers import has_state
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import Phase, Schedule
-from feedline.trace import is_recording_enabled
-from feedline.trace.stage_timings import StageTimings
-from feedline.trace.torch_workers import TorchWorkers, end_torch_workers
+from feedline.timing import is_recording_enabled
+from feedline.timing.stage_timings import StageTimings
+from feedline.timing.torch_workers import TorchWorkers, end_torch_workers
 
 __all__ = ["IterableEngine", "IterablePosition"]
 

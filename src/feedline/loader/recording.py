@@ -20,11 +20,11 @@ from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engine_choice import EngineChoice, keeps_workers
 from feedline.loader.engines import QUICK_NS, QUICK_STEPS
 from feedline.loader.options import Options
-from feedline.trace import is_recording_enabled
-from feedline.trace.batch_probe import BatchProbe
-from feedline.trace.pass_record import PassRecord
-from feedline.trace.recorder import Recorder, WorkerObserver
-from feedline.trace.run import Loader
+from feedline.timing import is_recording_enabled
+from feedline.timing.batch_probe import BatchProbe
+from feedline.timing.pass_record import PassRecord
+from feedline.timing.recorder import Recorder, WorkerObserver
+from feedline.timing.run import Loader
 
 __all__ = ["Recording", "describe_feedline_loader"]
 

@@ -17,11 +17,11 @@ from typing import Annotated
 import msgspec
 import torch
 
-from feedline.engine.messages import MAX_WORKERS
 from feedline.errors import UsageError
 from feedline.loader.options import Arguments
 from feedline.machine import this_machine
 from feedline.sources.files import read_small
+from feedline.throughput.limits import MAX_WORKERS
 
 __all__ = ["SavedSettings", "add_saved_settings", "name_file_in_errors", "warn_if_unused"]
 

@@ -33,7 +33,7 @@ from feedline.loader.random_states import sampler_generators
 from feedline.private_names import find_private
 from feedline.randomness import seeded, unbroken
 from feedline.text import as_rate, as_ratio, plural
-from feedline.trace.torch_workers import end_torch_workers
+from feedline.timing.torch_workers import end_torch_workers
 
 __all__ = ["compare_with_torch"]
 

@@ -22,13 +22,13 @@ from typing import Any
 
 from feedline.errors import FeedlineError
 from feedline.loader import DataLoader
+from feedline.profile.loader_probe import get_probe
+from feedline.profile.watched_pass import RecordedPass
 from feedline.system import rank_and_world
-from feedline.trace import is_recording_enabled
-from feedline.trace.recorder import Recorder
-from feedline.trace.run import Run
-from feedline.trace.run_file import run_file, write_run
-from feedline.watching.loader_probe import get_probe
-from feedline.watching.passes import RecordedPass
+from feedline.timing import is_recording_enabled
+from feedline.timing.recorder import Recorder
+from feedline.timing.run import Run
+from feedline.timing.run_file import run_file, write_run
 
 __all__ = ["LoaderRecord", "LoaderRecords"]
 

@@ -10,14 +10,14 @@ import re
 import sys
 from pathlib import Path
 
-from feedline.diagnose.diagnose import diagnose
-from feedline.diagnose.finding import Diagnosis, Finding, as_gain
 from feedline.errors import FeedlineError
-from feedline.report.sentences import parts
+from feedline.profile.diagnose import diagnose
+from feedline.profile.finding import Diagnosis, Finding, as_gain
+from feedline.profile.sentences import parts
 from feedline.running.launch import PatchSettings
 from feedline.text import as_percent, as_rate, as_seconds, finite, plural, printable
-from feedline.trace.run import Loader, Run
-from feedline.trace.run_file import read_run, run_file
+from feedline.timing.run import Loader, Run
+from feedline.timing.run_file import read_run, run_file
 
 __all__ = ["describe_run", "print_summary"]
 

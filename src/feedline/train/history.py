@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from feedline.trace.split import Totals
+from feedline.timing.split import Totals
 from feedline.train.evaluate import Evaluation
 from feedline.train.recipe import Recipe
 from feedline.train.run_folder import write_text

@@ -21,6 +21,7 @@ import torch
 
 from feedline.errors import FeedlineError, StateError
 from feedline.loader import DataLoader
+from feedline.profile.watch import forget, watch
 from feedline.train.checkpoint import CHECKPOINT_NAME, CheckpointWriter
 from feedline.train.config import new_run_hint
 from feedline.train.data import no_image_error, val_loader, without_padding
@@ -37,7 +38,6 @@ from feedline.train.runtime import (
 )
 from feedline.train.stop import StopRequest
 from feedline.train.train_state import StepCounter, finish_step, train_step
-from feedline.watching.watched import forget, watch
 
 __all__ = ["TrainingLoop"]
 
@@ -98,7 +98,7 @@ class TrainingLoop:
         """The loader's batches, with a record of the time in the folder of the run."""
         metrics = None
         if self.ready.run.tensorboard:
-            from feedline.watching import tensorboard
+            from feedline.profile import tensorboard
 
             metrics = tensorboard.writer(out / "tensorboard")
         forget("train")

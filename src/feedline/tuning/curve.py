@@ -10,7 +10,7 @@ import math
 import textwrap
 from dataclasses import dataclass
 
-from feedline.report.page import template
+from feedline.profile.page import template
 from feedline.text import plural
 from feedline.tuning.trial import LoaderTrial
 from feedline.tuning.tuned_phase import TunedPhase, phase_names

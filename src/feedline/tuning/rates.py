@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from feedline.forecast.rates import PoolRate, Rates, pool_rate
 from feedline.loader import DataLoader
 from feedline.system import usable_cores
-from feedline.trace.run import Pass
+from feedline.throughput.phase_rates import PoolRate, Rates, pool_rate
+from feedline.timing.run import Pass
 from feedline.tuning.trial import LoaderTrial
 from feedline.tuning.tuned_phase import TunedPhase
 

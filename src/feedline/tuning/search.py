@@ -22,8 +22,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from feedline.control.limits import WorkerLimits
-from feedline.control.room import Room
+from feedline.throughput.limits import WorkerLimits
+from feedline.throughput.memory_budget import Room
 from feedline.tuning.trial import LoaderSetting, LoaderTrial
 
 __all__ = ["RepeatedTrials", "Search", "SearchSpace", "find_candidates"]

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 import feedline
-from feedline.control.window import StepWindow
 from feedline.private_names import find_private
+from feedline.throughput.step_window import StepWindow
 from feedline.throughput.windows import RateMeter, error_of
 from feedline.tuning.training_step import Step
 from feedline.tuning.trial import LoaderSetting, LoaderTrial

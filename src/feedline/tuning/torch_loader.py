@@ -23,8 +23,8 @@ from feedline.engine.defaults import worker_count
 from feedline.engine.process import block_interrupt
 from feedline.errors import ResourceError, UsageError
 from feedline.order.schedule import Phase
-from feedline.trace.stage_timings import StageTimings
-from feedline.trace.torch_workers import TorchWorkers, end_torch_workers
+from feedline.timing.stage_timings import StageTimings
+from feedline.timing.torch_workers import TorchWorkers, end_torch_workers
 from feedline.tuning.search import SearchSpace
 from feedline.tuning.trial import LoaderSetting
 from feedline.tuning.tunable import NO_BATCH

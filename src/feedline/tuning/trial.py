@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feedline.control.window import StepWindow
+from feedline.throughput.step_window import StepWindow
 
 __all__ = ["LoaderSetting", "LoaderTrial"]
 

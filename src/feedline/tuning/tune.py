@@ -13,14 +13,14 @@ from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from feedline.control.limits import WorkerLimits
-from feedline.control.room import Room
 from feedline.engine.defaults import WORKER_BYTES
 from feedline.errors import ResourceError, UsageError
-from feedline.forecast.rates import Rates
 from feedline.loader import DataLoader
 from feedline.order.schedule import Phase
 from feedline.system import available_memory_bytes, usable_cores
+from feedline.throughput.limits import WorkerLimits
+from feedline.throughput.memory_budget import Room
+from feedline.throughput.phase_rates import Rates
 from feedline.tuning.arguments import check_budget, check_step_ms
 from feedline.tuning.feedline_loader import TunableFeedlineLoader
 from feedline.tuning.rates import feedline_rates, torch_rates

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from feedline.errors import UsageError
-from feedline.forecast.changes import Changes
-from feedline.forecast.rates import Rates
-from feedline.forecast.schedule import Forecast, forecast
-from feedline.forecast.what_if import WhatIf, what_if
 from feedline.loader.saved_settings import SavedSettings
 from feedline.order.schedule import Schedule
 from feedline.text import plural
+from feedline.throughput.changes import Changes
+from feedline.throughput.phase_rates import Rates
+from feedline.throughput.schedule_estimate import Forecast, forecast
+from feedline.throughput.what_if import WhatIf, what_if
 from feedline.tuning.step_benchmark import UserCodeFailure
 from feedline.tuning.trial import LoaderSetting, LoaderTrial
 from feedline.tuning.tuned_phase import TunedPhase, phase_dict, phase_names

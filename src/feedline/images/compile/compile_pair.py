@@ -45,7 +45,7 @@ from feedline.images.compile.supported_transforms import PixelStep, draw_step_pa
 from feedline.images.crops import Filter, Part, Shape, cut
 from feedline.images.resize import ResizeMode
 from feedline.sources.store import Pixels
-from feedline.trace.stage_timer import end_stage
+from feedline.timing.stage_timer import end_stage
 
 __all__ = ["FusedPair", "JointParams", "compile_pair"]
 

@@ -56,7 +56,7 @@ from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from feedline.randomness import seeded, unbroken
 from feedline.sources.store import Pixels
-from feedline.trace.stage_timer import end_stage, is_timing
+from feedline.timing.stage_timer import end_stage, is_timing
 
 __all__ = [
     "Form",

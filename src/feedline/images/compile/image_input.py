@@ -31,7 +31,7 @@ from feedline.images.lazy_images import read_unloaded_jpeg, undecoded
 from feedline.order.requested_size import SampleRequest, current_request
 from feedline.sources.files import read_file
 from feedline.sources.store import Pixels
-from feedline.trace.stage_timer import end_stage, note_decoded
+from feedline.timing.stage_timer import end_stage, note_decoded
 
 __all__ = [
     "FileBytes",

@@ -35,7 +35,7 @@ from feedline.images.compile.library_steps import attempt, error_text, step_text
 from feedline.images.compile.views import View, format_facts
 from feedline.order.requested_size import augmentation_strength, image_size
 from feedline.private_names import find_private
-from feedline.trace.stage_timer import end_stage
+from feedline.timing.stage_timer import end_stage
 
 __all__ = ["Pair", "pair"]
 

@@ -35,7 +35,7 @@ from feedline.order.seeds import extend
 from feedline.randomness import seeded, unbroken
 from feedline.sources.folder import FileStore
 from feedline.sources.store import Pixels, SampleStore
-from feedline.trace.stage_timer import end_stage
+from feedline.timing.stage_timer import end_stage
 
 __all__ = [
     "STEPS",

@@ -44,7 +44,7 @@ from feedline.order.requested_size import (
     image_size,
 )
 from feedline.sources.store import Pixels
-from feedline.trace.stage_timer import end_stage
+from feedline.timing.stage_timer import end_stage
 
 __all__ = ["Compiled", "View", "Views", "compile", "format_facts", "views"]
 

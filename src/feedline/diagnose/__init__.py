@@ -1,1 +1,0 @@
-"""Diagnosis of a recorded run: the bottleneck, and recommendations with predicted gains."""

@@ -1,0 +1,225 @@
+"""Predicted gain of a change to a run, by the throughput model.
+
+A pause of a step now and then, to evaluate or to save, is not part of the model: it stays.
+
+Measured steps are a little longer than modelled ones, as buffers are finite and batches unequal.
+This factor is kept if the same part still determines the step after the change, and dropped if the
+step no longer waits; the prediction lies between the two.
+
+Guarantees: pure; a predicted gain is at least 1, and lies in its interval; no gain, nor the upper
+end of its interval, exceeds what the compute-bound throughput allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from feedline.profile.facts import RunFacts
+from feedline.profile.finding import Gain
+from feedline.profile.lanes import WorkerStage
+from feedline.profile.phases import LEAST_MS, PhaseFacts
+from feedline.throughput.step_model import BLOCKED_SHARE, StepLoad, with_workers
+
+__all__ = [
+    "Change",
+    "best_workers",
+    "compute_bound_ms",
+    "gain_of",
+    "gain_of_more_workers",
+    "gain_of_saved",
+    "less_work",
+    "step_load",
+    "without_collate",
+    "without_core_ms",
+]
+
+_ALIKE = 1.03  # of settings within 3%, the one with fewer workers is best
+_ERRORS = 2.0  # standard errors on either side
+
+
+Change = Callable[[StepLoad], StepLoad]
+"""Effect of a fix on the load."""
+
+
+def step_load(facts: RunFacts, phase: PhaseFacts) -> StepLoad:
+    """Return the current load of a step of a phase."""
+    lanes = facts.lanes
+    work = phase.work_ms if phase.work_ms is not None else (lanes.work_ms if lanes else 0.0)
+    cpu = blocked = beside = 0.0
+    if lanes is not None and lanes.work_ms > 0:
+        cpu = work * lanes.cpu_ms * lanes.crowding / lanes.work_ms
+        blocked = work * lanes.blocked_ms / lanes.work_ms
+        if lanes.all_cpu_ms is not None and facts.workers:
+            more = max(0.0, lanes.all_cpu_ms - lanes.cpu_ms) * lanes.crowding
+            beside = more * work / lanes.work_ms
+    hand_cpu = facts.hand_cpu_ms or 0.0
+    if facts.workers == 0:
+        # The training thread makes batches itself: the rest of its waiting is the hand-over.
+        hand = max(0.0, phase.wait_ms - work)
+        hand_cpu = max(0.0, hand_cpu - cpu)
+    else:
+        hand = min(hand_cpu * facts.crowding, phase.wait_ms)
+    step_cpu = (facts.step_cpu_ms or 0.0) * facts.crowding
+    steady_ms = max(0.0, phase.compute_ms - phase.pause_ms)
+    step_cpu = min(step_cpu, steady_ms * facts.cores)
+    return StepLoad(
+        workers=facts.workers,
+        cores=float(facts.cores),
+        compute_ms=max(0.0, steady_ms - without_core_ms(facts, phase)[0]),
+        step_cpu_ms=step_cpu,
+        hand_ms=hand + (phase.copy_ms or 0.0),
+        hand_cpu_ms=min(hand_cpu, hand) if facts.workers else hand_cpu,
+        work_cpu_ms=cpu,
+        work_blocked_ms=blocked,
+        beside_cpu_ms=beside,
+    )
+
+
+def less_work(facts: RunFacts, cpu_ms: float, blocked_ms: float) -> Change:
+    """Return a change that removes this much work per mean batch, in proportion in each phase."""
+    lanes = facts.lanes
+    of_cpu = min(1.0, cpu_ms / lanes.cpu_ms) if lanes and lanes.cpu_ms > 0 else 0.0
+    of_blocked = min(1.0, blocked_ms / lanes.blocked_ms) if lanes and lanes.blocked_ms > 0 else 0.0
+
+    def change(load: StepLoad) -> StepLoad:
+        return replace(
+            load,
+            work_cpu_ms=load.work_cpu_ms * (1 - of_cpu),
+            work_blocked_ms=load.work_blocked_ms * (1 - of_blocked),
+        )
+
+    return change
+
+
+def without_collate(facts: RunFacts, stage: WorkerStage) -> Change:
+    """Return a change from a custom collate function, whose work is `stage`, to torch's own.
+
+    torch's writes a batch directly into shared memory; the result of another one is copied there
+    after the task.
+    """
+    less = less_work(facts, stage.cpu_ms, stage.blocked_ms)
+    copies = facts.loader.kind == "torch" and bool(facts.loader.collate)
+
+    def change(load: StepLoad) -> StepLoad:
+        own = less(load)
+        return replace(own, beside_cpu_ms=0.0) if copies else own
+
+    return change
+
+
+def without_core_ms(facts: RunFacts, phase: PhaseFacts) -> tuple[float, float]:
+    """Return the time for which a step is ready without a free core, per active thread of it.
+
+    First the part due to the run's own processes, then the part due to other programs. Both are 0
+    if the kernel does not report this time.
+    """
+    queued, cpu, own = facts.step_queued_ms, facts.step_cpu_ms, facts.compute_cpu_ms
+    if not queued or not cpu or not own or not math.isfinite(queued):
+        return 0.0, 0.0
+    threads = max(1.0, cpu / own)
+    total = min(queued / threads, max(0.0, phase.compute_ms - own))
+    others = total * min(1.0, cpu * (facts.crowding - 1) / queued)
+    return total - others, others
+
+
+def compute_bound_ms(facts: RunFacts) -> float:
+    """Time of all steps if they wait for neither data nor a core: the lower bound of any fix.
+
+    Without the excess of the first steps at a new image size, which usual steps do not have.
+    """
+    least = 0.0
+    for phase in facts.phases:
+        excess_ms = phase.first_excess_ms if phase.first_pass > 0 else 0.0
+        undisturbed_ms = phase.compute_ms - sum(without_core_ms(facts, phase))
+        least += max(0.0, undisturbed_ms * phase.steps - excess_ms)
+    return least
+
+
+def best_workers(facts: RunFacts) -> int:
+    """Fewest workers, up to the number of cores, with which the run is as short as with any."""
+    times = {
+        workers: _total(facts, lambda load, workers=workers: replace(load, workers=workers))  # type: ignore[misc]
+        for workers in range(1, facts.cores + 1)
+    }
+    least = min(times.values())
+    return min(workers for workers, ms in times.items() if ms <= _ALIKE * least)
+
+
+def gain_of(
+    facts: RunFacts,
+    change: Change,
+    *,
+    now: Change = lambda load: load,
+    starts_ms: float | None = None,
+    only: Iterable[PhaseFacts] | None = None,
+) -> Gain:
+    """Predict the speedup of a run after a change.
+
+    Args:
+        facts: of the run.
+        change: effect on the load.
+        now: correction of the current load, if more is known than `step_load` uses.
+        starts_ms: time of the starts of passes after the change; None: unchanged.
+        only: phases that change; None: all.
+    """
+    phases = list(facts.phases if only is None else only)
+    starts = facts.starts_ms if starts_ms is None else starts_ms
+    rest = sum(phase.step_ms * phase.steps for phase in facts.phases if phase not in phases)
+    rest += sum(phase.pause_ms * phase.steps for phase in phases)
+    short = long = rest + starts
+    for phase in phases:
+        load = step_load(facts, phase)
+        changed = change(load)
+        now_ms, then_ms = now(load).step_ms, changed.step_ms
+        stretch = max(1.0, phase.steady_ms / now_ms) if now_ms > 0 else 1.0
+        # If the change does not touch this part, the model predicts the current time.
+        own = phase.steady_ms if now_ms <= 0 else min(phase.steady_ms, then_ms)
+        short += own * phase.steps
+        stretched = min(phase.steady_ms, own * stretch)
+        waits = changed.produce_ms > 0.9 * changed.consume_ms
+        long += (stretched if waits else own) * phase.steps
+    return _gain(facts, short, long)
+
+
+def gain_of_more_workers(facts: RunFacts, workers: int) -> Gain:
+    """Predict the speedup of a run with another number of workers.
+
+    The resource that workers wait for (a disk, a server, a lock) may serve one at a time; then
+    waiting grows with their number. The prediction lies between both cases. If much of the work is
+    blocked, work on cores may need the same lock, and the lower end is no gain.
+    """
+    waits = facts.workers and facts.lanes and facts.lanes.blocked_share > BLOCKED_SHARE
+    alone = gain_of(facts, lambda load: with_workers(load, workers))
+    shared = gain_of(facts, lambda load: with_workers(load, workers, shared=1.0))
+    predicted = math.sqrt(alone.predicted * shared.predicted)
+    low = 1.0 if waits else min(alone.low, shared.low)
+    return Gain(predicted=predicted, low=low, high=max(predicted, alone.high))
+
+
+def gain_of_saved(facts: RunFacts, saved_ms: float) -> Gain:
+    """Predict the speedup of a run if some of its time is saved."""
+    after = max(facts.total_ms - max(0.0, saved_ms), LEAST_MS)
+    return _gain(facts, after, after)
+
+
+def _total(facts: RunFacts, change: Change) -> float:
+    return sum(change(step_load(facts, phase)).step_ms * phase.steps for phase in facts.phases)
+
+
+def _gain(facts: RunFacts, short: float, long: float) -> Gain:
+    """Gain of a change after which the run takes between `short` and `long` ms."""
+    before, least = facts.total_ms, compute_bound_ms(facts)
+    short, long = max(short, least), max(long, least)
+    if min(before, short, long) < LEAST_MS:
+        return Gain(predicted=1.0, low=1.0, high=1.0)
+    most = max(1.0, before / least) if least >= LEAST_MS else math.inf
+    high, low = before / short, before / max(short, long)
+    error = 1 + _ERRORS * facts.spread
+    predicted = min(most, max(1.0, math.sqrt(high * low)))
+    return Gain(
+        predicted=predicted,
+        low=max(1.0, min(predicted, low / error)),
+        high=min(most, max(predicted, high * error)),
+    )

@@ -1,0 +1,266 @@
+"""Probe of a watched loader of another library: its description, workers and sample names.
+
+Guarantees: a probe does not keep the loader alive. Stage timings of its workers stay in the run
+after it was freed. If the same loader, or an equal new one, is watched again, the run counts it as
+one loader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from feedline.engine.worker_errors import sample_path
+from feedline.loader import DataLoader
+from feedline.loader.recording import describe_feedline_loader
+from feedline.timing.recorder import Recorder, WorkerObserver
+from feedline.timing.run import Loader
+from feedline.timing.stage_timings import StageTimings
+from feedline.timing.torch_workers import TorchWorkers
+
+__all__ = ["LoaderProbe", "describe_loader", "find_torch_loader", "get_probe"]
+
+
+_MAX_NAMES = 256
+_STAT_SAMPLES = 32
+
+_probes: weakref.WeakKeyDictionary[Recorder, dict[int, LoaderProbe]] = weakref.WeakKeyDictionary()
+"""Probes of each recorder by the id of the loader, whose own equality may be arbitrary."""
+
+
+def get_probe(iterable: Iterable[Any], recorder: Recorder, because: str = "") -> LoaderProbe:
+    """Return a recorder's probe of an iterable; the same one for the same iterable.
+
+    `because` is the reason why feedline does not make the batches, for the loader's description.
+    """
+    known = _probes.setdefault(recorder, {})
+    found = known.get(id(iterable))
+    if found is not None and found.owner == os.getpid() and found.is_of(iterable):
+        return found
+    probe = LoaderProbe(iterable, recorder, because)
+    with contextlib.suppress(TypeError):  # a list has no weak references
+        finalizer = weakref.finalize(iterable, _unregister, recorder, id(iterable), probe)
+        finalizer.atexit = False
+        known[id(iterable)] = probe
+    return probe
+
+
+def _unregister(recorder: Recorder, key: int, probe: LoaderProbe) -> None:
+    """Unregister an iterable that was freed."""
+    known = _probes.get(recorder, {})
+    if known.get(key) is probe:
+        del known[key]
+    recorder.unregister_loader(probe.number, probe.workers)
+
+
+class LoaderProbe:
+    """A recorder's view of an iterable of batches.
+
+    Args:
+        iterable: referenced weakly if possible, and else not at all.
+        recorder: registers the loader.
+        because: see `get_probe`.
+    """
+
+    def __init__(self, iterable: Iterable[Any], recorder: Recorder, because: str = "") -> None:
+        self.owner = os.getpid()
+        try:
+            self._iterable: Callable[[], Any] = weakref.ref(iterable)
+        except TypeError:
+            self._iterable = lambda: None
+        self.running = 0  # passes
+        self._pages: TorchWorkers | None = None
+        self._pids: list[int] | None = None
+        self._names: dict[int, str] = {}
+        description = describe_loader(iterable)
+        if because:
+            description = replace(description, because=because)
+        inner = find_torch_loader(iterable)
+        self._own = weakref.ref(inner) if isinstance(inner, DataLoader) else None
+        if inner is not None and self._own is None:
+            with contextlib.suppress(OSError):  # no memory for a few pages
+                self._pages = TorchWorkers(description.workers or 0)
+        self.workers = WorkerObserver(
+            pids=self._worker_pids, stage_timings=self._stage_timings, name=self.name
+        )
+        if self._iterable() is None:
+            self.workers = _ANY_CHILD
+        self.number = recorder.register_loader(description, self.workers)
+        if recorder.use.dataset_bytes is None and inner is not None:
+            recorder.use.dataset_bytes = _dataset_bytes(inner.dataset)
+
+    def is_of(self, iterable: Iterable[Any]) -> bool:
+        """Return True if the probe belongs to this very object."""
+        return self._iterable() is iterable
+
+    def start(
+        self,
+        iterable: Iterable[Any],
+        starting: contextlib.ExitStack,
+        iterate: Callable[[Any], Iterator[Any]] = iter,
+    ) -> Iterator[Any]:
+        """Start an iterator whose workers note their stage timings.
+
+        Args:
+            iterable: the iterable of this probe.
+            starting: must be closed when the first batch has arrived.
+            iterate: returns the iterator.
+
+        Raises:
+            Exception: any error of the iterable.
+        """
+        inner = find_torch_loader(iterable)
+        pages = self._pages if not self.running else None  # concurrent passes would share the pages
+        if pages is not None:
+            with contextlib.suppress(Exception):
+                starting.enter_context(pages.starting(inner))
+        iterator = iterate(iterable)
+        with contextlib.suppress(Exception):
+            workers = getattr(iterator, "_workers", None)
+            if workers is not None:
+                self._pids = [worker.pid for worker in workers]
+                starting.close()
+            elif pages is not None and hasattr(iterator, "_dataset_fetcher"):
+                starting.close()
+                pages.watch_here(iterator)
+        return iterator
+
+    def remember_names(self) -> None:
+        """Look up the names of the slowest samples while the dataset exists."""
+        for timings in self._stage_timings().values():
+            for _, number in timings.slowest:
+                self.name(number)
+
+    def name(self, number: int) -> str:
+        """Return the path of a sample, if the dataset has a list of samples, or its number."""
+        if number < 0:
+            return "a sample"
+        if (known := self._names.get(number)) is not None:
+            return known
+        inner = find_torch_loader(self._iterable())
+        path = None if inner is None else sample_path(inner.dataset, number)
+        if path is None:
+            return f"sample {number}"
+        if len(self._names) >= _MAX_NAMES:
+            self._names.clear()
+        self._names[number] = path
+        return path
+
+    def _stage_timings(self) -> dict[int, StageTimings]:
+        own = None if self._own is None else self._own()
+        if own is not None:
+            return own._runtime.stream.stage_timings()
+        return {} if self._pages is None else self._pages.stage_timings()
+
+    def _worker_pids(self) -> list[int]:
+        own = None if self._own is None else self._own()
+        if own is not None:
+            return own.worker_pids
+        if self._pids is not None:
+            return self._pids
+        if self._pages is not None:
+            return self._pages.pids()
+        return _children()
+
+
+def _children(proc: Path = Path("/proc")) -> list[int]:
+    """Return the ids of the child processes."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(proc / "self" / "task"):
+            with contextlib.suppress(OSError):
+                children = (proc / "self" / "task" / thread / "children").read_text()
+                found += map(int, children.split())
+    except OSError:
+        with contextlib.suppress(psutil.Error):
+            found = [child.pid for child in psutil.Process().children()]
+    return found
+
+
+_ANY_CHILD = WorkerObserver(pids=_children)
+"""For objects without weak references, such as a list: any child process may be a worker."""
+
+
+def find_torch_loader(iterable: Any) -> Any:
+    """Return the torch DataLoader of an iterable: itself, or the one that Accelerate wraps."""
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is None or not isinstance(iterable, torch_data.DataLoader):
+        return None
+    inner = getattr(iterable, "base_dataloader", iterable)
+    return inner if isinstance(inner, torch_data.DataLoader) else iterable
+
+
+def describe_loader(iterable: Iterable[Any]) -> Loader:
+    """Describe an iterable of batches for the run's record."""
+    name = f"{type(iterable).__module__}.{type(iterable).__qualname__}"
+    try:
+        inner = find_torch_loader(iterable)
+        if isinstance(inner, DataLoader):
+            runtime = inner._runtime
+            return describe_feedline_loader(runtime.current_options(), runtime.stream.choice())
+        if inner is None:
+            return Loader(kind="other", name=name)
+        return _describe_torch_loader(inner, name)
+    except Exception:  # a class may define an attribute that raises
+        return Loader(kind="other", name=name)
+
+
+def _describe_torch_loader(loader: Any, name: str) -> Loader:
+    data = sys.modules["torch.utils.data"]
+    dataset, collate = loader.dataset, loader.collate_fn
+    try:
+        samples: int | None = len(dataset)
+    except Exception:  # an IterableDataset has no length, or raises when it is read
+        samples = None
+    default = any(collate is each for each in (data.default_collate, data.default_convert))
+    return Loader(
+        kind="torch",
+        name=name,
+        dataset=f"{type(dataset).__module__}.{type(dataset).__qualname__}",
+        samples=samples,
+        workers=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        pin_memory=loader.pin_memory,
+        batch_size=loader.batch_size,
+        start_method=_start_method(loader) if loader.num_workers else "",
+        collate="" if default else getattr(collate, "__qualname__", type(collate).__qualname__),
+    )
+
+
+def _start_method(loader: Any) -> str:
+    """Start method of the workers. multiprocessing.get_start_method() would fix its default."""
+    context = loader.multiprocessing_context
+    method = (
+        multiprocessing.get_start_method(allow_none=True)
+        if context is None
+        else context.get_start_method(allow_none=True)
+    )
+    return method or multiprocessing.get_all_start_methods()[0]
+
+
+def _dataset_bytes(dataset: Any) -> int | None:
+    """Estimated bytes of all samples' files, from 32 of them; None if samples are not files."""
+    try:
+        length = len(dataset)
+        if not length:
+            return None
+        numbers = sorted({k * length // _STAT_SAMPLES for k in range(_STAT_SAMPLES)})
+        sizes = []
+        for number in numbers:
+            path = sample_path(dataset, number)
+            if path is None:
+                return None
+            sizes.append(os.stat(path).st_size)
+    except Exception:
+        return None
+    return round(sum(sizes) / len(sizes) * length)

@@ -1,1 +1,0 @@
-"""Reports of a recorded run: in a terminal, as an HTML page, as JSON."""

@@ -1,0 +1,316 @@
+"""Recorder of a run, while it runs.
+
+Guarantees: constant memory; a step costs a few microseconds; values that were not measured are
+None. Nothing here waits, and no thread runs: the counters of processes are read within steps, for
+at most a 500th of the time, and the workers' stage timings when the run is requested. Passes that
+run at the same time, in one thread or several, are recorded separately.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+
+from feedline.machine import device_name, this_machine
+from feedline.system import rank_and_world
+from feedline.timing.loaders import LoaderRegistry, WorkerObserver
+from feedline.timing.pass_record import HostStep, PassRecord, RecentSteps
+from feedline.timing.passes import PassEntries, Passes
+from feedline.timing.processes import ProcessWatch
+from feedline.timing.resource_watch import ResourceWatch
+from feedline.timing.run import Event, Loader, Machine, Pass, Run, StageTime, TimelineSample
+from feedline.timing.throughput import ThroughputRecorder
+
+__all__ = ["Recorder", "WorkerObserver", "sample_timeline"]
+
+
+_UPDATE_S = 0.25
+_UPDATE_SHARE = 0.002  # of the run's time may be used for updates
+_UPDATE_AHEAD_S = 0.02  # in addition, at its start
+
+_SAMPLE_STEPS = 32
+_WORSE = 1.5  # a wait is sampled if it is this many times the longest so far
+_MIN_MS = 1.0
+
+
+class Recorder:
+    """Records the run of one process.
+
+    Args:
+        settings: of a recipe.
+    """
+
+    def __init__(self, settings: dict[str, str] | None = None) -> None:
+        self._lock = threading.RLock()
+        self._begun_ns = time.monotonic_ns()
+        self._started = time.time()
+        self._settings = settings or {}
+        self._notes: list[str] = []
+        self._machine: Machine | None = None
+        self.loaders = LoaderRegistry()
+        self.processes = ProcessWatch()
+        self.use = ResourceWatch()
+        self.batches = 0
+        """Number of delivered batches, without those that unfinished steps still hold back."""
+        self.samples: int | None = 0
+        self._course = ThroughputRecorder()
+        self._passes = Passes()
+        self._going: list[PassRecord] = []
+        self.cycles: deque[HostStep] = deque(maxlen=_SAMPLE_STEPS)
+        self.recent = RecentSteps()
+        self._latest = 0  # the loader of the latest batch
+        self._updated_s = self._update_cost_s = 0.0
+        # At the latest assignment of work to an entry: tasks, their time, bytes from a disk.
+        self._noted: tuple[int, float, int | None] = 0, 0.0, 0
+        self._noting: Pass | None = None
+        self._last: Pass | None = None  # of the latest finished pass
+        self._longest_ms = 0.0
+        self._longest: TimelineSample | None = None
+
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        return (time.monotonic_ns() - self._begun_ns) / 1e9
+
+    # Called by code that sees the batches
+
+    def register_loader(self, loader: Loader, workers: WorkerObserver | None = None) -> int:
+        """Register a loader. Returns its number in the run."""
+        with self._lock:
+            return self.loaders.register(loader, workers or WorkerObserver())
+
+    def change_loader(self, number: int, loader: Loader, workers: WorkerObserver) -> int:
+        """Change a loader's description, keeping its workers' timings. Returns its new number."""
+        with self._lock:
+            self.loaders.detach_workers(number, workers)
+            return self.loaders.register(loader, workers)
+
+    def unregister_loader(self, number: int, workers: WorkerObserver) -> None:
+        """Unregister a loader; see `LoaderRegistry.unregister`."""
+        with self._lock:
+            self.loaders.unregister(number, workers)
+
+    def begin(
+        self,
+        loader: int,
+        epoch: int | None,
+        began_ns: int,
+        *,
+        timed_elsewhere: bool = False,
+        device_clock: bool = False,
+        before: PassRecord | None = None,
+    ) -> PassRecord:
+        """Begin a pass over a loader, whose first batch can be requested now.
+
+        Args:
+            loader: its number.
+            epoch: None counts the passes over this loader.
+            began_ns: start of the pass, on the monotonic clock.
+            timed_elsewhere: see `PassRecord`.
+            before: see `PassRecord`.
+            device_clock: the device's own events time the steps.
+        """
+        begun_s = (began_ns - self._begun_ns) / 1e9
+        with self._lock:
+            counted = self.loaders.next_epoch(loader)
+            entry = Pass(
+                loader=loader,
+                epoch=counted if epoch is None else epoch,
+                begun_s=begun_s,
+                ended_s=begun_s,
+                device_clock=device_clock,
+                built=self.loaders.built(loader),
+            )
+            record = PassRecord(
+                PassEntries(self._passes, entry),
+                (time.monotonic_ns() - began_ns) / 1e6,
+                self.cycles,
+                self.recent,
+                self._batches,
+                self._lock,
+                timed_elsewhere=timed_elsewhere,
+                before=before,
+            )
+            self._course.begin(begun_s)
+            self._going.append(record)
+        return record
+
+    def end(self, record: PassRecord, how: str) -> None:
+        """End a pass: "exhausted", "left" or "raised"."""
+        with self._lock:
+            if not record.over:
+                self._going = [each for each in self._going if each is not record]
+                record.end(how)
+                self._course.end(self.now_s() if how == "exhausted" else None)
+                if self.now_s() >= self._updated_s + _UPDATE_S / 2:
+                    self._update(record.entry.loader)
+                self._note_work(record.entry)
+                self._noting, self._last = None, record.entry
+
+    def _note_work(self, entry: Pass) -> None:
+        """Assign the work since the latest assignment to this entry."""
+        (tasks, tasks_ms), disk = self.loaders.tasks(), self.processes.disk_bytes()
+        tasks_before, ms_before, disk_before = self._noted
+        if tasks > tasks_before:
+            entry.tasks = (entry.tasks or 0) + tasks - tasks_before
+            entry.tasks_ms = (entry.tasks_ms or 0.0) + tasks_ms - ms_before
+        if disk is not None and disk_before is not None:
+            entry.disk_bytes = (entry.disk_bytes or 0) + max(0, disk - disk_before)
+        self._noted = tasks, tasks_ms, disk
+
+    def note(self, text: str) -> None:
+        """Add a note on a missing measurement."""
+        if text not in self._notes and len(self._notes) < 20:
+            self._notes.append(text)
+
+    def _batches(
+        self, record: PassRecord, at_ns: int, count: int, samples: int | None, wait_ms: float
+    ) -> None:
+        """Record delivered batches of a pass."""
+        with self._lock:
+            entry = record.entry
+            entry.ended_s = (at_ns - self._begun_ns) / 1e9
+            self._latest = entry.loader
+            if entry is not self._noting:
+                if self._noting is not None:
+                    self._note_work(self._noting)
+                self._noting = entry
+            self.batches += count
+            known = self.samples is not None and samples is not None
+            self.samples = (self.samples or 0) + (samples or 0) if known else None
+            self._course.add(entry.ended_s, count, samples, wait_ms, entry.image_size)
+            if wait_ms > max(_MIN_MS, _WORSE * self._longest_ms):
+                self._note_longest()
+            if entry.batches == count or entry.ended_s >= self._updated_s + _UPDATE_S:
+                self._update(entry.loader)
+
+    def _update(self, loader: int) -> None:
+        """Update the counters of processes and machine, if there is time for it."""
+        began_s = self.now_s()
+        if self._update_cost_s > _UPDATE_SHARE * began_s + _UPDATE_AHEAD_S:
+            return
+        self.processes.update(self.loaders.pids(loader))
+        self.use.update()
+        self._updated_s = self.now_s()
+        self._update_cost_s += self._updated_s - began_s
+
+    def _note_longest(self) -> None:
+        """Keep a sample of the latest steps, if they have the longest wait so far."""
+        longest_ms = max(((got - asked) / 1e6 for _, _, asked, got in self.cycles), default=0.0)
+        if longest_ms > max(_MIN_MS, _WORSE * self._longest_ms):
+            self._longest_ms = longest_ms
+            self._longest = self._excerpt("longest wait")
+
+    # Read by code that shows the run
+
+    def flush(self) -> None:
+        """Count all batches so far, including those of unfinished passes."""
+        with self._lock:
+            for record in self._going:
+                record.flush()
+
+    def latest(self) -> dict[str, float]:
+        """Current epoch, image size and number of workers, or those of the latest finished pass;
+        and the device's utilisation in percent.
+        """
+        with self._lock:
+            found: dict[str, float] = {}
+            entry = self._going[-1].entry if self._going else self._last
+            if entry is not None:
+                found["epoch"] = float(entry.epoch)
+                if entry.image_size is not None:
+                    found["image_size"] = float(entry.image_size)
+                found["workers"] = float(len(self.loaders.pids(entry.loader)))
+            if self.use.gpu_busy is not None:
+                found["gpu_busy_pct"] = 100 * self.use.gpu_busy
+            return found
+
+    def run(self) -> Run:
+        """Return the run so far; the object does not change later."""
+        with self._lock:
+            for record in self._going:
+                record.flush()
+            if self._going:
+                entry = self._going[-1].entry
+                self._update(entry.loader)
+                self._note_work(self._noting or entry)
+            self._machine = self._machine or this_machine()
+            rank, world_size = rank_and_world()
+            timings, slowest = self.loaders.stage_timings()
+            stages = [
+                StageTime(name=name, **{k: getattr(stage, k) for k in _STAGE})
+                for name, stage in timings.stages.items()
+            ]
+            excerpts = [self._excerpt("latest"), self._longest]
+            return Run(
+                started=self._started,
+                seconds=self.now_s(),
+                rank=rank,
+                world_size=world_size,
+                machine=replace(self._machine, gpu=device_name()),
+                settings=dict(self._settings),
+                loaders=self.loaders.descriptions(),
+                passes=copy.deepcopy(self._passes.entries),
+                course=self._course.points(),
+                stages=sorted(stages, key=lambda stage: -stage.total_ms),
+                tasks=timings.tasks,
+                tasks_ms=timings.tasks_ms,
+                timed=timings.timed,
+                timed_ms=timings.timed_ms,
+                timed_cpu_ms=timings.timed_cpu_ms,
+                timed_queued_ms=timings.timed_queued_ms if timings.timed else None,
+                decoded=timings.decoded,
+                decoded_px=timings.decoded_px / timings.decoded if timings.decoded else None,
+                sample_sizes=timings.sizes,
+                slowest=slowest,
+                use=self.use.summarise(self.processes, self.loaders.deaths()),
+                excerpts=[each for each in excerpts if each is not None],
+                notes=list(self._notes),
+            )
+
+    def latest_tasks(self) -> dict[int, list[tuple[int, int]]]:
+        """Latest tasks of the workers, by worker id, oldest first: start and end in ns."""
+        with self._lock:
+            return self.loaders.latest_tasks(self._latest)
+
+    def _excerpt(self, why: str) -> TimelineSample | None:
+        """Return a sample of the latest steps and the workers' tasks."""
+        tasks = self.loaders.latest_tasks(self._latest)
+        return sample_timeline(why, list(self.cycles), tasks, self._begun_ns)
+
+
+_STAGE = ("count", "total_ms", "longest_ms", "cpu_ms")
+
+
+def sample_timeline(
+    why: str, cycles: list[HostStep], tasks: dict[int, list[tuple[int, int]]], run_begun_ns: int
+) -> TimelineSample | None:
+    """Build the events of some steps; None if there are no steps.
+
+    Args:
+        why: as in `TimelineSample`.
+        cycles: the steps, oldest first.
+        tasks: of the workers, by worker id: start and end in ns.
+        run_begun_ns: start of the run, on the monotonic clock.
+    """
+    if not cycles:
+        return None
+    begun_ns, ended_ns = cycles[0][1], cycles[-1][3]
+    events = []
+
+    def event(lane: str, stage: str, begin_ns: int, end_ns: int, batch: int = -1) -> None:
+        begin_ms, end_ms = (begin_ns - begun_ns) / 1e6, (end_ns - begun_ns) / 1e6
+        events.append(
+            Event(lane=lane, stage=stage, begun_ms=begin_ms, ended_ms=end_ms, batch=batch)
+        )
+
+    for number, ready_ns, requested_ns, received_ns in cycles:
+        event("step", "compute", ready_ns, requested_ns, number - 1)
+        event("step", "wait", requested_ns, received_ns, number)
+    for worker, own in sorted(tasks.items()):
+        for start_ns, end_ns in own:
+            if end_ns > begun_ns and start_ns < ended_ns:
+                event(f"worker {worker}", "make", max(start_ns, begun_ns), end_ns)
+    return TimelineSample(why=why, begun_s=(begun_ns - run_begun_ns) / 1e9, events=events)

@@ -1,0 +1,174 @@
+"""Files of runs: `trace.json`, for rank 1 `trace-rank1.json`, and so on.
+
+Guarantees: a file is written completely or not at all; a file that is read has the format of
+`run.Run`, of a known version, or is refused by name; at most `MAX_BYTES` are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from feedline.errors import UsageError
+from feedline.system import unwritten
+from feedline.timing.run import RUN_VERSION, Run
+from feedline.timing.stage_timings import OCTAVES
+
+__all__ = ["MAX_BYTES", "RUN_FILE", "check_folder", "read_run", "run_file", "write_run"]
+
+RUN_FILE = "trace.json"
+MAX_BYTES = 16 << 20
+"""More than a run with the most passes, stages and events that a recorder keeps."""
+
+_KIND = "feedline run"
+_MAX_VALUE = 1e18  # of any count or time
+_MAX_CORES = 1 << 16
+_DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class _RunFileHead(msgspec.Struct):
+    what: str = ""
+    version: int = 0
+
+
+class _RunFileForm(msgspec.Struct):
+    run: Run
+    what: str = _KIND
+    version: int = RUN_VERSION
+
+
+def run_file(rank: int) -> str:
+    """File name for a rank."""
+    return RUN_FILE if rank == 0 else f"trace-rank{rank}.json"
+
+
+def check_folder(folder: Path) -> None:
+    """Create a folder for runs, and check that files can be written to it.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"a run cannot be written to {str(folder)!r}: {error.strerror}",
+            hint="name another folder",
+        ) from error
+
+
+def write_run(run: Run, folder: Path) -> Path:
+    """Write a run to a folder, which is created; an existing file is replaced atomically.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    file = folder / run_file(run.rank)
+    partial = folder / f".{file.name}.{os.getpid()}.partial"
+    data = _encode(run)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)  # of another process, or a link to another file
+        partial.write_bytes(data)
+        os.replace(partial, file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise UsageError(
+            f"the run cannot be written to {str(file)!r}: {unwritten(file, len(data), error)}",
+            hint="free some space, or name another folder",
+        ) from error
+    return file
+
+
+def _encode(run: Run) -> bytes:
+    try:
+        return msgspec.json.encode(_RunFileForm(run))
+    except UnicodeEncodeError:  # of a file name that is not UTF-8
+        return msgspec.json.encode(_replace_unencodable(msgspec.to_builtins(_RunFileForm(run))))
+
+
+def _replace_unencodable(part: Any) -> Any:
+    """Replace characters that UTF-8 cannot encode by "?"."""
+    if isinstance(part, str):
+        return part.encode(errors="replace").decode()
+    if isinstance(part, dict):
+        return {_replace_unencodable(k): _replace_unencodable(v) for k, v in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [_replace_unencodable(each) for each in part]
+    return part
+
+
+def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
+    """Read a run.
+
+    Args:
+        where: the run's folder, or a file in it.
+        rank: rank of the run to read from a folder.
+
+    Raises:
+        UsageError: it is missing, damaged, not a run, or written by a newer feedline.
+    """
+    path = Path(where)
+    file = path / run_file(rank) if path.is_dir() else path
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(
+            f"no run at {str(path)!r}: {file.name} cannot be read ({error.strerror})",
+            hint="record one with feedline.watch(loader, run=FOLDER) or feedline train",
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{str(file)!r} is not a run: it is larger than {MAX_BYTES >> 20} MiB")
+    try:
+        head = msgspec.json.decode(data, type=_RunFileHead)
+    except _DAMAGED as error:
+        raise UsageError(f"{str(file)!r} is not a run, or damaged: {error}") from error
+    if head.what != _KIND:
+        raise UsageError(f"{str(file)!r} is not a run: expected what={_KIND!r}, got {head.what!r}")
+    if head.version > RUN_VERSION:
+        raise UsageError(
+            f"{str(file)!r} has version {head.version}, from a newer feedline; this one reads "
+            f"versions up to {RUN_VERSION}",
+            hint="update feedline",
+        )
+    try:
+        run = msgspec.json.decode(data, type=_RunFileForm).run
+    except _DAMAGED as error:
+        raise UsageError(f"{str(file)!r} is damaged: {error}") from error
+    if (problem := _problem(run)) is not None:
+        raise UsageError(f"{str(file)!r} is damaged: {problem}")
+    return run
+
+
+def _problem(run: Run) -> str | None:
+    """Describe a value that no recorder can have written; None if all are valid.
+
+    Calculations with such values would overflow, or never end.
+    """
+    if max(run.machine.cores, run.machine.usable_cores) > _MAX_CORES:
+        return f"no machine has more than {_MAX_CORES} cores"
+    for each in run.passes:
+        for times in (each.start_ms, each.wait, each.copy, each.compute):
+            if times is not None and not times.is_valid:
+                return "times are negative, or in no bin"
+    if any(not 0 <= k < OCTAVES for k in run.sample_sizes):
+        return f"a sample size is not from 0 to {OCTAVES - 1}"
+    pending: list[Any] = [msgspec.to_builtins(run)]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict):
+            pending += [*part.keys(), *part.values()]
+        elif isinstance(part, (list, tuple)):
+            pending += part
+        elif isinstance(part, (int, float)) and not -_MAX_VALUE <= part <= _MAX_VALUE:
+            return f"a number is beyond {_MAX_VALUE:g}"
+    return None

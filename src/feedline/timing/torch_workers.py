@@ -1,0 +1,242 @@
+"""Stage timings of the workers of a torch DataLoader.
+
+Guarantees: torch's code runs unchanged and makes the same batches. The dataset and `collate_fn` are
+called through functions that record the time. The user's loader gets its own `worker_init_fn` back
+as soon as its workers have started. The timings are in anonymous memory if the kernel supports it,
+so nothing remains, however the processes end.
+Relies on: names within torch's worker loop; if a release lacks them, or a worker cannot map the
+memory, nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.timing import stage_timer
+from feedline.timing.stage_timings import (
+    PAGE_BYTES,
+    PAGE_WORDS,
+    StagePage,
+    StageTimings,
+    read_pages,
+    worker_pids,
+)
+from feedline.timing.transform_timing import time_transforms
+
+__all__ = ["TorchWorkers", "end_torch_workers"]
+
+_MAX_WORKERS = 512
+
+
+def end_torch_workers(iterator: Any) -> None:
+    """End workers as torch does when it deletes the iterator. May be called twice."""
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
+
+
+class TorchWorkers:
+    """Stage timings of a loader's workers.
+
+    Args:
+        workers: number of workers; 0 for the training process itself.
+
+    Raises:
+        OSError: not enough memory.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._worker_count = min(_MAX_WORKERS, max(1, workers))
+        self.owner = os.getpid()
+        self._path, release = _create_file(self._worker_count * PAGE_BYTES)
+        self.pages = _map_pages(self._path, self._worker_count)
+        self._end = weakref.finalize(self, release)
+
+    def stage_timings(self) -> dict[int, StageTimings]:
+        """Time per stage, by worker id."""
+        return read_pages(self.pages)
+
+    def pids(self) -> list[int]:
+        """Process ids of workers that have recorded something; they may have ended."""
+        return [pid for pid in worker_pids(self.pages) if pid != self.owner]
+
+    @contextmanager
+    def starting(self, loader: Any) -> Iterator[None]:
+        """Context manager: record the workers that start within it."""
+        before = loader.worker_init_fn
+        if isinstance(before, _TimedWorkerInit):  # from a pass that is still starting
+            yield
+            return
+        mine = loader.worker_init_fn = _TimedWorkerInit(before, self._path, self._worker_count)
+        try:
+            yield
+        finally:
+            if loader.worker_init_fn is mine:
+                loader.worker_init_fn = before
+
+    def watch_here(self, iterator: Any) -> None:
+        """Record an iterator without workers, in this process."""
+        fetcher = getattr(iterator, "_dataset_fetcher", None)
+        if fetcher is not None:
+            _time_fetcher(fetcher, StagePage(self.pages[0]))
+
+
+class _TimedWorkerInit:
+    """A worker's `worker_init_fn`: calls the user's, then starts recording."""
+
+    def __init__(self, init: Callable[[int], Any] | None, path: str, worker_count: int) -> None:
+        self._init = init
+        self._path = path
+        self._worker_count = worker_count
+
+    def __call__(self, worker: int) -> None:
+        if self._init is not None:
+            self._init(worker)
+        with contextlib.suppress(Exception):  # then nothing is recorded
+            self._begin(worker)
+
+    def _begin(self, worker: int) -> None:
+        kinds: Any = sys.modules["torch.utils.data"]._DatasetKind
+        create = kinds.create_fetcher
+        if worker >= self._worker_count:
+            return
+        page = StagePage(_map_pages(self._path, self._worker_count)[worker])
+        time_transforms()
+
+        def create_timed(*args: Any) -> Any:
+            fetcher = create(*args)
+            with contextlib.suppress(Exception):  # of a kind that this does not know
+                _time_fetcher(fetcher, page)
+            return fetcher
+
+        # In this process only, which is the worker's own.
+        kinds.create_fetcher = staticmethod(create_timed)
+
+
+def _time_fetcher(fetcher: Any, page: StagePage) -> None:
+    """Record the time of each part of the torch fetcher."""
+    collate = fetcher.collate_fn
+    # Held weakly: a fetcher that held itself would stay after a loop, with its dataset's files.
+    fetch = weakref.WeakMethod(fetcher.fetch)
+    # Tools tell an iterator with a state from others by its class: it stays where it is.
+    iterable = hasattr(fetcher, "dataset_iter")
+    stays = iterable and hasattr(fetcher.dataset_iter, "state_dict")
+    if iterable and not stays:
+        fetcher.dataset_iter = _TimedIterator(fetcher.dataset_iter)
+    elif not iterable:
+        batched = getattr(fetcher.dataset, "__getitems__", None)
+        fetcher.dataset = (_TimedBatchDataset if batched else _TimedDataset)(fetcher.dataset)
+
+    def timed_collate(samples: Any) -> Any:
+        if stays:
+            stage_timer.end_stage("dataset")
+        made = collate(samples)
+        stage_timer.end_stage("collate")
+        return made
+
+    def timed_fetch(keys: Any) -> Any:
+        whole: Any = fetch()  # it is there: this is called through it
+        begun = stage_timer.begin_task(page)
+        try:
+            return whole(keys)
+        finally:
+            if begun:
+                stage_timer.end_task()
+
+    fetcher.collate_fn, fetcher.fetch = timed_collate, timed_fetch
+
+
+class _TimedObject:
+    """Wrapper of an object in the torch fetcher; delegates attribute access."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self._wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_wrapped":
+            raise AttributeError(name)
+        return getattr(self._wrapped, name)
+
+
+class _TimedDataset(_TimedObject):
+    """Wrapper of a map-style dataset."""
+
+    def __getitem__(self, key: Any) -> Any:
+        made = self._wrapped[key]
+        if stage_timer.each_sample:
+            stage_timer.end_sample(key, "dataset")
+        return made
+
+
+class _TimedBatchDataset(_TimedDataset):
+    """Wrapper of a dataset with `__getitems__`."""
+
+    def __getitems__(self, keys: Any) -> Any:
+        made = self._wrapped.__getitems__(keys)
+        stage_timer.end_stage("dataset")
+        return made
+
+
+class _TimedIterator(_TimedObject):
+    """Wrapper of the iterator of an IterableDataset; its samples have no indices."""
+
+    def __iter__(self) -> _TimedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        made = next(self._wrapped)
+        if stage_timer.each_sample:
+            stage_timer.end_sample(None, "dataset")
+        return made
+
+
+def _create_file(nbytes: int) -> tuple[str, Callable[[], None]]:
+    """Create a file of zeros for other processes. Return its path and a release function."""
+    owner = os.getpid()
+    if sys.platform == "linux":
+        descriptor = _unlinked_file()
+        try:
+            os.posix_fallocate(descriptor, 0, nbytes)
+        except OSError:
+            os.close(descriptor)
+            raise
+
+        def close() -> None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+        return f"/proc/{owner}/fd/{descriptor}", close
+    handle, path = tempfile.mkstemp(prefix="feedline-pages-")
+    os.close(handle)
+    os.truncate(path, nbytes)
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    return path, remove
+
+
+def _unlinked_file() -> int:
+    try:
+        return os.memfd_create("feedline-timings")
+    except (AttributeError, OSError):  # an old C library, or refused by a sandbox
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
+
+
+def _map_pages(path: str, worker_count: int) -> NDArray[np.int64]:
+    with open(path, "r+b") as file:
+        memory = mmap.mmap(file.fileno(), worker_count * PAGE_BYTES)
+    return np.frombuffer(memory, np.int64).reshape(worker_count, PAGE_WORDS)

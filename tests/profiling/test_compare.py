@@ -1,0 +1,154 @@
+"""Comparable runs are compared; others are rejected with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from runs import LOADER, MACHINE, PHASE, points, verdict
+
+from feedline.errors import UsageError
+from feedline.profile.compare import compare, relative_spread
+from feedline.profile.comparison_view import summarise_comparison
+from feedline.profile.history import build_history
+from feedline.profile.report_data import ReportData, build_report
+from feedline.timing.run import Run
+
+WOBBLE = (0.98, 1.02, 1.0, 0.97, 1.03)
+
+
+def facts(rate: float = 1000.0, **changed: object) -> ReportData:
+    """A run at this rate, which varies by a few percent."""
+    made = build_report(
+        Run(
+            machine=MACHINE,
+            loaders=[LOADER],
+            course=points([rate * wobble for wobble in WOBBLE * 8]),
+        ),
+        verdict(phases=[replace(PHASE, images_per_s=rate)]),
+    )
+    return replace(made, **changed)  # type: ignore[arg-type]
+
+
+def test_a_run_that_is_faster_beyond_the_spread_is_called_so() -> None:
+    found = compare(facts(1000), facts(1200))
+    assert found.ratio is not None
+    assert found.ratio.times == pytest.approx(1.2)
+    assert found.ratio.low is not None
+    assert 1.1 < found.ratio.low < 1.2
+    status, said = summarise_comparison(found)
+    assert (status, said.endswith("faster, beyond the spread.")) == (0, True)
+    (pair,) = found.phases
+    assert pair.rates == (1000, 1200)
+
+
+def test_a_run_that_is_slower_beyond_the_spread_fails() -> None:
+    status, said = summarise_comparison(compare(facts(1000), facts(900)))
+    assert (status, said.endswith("slower, beyond the spread.")) == (1, True)
+
+
+def test_difference_within_spread_is_not_reported() -> None:
+    status, said = summarise_comparison(compare(facts(1000), facts(999)))
+    assert (status, said.endswith("no difference beyond the spread.")) == (0, True)
+
+
+def test_a_run_that_is_too_short_is_inconclusive() -> None:
+    short = facts(1200, course=build_history(points([1200.0, 1200.0])))
+    status, said = summarise_comparison(compare(facts(1000), short))
+    assert status == 3
+    assert "1.20x as fast as A; a run is too short" in said
+    unknown = facts(phases=[replace(PHASE, images_per_s=None)])
+    assert summarise_comparison(compare(facts(), unknown))[0] == 3
+    assert summarise_comparison(compare(facts(1000), facts(1200, bound="inconclusive")))[0] == 3
+
+
+def test_phases_are_compared_one_by_one_and_together_by_their_time() -> None:
+    def two(first: float, second: float) -> ReportData:
+        course = points([first * wobble for wobble in WOBBLE * 4])
+        course += points([second * wobble for wobble in WOBBLE * 4], size=128)
+        phases = [
+            replace(PHASE, images_per_s=first),
+            replace(PHASE, image_size=128, images_per_s=second),
+        ]
+        return facts(phases=phases, course=build_history(course))
+
+    found = compare(two(1000, 500), two(1000, 1000))
+    assert [pair.ratio.times for pair in found.phases if pair.ratio] == [1.0, 2.0]
+    assert found.ratio is not None
+    assert found.ratio.times == pytest.approx((1.6 + 3.2) / (1.6 + 1.6))
+    assert found.rates == pytest.approx((3200 / 4.8, 1000))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"machine": replace(MACHINE, cpu="Another")}, "processor 'A Processor of 2 Cores' and"),
+        ({"machine": replace(MACHINE, usable_cores=4)}, "usable cores 2 and 4"),
+        ({"machine": replace(MACHINE, quota_cores=1.5)}, "CPU quota none and 1.5"),
+        ({"machine": replace(MACHINE, gpu="H200")}, "GPU none and 'H200'"),
+        ({"machine": replace(MACHINE, memory_bytes=8 << 30)}, "memory "),
+        ({"world_size": 8}, "processes of the training 1 and 8"),
+        ({"loaders": [replace(LOADER, dataset="other.Set")]}, "dataset 'torchvision.datasets"),
+        ({"loaders": [replace(LOADER, samples=7)]}, "samples 1000 and 7"),
+        ({"loaders": [replace(LOADER, batch_size=7)]}, "batch size 8 and 7"),
+        ({"loaders": [LOADER, LOADER]}, "number of loaders 1 and 2"),
+        ({"phases": [replace(PHASE, image_size=224)]}, "phases 64 px @8 and 224 px @8"),
+        ({"phases": [replace(PHASE, batch_size=16)]}, "phases 64 px @8 and 64 px @16"),
+        ({"phases": []}, "phases 64 px @8 and none"),
+    ],
+)
+def test_incomparable_runs_are_rejected(changed: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match="cannot be compared") as refused:
+        compare(facts(), facts(**changed))
+    assert words in str(refused.value)
+
+
+def test_all_differences_are_named_together() -> None:
+    other = facts(machine=replace(MACHINE, cpu="Another", gpu="H200"), world_size=2)
+    with pytest.raises(UsageError) as refused:
+        compare(facts(), other)
+    assert str(refused.value).count(" and ") >= 4  # three differences, and the next step
+
+
+def test_changed_or_unknown_facts_are_reported_without_error() -> None:
+    other = facts(
+        machine=replace(
+            MACHINE, host="there", memory_bytes=23 << 30, versions={"feedline": "0.2.0"}
+        ),
+        loaders=[replace(LOADER, kind="feedline", name="feedline.DataLoader", samples=None)],
+        settings={"lr": "0.1"},
+    )
+    found = compare(facts(), other)
+    changed = {name: (one, two) for name, one, two in found.changed}
+    assert changed["loader: kind"] == ("torch", "feedline")
+    assert changed["version: feedline"] == ("0.1.0", "0.2.0")
+    assert changed["lr"] == ("", "0.1")
+    assert changed["host"] == ("here", "there")
+    said = " ".join(found.notes)
+    assert "two different hosts" in said
+    assert "number of samples of the second run is unknown" in said
+
+
+def test_spread_reflects_the_variation_of_the_rate() -> None:
+    steady = build_history(points([500.0] * 40)).stretches
+    assert relative_spread(steady) == pytest.approx(0)
+    wild = build_history(points([100.0] * 20 + [900.0] * 20)).stretches
+    spread = relative_spread(wild)
+    assert spread is not None
+    assert spread > 0.5
+    assert relative_spread(steady[:3]) is None
+    assert relative_spread([]) is None
+
+
+def test_interval_of_batch_means_has_nominal_coverage() -> None:
+    import numpy as np
+
+    fill_idle = 0
+    for seed in range(400):
+        noise = np.random.default_rng(seed).normal(1000, 100, 100).tolist()
+        stretches = build_history(points(noise)).stretches
+        mean = sum(each.images_per_s or 0.0 for each in stretches) / len(stretches)
+        spread = relative_spread(stretches)
+        assert spread is not None
+        fill_idle += abs(mean - 1000) <= spread * mean
+    assert 0.91 < fill_idle / 400 < 0.985

@@ -1,0 +1,151 @@
+"""The page in a real browser: light, dark, grey, and at the width of a phone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import named, recorded, verdict
+
+from feedline.profile.epoch_metrics import EpochMetrics
+from feedline.profile.page import diagnosis_html, page
+from feedline.profile.report_data import build_report
+from slow import slow
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+
+NASTY = "</title><script>document.body.dataset.run = 'yes'</script><img src=x onerror=alert(1)>"
+LONG = "/data/" + "a-very-long-folder-name/" * 12 + "image.jpg"
+
+LEARNED = [
+    EpochMetrics(
+        epoch=k,
+        image_size=64 if k < 4 else 96,
+        ended_s=3600.0 * k,
+        loss=1 / k,
+        val_loss=2 / k,
+        top1=k / 10,
+        top5=k / 8,
+        lr=0.1,
+    )
+    for k in range(1, 9)
+]
+
+Opened = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pages by purpose."""
+    folder = tmp_path_factory.mktemp("pages")
+    texts = {
+        "usual": page(
+            build_report(recorded(steps=30, sizes=(64, 96)), verdict(), LEARNED), "runs/1"
+        ),
+        "nasty": page(build_report(named(NASTY), verdict()), NASTY),
+        "long": page(build_report(named(LONG), verdict()), LONG),
+        "notebook": "<!DOCTYPE html><title>n</title><body>" + diagnosis_html(verdict()),
+    }
+    for name, text in texts.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in texts}
+
+
+@pytest.fixture
+def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Opened]:
+    """Open a page; requests and console messages are recorded in `asked` and `said`."""
+    contexts = []
+
+    def open(name: str, *, width: int = 1200, scheme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.asked, tab.said = [], []
+        tab.on("request", lambda request: tab.asked.append(request.url))
+        tab.on("console", lambda message: tab.said.append(message.text))
+        tab.on("pageerror", lambda error: tab.said.append(str(error)))
+        tab.goto(pages[name].as_uri())
+        return tab
+
+    yield open
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("name", ["usual", "nasty", "long"])
+def test_page_makes_no_requests_and_logs_no_errors(opened: Opened, name: str) -> None:
+    tab = opened(name)
+    assert [url.rpartition("/")[2] for url in tab.asked] == [f"{name}.html"]
+    assert tab.said == []
+    assert tab.evaluate("document.body.dataset.run") is None
+    assert tab.evaluate("document.images.length") == 0
+
+
+@pytest.mark.parametrize("name", ["usual", "nasty", "long", "notebook"])
+@pytest.mark.parametrize("width", [320, 1600, *slow(360, 768)])
+def test_nothing_overflows_the_page(opened: Opened, name: str, width: int) -> None:
+    tab = opened(name, width=width)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    wide = tab.evaluate(
+        "[...document.querySelectorAll('.lanes svg, .chart, .split')]"
+        ".filter(e => e.getBoundingClientRect().right > innerWidth).length"
+    )
+    assert wide == 0
+
+
+CONTRASTS = """() => {
+  const light = c => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4 }
+  const grey = ([r, g, b]) => 0.2126 * light(r) + 0.7152 * light(g) + 0.0722 * light(b)
+  const parsed = text => text.match(/[\\d.]+/g).map(Number)
+  const page = grey(parsed(getComputedStyle(document.body).backgroundColor))
+  const found = []
+  for (const each of document.querySelectorAll('p, li, dd, dt, td, th, h1, h2, summary, text')) {
+    const style = getComputedStyle(each)
+    const mine = grey(parsed(each.tagName === 'text' ? style.fill : style.color))
+    const ratio = (Math.max(mine, page) + 0.05) / (Math.min(mine, page) + 0.05)
+    found.push(ratio)
+  }
+  return found
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast_in_light_and_dark_mode(opened: Opened, scheme: str) -> None:
+    tab = opened("usual", scheme=scheme)
+    back = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert back == {"light": "rgb(255, 255, 255)", "dark": "rgb(13, 17, 23)"}[scheme]
+    ratios = tab.evaluate(CONTRASTS)
+    assert len(ratios) > 50
+    assert min(ratios) >= 4.5  # the least contrast of text by WCAG 2.2, level AA
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_kinds_of_idleness_are_distinguishable_without_colour(opened: Opened, scheme: str) -> None:
+    tab = opened("usual", scheme=scheme)
+    tab.evaluate(
+        """() => {
+          const kinds = ['making', 'copying', 'nobody', 'unknown', 'others', 'behind', 'compute']
+          document.body.innerHTML = document.querySelector('svg').outerHTML + kinds.map(kind =>
+            `<svg id="${kind}" width="42" height="42" style="display:block">` +
+            `<rect class="${kind}" width="42" height="42"/></svg>`).join('')
+          document.documentElement.style.filter = 'grayscale(1)'
+        }"""
+    )
+    kinds = ["making", "copying", "nobody", "unknown", "others", "behind", "compute"]
+    pictures = {tab.locator(f"#{kind}").screenshot() for kind in kinds}
+    assert len(pictures) == len(kinds)

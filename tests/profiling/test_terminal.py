@@ -1,0 +1,177 @@
+"""Terminal report: unknown values are marked, and control characters in names are escaped."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console, RenderableType
+from runs import MACHINE, UNKNOWN, named, points, recorded, verdict
+
+from feedline.profile.history import build_history
+from feedline.profile.report_data import ReportData, build_report
+from feedline.profile.terminal import report_view
+from feedline.profile.terminal_timeline import (
+    ASCII,
+    BLOCKS,
+    course_lines,
+    glyphs_for,
+    lane_lines,
+    legend,
+)
+from feedline.profile.timeline import timeline_of
+from feedline.timing.run import Event, Run, StageTime, TimelineSample
+
+
+def printed(view: RenderableType, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
+    console.print(view)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def facts() -> ReportData:
+    return build_report(recorded(sizes=(64, 96)), verdict())
+
+
+def test_report_has_verdict_ceiling_split_findings_figures_and_tables(
+    facts: ReportData,
+) -> None:
+    text = " ".join(printed(report_view(facts, "runs/1", BLOCKS, 100)).split())
+    for words in (
+        "runs/1: ",
+        "Highly input-bound: data wait is 41% of the time.",
+        "waiting for a batch 3.30 ms 41%",
+        "waiting for its copy not measured",
+        "computing 4.70 ms 59%",
+        "Now 1000 images/s; compute-bound 1702 images/s, 1.70x as fast.",
+        "1. decode-bound cause Decoding takes most of the workers' time. evidence decode 75%",
+        "fix Build a cache of 128 px copies",
+        "gain 1.80x as fast (1.60 to 2.00)",
+        "The latest steps: ",
+        "worker 0",
+        "ready not recorded",
+        "copy not recorded",
+        "a worker makes a batch, a step computes",
+        "Throughput over time images/s",
+        "64 @8 1-2 200 1000 41% 3.00/6.00/41.0 not measured 4.00/4.50/9.00 2.50",
+        "Stages of making a sample stage share mean longest on a core times decode 75%",
+        "Slowest samples sample took /data/train/cat/",
+        "torchvision.datasets.folder.ImageFolder",
+        "GPU none",
+        "nvidia-ml-py not installed",
+        "throttled by the CPU quota no quota",
+        "Not measured how busy the GPU was: there is none",
+    ):
+        assert words in text, words
+
+
+def test_inconclusive_report_only_shows_reason() -> None:
+    lines = printed(report_view(build_report(recorded(), UNKNOWN), "x", BLOCKS, 100)).splitlines()
+    text = " ".join(lines)
+    for words in (
+        "Inconclusive",
+        "There are too few steps.",
+        "4 steps; it takes 20",
+        "3",
+        "--html",
+    ):
+        assert words in text
+    assert len(lines) < 12
+
+
+def test_report_of_empty_run_shows_no_zeros() -> None:
+    unknown = replace(UNKNOWN, bound="not input-bound")
+    text = printed(report_view(build_report(Run(machine=MACHINE), unknown), "x", BLOCKS, 100))
+    assert "data wait was not measured" in text
+    assert "no timeline" in text
+    assert "Throughput over time: not measured" in text
+    assert "0.0" not in text.partition("Machine")[0].replace("0.0 s from", "")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+@pytest.mark.parametrize("glyphs", [BLOCKS, ASCII], ids=["blocks", "ascii"])
+def test_no_line_is_wider_than_the_terminal(facts: ReportData, width: int, glyphs: object) -> None:
+    text = printed(report_view(facts, "runs/1", glyphs, width), width)  # type: ignore[arg-type]
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_terminal_that_knows_no_blocks_gets_ascii(facts: ReportData) -> None:
+    assert glyphs_for(io.TextIOWrapper(io.BytesIO(), "ascii")) is ASCII
+    assert glyphs_for(io.TextIOWrapper(io.BytesIO(), "latin-1")) is ASCII
+    assert glyphs_for(io.TextIOWrapper(io.BytesIO(), "utf-8")) is BLOCKS
+    assert glyphs_for(io.StringIO()) is ASCII
+    assert printed(report_view(facts, "runs/1", ASCII, 100)).isascii()
+
+
+def test_each_state_has_its_own_character() -> None:
+    for glyphs in (BLOCKS, ASCII):
+        alone = [glyphs.busy, *glyphs.idle.values()]
+        assert len(set(alone)) == len(alone)
+
+
+def test_a_name_cannot_control_the_terminal() -> None:
+    name = "a\x1b[2J\x1b]0;title\x07\r\nb\u202ec\x9b31m"
+    text = printed(report_view(build_report(named(name), verdict()), name, BLOCKS, 100))
+    assert not [each for each in text if not each.isprintable() and each != "\n"]
+    assert "\\x1b[2J" in text.replace("\n", "")
+
+
+def test_markup_in_a_name_is_text() -> None:
+    text = printed(report_view(build_report(named("[bold]x[/bold]"), verdict()), "n", BLOCKS, 100))
+    assert text.count("[bold]x[/bold]") > 5
+
+
+def test_lane_shows_longest_activity_of_each_interval() -> None:
+    events = [
+        Event(lane="step", stage="compute", begun_ms=0, ended_ms=50, batch=0),
+        Event(lane="step", stage="wait", begun_ms=50, ended_ms=100, batch=1),
+        Event(lane="worker 0", stage="make", begun_ms=0, ended_ms=25, batch=0),
+        Event(lane="worker 0", stage="make", begun_ms=50, ended_ms=100, batch=1),
+        Event(lane="ready", stage="queued", begun_ms=0, ended_ms=50, batch=1),
+    ]
+    timeline = timeline_of(TimelineSample(why="latest", begun_s=0.0, events=events), "steps")
+    assert timeline is not None
+    lines, used = lane_lines(timeline, BLOCKS, 31)
+    assert [line.plain for line in lines] == [
+        "worker 0   █████·····██████████",
+        "ready      ██████████▒▒▒▒▒▒▒▒▒▒",
+        "copy       not recorded",
+        "step       ██████████▒▒▒▒▒▒▒▒▒▒",
+        "           0             100 ms",
+    ]
+    said = [line.plain for line in legend(used, BLOCKS)]
+    assert [line.split(" ")[0] for line in said] == ["█", "▒", "·", ""]
+
+
+def test_many_workers_are_not_all_drawn() -> None:
+    events = [
+        Event(lane=f"worker {k}", stage="make", begun_ms=0, ended_ms=9, batch=k) for k in range(64)
+    ]
+    events.append(Event(lane="step", stage="compute", begun_ms=0, ended_ms=9, batch=0))
+    timeline = timeline_of(TimelineSample(why="latest", begun_s=0.0, events=events), "steps")
+    assert timeline is not None
+    lines = [line.plain for line in lane_lines(timeline, BLOCKS, 60)[0]]
+    assert len(lines) == 16 + 3 + 2
+    assert "and 48 more workers" in lines[-2]
+
+
+def test_phases_are_marked_under_the_throughput() -> None:
+    late = points([100.0] * 10, size=128)
+    for point in late:
+        point.begun_s += 10
+    course = build_history([*points([50.0] * 10), *late])
+    bars, marks, said = (line.plain for line in course_lines(course, BLOCKS, 31))
+    assert bars == "images/s   ▄▄▄▄▄▄▄▄▄▄██████████"
+    assert marks == "           ┬64 px    ┬128 px   "
+    assert said.endswith("highest 100 images/s, over 20 s")
+
+
+def test_long_table_is_truncated_with_a_note() -> None:
+    stages = [StageTime(name=f"s{k}", count=1, total_ms=1.0, longest_ms=1.0) for k in range(5000)]
+    run = Run(machine=MACHINE, stages=stages)
+    text = printed(report_view(build_report(run, verdict()), "x", BLOCKS, 100))
+    assert len(text.splitlines()) < 200
+    assert "4900 more rows are in the JSON." in " ".join(text.split())

@@ -1,0 +1,223 @@
+"""Events become lanes in which each moment is busy, or idle for a reason."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import recorded
+
+from feedline.profile.chart import describe_lane, lane_shapes
+from feedline.profile.terminal_timeline import ASCII, BLOCKS, lane_lines
+from feedline.profile.timeline import Span, Timeline, timeline_of, worst_step
+from feedline.timing.run import Event, TimelineSample
+
+LANES = ("worker 0", "worker 1", "ready", "copy", "step", "odd")
+
+
+def sample_timeline(*events: tuple[str, str, float, float]) -> TimelineSample:
+    """Lane, stage, start and end of each event."""
+    return TimelineSample(
+        why="latest",
+        begun_s=3.0,
+        events=[
+            Event(lane=lane, stage=stage, begun_ms=begun, ended_ms=ended, batch=k)
+            for k, (lane, stage, begun, ended) in enumerate(events)
+        ],
+    )
+
+
+def drawn(*events: tuple[str, str, float, float]) -> Timeline:
+    timeline = timeline_of(sample_timeline(*events), "steps")
+    assert timeline is not None
+    return timeline
+
+
+def spans(timeline: Timeline, lane: str) -> list[tuple[float, float, str, str]]:
+    (found,) = [each.spans for each in timeline.lanes if each.name == lane]
+    return [(each.begun_ms, each.ended_ms, each.stage, each.cause) for each in found]
+
+
+def test_step_waiting_for_worker_names_worker_state() -> None:
+    timeline = drawn(
+        ("step", "compute", 0, 10),
+        ("step", "wait", 10, 20),
+        ("worker 0", "make", 0, 20),
+        ("worker 1", "make", 0, 8),
+        ("worker 1", "make", 15, 20),
+    )
+    assert spans(timeline, "step") == [(0, 10, "compute", ""), (10, 20, "idle", "making")]
+    assert spans(timeline, "worker 0") == [(0, 20, "make", "")]
+    assert spans(timeline, "worker 1") == [
+        (0, 8, "make", ""),
+        (8, 10, "idle", "behind"),
+        (10, 15, "idle", "others"),
+        (15, 20, "make", ""),
+    ]
+    assert spans(timeline, "ready") == spans(timeline, "copy") == []
+    assert (timeline.steps, timeline.wait_ms, timeline.length_ms) == (1, 10, 20)
+    assert timeline.begun_s == 3.0
+
+
+def test_step_waiting_for_copy_is_reported() -> None:
+    timeline = drawn(
+        ("step", "compute", 0, 10),
+        ("step", "wait", 10, 20),
+        ("worker 0", "make", 0, 12),
+        ("copy", "copy", 12, 20),
+    )
+    assert spans(timeline, "step")[1:] == [(10, 12, "idle", "making"), (12, 20, "idle", "copying")]
+    assert spans(timeline, "copy") == [
+        (0, 10, "idle", "behind"),
+        (10, 12, "idle", "making"),
+        (12, 20, "copy", ""),
+    ]
+
+
+def test_wait_without_busy_worker_differs_from_unobserved_wait() -> None:
+    idle = drawn(
+        ("step", "compute", 0, 10),
+        ("step", "wait", 10, 20),
+        ("worker 0", "make", 0, 9),
+        ("worker 0", "make", 19, 20),
+    )
+    assert (10, 19, "idle", "nobody") in spans(idle, "step")
+    unseen = drawn(("step", "compute", 0, 10), ("step", "wait", 10, 20), ("worker 0", "make", 0, 9))
+    assert (10, 20, "idle", "unknown") in spans(unseen, "step")
+    assert spans(unseen, "worker 0")[-1] == (9, 20, "unknown", "")
+    alone = drawn(("step", "compute", 0, 10), ("step", "wait", 10, 20))
+    assert spans(alone, "step")[-1] == (10, 20, "idle", "unknown")
+
+
+def test_worker_is_unknown_before_its_first_recorded_task() -> None:
+    timeline = drawn(("step", "compute", 0, 100), ("worker 0", "make", 60, 100))
+    assert spans(timeline, "worker 0") == [(0, 60, "unknown", ""), (60, 100, "make", "")]
+    (lane,) = [each for each in timeline.lanes if each.name == "worker 0"]
+    assert lane.shares == pytest.approx({"blank": 0.6, "make": 0.4})
+
+
+def test_time_between_epochs_is_not_waiting() -> None:
+    timeline = drawn(
+        ("step", "compute", 0, 10), ("step", "compute", 30, 40), ("worker 0", "make", 0, 40)
+    )
+    assert spans(timeline, "step")[1] == (10, 30, "idle", "between")
+
+
+def test_batches_that_are_ready_at_once_are_counted() -> None:
+    timeline = drawn(
+        ("step", "compute", 0, 40),
+        ("ready", "queued", 5, 25),
+        ("ready", "queued", 10, 20),
+        ("ready", "queued", 25, 30),
+    )
+    (ready,) = [each.spans for each in timeline.lanes if each.name == "ready"]
+    depths = [(each.begun_ms, each.ended_ms, each.depth) for each in ready]
+    assert depths == [(0, 5, 0), (5, 10, 1), (10, 20, 2), (20, 25, 1), (25, 30, 1), (30, 40, 0)]
+
+
+def test_lanes_are_in_the_order_of_a_batchs_way_and_of_numbers() -> None:
+    events = [(f"worker {k}", "make", 0.0, 9.0) for k in (10, 2, 0)]
+    timeline = drawn(("step", "compute", 0, 9), *events)
+    names = [lane.name for lane in timeline.lanes]
+    assert names == ["worker 0", "worker 2", "worker 10", "ready", "copy", "step"]
+
+
+def test_events_of_another_clock_are_skipped_and_counted() -> None:
+    timeline = drawn(
+        ("step", "compute", 0, 10),
+        ("worker 0", "make", 1e9, 1e9 + 5),
+        ("worker 1", "make", -1e9, -1e9 + 5),
+        ("worker 2", "make", 8, 3),
+        ("worker 3", "make", 12, 14),  # after the steps, and by the same clock
+    )
+    assert timeline.left_out == 3
+    assert spans(timeline, "worker 0") == spans(timeline, "worker 2") == []
+    assert timeline.length_ms == 10
+
+
+def test_worst_step_is_drawn_with_preceding_ones() -> None:
+    steps = []
+    for k in range(10):
+        wait = 50 if k == 6 else 1
+        at = 20.0 * k + (50 if k > 6 else 0)
+        steps += [("step", "compute", at, at + 10), ("step", "wait", at + 10, at + 10 + wait)]
+    timeline = worst_step(sample_timeline(*steps, ("worker 0", "make", 0, 300)), before=2)
+    assert timeline is not None
+    assert timeline.title == "the longest wait of a step, 50.0 ms"
+    assert timeline.begun_s == 3.0 + 0.080
+    assert timeline.wait_ms == 52
+    assert timeline.length_ms == 200 - 80
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (),
+        (("worker 0", "make", 0, 5),),
+        (("step", "compute", 5, 5),),
+        (("step", "compute", 9, 2),),
+    ],
+)
+def test_without_steps_there_is_nothing_to_draw(
+    events: tuple[tuple[str, str, float, float], ...],
+) -> None:
+    assert timeline_of(sample_timeline(*events), "steps") is None
+    assert worst_step(sample_timeline(*events)) is None
+
+
+def assert_covered(timeline: Timeline) -> None:
+    for lane in timeline.lanes:
+        if not lane.spans:
+            continue
+        assert lane.spans[0].begun_ms == pytest.approx(0, abs=0.002)
+        assert lane.spans[-1].ended_ms == pytest.approx(timeline.length_ms, abs=0.002)
+        for one, two in pairwise(lane.spans):
+            assert two.begun_ms == pytest.approx(one.ended_ms, abs=0.002)
+        assert sum(lane.shares.values()) == pytest.approx(1)
+        assert all(_says_why(span) for span in lane.spans)
+
+
+def _says_why(span: Span) -> bool:
+    return (span.stage == "idle") == (span.cause != "")
+
+
+times = st.floats(-50, 150).map(lambda ms: round(ms, 2))
+stages = st.sampled_from(("make", "wait", "compute", "copy", "queued"))
+
+
+@given(st.lists(st.tuples(st.sampled_from(LANES), stages, times, times), max_size=40))
+def test_each_lane_is_covered_once_for_any_events(
+    events: list[tuple[str, str, float, float]],
+) -> None:
+    for timeline in (
+        timeline_of(sample_timeline(*events), "steps"),
+        worst_step(sample_timeline(*events)),
+    ):
+        if timeline is not None:
+            assert_covered(timeline)
+            for glyphs in (BLOCKS, ASCII):
+                for line in lane_lines(timeline, glyphs, 40)[0]:
+                    assert len(line) == 40 or line.plain.endswith("not recorded")
+            for lane in timeline.lanes:
+                for shape in lane_shapes(lane, timeline.length_ms):
+                    assert -0.1 <= shape.x <= shape.x + shape.width <= 100.1
+                    assert 0 <= shape.y <= shape.y + shape.height <= 100.1
+                assert describe_lane(lane)
+
+
+def test_recorded_loop_shows_workers_below_steps() -> None:
+    run = recorded(step_s=0.001, make_s=0.05)
+    for found in run.excerpts:
+        timeline = timeline_of(found, "steps")
+        assert timeline is not None
+        assert_covered(timeline)
+        assert timeline.left_out == 0
+        lanes = {lane.name: lane for lane in timeline.lanes}
+        # A worker that had not yet done a task when the longest wait ended has no lane in it.
+        assert list(lanes)[-3:] == ["ready", "copy", "step"]
+        assert any(lane.shares.get("make") for lane in lanes.values())
+        assert lanes["step"].shares["compute"] > 0
+        # Two workers take 25 times as long as a step.
+        assert lanes["step"].shares["making"] > 0

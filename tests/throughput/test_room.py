@@ -1,0 +1,38 @@
+"""Memory for workers and the batches that they make ahead."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from feedline.throughput.memory_budget import Room
+
+MB = 1 << 20
+
+
+def room(free: int, *, workers: int = 2, ahead: int = 2, batch: int = 10 * MB) -> Room:
+    return Room(free=free, workers=workers, ahead=ahead, worker_bytes=64 * MB, batch_bytes=batch)
+
+
+@pytest.mark.parametrize("free", [0, 84 * MB, 1000 * MB])
+def test_workers_and_prefetch_share_the_memory_limit(free: int) -> None:
+    found = room(free)
+    for workers, ahead in itertools.product(range(1, 30), (1, 2, 4, 8)):
+        bytes_more = (workers - 2) * 64 * MB + (workers * ahead - 4) * 10 * MB
+        assert found.fits(workers, ahead) == (bytes_more <= free)
+        assert found.fits(workers, ahead) == (workers <= found.most_workers(ahead))
+
+
+def test_current_memory_fits_any_free_amount() -> None:
+    assert room(-5).fits(2, 2)
+    assert not room(-5).fits(3, 2)
+    assert room(-5).most_batches() == 0
+    assert room(25 * MB).most_batches() == 2
+
+
+def test_batches_of_rows_have_their_memory() -> None:
+    rows = room(128 * MB, ahead=0, batch=0)
+    assert rows.fits(4, 0)
+    assert not rows.fits(5, 0)
+    assert rows.most_batches() is None

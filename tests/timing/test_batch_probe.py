@@ -1,0 +1,115 @@
+"""Recorded facts of a batch: size, bytes and form."""
+
+from __future__ import annotations
+
+from collections import UserDict, namedtuple
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from feedline.profile.step_recorder import device_event
+from feedline.timing.batch_probe import BatchInfo, BatchProbe, inspect_batch
+
+Pair = namedtuple("Pair", "image label")
+IMAGES = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+LABELS = torch.zeros(4, dtype=torch.int64)
+BOTH = BatchInfo(32, 4, 4 * 3 * 32 * 32 + 32, 0, False)
+
+
+class Lazy(Sequence[Any]):
+    """A sequence that raises."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, key: Any) -> Any:
+        raise RuntimeError("must not be called")
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (IMAGES, LABELS),
+        [IMAGES, LABELS],
+        {"image": IMAGES, "label": LABELS},
+        UserDict(image=IMAGES, label=LABELS),
+        Pair(IMAGES, LABELS),
+        [{"image": IMAGES}, "names", (LABELS,)],
+    ],
+)
+def test_the_usual_forms_are_seen(batch: Any) -> None:
+    assert inspect_batch(batch) == BatchProbe().inspect(batch) == BOTH
+
+
+@pytest.mark.parametrize(
+    ("batch", "seen"),
+    [
+        (torch.zeros(2, 8, 8, 3), BatchInfo(8, 2, 1536, 1536, False)),
+        (np.zeros((2, 3, 8, 8), np.float32), BatchInfo(8, 2, 1536, 1536, None)),
+        (np.zeros((2, 3, 8, 8), np.uint8), BatchInfo(8, 2, 384, 0, None)),
+        (torch.zeros(2, 3, 8, 9), BatchInfo(None, 2, 1728, 1728, False)),
+        (torch.zeros(5, 7), BatchInfo(None, 5, 140, 0, None)),
+        (torch.tensor(3.0), BatchInfo(None, None, 4, 0, None)),
+        ("text", BatchInfo()),
+        (None, BatchInfo()),
+        ([], BatchInfo()),
+        (Lazy(), BatchInfo()),
+        ([torch.eye(3).to_sparse()], BatchInfo(None, None, 0, 0, None)),
+    ],
+)
+def test_known_facts_of_other_batch_forms_are_reported(batch: Any, seen: BatchInfo) -> None:
+    looker = BatchProbe()
+    looker.inspect((IMAGES, LABELS))
+    found = looker.inspect(batch)
+    assert found == inspect_batch(batch)
+    assert (found.image_size, found.samples) == (seen.image_size, seen.samples)
+    if not isinstance(batch, list) or not batch:
+        assert found == seen
+
+
+def test_a_batch_like_the_one_before_is_the_same_object() -> None:
+    looker = BatchProbe()
+    first = looker.inspect((IMAGES, LABELS))
+    assert looker.inspect((IMAGES.clone(), LABELS)) is first
+    assert looker.inspect((IMAGES[:2], LABELS[:2])) == BatchInfo(32, 2, 2 * 3072 + 16, 0, False)
+    assert looker.inspect((IMAGES.float(), LABELS)).float_bytes == 4 * 4 * 3072
+    assert looker.inspect([IMAGES, LABELS]) == BOTH
+    assert looker.inspect((IMAGES,)).bytes == 4 * 3072
+
+
+def test_batch_of_thousands_of_parts_is_sampled() -> None:
+    assert inspect_batch([[IMAGES] * 1000] * 1000).samples == 4
+
+
+def test_batch_probe_keeps_no_reference() -> None:
+    import weakref
+
+    looker = BatchProbe()
+    images = IMAGES.clone()
+    gone = weakref.ref(images)
+    looker.inspect((images, LABELS))
+    del images
+    assert gone() is None
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_batch_after_plain_one_is_unknown() -> None:
+    looker = BatchProbe()
+    looker.inspect([torch.zeros(4, 3)])
+    nested = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)])
+    assert looker.inspect([nested]).samples is None
+    assert looker.inspect([torch.zeros(4, 3)]).samples == 4
+
+
+def test_no_device_is_set_up_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: object) -> bool:
+        raise AssertionError("this sets up CUDA")
+
+    monkeypatch.setattr(torch.Tensor, "is_pinned", asked)
+    monkeypatch.setattr(torch.cuda, "is_available", asked)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert inspect_batch((IMAGES, LABELS)) == BOTH
+    assert device_event() is None

@@ -1,0 +1,168 @@
+"""Kernel counters of processes, from a simulated /proc and the real one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from feedline.timing import processes
+from feedline.timing.processes import ProcessWatch
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Proc:
+    """A folder as the kernel shows it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.began = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def process(
+        self, pid: int, *, cpu_s: float, queued_s: float = 0.0, read: int = 0, faults: int = 0
+    ) -> None:
+        fields = ["0"] * 50
+        fields[0], fields[9], fields[17] = "S", str(faults), "5"
+        fields[11] = str(round(cpu_s * TICKS))
+        fields[19] = str(round((self.began + 1) * TICKS))
+        task = self.folder / str(pid) / "task" / str(pid)
+        task.mkdir(parents=True, exist_ok=True)
+        (self.folder / str(pid) / "stat").write_text(f"{pid} (a) name) {' '.join(fields)}")
+        (self.folder / str(pid) / "io").write_text(f"rchar: 9\nread_bytes: {read}\n")
+        (task / "schedstat").write_text(f"1 {round(queued_s * 1e9)} 3")
+
+    def end(self, pid: int) -> None:
+        (self.folder / str(pid) / "stat").unlink()
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
+    """Here and now is a second after the processes began."""
+    made = Proc(tmp_path)
+    monkeypatch.setattr(processes, "_age_s", lambda ticks: 0.0)
+    made.process(os.getpid(), cpu_s=100.0, read=10**9)
+    return made
+
+
+def test_time_before_run_is_not_counted(proc: Proc) -> None:
+    watch = ProcessWatch(proc.folder)
+    proc.process(os.getpid(), cpu_s=103.0, queued_s=0.5, read=10**9 + 4096, faults=2)
+    watch.update([])
+    (trainer,) = watch.summarise()
+    assert (trainer.role, trainer.cpu_s, trainer.queued_s) == ("trainer", 3.0, 0.5)
+    assert (trainer.read_bytes, trainer.major_faults) == (4096, 2)
+
+
+def test_a_worker_that_began_within_the_run_counts_from_its_beginning(proc: Proc) -> None:
+    watch = ProcessWatch(proc.folder)
+    proc.process(7, cpu_s=2.0, queued_s=1.0, read=500)
+    watch.update([7])
+    worker = watch.summarise()[1]
+    assert (worker.cpu_s, worker.queued_s, worker.read_bytes) == (2.0, 1.0, 500)
+    assert watch.worker_threads == 5
+
+
+def test_a_worker_that_was_there_before_counts_from_then_on(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_age_s", lambda ticks: 3600.0)
+    watch = ProcessWatch(proc.folder)
+    proc.process(7, cpu_s=50.0)
+    watch.update([7])
+    proc.process(7, cpu_s=51.5)
+    watch.update([7])
+    assert watch.summarise()[1].cpu_s == 1.5
+
+
+def test_ended_process_keeps_its_last_values(proc: Proc) -> None:
+    watch = ProcessWatch(proc.folder)
+    proc.process(7, cpu_s=2.0)
+    watch.update([7])
+    proc.end(7)
+    watch.update([7])
+    assert [process.cpu_s for process in watch.summarise()] == [0.0, 2.0]
+    assert watch.worker_starts == 1
+
+
+def test_a_number_that_comes_again_is_another_process(proc: Proc) -> None:
+    watch = ProcessWatch(proc.folder)
+    proc.process(7, cpu_s=9.0)
+    watch.update([7])
+    proc.process(7, cpu_s=0.5)
+    watch.update([7])
+    assert watch.worker_starts == 2
+
+
+def test_thousands_of_workers_that_come_and_go_are_counted_once_and_bounded(proc: Proc) -> None:
+    watch = ProcessWatch(proc.folder)
+    for epoch in range(300):
+        pids = [1000 + 4 * epoch + k for k in range(4)]
+        for pid in pids:
+            proc.process(pid, cpu_s=0.1)
+        for _ in range(2):
+            watch.update(pids)
+    assert watch.worker_starts == 1200
+    assert len(watch.summarise()) == 64
+    assert len(watch._watched) <= 133
+
+
+def test_workers_beyond_display_limit_are_followed(proc: Proc) -> None:
+    watch = ProcessWatch(proc.folder)
+    pids = list(range(1000, 1200))
+    for cpu_s in (0.1, 0.2, 0.3):
+        for pid in pids:
+            proc.process(pid, cpu_s=cpu_s)
+        watch.update(pids)
+    assert watch.worker_starts == 200
+    assert {process.cpu_s for process in watch.summarise()[1:]} == {0.3}
+
+
+def test_hidden_kernel_files_are_unknown_not_zero(proc: Proc) -> None:
+    (proc.folder / str(os.getpid()) / "io").unlink()
+    (proc.folder / str(os.getpid()) / "task" / str(os.getpid()) / "schedstat").unlink()
+    watch = ProcessWatch(proc.folder)
+    watch.update([])
+    (trainer,) = watch.summarise()
+    assert (trainer.read_bytes, trainer.queued_s) == (None, None)
+
+
+def test_without_a_proc_the_time_on_a_core_is_still_known(tmp_path: Path) -> None:
+    watch = ProcessWatch(tmp_path / "none")
+    watch.update([])
+    (trainer,) = watch.summarise()
+    assert trainer.cpu_s >= 0.0
+    assert trainer.major_faults is None
+
+
+def test_real_process_is_measured() -> None:
+    watch = ProcessWatch()
+    work = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        watch.update([process.pid])
+        process.communicate(b"\n")
+    worker = watch.summarise()[1]
+    assert worker.pid == process.pid
+    assert worker.cpu_s >= 0.29
+    assert worker.seconds >= 0.29
+    assert worker.queued_s is not None
+    watch.update([process.pid])
+    assert len(watch.summarise()) == 2
+
+
+def test_process_ending_during_reading_keeps_its_last_values(proc: Proc) -> None:
+    watch = ProcessWatch(proc.folder)
+    proc.process(7, cpu_s=2.0, read=500)
+    watch.update([7])
+    (proc.folder / "7" / "io").unlink()
+    watch.update([7])
+    assert watch.summarise()[1].read_bytes == 500
+    assert watch.disk_bytes() == 500

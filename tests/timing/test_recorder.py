@@ -1,0 +1,423 @@
+"""A recorder receives batches and returns a consistent run."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.timing.batch_probe import BatchInfo
+from feedline.timing.pass_record import PassRecord
+from feedline.timing.recorder import Recorder, WorkerObserver
+from feedline.timing.run import Loader, Pass
+from feedline.timing.run_file import read_run, write_run
+from feedline.timing.stage_timings import StageTimings
+
+MS = 1_000_000
+LOADER = Loader(kind="other", name="tests")
+
+
+class Told:
+    """An epoch recorded on a simulated clock that started with the recorder."""
+
+    def __init__(self, recorder: Recorder, loader: Loader = LOADER, **options: Any) -> None:
+        self.recorder = recorder
+        self.now_ns = time.monotonic_ns()
+        number = recorder.register_loader(loader)
+        self.record: PassRecord = recorder.begin(number, None, self.now_ns, **options)
+
+    def batch(self, wait_ms: int, compute_ms: int = 0, batch: BatchInfo | None = None) -> None:
+        """Compute, then wait for a batch."""
+        asked_ns = self.now_ns + compute_ms * MS
+        self.now_ns = asked_ns + wait_ms * MS
+        self.record.add_batch(batch or BatchInfo(64, 8, 1000, 500, False), asked_ns, self.now_ns)
+
+    def end(self, how: str = "exhausted") -> None:
+        self.recorder.end(self.record, how)
+
+
+def only(recorder: Recorder) -> Pass:
+    (entry,) = recorder.run().passes
+    return entry
+
+
+def test_a_step_computes_and_then_waits_and_the_first_batch_is_the_start() -> None:
+    told = Told(Recorder())
+    told.batch(wait_ms=500)
+    told.batch(wait_ms=3, compute_ms=10)
+    told.batch(wait_ms=5, compute_ms=20)
+    told.end()
+    found = only(told.recorder)
+    assert found.start_ms.count == 1
+    assert found.start_ms.total_ms >= 500
+    assert (found.wait.count, found.wait.total_ms) == (2, 8.0)
+    assert (found.compute.count, found.compute.total_ms) == (2, 30.0)
+    assert found.copy is None
+    assert found.first_steps_ms == [10.0, 20.0]
+    assert (found.batches, found.samples, found.bytes, found.float_bytes) == (3, 24, 3000, 1500)
+    assert (found.batch_size, found.pinned, found.ended) == (8, False, "exhausted")
+
+
+steps = st.lists(
+    st.tuples(st.integers(0, 50), st.integers(0, 50), st.sampled_from([64, 96]), st.integers(0, 9)),
+    min_size=1,
+    max_size=60,
+)
+
+
+@given(steps)
+def test_totals_are_consistent_for_any_sizes(told: list[tuple[int, int, int, int]]) -> None:
+    recorder = Recorder()
+    a_pass = Told(recorder)
+    for wait_ms, compute_ms, size, samples in told:
+        a_pass.batch(wait_ms, compute_ms, BatchInfo(size, samples, 10, 0, None))
+    a_pass.end()
+    run = recorder.run()
+    assert sum(entry.batches for entry in run.passes) == len(told)
+    assert sum(entry.samples or 0 for entry in run.passes) == sum(each[3] for each in told)
+    assert sum(entry.wait.total_ms for entry in run.passes) == sum(each[0] for each in told[1:])
+    assert sum(entry.compute.total_ms for entry in run.passes) == sum(e[1] for e in told[1:])
+    assert sum(point.batches for point in run.course) == len(told)
+    by_size = {entry.image_size: entry.batches for entry in run.passes}
+    assert by_size == {
+        size: sum(each[2] == size for each in told) for size in {each[2] for each in told}
+    }
+
+
+def test_a_step_belongs_to_the_size_of_the_batch_that_it_computes_with() -> None:
+    recorder = Recorder()
+    told = Told(recorder)
+    told.batch(0, batch=BatchInfo(64, 8))
+    told.batch(1, 10, BatchInfo(96, 8))
+    told.batch(2, 40, BatchInfo(96, 8))
+    told.end()
+    small, large = recorder.run().passes
+    assert (small.compute.total_ms, large.compute.total_ms) == (10.0, 40.0)
+    assert (small.first_steps_ms, large.first_steps_ms) == ([10.0], [40.0])
+
+
+@pytest.mark.parametrize("late", [0, 1, 4])
+def test_steps_that_are_measured_late_go_to_their_own_size(late: int) -> None:
+    """`late`: number of batches by which a step is reported late; 0 is just before its end."""
+    recorder = Recorder()
+    told = Told(recorder, timed_elsewhere=True)
+    sizes = [64, 64, 64, 96, 96, 96, 64]
+    pending: list[float] = []
+    for k, size in enumerate(sizes):
+        if k:
+            pending.append(float(sizes[k - 1]))
+            if len(pending) > late:
+                told.record.add_step(1.0, 2.0, pending.pop(0))
+        told.batch(0, batch=BatchInfo(size, 8))
+    told.end()
+    for ms in pending:
+        told.record.add_step(1.0, 2.0, ms)
+    small, large = recorder.run().passes
+    assert small.compute.total_ms == 64.0 * small.compute.count
+    assert large.compute.total_ms == 96.0 * large.compute.count
+    assert small.compute.count + large.compute.count == len(sizes) - 1
+    assert small.copy is not None
+    assert small.copy.total_ms == 2.0 * small.compute.count
+
+
+def test_late_steps_are_assigned_to_their_epoch() -> None:
+    recorder = Recorder()
+    first = Told(recorder, timed_elsewhere=True)
+    for _ in range(3):
+        first.batch(0, batch=BatchInfo(64, 8))
+    first.record.add_step(0.0, 0.0, 64.0)
+    first.end()
+    second = Told(recorder, timed_elsewhere=True, before=first.record)
+    second.batch(0, batch=BatchInfo(96, 8))
+    second.record.add_step(0.0, 0.0, 64.0)
+    second.batch(0, batch=BatchInfo(96, 8))
+    second.record.add_step(0.0, 0.0, 96.0)
+    second.end()
+    small, large = recorder.run().passes
+    assert (small.compute.total_ms, large.compute.total_ms) == (128.0, 96.0)
+
+
+def test_unreported_batches_are_counted_but_not_timed() -> None:
+    told = Told(Recorder())
+    told.batch(1)
+    told.batch(1, 1)
+    told.record.count_unreported(10)
+    told.now_ns += 1000 * MS
+    told.batch(1, 1)
+    told.batch(1, 1)
+    told.record.count_unreported(10)
+    told.record.uncount_unreported(4)
+    told.end()
+    found = only(told.recorder)
+    assert (found.batches, found.samples) == (20, 160)
+    assert (found.compute.count, found.compute.total_ms) == (2, 2.0)
+
+
+def test_concurrent_epochs_are_separate() -> None:
+    recorder = Recorder()
+    training, validation = Told(recorder), Told(recorder, Loader(kind="other", name="validation"))
+    for _ in range(5):
+        training.batch(1, 10)
+        validation.batch(2, 20)
+    validation.end()
+    training.end("left")
+    first, second = recorder.run().passes
+    assert (first.compute.total_ms, second.compute.total_ms) == (40.0, 80.0)
+    assert (first.ended, second.ended) == ("left", "exhausted")
+
+
+def test_an_exception_shows_unless_another_batch_comes() -> None:
+    recorder = Recorder()
+    told = Told(recorder)
+    told.batch(1)
+    told.record.note_exception()
+    told.batch(1, 1)
+    told.end("left")
+    assert only(recorder).ended == "left"
+    told = Told(recorder)
+    told.batch(1)
+    told.record.note_exception()
+    told.end("left")
+    assert [entry.ended for entry in recorder.run().passes] == ["left", "raised"]
+
+
+@pytest.mark.slow
+def test_a_million_steps_of_alternating_sizes_stay_small() -> None:
+    recorder = Recorder()
+    told = Told(recorder)
+    batches = [BatchInfo(size, 8, 1000) for size in (64, 96, 128)]
+
+    def go(steps: int) -> None:
+        for k in range(steps):
+            asked_ns = told.now_ns + 20 * MS
+            told.now_ns = asked_ns + (k % 7) * MS
+            told.record.add_batch(batches[k // 50 % 3], asked_ns, told.now_ns)
+
+    go(10_000)
+    tracemalloc.start()
+    go(200_000)
+    middle, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    go(790_000)
+    run = recorder.run()
+    assert middle < 1_000_000, "bytes that 200,000 steps have left behind"
+    assert sum(entry.batches for entry in run.passes) == 1_000_000
+    assert len(run.course) <= 400
+    assert len(msgspec.json.encode(run)) < 300_000
+
+
+def test_a_thousand_epochs_of_rebuilt_loaders_are_one_loader() -> None:
+    recorder = Recorder()
+    for _ in range(1000):
+        told = Told(recorder)
+        told.batch(1)
+        told.end()
+    run = recorder.run()
+    assert run.loaders == [LOADER]
+    assert run.passes[-1].epoch == 999
+    assert len(run.passes) <= 200
+
+
+def test_loaders_that_differ_are_bounded() -> None:
+    recorder = Recorder()
+    numbers = {
+        recorder.register_loader(Loader(kind="other", name="x", batch_size=size))
+        for size in range(500)
+    }
+    assert numbers == set(range(64))
+    assert len(recorder.run().loaders) == 64
+
+
+def test_cpu_time_of_closed_loader_is_kept() -> None:
+    recorder = Recorder()
+    for k in range(3):
+        spent = StageTimings(tasks=2, tasks_ms=10.0, slowest=[(5.0 + k, k)])
+        workers = WorkerObserver(
+            stage_timings=lambda timings=spent: {0: timings},
+            name=lambda n: f"file {n}",
+            deaths=lambda: 1,
+        )
+        number = recorder.register_loader(LOADER, workers)
+        recorder.unregister_loader(number, workers)
+        recorder.unregister_loader(number, workers)
+    run = recorder.run()
+    assert (run.tasks, run.tasks_ms, run.use.worker_deaths) == (6, 30.0, 3)
+    assert [(slow.name, slow.ms) for slow in run.slowest] == [
+        ("file 2", 7.0),
+        ("file 1", 6.0),
+        ("file 0", 5.0),
+    ]
+
+
+def test_the_longest_wait_has_an_excerpt_with_its_worker() -> None:
+    recorder = Recorder()
+    spent = StageTimings(tasks=1)
+    recorder.register_loader(LOADER, WorkerObserver(stage_timings=lambda: {3: spent}))
+    told = Told(recorder)
+    for k in range(100):
+        told.batch(80 if k == 60 else 0, 10)
+        if k == 60:
+            spent.latest = [(told.now_ns - 90 * MS, told.now_ns - 1 * MS)]
+    told.end()
+    longest = {each.why: each for each in recorder.run().excerpts}["longest wait"]
+    waits = [event for event in longest.events if event.stage == "wait"]
+    assert max(event.ended_ms - event.begun_ms for event in waits) == 80.0
+    (made,) = [event for event in longest.events if event.lane == "worker 3"]
+    assert made.ended_ms - made.begun_ms == pytest.approx(89.0)
+
+
+def test_returned_run_does_not_change() -> None:
+    recorder = Recorder()
+    told = Told(recorder)
+    told.batch(1)
+    told.end()
+    run = recorder.run()
+    before = msgspec.json.encode(run)
+    recorder.note("something")
+    told = Told(recorder, Loader(kind="other", name="another"))
+    for _ in range(10):
+        told.batch(1, 1)
+    told.end()
+    recorder.run()
+    assert msgspec.json.encode(run) == before
+
+
+def test_threads_may_record_their_own_epochs() -> None:
+    recorder = Recorder()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                told = Told(recorder)
+                for k in range(50):
+                    told.batch(1, 1, BatchInfo(64 + 32 * (k % 2), 8))
+                told.end()
+                recorder.run()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    run = recorder.run()
+    # Another thread's reading may fall into the counting of a batch.
+    assert sum(entry.wait.count for entry in run.passes) == 4 * 20 * 49
+    assert len(run.passes) <= 200
+
+
+def test_notes_are_unique_and_limited() -> None:
+    recorder = Recorder()
+    for k in range(100):
+        recorder.note(f"{k // 2}")
+    assert recorder.run().notes == [str(k) for k in range(20)]
+
+
+def test_run_with_non_utf8_path_round_trips(tmp_path: Path) -> None:
+    recorder = Recorder()
+    spent = StageTimings(tasks=1, tasks_ms=9.0, slowest=[(9.0, 0)])
+    recorder.register_loader(
+        LOADER, WorkerObserver(stage_timings=lambda: {0: spent}, name=lambda _: "caf\udce9.jpg")
+    )
+    write_run(recorder.run(), tmp_path)
+    assert [each.name for each in read_run(tmp_path).slowest] == ["caf\\udce9.jpg"]
+
+
+def test_reported_epoch_does_not_change_later() -> None:
+    recorder = Recorder()
+    told = Told(recorder)
+    told.batch(1)
+    told.batch(1, 1)
+    run = recorder.run()
+    before = msgspec.json.encode(run)
+    for _ in range(400):
+        told.batch(300, 1)
+    recorder.run()
+    assert msgspec.json.encode(run) == before
+
+
+def test_run_can_be_requested_from_any_thread() -> None:
+    recorder = Recorder()
+    told = Told(recorder)
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            recorder.flush()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(3000):
+            told.batch(1, 1)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(before)
+    told.end()
+    found = only(recorder)
+    assert (found.batches, found.samples) == (3000, 24_000)
+    assert (found.wait.count, found.compute.count) == (2999, 2999)
+
+
+def test_a_worker_that_several_loaders_see_is_one_and_is_known_at_the_end() -> None:
+    recorder = Recorder()
+    for _ in range(3):
+        recorder.register_loader(LOADER, WorkerObserver(pids=lambda: [11, 12]))
+    told = Told(recorder)
+    told.batch(1)
+    assert recorder.latest()["workers"] == 2.0
+    told.end()
+    assert {"epoch": 0.0, "image_size": 64.0, "workers": 2.0}.items() <= recorder.latest().items()
+
+
+def test_work_is_noted_for_the_pass_that_gets_batches() -> None:
+    recorder = Recorder()
+    spent = StageTimings()
+    recorder.register_loader(LOADER, WorkerObserver(stage_timings=lambda: {0: spent}))
+    training, validation = Told(recorder), Told(recorder)
+    validation.batch(1)
+    training.batch(1)
+    spent.tasks = 5
+    run = recorder.run()
+    assert [entry.tasks for entry in run.passes] == [5, None]
+
+
+def test_reconfigured_loader_keeps_cpu_time_of_its_workers() -> None:
+    recorder = Recorder()
+    workers = WorkerObserver(stage_timings=lambda: {0: StageTimings(tasks=7)}, deaths=lambda: 1)
+    number = recorder.register_loader(LOADER, workers)
+    other = Loader(kind="other", name="another")
+    assert recorder.change_loader(number, other, workers) == 1
+    run = recorder.run()
+    assert (run.loaders, run.tasks, run.use.worker_deaths) == ([LOADER, other], 7, 1)
+
+
+def test_epoch_that_cannot_be_ended_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    told = Told(recorder)
+    told.batch(1)
+
+    def broken(*_: object) -> None:
+        raise ArithmeticError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PassRecord, "_flush", broken)
+        with pytest.raises(ArithmeticError):
+            told.end()
+        assert recorder.run().passes

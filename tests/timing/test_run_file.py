@@ -1,0 +1,196 @@
+"""Run files: a written run can be read, and anything else is rejected with a reason."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from feedline.errors import UsageError
+from feedline.timing.histogram import Histogram
+from feedline.timing.recorder import Recorder
+from feedline.timing.run import Event, Loader, Pass, Run, SlowSample, StageTime, TimelineSample
+from feedline.timing.run_file import MAX_BYTES, RUN_FILE, check_folder, read_run, write_run
+
+
+@pytest.fixture
+def run() -> Run:
+    run = Recorder(settings={"model": "resnet18"}).run()
+    run.loaders = [Loader(kind="torch", name="x", samples=3)]
+    wait = Histogram()
+    wait.add_all([1.0, 2.0, 300.0])
+    run.passes = [Pass(loader=0, epoch=2, image_size=64, wait=wait, ended="left")]
+    run.stages = [StageTime(name="transform: é", count=3, total_ms=1.5, longest_ms=1.0)]
+    run.slowest = [SlowSample(name="/a/b.jpg", ms=12.0)]
+    run.sample_sizes = {3: (4, 0.5)}
+    event = Event(lane="step", stage="wait", begun_ms=0.0, ended_ms=1.0, batch=0)
+    run.excerpts = [TimelineSample(why="latest", begun_s=1.0, events=[event])]
+    return run
+
+
+def test_run_round_trips_by_folder_or_file(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "today"
+    file = write_run(run, folder)
+    assert file == folder / RUN_FILE
+    assert read_run(folder) == read_run(str(file)) == run
+    assert [path.name for path in folder.iterdir()] == [RUN_FILE]
+
+
+def test_each_rank_has_a_file_and_a_folder_is_read_for_rank_0(run: Run, tmp_path: Path) -> None:
+    write_run(run, tmp_path)
+    run.rank = 3
+    assert write_run(run, tmp_path).name == "trace-rank3.json"
+    assert read_run(tmp_path).rank == 0
+    assert read_run(tmp_path, rank=3).rank == 3
+    with pytest.raises(UsageError, match=r"trace-rank1\.json cannot be read"):
+        read_run(tmp_path, rank=1)
+
+
+def test_a_truncated_file_is_damaged(run: Run, tmp_path: Path) -> None:
+    data = write_run(run, tmp_path).read_bytes()
+    for length in range(0, len(data), 97):
+        (tmp_path / RUN_FILE).write_bytes(data[:length])
+        with pytest.raises(UsageError, match="damaged"):
+            read_run(tmp_path)
+
+
+def changed(written: Run, folder: Path, **fields: Any) -> None:
+    file = write_run(written, folder)
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def test_newer_version_raises(run: Run, tmp_path: Path) -> None:
+    changed(run, tmp_path, version=99, run={"unknown": 1})
+    with pytest.raises(UsageError, match="version 99"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"what": "other", "version": 1}', '{"what": 3}', "[]", "x"]
+)
+def test_invalid_run_is_rejected(text: str, tmp_path: Path) -> None:
+    (tmp_path / RUN_FILE).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(UsageError, match="run"):
+        read_run(tmp_path)
+
+
+def test_field_of_wrong_type_is_named(run: Run, tmp_path: Path) -> None:
+    broken = msgspec.to_builtins(run)
+    broken["passes"][0]["batches"] = "many"
+    changed(run, tmp_path, run=broken)
+    with pytest.raises(UsageError, match=r"is damaged.*batches|is damaged.*passes"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda run: run["passes"][0]["wait"]["bins"].update({"99999": 1}),
+        lambda run: run["passes"][0]["wait"]["bins"].update({"-1": 1}),
+        lambda run: run["passes"][0]["compute"].update(count=-5),
+        lambda run: run["passes"][0]["start_ms"].update(total_ms=-1.0),
+        lambda run: run["passes"][0].update(bytes=10**400),
+        lambda run: run.update(tasks_ms=1e300),
+        lambda run: run["machine"].update(usable_cores=10**9),
+    ],
+)
+def test_impossible_figures_are_damage(
+    run: Run, spoil: Callable[[Any], object], tmp_path: Path
+) -> None:
+    broken = json.loads(msgspec.json.encode(run))
+    spoil(broken)
+    changed(run, tmp_path, run=broken)
+    with pytest.raises(UsageError, match="damaged"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("before", ["", '{"what": "feedline run", "version": 1, "run": '])
+def test_deeply_nested_file_is_damaged(before: str, tmp_path: Path) -> None:
+    (tmp_path / RUN_FILE).write_text(before + '{"machine":[' + "[" * 100_000)
+    with pytest.raises(UsageError, match="damaged"):
+        read_run(tmp_path)
+
+
+def test_oversized_file_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / RUN_FILE).open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(UsageError, match="larger than 16 MiB"):
+        read_run(tmp_path)
+
+
+def test_missing_run_raises_with_hint(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no run at (?s:.*)feedline\.watch"):
+        read_run(tmp_path / "nowhere")
+
+
+def test_read_only_folder_is_named_before_and_after_run(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="folder"):
+        check_folder(tmp_path / "file" / "folder")
+    with pytest.raises(UsageError, match="folder"):
+        write_run(run, tmp_path / "file" / "folder")
+    check_folder(tmp_path / "new")
+    assert os.listdir(tmp_path / "new") == []
+
+
+def test_run_that_could_not_be_replaced_is_unchanged(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(run, tmp_path)
+    before = run.seconds
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    run.seconds = before + 1
+    with pytest.raises(UsageError, match="No space left"):
+        write_run(run, tmp_path)
+    assert read_run(tmp_path).seconds == before
+    assert os.listdir(tmp_path) == [RUN_FILE]
+
+
+DEEP = b"[" * 200_000 + b"]" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"rank":0', b'"unknown":' + DEEP + b',"rank":0'),
+        (b'"name":"x"', b'"name":"\xff"'),
+        (b'"name":"x"', b'"name":"\\ud800"'),
+        (b'"batches":0', b'"batches":' + b"9" * 5000),
+        (b'"batches":0', b'"batches":' + b"9" * 40),
+        (b'"total_ms":303.0', b'"total_ms":NaN'),
+        (b'"total_ms":303.0', b'"total_ms":1e300'),
+        (b'"total_ms":303.0', b'"total_ms":1e999'),
+        (b'"longest_ms":300.0,"bins":{', b'"longest_ms":300.0,"bins":{"99999":1,'),
+        (b'"sample_sizes":{"3"', b'"sample_sizes":{"999999999"'),
+    ],
+)
+def test_malicious_file_is_damaged(old: bytes, new: bytes, run: Run, tmp_path: Path) -> None:
+    file = write_run(run, tmp_path)
+    data = file.read_bytes()
+    assert old in data
+    file.write_bytes(data.replace(old, new, 1))
+    with pytest.raises(UsageError, match="damaged"):
+        read_run(tmp_path)
+
+
+def test_non_utf8_name_is_written_escaped(run: Run, tmp_path: Path) -> None:
+    run.slowest = [SlowSample(name=os.fsdecode(b"/caf\xe9.jpg"), ms=12.0)]
+    write_run(run, tmp_path)
+    assert read_run(tmp_path).slowest == [SlowSample(name="/caf?.jpg", ms=12.0)]
+
+
+def test_link_at_the_temporary_name_is_replaced(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / f".trace.json.{os.getpid()}.partial").symlink_to(tmp_path / "notes.txt")
+    write_run(run, tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "trace.json").is_symlink()

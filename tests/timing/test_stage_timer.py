@@ -1,0 +1,288 @@
+"""Laps within tasks: which are noted, and that no thread notes for another."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feedline.timing import stage_timer
+from feedline.timing.stage_timings import PAGE_WORDS, StagePage, StageTimings, read_page
+
+FIRST_TIMED = 3  # the tasks before it are not timed
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.ns = 1000
+
+    def __call__(self) -> int:
+        return self.ns
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(stage_timer, "_clock", clock)
+    return clock
+
+
+class Noted:
+    """A page, and tasks noted on it."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros(PAGE_WORDS, np.int64)
+        self.page = StagePage(self.memory)
+
+    def skip(self, tasks: int) -> None:
+        for _ in range(tasks):
+            assert stage_timer.begin_task(self.page)
+            stage_timer.end_task()
+
+    def read(self) -> StageTimings:
+        return read_page(self.memory)
+
+
+@pytest.fixture
+def noted() -> Iterator[Noted]:
+    yield Noted()
+    assert not stage_timer.each_sample
+    assert not stage_timer.timed
+
+
+def test_laps_divide_timed_task_into_stages(noted: Noted, clock: Clock) -> None:
+    noted.skip(FIRST_TIMED)
+    stage_timer.begin_task(noted.page)
+    assert stage_timer.timed
+    assert stage_timer.is_timing()
+    clock.ns += 100
+    stage_timer.end_stage("read")
+    clock.ns += 30
+    stage_timer.end_stage("decode")
+    clock.ns += 5
+    stage_timer.end_sample(7)
+    clock.ns += 1000
+    stage_timer.end_sample(np.int64(8), "dataset")
+    stage_timer.end_task()
+    found = noted.read()
+    assert {name: round(1e6 * stage.total_ms) for name, stage in found.stages.items()} == {
+        "read": 100,
+        "decode": 30,
+        "dataset": 1005,
+    }
+    assert found.slowest == [(1000 / 1e6, 8), (135 / 1e6, 7)]
+    assert (found.timed, found.timed_ms) == (1, 1135 / 1e6)
+    assert found.sizes == {7: (1, 135 / 1e6), 9: (1, 1000 / 1e6)}
+
+
+def test_short_stages_count_as_computing_and_long_ones_are_measured(
+    noted: Noted, clock: Clock
+) -> None:
+    noted.skip(FIRST_TIMED)
+    stage_timer.begin_task(noted.page)
+    for _ in range(3):
+        clock.ns += 20_000
+        stage_timer.end_stage("flip")
+    clock.ns += 3_600_000_000_000
+    stage_timer.end_stage("wait for the server")
+    stage_timer.end_task()
+    stages = noted.read().stages
+    assert stages["flip"].cpu_ms == pytest.approx(stages["flip"].total_ms) == pytest.approx(0.06)
+    assert stages["wait for the server"].cpu_ms < 60_000
+
+
+def test_other_tasks_are_timed_as_a_whole_and_their_slow_samples_known(
+    noted: Noted, clock: Clock
+) -> None:
+    stage_timer.begin_task(noted.page)
+    assert not stage_timer.timed
+    clock.ns += 50
+    stage_timer.end_stage("read")
+    stage_timer.end_sample("a key")
+    stage_timer.end_task()
+    found = noted.read()
+    assert (found.tasks, found.timed, found.stages, found.sizes) == (1, 0, {}, {})
+    assert found.tasks_ms == 50 / 1e6
+    assert found.slowest == [(50 / 1e6, -1)]
+
+
+def test_one_task_of_eight_is_timed(noted: Noted) -> None:
+    timed = []
+    for _ in range(24):
+        stage_timer.begin_task(noted.page)
+        timed.append(stage_timer.timed)
+        stage_timer.end_task()
+    assert [k for k, each in enumerate(timed) if each] == [3, 11, 19]
+
+
+@pytest.mark.parametrize(
+    ("task_ms", "sample_ms", "timed"),
+    [(150, 15, range(1, 20)), (90, 9, (3, 11, 19)), (150, 0.75, (1, 3, 11, 19))],
+)
+def test_all_but_the_first_of_long_tasks_are_timed(
+    noted: Noted, clock: Clock, task_ms: float, sample_ms: float, timed: Sequence[int]
+) -> None:
+    found = []
+    for task in range(20):
+        stage_timer.begin_task(noted.page)
+        if stage_timer.timed:
+            found.append(task)
+        for key in range(round(task_ms / sample_ms)):
+            clock.ns += round(1e6 * sample_ms)
+            if stage_timer.each_sample:
+                stage_timer.end_sample(key, "dataset")
+        stage_timer.end_task()
+    assert found == list(timed)
+
+
+def test_a_task_within_a_task_is_a_part_of_it(noted: Noted) -> None:
+    assert stage_timer.begin_task(noted.page)
+    assert not stage_timer.begin_task(noted.page)
+    stage_timer.end_task()
+    assert noted.read().tasks == 1
+
+
+def test_interrupted_task_is_discarded_by_its_page(noted: Noted) -> None:
+    assert stage_timer.begin_task(noted.page)
+    stage_timer.drop_task(None)
+    stage_timer.drop_task(StagePage(np.zeros(PAGE_WORDS, np.int64)))
+    assert not stage_timer.begin_task(noted.page)
+    stage_timer.drop_task(noted.page)
+    assert stage_timer.begin_task(noted.page)
+    stage_timer.end_task()
+    assert noted.read().tasks == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_forked_process_has_no_task(noted: Noted) -> None:
+    assert stage_timer.begin_task(noted.page)
+    if (child := os.fork()) == 0:
+        os._exit(0 if stage_timer.begin_task(noted.page) else 1)
+    stage_timer.end_task()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_nothing_is_recorded_without_a_page_or_outside_of_tasks(noted: Noted) -> None:
+    assert not stage_timer.begin_task(None)
+    stage_timer.end_stage("read")
+    stage_timer.end_sample(1)
+    stage_timer.note_sample(1, 10**9)
+    assert noted.read() == StageTimings()
+
+
+def test_a_thread_that_a_sample_starts_notes_nothing(noted: Noted, clock: Clock) -> None:
+    noted.skip(FIRST_TIMED)
+    stage_timer.begin_task(noted.page)
+
+    def work() -> None:
+        assert not stage_timer.is_timing()
+        assert not stage_timer.begin_task(StagePage(np.zeros(PAGE_WORDS, np.int64)))
+        clock.ns += 10
+        stage_timer.end_stage("of another thread")
+        stage_timer.end_sample(99)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    stage_timer.end_task()
+    found = noted.read()
+    assert (found.stages, found.slowest) == ({}, [])
+
+
+def test_a_sample_that_is_quicker_than_the_slowest_twelve_costs_no_note(noted: Noted) -> None:
+    stage_timer.begin_task(noted.page)
+    slow_ns = 0
+    for number in range(12):
+        slow_ns = stage_timer.note_sample(number, 1000 + number)
+    assert slow_ns == 1000
+    stage_timer.end_task()
+
+
+def test_preparation_is_no_part_of_the_first_sample(
+    noted: Noted, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued = tmp_path / "schedstat"
+    monkeypatch.setattr(stage_timer, "_SCHEDSTAT", queued)
+    queued.write_text("1 0 3")
+    noted.skip(FIRST_TIMED)
+    stage_timer.begin_task(noted.page)
+    clock.ns += 70_000_000
+    queued.write_text("1 60000000 3")
+    stage_timer.begin_samples("fetch")
+    clock.ns += 50_000_000
+    stage_timer.end_sample(7, "read")
+    stage_timer.end_task()
+    found = noted.read()
+    assert found.slowest == [(50.0, 7)]
+    assert found.stages["fetch"].total_ms == 70.0
+
+
+def test_of_many_tasks_of_tiny_samples_fewer_are_timed(noted: Noted, clock: Clock) -> None:
+    timed = []
+    for _ in range(300):
+        stage_timer.begin_task(noted.page)
+        timed.append(stage_timer.timed)
+        clock.ns += 20_000
+        if stage_timer.each_sample:
+            stage_timer.end_sample(1)
+        stage_timer.end_task()
+    assert [k for k, each in enumerate(timed) if each] == [3, 11, 19, 27, 35, 43, 51, 59] + [
+        3 + 64 * k for k in range(1, 5)
+    ]
+
+
+def test_of_large_tasks_of_quick_samples_one_is_timed(noted: Noted, clock: Clock) -> None:
+    timed = []
+    for _ in range(80):
+        stage_timer.begin_task(noted.page)
+        timed.append(stage_timer.timed)
+        for number in range(128):
+            clock.ns += 200_000
+            if stage_timer.each_sample:
+                stage_timer.end_sample(number)
+        stage_timer.end_task()
+    assert [k for k, each in enumerate(timed) if each] == [3, 3 + 64]
+
+
+def test_tiny_samples_are_reported_only_in_timed_tasks(noted: Noted, clock: Clock) -> None:
+    told = []
+    for ns in [10_000] * 16 + [200_000] * 24:
+        stage_timer.begin_task(noted.page)
+        told.append(stage_timer.each_sample)
+        if stage_timer.each_sample:
+            for number in range(32):
+                clock.ns += ns
+                stage_timer.end_sample(number)
+        stage_timer.end_task()
+    # As if they were long until a timed task shows that they are not; and later that they are.
+    assert told[:16] == [True] * 4 + [False] * 7 + [True] + [False] * 4
+    assert told[16:] == [False] * 3 + [True] * 21
+
+
+@pytest.mark.parametrize("key", [1 << 63, (1 << 64) - 1, -7, 10**30, np.uint64((1 << 64) - 1)])
+def test_keys_that_a_page_cannot_hold_have_no_number(
+    noted: Noted, clock: Clock, key: object
+) -> None:
+    stage_timer.begin_task(noted.page)
+    clock.ns += 50
+    stage_timer.end_sample(key)
+    stage_timer.end_task()
+    assert noted.read().slowest == [(50 / 1e6, -1)]
+
+
+def test_key_with_failing_conversion_has_no_number(noted: Noted, clock: Clock) -> None:
+    class Key:
+        def __index__(self) -> int:
+            raise LookupError("not now")
+
+    stage_timer.begin_task(noted.page)
+    clock.ns += 50
+    stage_timer.end_sample(Key())
+    stage_timer.end_task()
+    assert noted.read().slowest == [(50 / 1e6, -1)]
