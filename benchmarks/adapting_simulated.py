@@ -3,8 +3,8 @@
     python benchmarks/adapting_simulated.py [--only adapting|pieces|message]
 
 Tables "adapting" and "pieces" use simulated time only (`tests/throughput/simulated.py`, 16 cores)
-and are identical on every machine. They print step time over its own compute time, or the ratio of two
-step times, as medians over seeds. Trainings start with one worker and prefetch 3; whole-batch
+and are identical on every machine. They print step time over its own compute time, or the ratio of
+two step times, as medians over seeds. Trainings start with one worker and prefetch 3; whole-batch
 workloads adapt for 10 minutes with 10 seeds, row workloads for 5 minutes with 5 seeds.
 
 Table "message" is measured on this machine: the cost of handing over one task, which the simulation
