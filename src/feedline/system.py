@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import spawn as mp_spawn
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
@@ -42,6 +42,7 @@ __all__ = [
     "cacheable_memory_bytes",
     "core_limits",
     "describe_exit",
+    "find_attribute",
     "flush_standard_streams",
     "local_processes",
     "lock_file",
@@ -50,6 +51,7 @@ __all__ = [
     "python_program",
     "rank_and_world",
     "read_at",
+    "read_text",
     "readable",
     "search_path",
     "slashed",
@@ -118,11 +120,20 @@ class MemoryLimits:
         return int(_FOR_FILES * self.available)
 
 
-def _read(path: Path) -> str | None:
+def read_text(path: Path) -> str:
+    """Read a small file, such as one of the kernel; "" if it cannot be read."""
     try:
         return os.fsdecode(path.read_bytes()).strip()
     except OSError:
-        return None
+        return ""
+
+
+def find_attribute(thing: object, name: str, default: Any = None) -> Any:
+    """Attribute of a user's object; `default` if it has none, or if its code raises any error."""
+    try:
+        return getattr(thing, name, default)
+    except Exception:  # of a property, or of a __getattr__
+        return default
 
 
 def _number(text: str | None) -> int | None:
@@ -137,7 +148,7 @@ def _number(text: str | None) -> int | None:
 def _cgroup_folders(controller: str, root: Path) -> Iterator[Path]:
     """This process's cgroup folders for a controller, innermost first, v2 and v1 layouts."""
     groups = root / "sys/fs/cgroup"
-    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, colon, where = rest.partition(":")
         if not colon or (controllers and controller not in controllers.split(",")):
@@ -158,8 +169,8 @@ def _cpu_quota(root: Path = _ROOT) -> float:
     """The smallest CPU quota of the enclosing cgroups, in cores; infinite where none is set."""
     least = math.inf
     for folder in _cgroup_folders("cpu", root):
-        v2 = (_read(folder / "cpu.max") or "").split()
-        v1 = (_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
+        v2 = read_text(folder / "cpu.max").split()
+        v1 = (read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us"))
         for pair in (v2, v1):
             if len(pair) == 2 and (quota := _number(pair[0])) and (period := _number(pair[1])):
                 least = min(least, quota / period)
@@ -173,7 +184,7 @@ def throttled_s(root: Path = _ROOT) -> float | None:
     """
     longest: float | None = None
     for folder in _cgroup_folders("cpu", root):
-        lines = (_read(folder / "cpu.stat") or "").splitlines()
+        lines = read_text(folder / "cpu.stat").splitlines()
         stat = dict(line.partition(" ")[::2] for line in lines)
         if not _number(stat.get("nr_periods")):
             continue  # no quota is set in this group, or none has counted yet
@@ -254,7 +265,7 @@ def memory_limits(root: Path = _ROOT) -> MemoryLimits:
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         )
         for limit_name, used_name in pairs:
-            limit, used = _number(_read(folder / limit_name)), _number(_read(folder / used_name))
+            limit, used = (_number(read_text(folder / name)) for name in (limit_name, used_name))
             if limit is not None and used is not None:
                 # Page cache counts as used but is given back: inactive cache is available.
                 available = min(available, limit - used + _inactive_file_bytes(folder))
@@ -306,7 +317,7 @@ def unwritten(file: Path, needed: int, error: Exception) -> str:
 
 def _table(path: Path) -> dict[str, str]:
     """Lines of a kernel's file, each a name and a value; empty if it cannot be read."""
-    return dict(line.partition(" ")[::2] for line in (_read(path) or "").splitlines())
+    return dict(line.partition(" ")[::2] for line in read_text(path).splitlines())
 
 
 def _inactive_file_bytes(folder: Path) -> int:

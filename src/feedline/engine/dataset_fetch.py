@@ -48,7 +48,6 @@ from feedline.engine.worker_errors import (
     note_unpicklable,
 )
 from feedline.errors import UsageError, note
-from feedline.images.compile.library_steps import find_attribute
 from feedline.order.batch_spec import BatchSpec, Item
 from feedline.order.requested_size import SampleRequest, current_request, set_request
 from feedline.order.seeds import mix, row_seed
@@ -62,6 +61,7 @@ from feedline.randomness import (
     seeding_depth,
 )
 from feedline.sources.files import is_storage_failure
+from feedline.system import find_attribute
 from feedline.timing import is_recording_enabled, stage_timer
 from feedline.timing.transform_timing import time_transforms
 

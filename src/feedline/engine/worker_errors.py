@@ -19,9 +19,9 @@ from feedline.engine.messages import SkippedSample
 from feedline.engine.payload import find_unpicklable, plain_dump
 from feedline.engine.transform_errors import describe_code_error
 from feedline.errors import FeedlineError, UsageError, note
-from feedline.images.compile.library_steps import find_attribute
 from feedline.order.batch_spec import BatchSpec
 from feedline.private_names import find_private
+from feedline.system import find_attribute
 
 __all__ = [
     "SkippedBatch",

@@ -22,10 +22,10 @@ from torch.utils.data import BatchSampler, IterableDataset
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import UsageError
-from feedline.images.compile.library_steps import find_attribute
 from feedline.loader import DataLoader
 from feedline.loader.dataset_kind import is_row_source
 from feedline.loader.torch_samplers import nested_samplers
+from feedline.system import find_attribute
 
 __all__ = ["prepare", "tracker"]
 

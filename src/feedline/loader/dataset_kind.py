@@ -12,7 +12,8 @@ from torch.utils.data import ConcatDataset, Subset
 
 from feedline.errors import DatasetError, UsageError
 from feedline.images.compile.datasets import is_source_class, unwrap_subsets
-from feedline.images.compile.library_steps import CompileError, find_attribute
+from feedline.images.compile.library_steps import CompileError
+from feedline.system import find_attribute
 
 __all__ = [
     "check_kind_unchanged",

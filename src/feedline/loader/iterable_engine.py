@@ -16,7 +16,6 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import LoadTimeoutError, UsageError
-from feedline.images.compile.library_steps import find_attribute
 from feedline.loader.engines import Engine
 from feedline.loader.position import LoaderPosition
 from feedline.loader.random_states import RandomStates
@@ -24,6 +23,7 @@ from feedline.loader.state import Position, damaged_state_error, pack, unpack
 from feedline.loader.torch_samplers import has_state
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import Phase, Schedule
+from feedline.system import find_attribute
 from feedline.timing import is_recording_enabled
 from feedline.timing.stage_timings import StageTimings
 from feedline.timing.torch_workers import TorchWorkers, end_torch_workers

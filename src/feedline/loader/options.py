@@ -33,7 +33,6 @@ from feedline.engine.defaults import (
 from feedline.engine.devices import resolve_device
 from feedline.engine.normalise import BatchTransform, DeviceTransforms, Normalise, PixelTransform
 from feedline.errors import UsageError
-from feedline.images.compile.library_steps import find_attribute
 from feedline.loader.dataset_kind import (
     check_length,
     check_parts,
@@ -60,7 +59,7 @@ from feedline.order.schedule import (
     is_integer,
 )
 from feedline.sources.remote_filesystem import is_url
-from feedline.system import rank_and_world
+from feedline.system import find_attribute, rank_and_world
 
 __all__ = [
     "Arguments",

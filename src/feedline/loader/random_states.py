@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from feedline.errors import StateError
-from feedline.images.compile.library_steps import find_attribute
 from feedline.loader.torch_samplers import nested_samplers
+from feedline.system import find_attribute
 
 __all__ = ["RandomStates", "ReplayedStates", "sampler_generators"]
 

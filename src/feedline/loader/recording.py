@@ -15,11 +15,11 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from feedline.images.compile.library_steps import find_attribute
 from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engine_choice import EngineChoice, keeps_workers
 from feedline.loader.engines import QUICK_NS, QUICK_STEPS
 from feedline.loader.options import Options
+from feedline.system import find_attribute
 from feedline.timing import is_recording_enabled
 from feedline.timing.batch_probe import BatchProbe
 from feedline.timing.pass_record import PassRecord

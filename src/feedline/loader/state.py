@@ -27,11 +27,12 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset
 
 from feedline.errors import StateError
-from feedline.images.compile.library_steps import CompileError, find_attribute
+from feedline.images.compile.library_steps import CompileError
 from feedline.loader.dataset_kind import find_feedline_source
 from feedline.loader.options import Options
 from feedline.loader.torch_samplers import describe, sampler_rank_and_world_size
 from feedline.order.schedule import is_count, is_image_size
+from feedline.system import find_attribute
 
 __all__ = [
     "Position",

@@ -28,9 +28,9 @@ from torch.utils.data import (
 )
 
 from feedline.errors import UsageError
-from feedline.images.compile.library_steps import find_attribute
 from feedline.loader.dataset_kind import is_row_source
 from feedline.order.sample_order import SEQUENTIAL, Order
+from feedline.system import find_attribute
 
 __all__ = [
     "PlannedSampler",

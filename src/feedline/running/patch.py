@@ -27,7 +27,6 @@ from torch.utils.data import IterableDataset
 
 from feedline.engine.process import in_worker
 from feedline.errors import FeedlineError, UsageError
-from feedline.images.compile.library_steps import find_attribute
 from feedline.images.lazy_images import lazy_images
 from feedline.loader import DataLoader
 from feedline.loader.engine_choice import choose_engine
@@ -35,7 +34,7 @@ from feedline.loader.options import Arguments, Options
 from feedline.loader.state import fingerprint_of
 from feedline.running.launch import VARIABLE, PatchSettings
 from feedline.running.records import LoaderRecords
-from feedline.system import rank_and_world
+from feedline.system import find_attribute, rank_and_world
 from feedline.text import printable
 
 __all__ = ["Patch", "ReplacedLoader", "patch"]

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
-from feedline.images.compile.library_steps import CompileError, find_attribute, why_modified
+from feedline.images.compile.library_steps import CompileError, why_modified
 from feedline.sources.folder import FileStore
 from feedline.sources.store import Numbers, PathTable, common_folder, path_starts
-from feedline.system import slashed
+from feedline.system import find_attribute, slashed
 
 __all__ = [
     "FolderSelection",

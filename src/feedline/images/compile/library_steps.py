@@ -31,6 +31,7 @@ from feedline.images.crops import without_addresses
 from feedline.order.requested_size import PerSize, SampleRequest
 from feedline.private_names import TESTED_VERSIONS
 from feedline.randomness import seeded, unbroken
+from feedline.system import find_attribute
 
 __all__ = [
     "SIZE_ATTRIBUTES",
@@ -41,7 +42,6 @@ __all__ = [
     "attempt",
     "check_libraries",
     "error_text",
-    "find_attribute",
     "flatten",
     "full_step_text",
     "has_library_base",
@@ -233,14 +233,6 @@ def why_not_fused(step: object) -> str:
     elif base is not None:
         why = f"{kind.__name__} is a subclass of {base.__name__}, and only exact classes are"
     return f"{step_text(step)} cannot be fused{': ' * bool(why)}{why}."
-
-
-def find_attribute(thing: object, name: str, default: Any = None) -> Any:
-    """Attribute of a user's object; `default` if it has none, or if its code raises any error."""
-    try:
-        return getattr(thing, name, default)
-    except Exception:  # of a property, or of a __getattr__
-        return default
 
 
 def _children(step: object) -> Any:
