@@ -6,7 +6,7 @@ scenes: Field, "Relations between the statistics of natural images and the respo
 cortical cells", 1987), under slanted light and with sensor noise. Only texture shows the class.
 
 Guarantees: a picture depends on (seed, split, class, number) alone, and is the same bytes under the
-same versions of numpy and simplejpeg. Its JPEG is 375 x 500 pixels, some upright, of about 110 KB,
+same versions of numpy and Pillow. Its JPEG is 375 x 500 pixels, some upright, of about 110 KB,
 ImageNet's mean: decoding it costs what decoding a real one costs. A folder holds a whole set or was
 never touched: pictures are written to a hidden sibling and moved into place in one step.
 """
@@ -14,6 +14,7 @@ never touched: pictures are written to a hidden sibling and moved into place in 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -26,8 +27,8 @@ from typing import Any
 
 import numpy as np
 import psutil
-import simplejpeg
 from numpy.typing import NDArray
+from PIL import Image
 
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.owned_files import remove_owned
@@ -164,10 +165,9 @@ def demo_pixels(
 def demo_jpeg(class_name: str, *, number: int, split: str = "train", seed: int = 0) -> bytes:
     """Draw a picture (see `demo_pixels`) as a JPEG, 4:2:0, of about 110 KB."""
     pixels = demo_pixels(class_name, number=number, split=split, seed=seed)
-    encoded: bytes = simplejpeg.encode_jpeg(
-        pixels, quality=JPEG_QUALITY, colorspace="RGB", colorsubsampling="420"
-    )
-    return encoded
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=JPEG_QUALITY, subsampling="4:2:0")
+    return file.getvalue()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

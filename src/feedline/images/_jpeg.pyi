@@ -9,12 +9,15 @@ from typing_extensions import Buffer
 MARGINS: tuple[int, int]
 """Rows and columns that `read` may need in addition to the part."""
 
+CONTAINED_LIBJPEG: str | None
+"""Version of the libjpeg-turbo inside the module; None if it uses another library's."""
+
 @final
 class Decoder:
     """Decodes parts of JPEGs, one after the other, in one thread at a time.
 
     Args:
-        library: a shared library that links to libjpeg-turbo 3.
+        library: a shared library that links to libjpeg-turbo 3. Not used if the module contains one.
 
     Raises:
         OSError: it cannot be loaded, or does not link to a libjpeg-turbo with a known interface.
@@ -24,6 +27,9 @@ class Decoder:
     """True if feedline reads the Huffman codes of baseline JPEGs; False if libjpeg does, because
     its internal structures are not the expected ones. Set it to False to let libjpeg read them,
     which takes longer and gives the same pixels; True undoes that."""
+
+    warning: str
+    """libjpeg's first warning of the image that was opened last; "" if it has none."""
 
     _bmi2: bool
     """True if the BMI2 code reads them; False switches to the other, with the same pixels."""

@@ -5,10 +5,10 @@ count is checked before memory of that size is allocated. A file without an end 
 ImageError. So does one with data missing before its end marker, except if `_jpeg` decodes the part
 and the gap is below it, or separated from it by restart markers.
 
-Relies on: `_jpeg`, compiled, which decodes a part with Pillow's libjpeg-turbo. simplejpeg decodes
-the rest completely: if `_jpeg` was not compiled or Pillow has no libjpeg-turbo 3, images to be
-rotated, files without an end, and whatever libjpeg warns of. Pillow decodes what remains, e.g.
-CMYK, and lossless files at a reduced size. On ITU T.81 annex B for the positions of numbers.
+Relies on: `_jpeg`, compiled, which decodes a part with the libjpeg-turbo 3 that wheels of feedline
+contain, or with Pillow's. Without it simplejpeg decodes whole images, if it is installed. Pillow
+decodes what remains, e.g. CMYK, whatever libjpeg warns of, and lossless files at a reduced size. On
+ITU T.81 annex B for the positions of numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ _TRUNCATED = ("Premature end of JPEG file", "premature end of data segment")
 
 
 def compiled_decoder() -> compiled.Decoder | None:
-    """Decoder of parts; None if it was not compiled or cannot use Pillow's libjpeg."""
+    """Decoder of parts; None if it was not compiled, or neither contains a libjpeg-turbo nor can use
+    Pillow's.
+    """
     if compiled is not None:
         # Pillow may have another libjpeg, or one inside it, where the functions cannot be found.
         with contextlib.suppress(OSError):
@@ -67,7 +69,6 @@ class JpegDecoder(ImageDecoder):
         self._is_grey = options.mode == "L"
         self._buffer = np.empty(1 << 20, np.uint8)
         self._compiled = compiled_decoder()
-        self._is_compiled = False  # the opened image is with it
         self._orientation = 1
         self._whole: Pixels | None = None  # by Pillow, if only it can decode the opened image
 
@@ -76,10 +77,12 @@ class JpegDecoder(ImageDecoder):
         options = self._options
         self._data, self._whole = b"", None
         orientation = self._orientation = jpeg_orientation(data) if options.exif else 1
-        # Parts are in upright coordinates: decode a rotated image completely, rotate it, then cut.
-        size = self._compiled.open(data) if self._compiled and orientation == 1 else None
-        self._is_compiled = size is not None
-        height, width = self._size = size or _read_header(data)
+        if self._compiled is None:
+            size = _read_header(data)
+        else:
+            size = self._compiled.open(data)
+            _raise_if_truncated(self._compiled.warning)
+        height, width = self._size = size or (0, 0)
         self.reducible = bool(height) and options.mode != "I;16"
         if self.reducible:
             check_pixels(height, width, options.max_pixels)
@@ -103,27 +106,19 @@ class JpegDecoder(ImageDecoder):
         """Decode the opened image to RGB."""
         data, self._data = self._data, b""
         height, width = self._size
-        # libjpeg-turbo 3 decodes lossless files, and falsely claims to scale them.
-        lossless = reduction > 1 and jpeg_is_lossless(data)
-        if self._compiled and self._is_compiled and not lossless:
-            top, left, rows, columns = part or (
-                0,
-                0,
-                -(-height // reduction),
-                -(-width // reduction),
-            )
-            more_rows, more_columns = compiled.MARGINS
-            buffer = self._reserve((rows + more_rows) * (columns + more_columns) * 3)
-            place = self._compiled.read(buffer, reduction, top, left, rows, columns)
-            if place:
-                first, stride = place
-                pixels: Pixels = np.ndarray(
-                    (rows, columns, 3), np.uint8, buffer, first, (stride, 3, 1)
-                )
-                return pixels
         whole = None
-        if not lossless:
-            whole = _decode_fast(data, height, width, reduction, self._reserve(height * width * 3))
+        # libjpeg-turbo 3 decodes lossless files, and falsely claims to scale them.
+        if reduction == 1 or not jpeg_is_lossless(data):
+            if self._compiled is None:
+                buffer = self._reserve(height * width * 3)
+                whole = _decode_fast(data, height, width, reduction, buffer)
+            else:
+                # Parts are in upright coordinates: a rotated image is cut after its rotation.
+                is_upright = self._orientation == 1
+                pixels = self._decode(self._compiled, reduction, part if is_upright else None)
+                if pixels is not None and is_upright:
+                    return pixels
+                whole = self._decode_again(data, reduction) if pixels is None else pixels
         if whole is None:
             whole = PILLOW_JPEG.decode(data, DecodeOptions(self._options.max_pixels), None).pixels
             if reduction > 1:
@@ -134,6 +129,37 @@ class JpegDecoder(ImageDecoder):
             )
         return cut(upright(whole, self._orientation), part)
 
+    def _decode(
+        self, decoder: compiled.Decoder, reduction: int, part: Part | None
+    ) -> Pixels | None:
+        """Decode a part of the opened image; None if another decoder must."""
+        height, width = self._size
+        everything = 0, 0, -(-height // reduction), -(-width // reduction)
+        top, left, rows, columns = part or everything
+        more_rows, more_columns = compiled.MARGINS
+        buffer = self._reserve((rows + more_rows) * (columns + more_columns) * 3)
+        place = decoder.read(buffer, reduction, top, left, rows, columns)
+        if place is None:
+            return None
+        first, stride = place
+        return np.ndarray((rows, columns, 3), np.uint8, buffer, first, (stride, 3, 1))
+
+    def _decode_again(self, data: bytes, reduction: int) -> Pixels | None:
+        """Decode all of an image by libjpeg alone, which tells what is wrong with it.
+
+        None if Pillow must decide, ImageError if truncated.
+        """
+        decoder = self._compiled
+        assert decoder is not None
+        reads_codes, decoder.reads_codes = decoder.reads_codes, False
+        try:
+            decoder.open(data)
+            pixels = self._decode(decoder, reduction, None)
+        finally:
+            decoder.reads_codes = reads_codes
+        _raise_if_truncated(decoder.warning)
+        return pixels
+
     def _reserve(self, size_bytes: int) -> Pixels:
         """Return memory of at least `size_bytes`."""
         if size_bytes > len(self._buffer):
@@ -143,15 +169,23 @@ class JpegDecoder(ImageDecoder):
         return self._buffer
 
 
-def _read_header(data: bytes) -> tuple[int, int]:
-    """Height and width; zeros if simplejpeg cannot decode it."""
-    from simplejpeg import decode_jpeg_header  # only needed if `_jpeg` cannot decode it
+def _raise_if_truncated(warning: str) -> None:
+    if warning.endswith(_TRUNCATED):
+        raise ImageError(
+            f"the JPEG ends before its last pixel ({warning}), e.g. from an interrupted copy or "
+            "download, or a damaged disk"
+        )
 
+
+def _read_header(data: bytes) -> tuple[int, int] | None:
+    """Height and width; None if simplejpeg is missing or cannot decode it."""
     try:
+        from simplejpeg import decode_jpeg_header  # only needed without `_jpeg`
+
         height, width, colours, _ = decode_jpeg_header(data)
-    except (ValueError, KeyError):  # KeyError: a chroma layout without a name, such as 4:4:1
-        return 0, 0
-    return (int(height), int(width)) if colours in _FAST_COLOURS else (0, 0)
+    except (ImportError, ValueError, KeyError):  # KeyError: a nameless chroma layout, such as 4:4:1
+        return None
+    return (int(height), int(width)) if colours in _FAST_COLOURS else None
 
 
 def _decode_fast(
@@ -171,12 +205,7 @@ def _decode_fast(
         pixels: Pixels = decode_jpeg(data, "RGB", buffer=buffer, strict=True, **exact)
         return pixels
     except ValueError as error:
-        reason = str(error)
-        if reason.endswith(_TRUNCATED):
-            raise ImageError(
-                f"the JPEG ends before its last pixel ({reason}), e.g. from an interrupted copy or "
-                "download, or a damaged disk"
-            ) from None
+        _raise_if_truncated(str(error))
         return None
 
 

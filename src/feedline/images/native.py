@@ -12,7 +12,7 @@ from functools import cache
 __all__ = ["COMPILE_HINT", "NATIVE_MODULES", "describe_missing", "warn_if_missing"]
 
 NATIVE_MODULES = {
-    "_jpeg": "simplejpeg decodes whole images instead of crops",
+    "_jpeg": "simplejpeg or Pillow decodes whole images instead of crops",
     "_png": "Pillow decodes PNGs, in about five times the time",
     "_resample": "torch crops and resizes, in about twice the time, and each worker imports it",
     "_lut": "numpy converts pixels to floats",

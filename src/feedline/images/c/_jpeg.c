@@ -39,6 +39,7 @@ are read that tell which coefficients are 0. */
 #include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "_entropy.h"
@@ -54,6 +55,7 @@ enum {
     IMAGES = 8,
     BLOCK = 32,   /* pixels by which a crop may begin too early: the widest block, of 4:1:1 */
     AT_ONCE = 8,  /* rows per call; libjpeg returns at most as many */
+    TEXT = 200,   /* JMSG_LENGTH_MAX of jpeglib.h */
 };
 
 typedef struct {
@@ -83,6 +85,7 @@ typedef struct {
     int images;              /* that cinfo decoded */
     int opened;              /* the header of `data` was read */
     int warnings;
+    char warning[TEXT]; /* the first of the image; "" if there is none */
     Py_buffer data;
     void *library;
     struct jpeg_error_mgr *(*jpeg_std_error)(struct jpeg_error_mgr *);
@@ -113,7 +116,9 @@ static void error_exit(struct jpeg_decompress_struct *cinfo)
 
 static void emit_message(struct jpeg_decompress_struct *cinfo, int msg_level)
 {
-    ((Decoder *)cinfo->client_data)->warnings += msg_level < 0;
+    Decoder *self = cinfo->client_data;
+    if (msg_level < 0 && !self->warnings++)
+        cinfo->err->format_message(cinfo, self->warning);
 }
 
 static void output_message(struct jpeg_decompress_struct *cinfo)
@@ -121,7 +126,45 @@ static void output_message(struct jpeg_decompress_struct *cinfo)
     (void)cinfo;
 }
 
-#ifdef _WIN32 /* Pillow's wheels contain libjpeg and export none of its functions */
+#ifdef FEEDLINE_STATIC_JPEG
+struct jpeg_error_mgr *jpeg_std_error(struct jpeg_error_mgr *);
+void jpeg_CreateDecompress(struct jpeg_decompress_struct *, int, size_t);
+void jpeg_destroy_decompress(struct jpeg_decompress_struct *);
+void jpeg_abort_decompress(struct jpeg_decompress_struct *);
+void jpeg_mem_src(struct jpeg_decompress_struct *, const uint8_t *, unsigned long);
+int jpeg_read_header(struct jpeg_decompress_struct *, int);
+int jpeg_start_decompress(struct jpeg_decompress_struct *);
+void jpeg_crop_scanline(struct jpeg_decompress_struct *, unsigned *, unsigned *);
+unsigned jpeg_skip_scanlines(struct jpeg_decompress_struct *, unsigned);
+unsigned jpeg_read_scanlines(struct jpeg_decompress_struct *, uint8_t **, unsigned);
+
+static int bind(Decoder *self, const char *path)
+{
+    (void)path;
+    self->jpeg_std_error = jpeg_std_error;
+    self->jpeg_CreateDecompress = jpeg_CreateDecompress;
+    self->jpeg_destroy_decompress = jpeg_destroy_decompress;
+    self->jpeg_abort_decompress = jpeg_abort_decompress;
+    self->jpeg_mem_src = jpeg_mem_src;
+    self->jpeg_read_header = jpeg_read_header;
+    self->jpeg_start_decompress = jpeg_start_decompress;
+    self->jpeg_crop_scanline = jpeg_crop_scanline;
+    self->jpeg_skip_scanlines = jpeg_skip_scanlines;
+    self->jpeg_read_scanlines = jpeg_read_scanlines;
+    return 0;
+}
+
+/* The library is known; `find_decode_mcu` checks the position of its functions. */
+static int is_libjpeg(const Decoder *self, void *function)
+{
+    return self && function;
+}
+
+static void unbind(Decoder *self)
+{
+    (void)self;
+}
+#elif defined(_WIN32) /* Pillow's wheels contain libjpeg and export none of its functions */
 static int bind(Decoder *self, const char *path)
 {
     (void)self;
@@ -258,6 +301,7 @@ static int read_header(Decoder *self, const uint8_t *bytes, size_t count)
 {
     struct jpeg_decompress_struct *cinfo = &self->cinfo;
     self->warnings = 0;
+    self->warning[0] = 0;
     entropy_begin(&self->entropy, (const uint8_t *)"", 0, 0); /* forget the image before */
     if (count > ULONG_MAX)
         return 0;
@@ -277,7 +321,9 @@ static int read_header(Decoder *self, const uint8_t *bytes, size_t count)
     self->jpeg_read_header(cinfo, 1);
     const int colours = cinfo->jpeg_color_space;
     const int known = colours == JCS_GRAYSCALE || colours == JCS_RGB || colours == JCS_YCbCr;
-    return known && !self->warnings && has_end(cinfo);
+    if (known && !self->warnings && !has_end(cinfo))
+        snprintf(self->warning, TEXT, "Premature end of JPEG file");
+    return known && !self->warnings && !self->warning[0];
 }
 
 /* Return True if scans are missing: libjpeg smooths over the neighbouring blocks then, and so over
@@ -659,6 +705,7 @@ static PyMethodDef decoder_methods[] = {
 
 static PyMemberDef decoder_members[] = {
     {"reads_codes", T_BOOL, offsetof(Decoder, reads_codes), 0, "See _jpeg.pyi."},
+    {"warning", T_STRING_INPLACE, offsetof(Decoder, warning), READONLY, "See _jpeg.pyi."},
     {"_bmi2", T_BOOL, offsetof(Decoder, entropy.bmi2), 0, "See _jpeg.pyi."},
     {NULL, 0, 0, 0, NULL},
 };
@@ -682,11 +729,18 @@ static PyType_Spec decoder_spec = {
 static int initialise(PyObject *module)
 {
     PyObject *type = PyType_FromSpec(&decoder_spec);
+#ifdef FEEDLINE_STATIC_JPEG
+    PyObject *contained = Py_BuildValue("s", FEEDLINE_STATIC_JPEG);
+#else
+    PyObject *contained = Py_NewRef(Py_None);
+#endif
     PyObject *margins = Py_BuildValue("ii", MARGIN_ROWS, 2 * MARGIN_COLUMNS + BLOCK);
     const int failed = PyModule_AddObjectRef(module, "Decoder", type) < 0
-        || PyModule_AddObjectRef(module, "MARGINS", margins) < 0;
+        || PyModule_AddObjectRef(module, "MARGINS", margins) < 0
+        || PyModule_AddObjectRef(module, "CONTAINED_LIBJPEG", contained) < 0;
     Py_XDECREF(type);
     Py_XDECREF(margins);
+    Py_XDECREF(contained);
     return failed ? -1 : 0;
 }
 

@@ -19,6 +19,7 @@ struct jpeg_error_mgr {
     void (*error_exit)(struct jpeg_decompress_struct *);
     void (*emit_message)(struct jpeg_decompress_struct *, int msg_level);
     void (*output_message)(struct jpeg_decompress_struct *);
+    void (*format_message)(struct jpeg_decompress_struct *, char *buffer);
     uint8_t rest[512];
 };
 
