@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
-from multiprocessing import Pool
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +71,8 @@ def without_restarts(jpegs: Path, pixels: Path, quality: int, target: Path) -> P
         (jpegs / file, (pixels / file).with_suffix(".npy"), target / file, quality)
         for file in files
     ]
-    with Pool() as pool:
-        pool.map(_without_restarts, jobs, chunksize=16)
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(_without_restarts, jobs, chunksize=16))
     return target
 
 
@@ -94,8 +94,8 @@ def jpeg_copies(root: Path, shorter: int, target: Path) -> Path:
     jobs = [
         (path, target / path.parent.name / f"{path.stem}.jpg", shorter) for path, _ in _files(root)
     ]
-    with Pool() as pool:
-        pool.map(_copy, jobs, chunksize=16)
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(_copy, jobs, chunksize=16))
     return target
 
 
@@ -103,8 +103,8 @@ def raw_copies(root: Path, side: int, target: Path) -> Path:
     """Write the central squares as images.npy, with labels.npy; return their folder."""
     target.mkdir(parents=True)
     files = _files(root)
-    with Pool() as pool:
-        images = pool.map(_square, [(path, side) for path, _ in files], chunksize=16)
+    with ProcessPoolExecutor() as pool:
+        images = list(pool.map(_square, [(path, side) for path, _ in files], chunksize=16))
     np.save(target / "images.npy", np.stack(images))
     np.save(target / "labels.npy", np.array([label for _, label in files]))
     return target
