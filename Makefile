@@ -1,9 +1,13 @@
 # On a fresh machine with Python, pip and make:
 #   make demo       install feedline and run it on generated images: resized cache, progressive
 #                   training, bottleneck, HTML report
-#   make test       install the test packages, lint, type-check and run the tests
-#   make test-all   also run the tests marked slow
+#   make test       install the test packages and run the tests
+#   make test-frameworks
+#                   run those of Lightning, Ray, S3, a browser and the documentation
+#   make lint       ruff and mypy
+#   make test-all   all of these, also the tests marked slow
 #   make docs       build the documentation site
+#   make wheels     build the wheel of this machine and check it in an empty environment
 #   make test-sanitized, make fuzz TIME=60, make test-arm
 #                   test the native code with sanitizers, with random arguments, on aarch64
 
@@ -18,7 +22,7 @@ DEMO_RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 DEMO_SIZES := 64,96,160
 DEMO_TRAINING := --model resnet18 --schedule "64x2,96x2,160x2" --batch-size 16
 
-.PHONY: demo test test-all run-tests test-sanitized test-arm fuzz lint docs bench-peers clean
+.PHONY: demo test test-frameworks test-all test-sanitized test-arm fuzz lint docs bench-peers wheels clean
 
 # Each demo starts a new run. `feedline report` exits with 1 if it has a recommendation, which is not
 # an error here.
@@ -36,19 +40,21 @@ demo: $(DEMO)
 	@echo "HTML report: $(DEMO_RUN)/report.html"
 
 # More test processes than cores: many tests wait for worker processes. tests/conftest.py orders them.
-# Bytecode is cached, because the tests start several hundred processes. Type checks, which use one
-# core for more than a minute, run in parallel.
+# Bytecode is cached, because the tests start several hundred processes.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 QUICK := -m "not slow"
+# Of other libraries on feedline, servers, clusters, a browser, and the documentation's programs.
+FRAMEWORK_TESTS := tests/frameworks tests/remote tests/cache/test_ray.py tests/profiling/test_page_in_chromium.py \
+	tests/test_docs_examples.py tests/test_docs_site.py tests/test_examples.py
 
 test: $(READY)
-	@$(MAKE) --no-print-directory -j 2 lint run-tests
+	$(PYTEST) $(QUICK) $(FRAMEWORK_TESTS:%=--ignore=%)
 
-test-all:
-	@$(MAKE) --no-print-directory test QUICK=
+test-frameworks: $(READY)
+	$(PYTEST) $(QUICK) $(FRAMEWORK_TESTS)
 
-run-tests: $(READY)
-	$(PYTEST) $(QUICK)
+test-all: lint
+	@$(MAKE) --no-print-directory test test-frameworks QUICK=
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks conformance docs examples laboratory
@@ -83,6 +89,10 @@ $(SANITIZED): $(READY) setup.py $(wildcard src/feedline/images/c/*.[ch])
 # tests/native/arm.sh lists the packages of Debian that it needs.
 test-arm: $(READY)
 	PYTHON=$(BIN)/python tests/native/arm.sh -m "not slow" $(NATIVE_TESTS)
+
+# tools/wheels.sh lists what it needs.
+wheels:
+	PYTHON=$(PYTHON) tools/wheels.sh
 
 # Build the documentation as a site, in build/site.
 docs: $(READY)
