@@ -47,9 +47,7 @@ _TRUNCATED = ("Premature end of JPEG file", "premature end of data segment")
 
 
 def compiled_decoder() -> compiled.Decoder | None:
-    """Decoder of parts; None if it was not compiled, or neither contains a libjpeg-turbo nor can use
-    Pillow's.
-    """
+    """Decoder of parts; None if not compiled, without libjpeg-turbo of its own and of Pillow's."""
     if compiled is not None:
         # Pillow may have another libjpeg, or one inside it, where the functions cannot be found.
         with contextlib.suppress(OSError):
