@@ -17,7 +17,7 @@ class Decoder:
     """Decodes parts of JPEGs, one after the other, in one thread at a time.
 
     Args:
-        library: a shared library that links to libjpeg-turbo 3. Not used if the module contains one.
+        library: a shared library that links to libjpeg-turbo 3; not used if the module contains it.
 
     Raises:
         OSError: it cannot be loaded, or does not link to a libjpeg-turbo with a known interface.
