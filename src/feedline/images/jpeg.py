@@ -140,7 +140,8 @@ class JpegDecoder(ImageDecoder):
         if place is None:
             return None
         first, stride = place
-        return np.ndarray((rows, columns, 3), np.uint8, buffer, first, (stride, 3, 1))
+        pixels: Pixels = np.ndarray((rows, columns, 3), np.uint8, buffer, first, (stride, 3, 1))
+        return pixels
 
     def _decode_again(self, data: bytes, reduction: int) -> Pixels | None:
         """Decode all of an image by libjpeg alone, which tells what is wrong with it.
