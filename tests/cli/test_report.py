@@ -75,8 +75,9 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
             )
             return Diagnosis(
                 bound=bound,  # type: ignore[arg-type]
-                split_ms={"wait": None, "copy": None, "compute": 3.0},
+                images_per_s=rate,
                 wait_pct=wait_pct,
+                time_split_s={"wait": None, "copy": None, "compute": 3.0},
                 phases=[phase],
                 findings=[Finding(rule=rule, cause="A cause.", evidence="400 steps")],
             )

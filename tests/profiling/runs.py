@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from feedline.profile.finding import Diagnosis, Finding, Gain, PhaseSplit, UpperBound
+from feedline.profile.finding import ComputeBound, Diagnosis, Finding, Gain, PhaseSplit
 from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import (
@@ -129,18 +129,20 @@ def verdict(
     """A verdict as rules give it."""
     return Diagnosis(
         bound=bound,  # type: ignore[arg-type]
-        split_ms={"wait": 3.3, "copy": None, "compute": 4.7},
+        images_per_s=1000.0,
+        time_split_s={"starts": 0.0, "wait": 0.66, "copy": None, "compute": 0.94},
         wait_pct=wait_pct,
         phases=[PHASE] if phases is None else phases,
-        ceiling=UpperBound(free_images_per_s=1702.0, now_images_per_s=1000.0),
+        compute_bound=ComputeBound(images_per_s=1702.0),
         findings=[FINDING] if findings is None else findings,
     )
 
 
 UNKNOWN = Diagnosis(
     bound="inconclusive",
-    split_ms={"wait": None, "copy": None, "compute": None},
+    images_per_s=None,
     wait_pct=None,
+    time_split_s={"wait": None, "copy": None, "compute": None},
     findings=[
         Finding(
             rule="inconclusive", cause="There are too few steps.", evidence="4 steps; it takes 20"

@@ -53,7 +53,7 @@ def test_difference_within_spread_is_not_reported() -> None:
 
 
 def test_a_run_that_is_too_short_is_inconclusive() -> None:
-    short = facts(1200, course=build_history(points([1200.0, 1200.0])))
+    short = facts(1200, throughput_history=build_history(points([1200.0, 1200.0])))
     status, said = summarise_comparison(compare(facts(1000), short))
     assert status == 3
     assert "1.20x as fast as A; a run is too short" in said
@@ -70,7 +70,7 @@ def test_phases_are_compared_one_by_one_and_together_by_their_time() -> None:
             replace(PHASE, images_per_s=first),
             replace(PHASE, image_size=128, images_per_s=second),
         ]
-        return facts(phases=phases, course=build_history(course))
+        return facts(phases=phases, throughput_history=build_history(course))
 
     found = compare(two(1000, 500), two(1000, 1000))
     assert [pair.ratio.times for pair in found.phases if pair.ratio] == [1.0, 2.0]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import LOADER, MACHINE, PHASE, UNKNOWN, named, points, recorded, verdict
+from runs import LOADER, MACHINE, UNKNOWN, named, points, recorded, verdict
 
 from feedline.profile.history import build_history, merge_neighbours
 from feedline.profile.report_data import build_report
@@ -25,7 +25,7 @@ def test_a_recorded_run_has_all_its_facts() -> None:
     assert facts.images_per_s == pytest.approx(1000)
     assert facts.steps == 200
     assert facts.timelines[0].title == "the latest steps"
-    assert [phase.image_size for phase in facts.course.phases] == [64, 96]
+    assert [phase.image_size for phase in facts.throughput_history.phases] == [64, 96]
     names = [stage.name for stage in facts.stages]
     assert names == ["decode", "transform: Resize"]
     assert sum(stage.share or 0 for stage in facts.stages) == pytest.approx(1)
@@ -51,9 +51,9 @@ def test_the_engine_of_a_loader_has_its_name() -> None:
 
 def test_empty_run_has_no_facts() -> None:
     facts = build_report(Run(machine=MACHINE), UNKNOWN)
-    assert facts.images_per_s is facts.wait_pct is facts.ceiling is None
-    assert facts.split_ms == {"wait": None, "copy": None, "compute": None}
-    assert facts.timelines == facts.stages == facts.course.stretches == []
+    assert facts.images_per_s is facts.wait_pct is facts.compute_bound is None
+    assert set(facts.time_split_s.values()) == {None}
+    assert facts.timelines == facts.stages == facts.throughput_history.stretches == []
     assert facts.steps == 0
 
 
@@ -69,7 +69,7 @@ def test_a_run_of_ten_hours_of_steps_stays_small() -> None:
         now += step
     recorder.end(record, "exhausted")
     facts = build_report(recorder.run(), verdict())
-    course = facts.course
+    course = facts.throughput_history
     assert len(course.stretches) <= 400
     assert course.phases[-1].ended_s - course.phases[0].begun_s == pytest.approx(36000, rel=0.01)
     assert [phase.image_size for phase in course.phases] == [128, 160]
@@ -78,14 +78,6 @@ def test_a_run_of_ten_hours_of_steps_stays_small() -> None:
     rates = [each.images_per_s for each in shown]
     assert rates == pytest.approx([32.0] * len(rates), rel=0.02)
     assert all(timeline.steps <= 32 for timeline in facts.timelines)
-
-
-def test_images_per_s_average_phases_by_time() -> None:
-    phases = [PHASE, replace(PHASE, image_size=128, steps=100, images_per_s=250.0)]
-    facts = build_report(Run(machine=MACHINE), verdict(phases=phases))
-    assert facts.images_per_s == pytest.approx((1600 + 800) / (1.6 + 3.2))
-    phases[1] = replace(phases[1], images_per_s=None)
-    assert build_report(Run(machine=MACHINE), verdict(phases=phases)).images_per_s is None
 
 
 def test_no_collate_is_shown_of_a_loader_that_has_none() -> None:
@@ -159,5 +151,5 @@ runs = st.builds(
 @given(runs)
 def test_facts_are_finite_for_any_figures_in_a_file(run: Run) -> None:
     facts = build_report(run, UNKNOWN)
-    for each in facts.course.stretches:
+    for each in facts.throughput_history.stretches:
         assert each.images_per_s is None or abs(each.images_per_s) < float("inf")

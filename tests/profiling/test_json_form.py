@@ -40,7 +40,7 @@ def test_output_matches_schema(facts: ReportData) -> None:
 def test_documented_fields_are_present(facts: ReportData) -> None:
     said = as_json(facts)
     assert said["bound"] == "highly input-bound"
-    assert said["split_ms"] == {"wait": 3.3, "copy": None, "compute": 4.7}
+    assert said["time_split_s"] == {"starts": 0, "wait": 0.66, "copy": None, "compute": 0.94}
     (finding,) = said["findings"]
     assert list(finding) == ["rule", "cause", "evidence", "fix", "gain"]
     assert finding["rule"] == "decode-bound"

@@ -148,12 +148,12 @@ def test_thousands_of_epochs_are_drawn_in_some_hundred(tmp_path: Path) -> None:
 def test_resumed_start_is_marked(tmp_path: Path) -> None:
     found = learned(tmp_path, line(1), line(2), line(3), line(4))
     run = recorded()
-    assert build_report(run, verdict(), found).went_on_at is None
+    assert build_report(run, verdict(), found).resumed_at_epoch is None
     for each in run.passes:
         each.epoch += 2
     facts = build_report(run, verdict(), found)
-    assert facts.went_on_at == 2
-    chart = training_curves(facts.learned, facts.went_on_at)
+    assert facts.resumed_at_epoch == 2
+    chart = training_curves(facts.epochs_trained, facts.resumed_at_epoch)
     assert chart is not None
     assert chart.went_on == 50
     assert "Dotted: the latest start resumed here." in texts(page(facts, "x"))

@@ -82,7 +82,7 @@ def test_page_has_content_of_terminal_report(facts: ReportData) -> None:
     for words in (
         "feedline report: runs/1",
         "Highly input-bound: data wait is 41% of the time.",
-        "waiting for its copy not measured",
+        "copying to the device not measured",
         "Now 1000 images/s; compute-bound 1702 images/s",
         "decode-bound Decoding takes most of the workers' time.",
         "Fix Build a cache of 128 px copies",
@@ -106,7 +106,7 @@ def test_every_figure_has_a_text_alternative(facts: ReportData) -> None:
             assert set(attributes) <= {"y", "width", "height", "overflow"}  # within a picture
     labels = [a["aria-label"] or "" for t, a in made.found if t == "svg" and "aria-label" in a]
     assert any(label.startswith("worker 0: ") for label in labels)
-    assert any(label.startswith("Mean step: waiting") for label in labels)
+    assert any(label.startswith("Time: waiting") for label in labels)
     assert any(label.startswith("Images per second over") for label in labels)
     figures = ("%" in label or "images/s" in label or " ms" in label for label in labels)
     assert all(figures)

@@ -160,9 +160,10 @@ def test_any_run_has_a_verdict_whose_advice_can_be_followed(run: Run) -> None:
             low, predicted, high = finding.gain.low, finding.gain.predicted, finding.gain.high
             assert 1 <= low <= predicted <= high
             assert math.isfinite(high)
-    if verdict.ceiling is not None:
-        assert math.isfinite(verdict.ceiling.free_images_per_s)
-        assert math.isfinite(verdict.ceiling.now_images_per_s)
+    if verdict.compute_bound is not None:
+        assert verdict.images_per_s is not None
+        assert math.isfinite(verdict.compute_bound.images_per_s)
+        assert math.isfinite(verdict.images_per_s)
     rules = [finding.rule for finding in verdict.findings]
     assert len(rules) == len(set(rules))
     fine = {"compute-bound", "inconclusive"} & set(rules)
@@ -174,8 +175,8 @@ def test_any_run_has_a_verdict_whose_advice_can_be_followed(run: Run) -> None:
 def test_no_fix_gains_more_than_the_compute_bound_throughput_allows(run: Run, samples: int) -> None:
     known = [replace(each, samples=samples * each.batches) for each in run.passes]
     verdict = diagnose(replace(run, passes=known))
-    if verdict.ceiling is not None:
-        bound = verdict.ceiling.free_images_per_s / verdict.ceiling.now_images_per_s
+    if verdict.compute_bound is not None and verdict.images_per_s:
+        bound = verdict.compute_bound.images_per_s / verdict.images_per_s
         for finding in verdict.findings:
             assert finding.gain is None or finding.gain.high <= max(1.0, bound) * (1 + 1e-9)
 

@@ -13,7 +13,7 @@ import torch
 
 import feedline
 from feedline.profile.diagnose import diagnose
-from feedline.profile.finding import Thresholds
+from feedline.profile.finding import Diagnosis, Thresholds
 from feedline.timing.run import Event, Pass, Run, SlowSample, TimelineSample
 from profiling.diagnosed_runs import LOADER, a_run, finding_of, one_pass, rules_of, times
 
@@ -582,11 +582,9 @@ def test_opaque_loader_has_unknown_cause() -> None:
 
 def test_split_is_none_if_not_measured() -> None:
     verdict = diagnose(a_run(one_pass(wait=30.0), work=320.0))
-    assert verdict.split_ms == {
-        "wait": pytest.approx(30.0),
-        "copy": None,
-        "compute": pytest.approx(50.0),
-    }
+    split = verdict.time_split_s
+    assert split["copy"] is None
+    assert (split["wait"], split["compute"]) == pytest.approx((3.0, 5.0))
     (phase,) = verdict.phases
     assert phase.copy_ms is None
     assert phase.wait_ms is not None
@@ -597,22 +595,45 @@ def test_split_is_none_if_not_measured() -> None:
 
 
 def test_ceiling_is_rate_of_steps_without_waiting() -> None:
-    ceiling = diagnose(a_run(one_pass(wait=30.0), work=320.0)).ceiling
-    assert ceiling is not None
-    assert ceiling.free_images_per_s == pytest.approx(32 / 0.05)
-    assert ceiling.now_images_per_s == pytest.approx(32 / 0.08)
+    waits = diagnose(a_run(one_pass(wait=30.0), work=320.0))
+    assert waits.compute_bound is not None
+    assert waits.compute_bound.images_per_s == pytest.approx(32 / 0.05)
+    assert waits.images_per_s == pytest.approx(32 / 0.08)
     passes = [one_pass(steps=20, start=600.0, epoch=k) for k in range(6)]
-    started = diagnose(a_run(*passes)).ceiling
-    assert started is not None
-    assert started.free_images_per_s == pytest.approx(32 / 0.05)
-    assert started.now_images_per_s == pytest.approx(6 * 20 * 32 / 9.0)
+    started = diagnose(a_run(*passes))
+    assert started.compute_bound is not None
+    assert started.compute_bound.images_per_s == pytest.approx(32 / 0.05)
+    assert started.images_per_s == pytest.approx(6 * 20 * 32 / 9.0)
+
+
+def with_gap(gap_s: float) -> Diagnosis:
+    """Two passes of 8 s with a gap between them."""
+    first = one_pass(wait=30.0, start=0.0, ended_s=8.0)
+    second = one_pass(wait=30.0, start=2000.0, epoch=1, begun_s=8.0 + gap_s, ended_s=18.0 + gap_s)
+    return diagnose(a_run(first, second, work=320.0))
+
+
+def test_parts_of_the_time_add_up_to_the_whole_run() -> None:
+    split = with_gap(gap_s=2.0).time_split_s
+    assert split == pytest.approx(
+        {"starts": 2, "wait": 6, "copy": None, "core": 0, "shape": 0, "compute": 10, "between": 2}
+    )
+    evaluated = with_gap(gap_s=2.0)
+    assert evaluated.wait_pct == pytest.approx(100 * (2 + 6) / 20)
+    assert evaluated.images_per_s == pytest.approx(2 * 100 * 32 / 20)
+    assert evaluated.compute_bound is not None
+    assert evaluated.compute_bound.images_per_s == pytest.approx(2 * 100 * 32 / 12)
+
+
+def test_a_pause_longer_than_all_passes_is_not_part_of_the_training() -> None:
+    assert with_gap(gap_s=3600.0).time_split_s["between"] == 0
 
 
 def test_workers_prepare_no_more_than_cores_allow() -> None:
     def rate(cores: int) -> float | None:
         run = a_run(SLOW, work=320.0, machine={"cores": cores, "usable_cores": cores})
-        ceiling = diagnose(run).ceiling
-        return None if ceiling is None else ceiling.prepare_images_per_s
+        found = diagnose(run).compute_bound
+        return None if found is None else found.workers_images_per_s
 
     assert rate(2) == pytest.approx((rate(4) or 0) / 2)
     assert rate(8) == rate(4)  # of 4 workers
@@ -635,7 +656,7 @@ def test_input_bound_share_is_reported(wait: float, bound: str) -> None:
 def test_steps_below_clock_resolution_promise_bounded_gain() -> None:
     nothing = one_pass(wait=0.001, compute=5e-324, samples=202, bytes=202)
     verdict = diagnose(a_run(nothing, work=0.0))
-    assert verdict.ceiling is None
+    assert verdict.compute_bound is None
     assert all(each.gain is None or math.isfinite(each.gain.high) for each in verdict.findings)
 
 

@@ -86,7 +86,7 @@ def check(
         float | None, _limits("Maximum data wait, in percent of the time.", "PCT")
     ] = None,
     min_images_per_s: Annotated[
-        float | None, _limits("Minimum throughput in images/s, without start-ups.", "RATE")
+        float | None, _limits("Minimum throughput in images/s from the first batch on.", "RATE")
     ] = None,
     json: options.JsonFile = None,
 ) -> None:

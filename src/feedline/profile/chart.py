@@ -101,7 +101,7 @@ def split_shapes(parts: Sequence[StepPart]) -> list[Shape]:
     for part in parts:
         if part.share:
             kind = {"wait": "making", "copy": "copying"}.get(part.key, part.key)
-            title = f"{part.name}: {part.ms}, {as_percent(100 * part.share)}"
+            title = f"{part.name}: {part.seconds}, {as_percent(100 * part.share)}"
             shapes.append(Shape(at, 0.0, 100 * part.share, 100.0, kind, title))
             at += 100 * part.share
     return shapes

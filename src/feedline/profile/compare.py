@@ -15,6 +15,7 @@ from feedline.errors import UsageError
 from feedline.profile.finding import Bound, PhaseSplit
 from feedline.profile.history import RateInterval
 from feedline.profile.report_data import ReportData
+from feedline.profile.sentences import StepPart, parts
 from feedline.throughput.windows import error_of_means
 
 __all__ = [
@@ -81,7 +82,7 @@ class Comparison:
         rates: images/s of each, over the phases in the proportions of the first run.
         ratio: of these.
         wait_pct: data wait in percent of the time.
-        split_ms: mean step of each.
+        time_split: parts of the time of each.
         phases: each phase.
         changed: differences in settings, loader and software: name, first, second.
         notes: remarks on the comparison.
@@ -91,7 +92,7 @@ class Comparison:
     rates: tuple[float | None, float | None]
     ratio: Ratio | None
     wait_pct: tuple[float | None, float | None]
-    split_ms: tuple[dict[str, float | None], dict[str, float | None]]
+    time_split: tuple[list[StepPart], list[StepPart]]
     phases: list[PhasePair]
     changed: list[tuple[str, str, str]]
     notes: list[str]
@@ -116,7 +117,7 @@ def compare(first: ReportData, second: ReportData) -> Comparison:
         rates=_rates(before, after),
         ratio=_overall(pairs, before),
         wait_pct=(first.wait_pct, second.wait_pct),
-        split_ms=(first.split_ms, second.split_ms),
+        time_split=(parts(first), parts(second)),
         phases=pairs,
         changed=_find_changes(first, second),
         notes=_notes(first, second),
@@ -153,7 +154,9 @@ def _pair(
     ratio = None
     if a and b:
         spreads = [
-            relative_spread([each for each in facts.course.stretches if each.image_size == size])
+            relative_spread(
+                [each for each in facts.throughput_history.stretches if each.image_size == size]
+            )
             for facts in (first, second)
         ]
         ratio = _with_spread(b / a, *spreads)

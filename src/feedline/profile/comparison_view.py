@@ -10,7 +10,7 @@ from rich.text import Text
 from feedline.profile.compare import Comparison, PhasePair, Ratio, phase_label
 from feedline.profile.tables import ReportTable
 from feedline.profile.terminal import table_view
-from feedline.text import NOT_MEASURED, as_ms, as_percent, as_rate, printable
+from feedline.text import NOT_MEASURED, as_percent, as_rate, as_share, printable
 
 __all__ = ["comparison_view", "summarise_comparison"]
 
@@ -66,8 +66,8 @@ def _rows(found: Comparison) -> list[list[str]]:
         rows.append(["all phases", *map(as_rate, found.rates), ratio])
     rows.append(["data wait", *map(as_percent, found.wait_pct), ""])
     rows += [
-        [f"{part} a step", *(as_ms(split.get(part)) for split in found.split_ms), ""]
-        for part in ("wait", "copy", "compute")
+        [one.name, as_share(one.share), as_share(two.share), ""]
+        for one, two in zip(*found.time_split, strict=False)
     ]
     return rows
 

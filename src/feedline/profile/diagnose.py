@@ -7,8 +7,16 @@ recommendation asks for more workers than there are cores, and none predicts a l
 from __future__ import annotations
 
 from feedline.profile.facts import RunFacts, summarise_run
-from feedline.profile.finding import Bound, Diagnosis, Finding, Thresholds, UpperBound
-from feedline.profile.gains import compute_bound_ms
+from feedline.profile.finding import (
+    TIME_PARTS,
+    Bound,
+    ComputeBound,
+    Diagnosis,
+    Finding,
+    Thresholds,
+    TimePart,
+)
+from feedline.profile.gains import compute_bound_ms, time_split_ms
 from feedline.profile.lanes import WorkerLanes
 from feedline.profile.phases import LEAST_MS, epochs_of, split_of
 from feedline.profile.rules.all_rules import find_causes
@@ -32,15 +40,12 @@ def diagnose(run: Run, thresholds: Thresholds = _DEFAULT) -> Diagnosis:
     nothing = inconclusive(facts)
     return Diagnosis(
         bound="inconclusive" if nothing else _bound(facts),
-        split_ms={
-            "wait": facts.wait_ms if facts.steps else None,
-            "copy": facts.copy_ms if facts.steps else None,
-            "compute": facts.compute_ms if facts.steps else None,
-        },
+        images_per_s=_images_per_s(facts, facts.total_ms),
         wait_pct=facts.wait_pct if facts.steps else None,
+        time_split_s=_time_split(facts),
         phases=[split_of(phase, facts.workers) for phase in facts.phases],
         epochs=epochs_of(run, facts.workers),
-        ceiling=None if nothing else _ceiling(facts),
+        compute_bound=None if nothing else _compute_bound(facts),
         findings=[nothing] if nothing else _findings(facts),
     )
 
@@ -84,18 +89,29 @@ def _unexplained_finding(facts: RunFacts) -> Finding:
     )
 
 
-def _ceiling(facts: RunFacts) -> UpperBound | None:
-    """Throughput of the steps alone: the same bound that no predicted gain exceeds."""
-    samples, least_ms = facts.samples, compute_bound_ms(facts)
-    if samples is None or min(least_ms, facts.total_ms) < LEAST_MS * facts.steps:
+def _time_split(facts: RunFacts) -> dict[TimePart, float | None]:
+    if not facts.steps:
+        return dict.fromkeys(TIME_PARTS)
+    split: dict[TimePart, float | None] = {}
+    for part, ms in time_split_ms(facts).items():
+        split[part] = None if part == "copy" and facts.copy_ms is None else ms / 1000
+    return split
+
+
+def _images_per_s(facts: RunFacts, ms: float) -> float | None:
+    """Throughput if all steps together took this time."""
+    if facts.samples is None or ms < LEAST_MS * facts.steps or not facts.steps:
         return None
-    fetch, prepare = _rates(facts, facts.lanes, samples)
-    return UpperBound(
-        free_images_per_s=1000 * samples * facts.steps / least_ms,
-        now_images_per_s=1000 * samples * facts.steps / facts.total_ms,
-        fetch_images_per_s=fetch,
-        prepare_images_per_s=prepare,
-    )
+    return 1000 * facts.samples * facts.steps / ms
+
+
+def _compute_bound(facts: RunFacts) -> ComputeBound | None:
+    """Throughput without waiting: the same bound that no predicted gain exceeds."""
+    rate = _images_per_s(facts, compute_bound_ms(facts))
+    if rate is None or facts.samples is None or facts.total_ms < LEAST_MS * facts.steps:
+        return None
+    fetch, prepare = _rates(facts, facts.lanes, facts.samples)
+    return ComputeBound(images_per_s=rate, storage_images_per_s=fetch, workers_images_per_s=prepare)
 
 
 def _rates(

@@ -35,6 +35,7 @@ class RunFacts:
         restarts: number of starts in `starts_ms`.
         rebuilt_ms: part of `starts_ms` in first passes over a rebuilt loader.
         rebuilds: number of those starts.
+        between_ms: time between passes: evaluation, checkpoints.
         lanes: time of the workers; None if not measured.
         stalls: distribution of the waiting over the steps.
         step_cpu_ms: CPU time of the trainer for a batch, all threads, without taking batches over.
@@ -66,6 +67,7 @@ class RunFacts:
     restarts: int
     rebuilt_ms: float
     rebuilds: int
+    between_ms: float
     lanes: WorkerLanes | None
     stalls: Stalls
     step_cpu_ms: float | None
@@ -159,8 +161,8 @@ class RunFacts:
 
     @property
     def total_ms(self) -> float:
-        """All steps, and the starts of all passes but the first, which cannot be saved."""
-        return self.step_ms * self.steps + self.starts_ms
+        """All steps, the starts of all passes but the first, and the time between passes."""
+        return self.step_ms * self.steps + self.starts_ms + self.between_ms
 
     @property
     def wait_pct(self) -> float:
@@ -212,6 +214,7 @@ def summarise_run(run: Run, thresholds: Thresholds) -> RunFacts:
         restarts=starts.count,
         rebuilt_ms=starts.rebuilt_ms,
         rebuilds=starts.rebuilds,
+        between_ms=_between_ms(run.passes),
         lanes=lanes,
         stalls=summarise_stalls(run),
         step_cpu_ms=cpu_ms,
@@ -249,6 +252,20 @@ def _sum(passes: list[Pass], name: str, steps: int) -> float | None:
     if not steps or not values or None in values:
         return None
     return float(sum(values)) / steps
+
+
+def _between_ms(passes: list[Pass]) -> float:
+    """Time between passes, without gaps longer than all passes: pauses of a notebook's user."""
+    gaps_s, all_busy_s, ended_s = list[float](), 0.0, -math.inf
+    for each in sorted(passes, key=lambda each: each.begun_s):
+        parts = [each.start_ms, each.wait, each.compute, *([each.copy] if each.copy else [])]
+        busy_s = sum(part.total_ms for part in parts) / 1000
+        gaps_s.append(each.begun_s - ended_s)
+        if each.passes > 1:  # summed up, with the time between them
+            gaps_s.append(each.ended_s - each.begun_s - busy_s)
+        all_busy_s += busy_s
+        ended_s = max(ended_s, each.ended_s)
+    return 1000 * sum(gap_s for gap_s in gaps_s if 0 < gap_s <= all_busy_s)
 
 
 def _read(processes: list[Process], loader: Loader, step_ms: float) -> float | None:

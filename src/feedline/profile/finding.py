@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from feedline.text import finite
 
 __all__ = [
+    "TIME_PARTS",
     "Bound",
+    "ComputeBound",
     "Diagnosis",
     "Finding",
     "Gain",
     "PhaseSplit",
     "Thresholds",
-    "UpperBound",
+    "TimePart",
     "as_gain",
 ]
 
@@ -25,6 +27,13 @@ Bound = Literal[
     "highly input-bound",
     "inconclusive",
 ]
+
+
+TimePart = Literal["starts", "wait", "copy", "core", "shape", "compute", "between"]
+"""Part of a run's time: the starts of passes, waits of steps for a batch, its copy to the device or
+a core, the excess of the first steps at a new image size, computing, and time between passes."""
+
+TIME_PARTS: tuple[TimePart, ...] = get_args(TimePart)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,45 +122,49 @@ class PhaseSplit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UpperBound:
-    """Compute-bound throughput of training (data costs no time), and its parts, in images/s.
+class ComputeBound:
+    """Compute-bound throughput of training: data costs no time.
 
     Args:
-        free_images_per_s: compute-bound throughput, of the steps' time without waiting for data or
-            for a core, and without the slow first steps at a new image size; no gain exceeds its
-            ratio to the next figure.
-        now_images_per_s: measured throughput, including the starts of later passes.
-        fetch_images_per_s: rate of the storage; None if not measured.
-        prepare_images_per_s: rate of the workers on data in memory.
+        images_per_s: throughput without waiting for data or for a core, and without the slow first
+            steps at a new image size; no gain exceeds its ratio to the measured throughput.
+        storage_images_per_s: rate of the storage alone; None if not measured.
+        workers_images_per_s: rate of the workers on data in memory; None if not measured.
     """
 
-    free_images_per_s: float
-    now_images_per_s: float
-    fetch_images_per_s: float | None = None
-    prepare_images_per_s: float | None = None
+    images_per_s: float
+    storage_images_per_s: float | None = None
+    workers_images_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
     """Bottleneck of a run, the share of time lost, and what to change.
 
+    All shares are of the time from the first batch on, including the starts of later passes and the
+    time between passes.
+
     Args:
         bound: how far the run is input-bound.
-        split_ms: mean step, in ms: "wait", "copy", "compute"; None if not measured.
-        wait_pct: data wait in percent of the time, in steps and at the starts of later passes.
+        images_per_s: measured throughput; None if images could not be counted.
+        wait_pct: data wait in percent: that of steps, and the starts of later passes.
+        time_split_s: seconds by part: "starts" of passes after the first, "wait" for batches,
+            "copy" to the device, waiting for a "core", excess of the first steps at a new "shape",
+            "compute", time "between" passes; they add up to the whole. None if not measured.
         phases: the split of each phase.
         epochs: the split of each pass.
-        ceiling: compute-bound throughput; None if it cannot be computed.
+        compute_bound: compute-bound throughput; None if it cannot be computed.
         findings: most important first; never empty: "compute-bound" or "inconclusive" if there is
             nothing to fix.
     """
 
     bound: Bound
-    split_ms: dict[str, float | None]
+    images_per_s: float | None
     wait_pct: float | None
+    time_split_s: dict[TimePart, float | None]
     phases: list[PhaseSplit] = field(default_factory=list)
     epochs: list[PhaseSplit] = field(default_factory=list)
-    ceiling: UpperBound | None = None
+    compute_bound: ComputeBound | None = None
     findings: list[Finding] = field(default_factory=list)
 
 

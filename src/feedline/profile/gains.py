@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from feedline.profile.facts import RunFacts
-from feedline.profile.finding import Gain
+from feedline.profile.finding import TIME_PARTS, Gain, TimePart
 from feedline.profile.lanes import WorkerStage
 from feedline.profile.phases import LEAST_MS, PhaseFacts
 from feedline.throughput.step_model import BLOCKED_SHARE, StepLoad, with_workers
@@ -31,6 +31,7 @@ __all__ = [
     "gain_of_saved",
     "less_work",
     "step_load",
+    "time_split_ms",
     "without_collate",
     "without_core_ms",
 ]
@@ -124,17 +125,30 @@ def without_core_ms(facts: RunFacts, phase: PhaseFacts) -> tuple[float, float]:
     return total - others, others
 
 
+def time_split_ms(facts: RunFacts) -> dict[TimePart, float]:
+    """Split the time of a run. The parts add up to its `total_ms`."""
+    split: dict[TimePart, float] = dict.fromkeys(TIME_PARTS, 0.0)
+    split |= {"starts": facts.starts_ms, "between": facts.between_ms}
+    for phase in facts.phases:
+        compute_ms = phase.compute_ms * phase.steps
+        core_ms = min(compute_ms, sum(without_core_ms(facts, phase)) * phase.steps)
+        excess_ms = phase.first_excess_ms if phase.first_pass > 0 else 0.0
+        shape_ms = min(excess_ms, compute_ms - core_ms)
+        split["wait"] += phase.wait_ms * phase.steps
+        split["copy"] += (phase.copy_ms or 0.0) * phase.steps
+        split["core"] += core_ms
+        split["shape"] += shape_ms
+        split["compute"] += compute_ms - core_ms - shape_ms
+    return split
+
+
 def compute_bound_ms(facts: RunFacts) -> float:
-    """Time of all steps if they wait for neither data nor a core: the lower bound of any fix.
+    """Time of a run without waiting for data or a core: the lower bound of any fix.
 
     Without the excess of the first steps at a new image size, which usual steps do not have.
     """
-    least = 0.0
-    for phase in facts.phases:
-        excess_ms = phase.first_excess_ms if phase.first_pass > 0 else 0.0
-        undisturbed_ms = phase.compute_ms - sum(without_core_ms(facts, phase))
-        least += max(0.0, undisturbed_ms * phase.steps - excess_ms)
-    return least
+    split = time_split_ms(facts)
+    return split["compute"] + split["between"]
 
 
 def best_workers(facts: RunFacts) -> int:
@@ -168,7 +182,7 @@ def gain_of(
     starts = facts.starts_ms if starts_ms is None else starts_ms
     rest = sum(phase.step_ms * phase.steps for phase in facts.phases if phase not in phases)
     rest += sum(phase.pause_ms * phase.steps for phase in phases)
-    short = long = rest + starts
+    short = long = rest + starts + facts.between_ms
     for phase in phases:
         load = step_load(facts, phase)
         changed = change(load)

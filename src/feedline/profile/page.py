@@ -21,11 +21,10 @@ from feedline.profile.chart import (
     throughput_chart,
     time_marks,
 )
-from feedline.profile.finding import as_gain
+from feedline.profile.finding import Diagnosis, as_gain
 from feedline.profile.history import merge_neighbours
 from feedline.profile.report_data import ReportData
 from feedline.profile.sentences import (
-    AnyDiagnosis,
     describe_throughput,
     headline,
     parts,
@@ -34,7 +33,7 @@ from feedline.profile.sentences import (
 from feedline.profile.tables import tables
 from feedline.profile.timeline import CAUSES, Timeline, visible_lanes
 from feedline.profile.training_curves import training_curves
-from feedline.text import as_date, as_percent, as_seconds, printable
+from feedline.text import as_date, as_percent, as_seconds, as_share, printable
 
 __all__ = ["diagnosis_html", "legend_entries", "page", "picture", "template"]
 
@@ -77,8 +76,11 @@ def page(facts: ReportData, name: str) -> str:
         judged=_diagnosis(facts),
         pictures=[picture(timeline) for timeline in facts.timelines],
         legend=legend_entries(facts.timelines),
-        course=throughput_chart(facts.course, merge_neighbours(facts.course.stretches, _MAX_BARS)),
-        learned=training_curves(facts.learned, facts.went_on_at),
+        course=throughput_chart(
+            facts.throughput_history,
+            merge_neighbours(facts.throughput_history.stretches, _MAX_BARS),
+        ),
+        learned=training_curves(facts.epochs_trained, facts.resumed_at_epoch),
         trains=bool(facts.settings),
         tables=tables(facts),
         notes=[printable(note) for note in facts.notes],
@@ -86,32 +88,32 @@ def page(facts: ReportData, name: str) -> str:
     )
 
 
-def diagnosis_html(judged: AnyDiagnosis) -> str:
+def diagnosis_html(judged: Diagnosis) -> str:
     """Render a diagnosis for a page of a notebook."""
     return template("notebook.html").render(scope="&, svg", judged=_diagnosis(judged))
 
 
-def _diagnosis(judged: AnyDiagnosis) -> dict[str, Any]:
+def _diagnosis(judged: Diagnosis) -> dict[str, Any]:
     """Return the values for the template of a diagnosis."""
     tone, sign = _SIGNS.get(judged.bound, ("bad", "!"))
-    found = parts(judged.split_ms)
-    shares = [f"{each.name} {each.ms}" for each in found]
+    found = parts(judged)
+    shares = [f"{each.name} {as_share(each.share)}" for each in found]
     return {
         "tone": tone,
         "sign": sign,
         "headline": headline(judged),
         "split": split_shapes(found),
-        "split_words": f"Mean step: {', '.join(shares)}",
+        "split_words": f"Time: {', '.join(shares)}",
         "parts": [
             {
                 "name": each.name,
-                "ms": each.ms,
+                "ms": each.step_ms or each.seconds,
                 "share": "" if each.share is None else as_percent(100 * each.share),
                 "kind": {"wait": "making", "copy": "copying"}.get(each.key, each.key),
             }
             for each in found
         ],
-        "ceiling": describe_throughput(judged.ceiling),
+        "ceiling": describe_throughput(judged),
         "findings": [
             {
                 "rule": printable(each.rule),

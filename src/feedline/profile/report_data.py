@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 from feedline import __version__
 from feedline.profile.diagnose import diagnose
 from feedline.profile.epoch_metrics import EpochMetrics, read_epoch_metrics
-from feedline.profile.finding import Bound, Diagnosis, Finding, PhaseSplit, UpperBound
+from feedline.profile.finding import Diagnosis
 from feedline.profile.history import ThroughputHistory, build_history
 from feedline.profile.timeline import Timeline, timeline_of, too_large, worst_step
 from feedline.text import encodable, finite
@@ -58,26 +58,18 @@ class StageSummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReportData:
-    """Data of a run, and its diagnosis.
+class ReportData(Diagnosis):
+    """Diagnosis and data of a run.
 
     Args:
         form: version of this format.
         feedline: version of feedline that made the report.
-        bound: how far the run is input-bound.
-        split_ms: mean step in ms: "wait", "copy", "compute"; None if not measured.
-        wait_pct: data wait in percent of the time, in steps and at the starts of later passes.
-        images_per_s: over all phases, without start-ups.
         steps: number of measured steps.
-        findings: most important first.
-        ceiling: compute-bound throughput; None if it cannot be computed.
-        phases: split of each phase.
-        epochs: split of each pass.
         timelines: the latest steps, and the step with the longest wait, lane by lane.
-        course: throughput over time.
-        learned: loss, accuracy and learning rate of each finished epoch; empty if unknown.
-        went_on_at: epoch, from 0, at which the latest start of a training resumed; None if it did
-            not resume.
+        throughput_history: throughput over time.
+        epochs_trained: loss, accuracy and learning rate of each finished epoch; empty if unknown.
+        resumed_at_epoch: epoch, from 0, at which the latest start of a training resumed; None if it
+            did not resume.
         stages: of making samples, most expensive first.
         slowest: samples, slowest first.
         loaders: loaders that made the batches, without duplicates.
@@ -93,19 +85,11 @@ class ReportData:
 
     form: Literal[1]
     feedline: str
-    bound: Bound
-    split_ms: dict[str, float | None]
-    wait_pct: float | None
-    images_per_s: float | None
     steps: int
-    findings: list[Finding]
-    ceiling: UpperBound | None
-    phases: list[PhaseSplit]
-    epochs: list[PhaseSplit]
     timelines: list[Timeline]
-    course: ThroughputHistory
-    learned: list[EpochMetrics]
-    went_on_at: int | None
+    throughput_history: ThroughputHistory
+    epochs_trained: list[EpochMetrics]
+    resumed_at_epoch: int | None
     stages: list[StageSummary]
     slowest: list[SlowSample]
     loaders: list[Loader]
@@ -142,21 +126,14 @@ def build_report(
             "process has another clock, as in another container or on another machine"
         )
     return ReportData(
+        **{each.name: getattr(verdict, each.name) for each in fields(verdict)},
         form=1,
         feedline=__version__,
-        bound=verdict.bound,
-        split_ms={name: finite(ms) for name, ms in verdict.split_ms.items()},
-        wait_pct=finite(verdict.wait_pct),
-        images_per_s=_images_per_s(verdict.phases),
         steps=sum(phase.steps for phase in verdict.phases),
-        findings=verdict.findings,
-        ceiling=verdict.ceiling,
-        phases=verdict.phases,
-        epochs=verdict.epochs,
         timelines=timelines,
-        course=build_history(run.course),
-        learned=list(learned),
-        went_on_at=_resume_epoch(run) if learned else None,
+        throughput_history=build_history(run.course),
+        epochs_trained=list(learned),
+        resumed_at_epoch=_resume_epoch(run) if learned else None,
         stages=_stages(run.stages),
         slowest=_slowest(run.slowest),
         loaders=list(dict.fromkeys(run.loaders)),
@@ -181,19 +158,6 @@ def _timeline(excerpt: TimelineSample) -> Timeline | None:
     if excerpt.why == "latest":
         return timeline_of(excerpt, "the latest steps")
     return worst_step(excerpt)
-
-
-def _images_per_s(phases: Sequence[PhaseSplit]) -> float | None:
-    """Rate over phases, weighted by the time of their images."""
-    images = seconds = 0.0
-    for phase in phases:
-        if phase.steps:
-            if phase.batch_size is None or not finite(phase.images_per_s):
-                return None
-            assert phase.images_per_s is not None
-            images += phase.steps * phase.batch_size
-            seconds += phase.steps * phase.batch_size / phase.images_per_s
-    return finite(images / seconds) if seconds > 0 else None
 
 
 def _slowest(samples: Sequence[SlowSample]) -> list[SlowSample]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from feedline.profile.finding import Diagnosis, UpperBound
-from feedline.profile.report_data import ReportData
+from feedline.profile.finding import Diagnosis, TimePart
 from feedline.profile.timeline import Timeline
 from feedline.text import (
     as_ms,
@@ -14,12 +12,12 @@ from feedline.text import (
     as_rate,
     as_ratio,
     as_seconds,
+    as_share,
     finite,
     plural,
 )
 
 __all__ = [
-    "AnyDiagnosis",
     "StepPart",
     "describe_throughput",
     "headline",
@@ -27,35 +25,38 @@ __all__ = [
     "timeline_heading",
 ]
 
-_PARTS = {
+_PARTS: dict[TimePart, str] = {
+    "starts": "starts of passes",
     "wait": "waiting for a batch",
-    "copy": "waiting for its copy",
+    "copy": "copying to the device",
+    "core": "waiting for a core",
+    "shape": "first steps at a new size",
     "compute": "computing",
+    "between": "between passes",
 }
-
-
-AnyDiagnosis: TypeAlias = Diagnosis | ReportData
-"""Diagnosis, or report data, which contain the same."""
+_ALWAYS = ("wait", "copy", "compute")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPart:
-    """Part of the mean step.
+    """Part of a run's time.
 
     Args:
-        key: "wait", "copy" or "compute".
+        key: of `Diagnosis.time_split_s`.
         name: printed name.
-        ms: its time, as text.
-        share: of the measured parts, 0 to 1; None if not measured.
+        seconds: its time, as text.
+        step_ms: its time in a mean step, as text; "" if it is not part of a step.
+        share: of the whole, 0 to 1; None if not measured.
     """
 
-    key: str
+    key: TimePart
     name: str
-    ms: str
+    seconds: str
+    step_ms: str
     share: float | None
 
 
-def headline(diagnosis: AnyDiagnosis) -> str:
+def headline(diagnosis: Diagnosis) -> str:
     """Describe the diagnosis in a sentence."""
     if diagnosis.bound == "inconclusive":
         return "Inconclusive: too little was measured to find the bottleneck of this run."
@@ -63,36 +64,49 @@ def headline(diagnosis: AnyDiagnosis) -> str:
     bound = "Compute-bound" if compute_bound else diagnosis.bound.capitalize()
     if finite(diagnosis.wait_pct) is None:
         return f"{bound}; the data wait was not measured."
-    return f"{bound}: data wait is {as_percent(diagnosis.wait_pct)} of the time."
-
-
-def parts(split_ms: dict[str, float | None]) -> list[StepPart]:
-    """Return the parts of the mean step, with their shares."""
-    measured = {key: finite(ms) for key, ms in split_ms.items()}
-    known = {key: max(0.0, ms) for key, ms in measured.items() if ms is not None}
-    total = sum(known.values())
-    return [
-        StepPart(
-            key=key,
-            name=_PARTS.get(key, key),
-            ms=as_ms(split_ms.get(key)),
-            share=known[key] / total if key in known and total > 0 else None,
+    shares = {part.key: part.share for part in parts(diagnosis)}
+    where = ""
+    if shares.get("starts"):
+        where = (
+            f" ({as_share(shares['wait'])} in steps, {as_share(shares['starts'])} at the starts of "
+            "passes)"
         )
-        for key in (*_PARTS, *(key for key in split_ms if key not in _PARTS))
-    ]
+    return f"{bound}: data wait is {as_percent(diagnosis.wait_pct)} of the time{where}."
 
 
-def describe_throughput(found: UpperBound | None) -> list[str]:
+def parts(diagnosis: Diagnosis) -> list[StepPart]:
+    """Return the parts of a run's time. Their shares add up to 1."""
+    split = {key: finite(seconds) for key, seconds in diagnosis.time_split_s.items()}
+    total = sum(seconds or 0.0 for seconds in split.values())
+    steps = sum(phase.steps for phase in diagnosis.phases)
+    made = []
+    for key, name in _PARTS.items():
+        seconds = split.get(key)
+        if seconds or key in _ALWAYS:
+            in_step = key not in ("starts", "between") and steps and seconds is not None
+            made.append(
+                StepPart(
+                    key=key,
+                    name=name,
+                    seconds=as_seconds(seconds),
+                    step_ms=as_ms(1000 * (seconds or 0.0) / steps) if in_step else "",
+                    share=None if seconds is None or total <= 0 else seconds / total,
+                )
+            )
+    return made
+
+
+def describe_throughput(diagnosis: Diagnosis) -> list[str]:
     """Describe the compute-bound throughput, and the rates of storage and workers."""
+    found = diagnosis.compute_bound
     if found is None:
         return ["The compute-bound throughput was not measured."]
-    free, now = finite(found.free_images_per_s), finite(found.now_images_per_s)
-    ratio = free / now if free is not None and now else None
-    times = "" if ratio is None else f", {as_ratio(ratio)} as fast"
-    lines = [f"Now {as_rate(now)}; compute-bound {as_rate(free)}{times}."]
+    bound, now = finite(found.images_per_s), finite(diagnosis.images_per_s)
+    times = f", {as_ratio(bound / now)} as fast" if bound is not None and now else ""
+    lines = [f"Now {as_rate(now)}; compute-bound {as_rate(bound)}{times}."]
     for source, rate in (
-        ("Storage alone delivers", found.fetch_images_per_s),
-        ("Workers alone, with all data in memory, make", found.prepare_images_per_s),
+        ("Storage alone delivers", found.storage_images_per_s),
+        ("Workers alone, with all data in memory, make", found.workers_images_per_s),
     ):
         if rate is not None:
             lines.append(f"{source} {as_rate(rate)}.")

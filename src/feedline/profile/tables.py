@@ -111,8 +111,8 @@ def _split_row(phase: PhaseSplit) -> list[str]:
 
 def learned_table(facts: ReportData) -> ReportTable:
     """Metrics of the latest epochs."""
-    latest = facts.learned[-_EPOCHS:]
-    more = len(facts.learned) - len(latest)
+    latest = facts.epochs_trained[-_EPOCHS:]
+    more = len(facts.epochs_trained) - len(latest)
 
     def cell(value: float | None, form: str = ".4g") -> str:
         return "-" if value is None else f"{value:{form}}"

@@ -13,10 +13,9 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from feedline.profile.finding import as_gain
+from feedline.profile.finding import Diagnosis, as_gain
 from feedline.profile.report_data import ReportData
 from feedline.profile.sentences import (
-    AnyDiagnosis,
     describe_throughput,
     headline,
     parts,
@@ -33,12 +32,12 @@ _BAR = 30
 _BOUND = {"not input-bound": "bold green", "inconclusive": "bold yellow"}
 
 
-def diagnosis_view(judged: AnyDiagnosis, glyphs: Glyphs) -> RenderableType:
+def diagnosis_view(judged: Diagnosis, glyphs: Glyphs) -> RenderableType:
     """Show the bottleneck of a run, the share of time lost, and what to change."""
     return Group(*_verdict(judged, glyphs))
 
 
-def _verdict(judged: AnyDiagnosis, glyphs: Glyphs) -> Iterator[RenderableType]:
+def _verdict(judged: Diagnosis, glyphs: Glyphs) -> Iterator[RenderableType]:
     yield Text(headline(judged), _BOUND.get(judged.bound, "bold red"))
     if judged.bound != "inconclusive":
         yield from _step(judged, glyphs)
@@ -50,21 +49,22 @@ def _verdict(judged: AnyDiagnosis, glyphs: Glyphs) -> Iterator[RenderableType]:
         yield Padding(_pairs([[name, text] for name, text in rows.items() if text]), (0, 0, 0, 3))
 
 
-def _step(judged: AnyDiagnosis, glyphs: Glyphs) -> Iterator[RenderableType]:
-    """Show the parts of the mean step, and the throughput."""
+def _step(judged: Diagnosis, glyphs: Glyphs) -> Iterator[RenderableType]:
+    """Show the parts of the time, and the throughput."""
     grid = Grid.grid(padding=(0, 2))
-    for _ in range(3):
+    for _ in range(4):
         grid.add_column(overflow="fold")
-    for part in parts(judged.split_ms):
+    for part in parts(judged):
         share = "" if part.share is None else as_percent(100 * part.share)
         bar = Text(glyphs.busy * round(_BAR * (part.share or 0.0)), COLOURS.get(part.key, "red"))
-        if part.key == "wait":
+        if part.key in ("starts", "wait"):
             bar = Text(glyphs.idle["making"] * len(bar), COLOURS["making"])
         elif part.key == "copy":
             bar = Text(glyphs.idle["copying"] * len(bar), COLOURS["copying"])
-        grid.add_row(part.name, Text(part.ms, justify="right"), Text(share, justify="right"), bar)
+        cells = (Text(cell, justify="right") for cell in (part.seconds, share, part.step_ms))
+        grid.add_row(part.name, *cells, bar)
     yield Padding(grid, (0, 0, 0, 2))
-    for line in describe_throughput(judged.ceiling):
+    for line in describe_throughput(judged):
         yield Padding(Text(line), (0, 0, 0, 2))
 
 
@@ -106,7 +106,7 @@ def _report(facts: ReportData, name: str, glyphs: Glyphs, width: int) -> Iterato
         yield from legend(used, glyphs)
     else:
         yield Text("\nNo single steps were recorded, so there is no timeline.")
-    course = course_lines(facts.course, glyphs, width)
+    course = course_lines(facts.throughput_history, glyphs, width)
     yield Text("\nThroughput over time" + ("" if course else ": not measured"), "bold")
     yield from course
     for table in tables(facts):

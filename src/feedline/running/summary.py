@@ -98,7 +98,7 @@ class _LoaderText:
         rates = [rate for rate in map(_rate, ranks) if rate is not None]
         shares = ", ".join(
             f"{part.name} {as_percent(100 * part.share)}"
-            for part in parts(self.diagnosis.split_ms)
+            for part in parts(self.diagnosis)
             if part.share is not None
         )
         samples = sum(each.samples or 0 for run in ranks for each in run.passes)
