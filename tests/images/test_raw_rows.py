@@ -26,7 +26,7 @@ from feedline.images.rows import ImageSubset
 from feedline.order.batch_spec import Item, Items
 from feedline.sources.files import storage_read
 from feedline.sources.manifest import level_size, level_sizes
-from feedline.timing.stage_timings import PAGE_WORDS, StagePage, read_page
+from feedline.timing.stage_page import PAGE_WORDS, StagePage, read_page
 
 pytestmark = pytest.mark.skipif(resize.compiled is None, reason="not compiled")
 PATHS = resize.compiled.PATHS if resize.compiled else ()
@@ -328,7 +328,7 @@ def test_a_timed_task_has_a_read_and_a_resize_for_each_row(built: Callable[[str]
     timings = read_page(memory)
     assert (timings.tasks, timings.timed) == (tasks, 1)
     assert timings.stages["read"].count == timings.stages["resize"].count == 6
-    assert sum(count for count, _ in timings.sizes.values()) == 6
+    assert sum(count for count, _ in timings.sample_sizes.values()) == 6
 
 
 def test_wrong_arguments_are_rejected() -> None:

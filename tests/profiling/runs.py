@@ -22,7 +22,7 @@ from feedline.timing.run import (
     ThroughputPoint,
     TimelineSample,
 )
-from feedline.timing.stage_timings import PAGE_WORDS, StagePage, read_page
+from feedline.timing.stage_page import PAGE_WORDS, StagePage, read_page
 from profiling import diagnosed_runs as diagnosed
 
 MACHINE = replace(

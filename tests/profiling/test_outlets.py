@@ -28,7 +28,7 @@ from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import Loader
 from feedline.timing.run_file import read_run
-from feedline.timing.stage_timings import StageTimings
+from feedline.timing.stage_page import StageTimings
 from sets import Drawing
 from slow import slow
 

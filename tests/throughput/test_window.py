@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from feedline.throughput.step_window import StepWindow
-from feedline.timing.stage_timings import StageTimings
+from feedline.timing.stage_page import StageTimings
 
 BEFORE = StageTimings(
     tasks=8, tasks_ms=800, timed=1, timed_ms=100, timed_cpu_ms=20, timed_queued_ms=10

@@ -19,7 +19,7 @@ from feedline.timing.pass_record import PassRecord
 from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import Loader, Pass
 from feedline.timing.run_file import read_run, write_run
-from feedline.timing.stage_timings import StageTimings
+from feedline.timing.stage_page import StageTimings
 
 MS = 1_000_000
 LOADER = Loader(kind="other", name="tests")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,14 @@ from feedline.errors import UsageError
 from feedline.timing.histogram import Histogram
 from feedline.timing.recorder import Recorder
 from feedline.timing.run import Event, Loader, Pass, Run, SlowSample, StageTime, TimelineSample
-from feedline.timing.run_file import MAX_BYTES, RUN_FILE, check_folder, read_run, write_run
+from feedline.timing.run_file import (
+    MAX_BYTES,
+    RUN_FILE,
+    check_folder,
+    merge_runs,
+    read_run,
+    write_run,
+)
 
 
 @pytest.fixture
@@ -49,6 +58,49 @@ def test_each_rank_has_a_file_and_a_folder_is_read_for_rank_0(run: Run, tmp_path
     assert read_run(tmp_path, rank=3).rank == 3
     with pytest.raises(UsageError, match=r"trace-rank1\.json cannot be read"):
         read_run(tmp_path, rank=1)
+
+
+def rank_run(run: Run, rank: int, wait_ms: float, *, started: float = 1e9) -> Run:
+    wait = Histogram()
+    wait.add_all([wait_ms] * 4)
+    mine = Pass(loader=0, epoch=0, batches=5, samples=40, wait=wait, compute_cpu_ms=8.0)
+    return replace(
+        run, rank=rank, world_size=3, started=started, seconds=60.0, passes=[mine, mine], tasks=6
+    )
+
+
+def test_run_of_a_folder_has_the_times_of_all_ranks(run: Run, tmp_path: Path) -> None:
+    for rank, wait_ms in enumerate((1.0, 2.0, 30.0)):
+        write_run(rank_run(run, rank, wait_ms), tmp_path)
+    for rank in range(3):
+        found = read_run(tmp_path, rank)
+        assert [each.rank for each in found.ranks] == [0, 1, 2]
+        assert [each.wait.mean_ms for each in found.ranks] == [1.0, 2.0, 30.0]
+        assert {(each.samples, each.compute_cpu_ms, each.tasks) for each in found.ranks} == {
+            (80, 16.0, 6)
+        }
+    write_run(found, tmp_path / "copied")
+    assert [each.rank for each in read_run(tmp_path / "copied", 2).ranks] == [0, 1, 2]
+
+
+def test_ranks_of_another_training_and_damaged_files_are_left_out(run: Run, tmp_path: Path) -> None:
+    write_run(rank_run(run, 0, 1.0), tmp_path)
+    write_run(rank_run(run, 1, 2.0, started=1e9 - 5000), tmp_path)
+    (tmp_path / "trace-rank2.json").write_text("{}")
+    found = read_run(tmp_path)
+    assert [each.rank for each in found.ranks] == [0]
+    assert "rank 2" in " ".join(found.notes)
+
+
+def test_merging_the_runs_of_two_starts_many_times_counts_each_step_once(run: Run) -> None:
+    run.passes = [replace(rank_run(run, 0, 1.0).passes[0], epoch=k) for k in range(150)]
+    run.passes = copy.deepcopy(run.passes)
+    for _ in range(3):
+        merged = merge_runs(run, run)
+        assert sum(each.wait.count for each in merged.passes) == 2 * 150 * 4
+        assert sum(each.batches for each in merged.passes) == 2 * 150 * 5
+        assert merged.stages[0].count == 2 * run.stages[0].count
+        assert merged.sample_sizes == {3: (8, 1.0)}
 
 
 def test_a_truncated_file_is_damaged(run: Run, tmp_path: Path) -> None:

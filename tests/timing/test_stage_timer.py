@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from feedline.timing import stage_timer
-from feedline.timing.stage_timings import PAGE_WORDS, StagePage, StageTimings, read_page
+from feedline.timing.stage_page import PAGE_WORDS, StagePage, StageTimings, read_page
 
 FIRST_TIMED = 3  # the tasks before it are not timed
 
@@ -78,7 +78,7 @@ def test_laps_divide_timed_task_into_stages(noted: Noted, clock: Clock) -> None:
     }
     assert found.slowest == [(1000 / 1e6, 8), (135 / 1e6, 7)]
     assert (found.timed, found.timed_ms) == (1, 1135 / 1e6)
-    assert found.sizes == {7: (1, 135 / 1e6), 9: (1, 1000 / 1e6)}
+    assert found.sample_sizes == {7: (1, 135 / 1e6), 9: (1, 1000 / 1e6)}
 
 
 def test_short_stages_count_as_computing_and_long_ones_are_measured(
@@ -107,7 +107,7 @@ def test_other_tasks_are_timed_as_a_whole_and_their_slow_samples_known(
     stage_timer.end_sample("a key")
     stage_timer.end_task()
     found = noted.read()
-    assert (found.tasks, found.timed, found.stages, found.sizes) == (1, 0, {}, {})
+    assert (found.tasks, found.timed, found.stages, found.sample_sizes) == (1, 0, {}, {})
     assert found.tasks_ms == 50 / 1e6
     assert found.slowest == [(50 / 1e6, -1)]
 

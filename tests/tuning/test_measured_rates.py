@@ -17,7 +17,7 @@ from feedline.errors import UsageError
 from feedline.order.schedule import Phase, Schedule
 from feedline.throughput.phase_rates import Rates
 from feedline.throughput.schedule_estimate import forecast
-from feedline.timing.stage_timings import StageTimings
+from feedline.timing.stage_page import StageTimings
 from feedline.tuning.feedline_loader import TunableFeedlineLoader
 from feedline.tuning.rates import feedline_rates
 from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark

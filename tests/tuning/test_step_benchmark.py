@@ -13,7 +13,7 @@ import torch
 from feedline.errors import ResourceError
 from feedline.order.schedule import Phase
 from feedline.throughput import windows
-from feedline.timing.stage_timings import StageTimings
+from feedline.timing.stage_page import StageTimings
 from feedline.tuning import step_benchmark
 from feedline.tuning import tune as tune_module
 from feedline.tuning.search import SearchSpace

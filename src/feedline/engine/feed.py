@@ -24,7 +24,7 @@ from feedline.engine.pool import WorkerDeath, WorkerPool, explain_kills
 from feedline.engine.tasks import BatchTasks, InFlightBatch, RowTasks, Span, Tasks
 from feedline.errors import LoadTimeoutError, WorkerError
 from feedline.order.batch_spec import BatchSpec
-from feedline.timing.stage_timings import StageTimings, read_pages
+from feedline.timing.stage_page import StageTimings, read_pages
 
 __all__ = ["Feed"]
 

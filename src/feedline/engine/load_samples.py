@@ -42,7 +42,7 @@ from feedline.order.batch_spec import Field, Item, Items
 from feedline.order.seeds import mix, row_seeds
 from feedline.sources.files import storage_read
 from feedline.timing import is_recording_enabled, stage_timer
-from feedline.timing.stage_timings import StagePage
+from feedline.timing.stage_page import StagePage
 
 __all__ = [
     "AnySource",

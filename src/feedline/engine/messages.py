@@ -25,7 +25,7 @@ from feedline.engine.transform_errors import describe_code_error
 from feedline.errors import FeedlineError
 from feedline.sources.files import is_storage_failure
 from feedline.throughput.limits import MAX_WORKERS
-from feedline.timing.stage_timings import PAGE_BYTES, PAGE_WORDS
+from feedline.timing.stage_page import PAGE_BYTES, PAGE_WORDS
 
 if TYPE_CHECKING:
     from feedline.engine.shared_memory import SharedFile

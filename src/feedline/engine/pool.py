@@ -43,7 +43,7 @@ from feedline.errors import ClosedError, StartError, UsageError, WorkerError
 from feedline.system import describe_exit, oom_kills
 from feedline.throughput.limits import MAX_WORKERS
 from feedline.timing import is_recording_enabled, stage_timer
-from feedline.timing.stage_timings import StagePage
+from feedline.timing.stage_page import StagePage
 
 __all__ = [
     "MAX_CONSECUTIVE_DEATHS",

@@ -14,8 +14,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from functools import reduce
-from operator import iadd
 
 from feedline.engine.defaults import WORKER_BYTES, LiveSettings
 from feedline.engine.feed import Feed
@@ -29,7 +27,7 @@ from feedline.throughput.limits import WorkerLimits
 from feedline.throughput.memory_budget import Room
 from feedline.throughput.step_window import StepWindow
 from feedline.throughput.windows import error_of
-from feedline.timing.stage_timings import StageTimings
+from feedline.timing.stage_page import StageTimings, sum_timings
 
 __all__ = ["Adaptation"]
 
@@ -166,7 +164,7 @@ class Adaptation:
         return self._controller.prepare((then.image_size, then.batch_size), more * larger, more)
 
     def _stage_timings(self) -> StageTimings:
-        return reduce(iadd, self._stream.engine.stage_timings().values(), StageTimings())
+        return sum_timings(self._stream.engine.stage_timings().values())
 
 
 def _limits(feed: Feed) -> WorkerLimits:

@@ -43,7 +43,7 @@ from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import is_image_size
 from feedline.system import rank_and_world
 from feedline.timing.split import Timing
-from feedline.timing.stage_timings import StageTimings, merge_timings
+from feedline.timing.stage_page import StageTimings, merge_timings
 
 __all__ = ["BatchStream", "create_position"]
 

@@ -36,7 +36,7 @@ from feedline.loader.position import LoaderPosition
 from feedline.order.batch_spec import BatchSpec
 from feedline.timing import is_recording_enabled, stage_timer
 from feedline.timing.split import Timing
-from feedline.timing.stage_timings import PAGE_WORDS, StagePage, StageTimings, read_page
+from feedline.timing.stage_page import PAGE_WORDS, StagePage, StageTimings, read_page
 
 __all__ = [
     "NO_BATCH",

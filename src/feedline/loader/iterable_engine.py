@@ -25,7 +25,7 @@ from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import Phase, Schedule
 from feedline.system import find_attribute
 from feedline.timing import is_recording_enabled
-from feedline.timing.stage_timings import StageTimings
+from feedline.timing.stage_page import StageTimings
 from feedline.timing.torch_workers import TorchWorkers, end_torch_workers
 
 __all__ = ["IterableEngine", "IterablePosition"]

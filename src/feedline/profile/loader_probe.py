@@ -24,7 +24,7 @@ from feedline.loader import DataLoader
 from feedline.loader.recording import describe_feedline_loader
 from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import Loader
-from feedline.timing.stage_timings import StageTimings
+from feedline.timing.stage_page import StageTimings
 from feedline.timing.torch_workers import TorchWorkers
 
 __all__ = ["LoaderProbe", "describe_loader", "find_torch_loader", "get_probe"]

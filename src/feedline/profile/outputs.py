@@ -25,10 +25,9 @@ from feedline.profile.trace_file import SaveInterval, TraceFile
 from feedline.randomness import seeded, unbroken
 from feedline.system import rank_and_world
 from feedline.timing import is_recording_enabled
-from feedline.timing.merge import merge_runs
 from feedline.timing.recorder import Recorder
 from feedline.timing.run import Run
-from feedline.timing.run_file import check_folder, run_file, write_run
+from feedline.timing.run_file import check_folder, merge_runs, run_file, write_run
 
 __all__ = ["RunOutputs"]
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from feedline.timing.stage_timings import StageTimings
+from feedline.timing.stage_page import StageTimings
 
 __all__ = ["StepWindow", "workers_for"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from feedline.timing.run import Loader, SlowSample
-from feedline.timing.stage_timings import StageTimings
+from feedline.timing.stage_page import StageTimings, sum_timings
 
 __all__ = ["LoaderRegistry", "WorkerObserver"]
 
@@ -75,7 +75,7 @@ class LoaderRegistry:
     def unregister(self, number: int, workers: WorkerObserver) -> None:
         """Unregister a loader; its workers are observed for the last time."""
         if self.detach_workers(number, workers):
-            own = _sum(workers)
+            own = sum_timings(workers.stage_timings().values())
             self._stage_timings += own
             self._slowest = _slowest([*self._slowest, *_name_samples(own, workers)])
             self._deaths += workers.deaths()
@@ -123,24 +123,16 @@ class LoaderRegistry:
 
     def stage_timings(self) -> tuple[StageTimings, list[SlowSample]]:
         """Timings of all workers, and the slowest samples by name."""
-        total = StageTimings()
-        total += self._stage_timings
+        total = sum_timings([self._stage_timings])
         slowest = list(self._slowest)
         for workers in self._at_work():
-            own = _sum(workers)
+            own = sum_timings(workers.stage_timings().values())
             slowest += _name_samples(own, workers)
             total += own
         return total, _slowest(slowest)
 
     def _at_work(self) -> list[WorkerObserver]:
         return [workers for each in self._loaders for workers in each.workers]
-
-
-def _sum(workers: WorkerObserver) -> StageTimings:
-    own = StageTimings()
-    for timings in workers.stage_timings().values():
-        own += timings
-    return own
 
 
 def _name_samples(timings: StageTimings, workers: WorkerObserver) -> list[SlowSample]:

@@ -7,7 +7,6 @@ unfinished passes are never merged.
 
 from __future__ import annotations
 
-from feedline.timing.histogram import Histogram
 from feedline.timing.run import Pass
 
 __all__ = ["PassEntries", "Passes", "limit_passes"]
@@ -101,33 +100,10 @@ def _summed_up(passes: list[Pass], unfinished: list[Pass]) -> list[Pass]:
             continue
         known = kept.setdefault((each.loader, each.image_size), each)
         if known is not each:
-            _join(known, each)
+            known.add(each)
     joined = list(kept.values())
     while len(joined) > _MAX_ENTRIES // 4:
         first, second = joined[-2:]
-        _join(first, second)
+        first.add(second)
         joined.pop()
     return [*joined, *stay, *recent]
-
-
-def _join(into: Pass, other: Pass) -> None:
-    into.passes += other.passes
-    if into.image_size != other.image_size:
-        into.image_size = None
-    into.ended_s, into.ended = other.ended_s, other.ended
-    into.batches += other.batches
-    into.batch_size = max(into.batch_size or 0, other.batch_size or 0) or None
-    both = into.samples is not None and other.samples is not None
-    into.samples = (into.samples or 0) + (other.samples or 0) if both else None
-    into.bytes += other.bytes
-    into.float_bytes += other.float_bytes
-    into.start_ms += other.start_ms
-    into.wait += other.wait
-    into.compute += other.compute
-    for name in ("wait_cpu_ms", "compute_cpu_ms", "tasks", "tasks_ms", "disk_bytes"):
-        own, more = getattr(into, name), getattr(other, name)
-        if more is not None:
-            setattr(into, name, more if own is None else own + more)
-    if other.copy is not None:
-        into.copy = into.copy or Histogram()
-        into.copy += other.copy

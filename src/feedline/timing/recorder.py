@@ -21,7 +21,7 @@ from feedline.timing.pass_record import HostStep, PassRecord, RecentSteps
 from feedline.timing.passes import PassEntries, Passes
 from feedline.timing.processes import ProcessWatch
 from feedline.timing.resource_watch import ResourceWatch
-from feedline.timing.run import Event, Loader, Machine, Pass, Run, StageTime, TimelineSample
+from feedline.timing.run import Event, Loader, Machine, Pass, Run, TimelineSample
 from feedline.timing.throughput import ThroughputRecorder
 
 __all__ = ["Recorder", "WorkerObserver", "sample_timeline"]
@@ -239,10 +239,6 @@ class Recorder:
             self._machine = self._machine or this_machine()
             rank, world_size = rank_and_world()
             timings, slowest = self.loaders.stage_timings()
-            stages = [
-                StageTime(name=name, **{k: getattr(stage, k) for k in _STAGE})
-                for name, stage in timings.stages.items()
-            ]
             excerpts = [self._excerpt("latest"), self._longest]
             return Run(
                 started=self._started,
@@ -254,7 +250,7 @@ class Recorder:
                 loaders=self.loaders.descriptions(),
                 passes=copy.deepcopy(self._passes.entries),
                 course=self._course.points(),
-                stages=sorted(stages, key=lambda stage: -stage.total_ms),
+                stages=sorted(timings.stages.values(), key=lambda stage: -stage.total_ms),
                 tasks=timings.tasks,
                 tasks_ms=timings.tasks_ms,
                 timed=timings.timed,
@@ -263,7 +259,7 @@ class Recorder:
                 timed_queued_ms=timings.timed_queued_ms if timings.timed else None,
                 decoded=timings.decoded,
                 decoded_px=timings.decoded_px / timings.decoded if timings.decoded else None,
-                sample_sizes=timings.sizes,
+                sample_sizes=timings.sample_sizes,
                 slowest=slowest,
                 use=self.use.summarise(self.processes, self.loaders.deaths()),
                 excerpts=[each for each in excerpts if each is not None],
@@ -279,9 +275,6 @@ class Recorder:
         """Return a sample of the latest steps and the workers' tasks."""
         tasks = self.loaders.latest_tasks(self._latest)
         return sample_timeline(why, list(self.cycles), tasks, self._begun_ns)
-
-
-_STAGE = ("count", "total_ms", "longest_ms", "cpu_ms")
 
 
 def sample_timeline(

@@ -1,4 +1,4 @@
-"""Data of a run: its loaders, and the time of its steps.
+"""Data of a run: its loaders, the time of its steps, and the work of its processes.
 
 Guarantees: bounded in size, however long a run is; `None` is a value that was not measured, never
 0. All times count from the run's start, on one clock that all processes of a machine share.
@@ -8,7 +8,7 @@ Everything that is reported of a run, in a terminal, on a page or as JSON, follo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from feedline.machine import Machine
 from feedline.timing.histogram import Histogram
@@ -20,16 +20,33 @@ __all__ = [
     "Machine",
     "Pass",
     "Process",
+    "RankTimes",
     "ResourceUse",
     "Run",
     "SlowSample",
     "StageTime",
+    "TaskTimes",
     "ThroughputPoint",
     "TimelineSample",
+    "rank_times",
+    "sum_known",
+    "sum_or_none",
 ]
+
+_N = TypeVar("_N", int, float)
 
 RUN_VERSION = 1
 """Version of the format of a run file."""
+
+
+def sum_or_none(a: _N | None, b: _N | None) -> _N | None:
+    """Sum; None if a part is unknown."""
+    return None if a is None or b is None else a + b
+
+
+def sum_known(a: _N | None, b: _N | None) -> _N | None:
+    """Sum of the known parts; None if there is none."""
+    return a if b is None else b if a is None else a + b
 
 
 @dataclass(kw_only=True, slots=True)
@@ -197,6 +214,24 @@ class Pass:
     ended: str = ""
     device_clock: bool = False
 
+    def add(self, later: Pass) -> None:
+        """Add a later pass over the same loader."""
+        if self.image_size != later.image_size:
+            self.image_size = None
+        self.ended_s, self.ended = later.ended_s, later.ended
+        self.batch_size = max(self.batch_size or 0, later.batch_size or 0) or None
+        self.samples = sum_or_none(self.samples, later.samples)
+        for name in ("passes", "batches", "bytes", "float_bytes"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        for name in ("wait_cpu_ms", "compute_cpu_ms", "tasks", "tasks_ms", "disk_bytes"):
+            setattr(self, name, sum_known(getattr(self, name), getattr(later, name)))
+        self.start_ms += later.start_ms
+        self.wait += later.wait
+        self.compute += later.compute
+        if later.copy is not None:
+            self.copy = self.copy or Histogram()
+            self.copy += later.copy
+
 
 @dataclass(kw_only=True, slots=True)
 class ThroughputPoint:
@@ -218,6 +253,14 @@ class ThroughputPoint:
     wait_ms: float
     image_size: int | None
 
+    def add(self, later: ThroughputPoint) -> None:
+        """Add the interval that follows this one."""
+        self.seconds = later.begun_s + later.seconds - self.begun_s
+        self.batches += later.batches
+        self.samples = sum_or_none(self.samples, later.samples)
+        self.wait_ms += later.wait_ms
+        self.image_size = later.image_size
+
 
 @dataclass(kw_only=True, slots=True)
 class StageTime:
@@ -232,10 +275,57 @@ class StageTime:
     """
 
     name: str
-    count: int
-    total_ms: float
-    longest_ms: float
-    cpu_ms: float | None = None
+    count: int = 0
+    total_ms: float = 0.0
+    longest_ms: float = 0.0
+    cpu_ms: float | None = 0.0
+
+    def add(self, other: StageTime) -> None:
+        """Add runs of the same stage."""
+        self.count += other.count
+        self.total_ms += other.total_ms
+        self.longest_ms = max(self.longest_ms, other.longest_ms)
+        self.cpu_ms = sum_or_none(self.cpu_ms, other.cpu_ms)
+
+
+@dataclass(kw_only=True, slots=True)
+class TaskTimes:
+    """Tasks of workers.
+
+    Args:
+        tasks: number of tasks that workers finished.
+        tasks_ms: total time of these tasks.
+        timed: number of tasks that were timed stage by stage.
+        timed_ms: total time of these.
+        timed_cpu_ms: part of `timed_ms` on a core.
+        timed_queued_ms: part of `timed_ms` ready without a free core; None if the kernel does not
+            report it.
+        decoded: number of images decoded in timed tasks.
+        sample_sizes: samples of timed tasks by duration: for k, the number of samples that took
+            from 2**k ns to less than twice that, and their total time in ms.
+    """
+
+    tasks: int = 0
+    tasks_ms: float = 0.0
+    timed: int = 0
+    timed_ms: float = 0.0
+    timed_cpu_ms: float = 0.0
+    timed_queued_ms: float | None = None
+    decoded: int = 0
+    sample_sizes: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+    def add_tasks(self, other: TaskTimes) -> None:
+        """Add further tasks."""
+        if other.timed:
+            both = sum_or_none(self.timed_queued_ms, other.timed_queued_ms)
+            self.timed_queued_ms = both if self.timed else other.timed_queued_ms
+        for name in ("tasks", "tasks_ms", "timed", "timed_ms", "timed_cpu_ms", "decoded"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        sizes = dict(self.sample_sizes)
+        for k, (count, ms) in other.sample_sizes.items():
+            own_count, own_ms = sizes.get(k, (0, 0.0))
+            sizes[k] = own_count + count, own_ms + ms
+        self.sample_sizes = sizes
 
 
 @dataclass(kw_only=True, slots=True)
@@ -280,9 +370,45 @@ class TimelineSample:
     events: list[Event]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankTimes:
+    """Times of one rank over all its passes, to compare ranks of a distributed training.
+
+    Ranks that synchronise gradients have equal steps: a rank with slow input waits for batches
+    while the others wait within their computing. A rank that computes slowly spends more of its
+    computing on a core than the others, which wait for it.
+
+    Args:
+        rank: of the process.
+        host: host name of its machine.
+        workers: number of worker processes; None if unknown.
+        samples: number of delivered samples; None if they could not be counted.
+        wait: data wait of the steps.
+        copy: wait of the steps for the copy of a finished batch; None if it was not measured
+            separately.
+        compute: the rest of each step.
+        compute_cpu_ms: part of `compute` on a core of the training thread; None if not measured.
+        queued_s: time that the trainer was ready without a free core; None if unknown.
+        tasks: number of tasks that workers finished.
+        tasks_ms: total time of these tasks.
+    """
+
+    rank: int
+    host: str
+    workers: int | None = None
+    samples: int | None = None
+    wait: Histogram = field(default_factory=Histogram)
+    copy: Histogram | None = None
+    compute: Histogram = field(default_factory=Histogram)
+    compute_cpu_ms: float | None = None
+    queued_s: float | None = None
+    tasks: int = 0
+    tasks_ms: float = 0.0
+
+
 @dataclass(kw_only=True, slots=True)
-class Run:
-    """Run of one process.
+class Run(TaskTimes):
+    """Run of one process, with the tasks of its workers.
 
     Args:
         started: seconds since 1970, by the machine's clock.
@@ -295,20 +421,11 @@ class Run:
         passes: in order; the oldest are summed up if there are many.
         course: throughput history, at most a few hundred points.
         stages: of the workers, most expensive first.
-        tasks: number of tasks that workers finished.
-        tasks_ms: total time of these tasks.
-        timed: number of tasks that were timed stage by stage.
-        timed_ms: total time of these.
-        timed_cpu_ms: part of `timed_ms` on a core.
-        timed_queued_ms: part of `timed_ms` ready without a free core; None if the kernel does not
-            report it.
-        decoded: number of images decoded in timed tasks.
-        decoded_px: mean of their shorter sides; None if no decoding was recorded.
-        sample_sizes: samples of timed tasks by duration: for k, the number of samples that took
-            from 2**k ns to less than twice that, and their total time in ms.
+        decoded_px: mean of the shorter sides of decoded images; None if no decoding was recorded.
         slowest: slowest samples.
         use: of the machine.
         excerpts: timeline samples.
+        ranks: times of all known ranks, this one included, by rank; empty in a run of one process.
         notes: missing measurements, with reasons.
     """
 
@@ -322,16 +439,31 @@ class Run:
     passes: list[Pass] = field(default_factory=list)
     course: list[ThroughputPoint] = field(default_factory=list)
     stages: list[StageTime] = field(default_factory=list)
-    tasks: int = 0
-    tasks_ms: float = 0.0
-    timed: int = 0
-    timed_ms: float = 0.0
-    timed_cpu_ms: float = 0.0
-    timed_queued_ms: float | None = None
-    decoded: int = 0
     decoded_px: float | None = None
-    sample_sizes: dict[int, tuple[int, float]] = field(default_factory=dict)
     slowest: list[SlowSample] = field(default_factory=list)
     use: ResourceUse = field(default_factory=ResourceUse)
     excerpts: list[TimelineSample] = field(default_factory=list)
+    ranks: list[RankTimes] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+
+def rank_times(run: Run) -> RankTimes:
+    """Sum up the times of a run's process."""
+    total = Pass(loader=0, epoch=0, passes=0)
+    for each in run.passes:
+        total.add(each)
+    workers = [loader.workers for loader in run.loaders if loader.workers is not None]
+    trainer = [each for each in run.use.processes if each.role == "trainer"]
+    return RankTimes(
+        rank=run.rank,
+        host=run.machine.host,
+        workers=max(workers, default=None),
+        samples=total.samples,
+        wait=total.wait,
+        copy=total.copy,
+        compute=total.compute,
+        compute_cpu_ms=total.compute_cpu_ms,
+        queued_s=trainer[0].queued_s if trainer else None,
+        tasks=run.tasks,
+        tasks_ms=run.tasks_ms,
+    )

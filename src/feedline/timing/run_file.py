@@ -1,14 +1,18 @@
-"""Files of runs: `trace.json`, for rank 1 `trace-rank1.json`, and so on.
+"""Files of runs: `trace.json`, for rank 1 `trace-rank1.json`, and so on; and merging of runs.
 
 Guarantees: a file is written completely or not at all; a file that is read has the format of
-`run.Run`, of a known version, or is refused by name; at most `MAX_BYTES` are read.
+`run.Run`, of a known version, or is refused by name; at most `MAX_BYTES` are read. A run that is
+read from a folder knows the times of all ranks with a file there. Merging loses no step, and the
+number of passes stays bounded.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +20,19 @@ import msgspec
 
 from feedline.errors import UsageError
 from feedline.system import unwritten
-from feedline.timing.run import RUN_VERSION, Run
-from feedline.timing.stage_timings import OCTAVES
+from feedline.timing.passes import limit_passes
+from feedline.timing.run import RUN_VERSION, Run, StageTime, rank_times
+from feedline.timing.stage_page import OCTAVES
 
-__all__ = ["MAX_BYTES", "RUN_FILE", "check_folder", "read_run", "run_file", "write_run"]
+__all__ = [
+    "MAX_BYTES",
+    "RUN_FILE",
+    "check_folder",
+    "merge_runs",
+    "read_run",
+    "run_file",
+    "write_run",
+]
 
 RUN_FILE = "trace.json"
 MAX_BYTES = 16 << 20
@@ -28,6 +41,9 @@ MAX_BYTES = 16 << 20
 _KIND = "feedline run"
 _MAX_VALUE = 1e18  # of any count or time
 _MAX_CORES = 1 << 16
+_MAX_RANKS = 256  # whose files are read
+_SLOWEST = 20
+_MAX_POINTS = 400
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -111,13 +127,33 @@ def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
 
     Args:
         where: the run's folder, or a file in it.
-        rank: rank of the run to read from a folder.
+        rank: rank of the run to read from a folder, with the times of the other ranks.
 
     Raises:
         UsageError: it is missing, damaged, not a run, or written by a newer feedline.
     """
     path = Path(where)
-    file = path / run_file(rank) if path.is_dir() else path
+    if not path.is_dir():
+        return _read(path, path)
+    run = _read(path / run_file(rank), path)
+    times = {each.rank: each for each in run.ranks}
+    for other in range(min(run.world_size, _MAX_RANKS) if run.world_size > 1 else 0):
+        if (file := path / run_file(other)).exists():
+            try:
+                found = run if other == rank else _read(file, path)
+            except UsageError as error:
+                run.notes.append(f"the times of rank {other} are unknown: {error}")
+                continue
+            # Not the file of another training that used the folder before.
+            together = found.started < run.started + run.seconds
+            if together and run.started < found.started + found.seconds:
+                times[other] = rank_times(found)
+    run.ranks = [times[other] for other in sorted(times)]
+    return run
+
+
+def _read(file: Path, path: Path) -> Run:
+    """Read a file; `path` is the user's."""
     try:
         with file.open("rb") as opened:
             data = opened.read(MAX_BYTES + 1)
@@ -156,10 +192,14 @@ def _problem(run: Run) -> str | None:
     """
     if max(run.machine.cores, run.machine.usable_cores) > _MAX_CORES:
         return f"no machine has more than {_MAX_CORES} cores"
-    for each in run.passes:
-        for times in (each.start_ms, each.wait, each.copy, each.compute):
-            if times is not None and not times.is_valid:
-                return "times are negative, or in no bin"
+    of_passes = [
+        times
+        for each in run.passes
+        for times in (each.start_ms, each.wait, each.copy, each.compute)
+    ]
+    of_ranks = [times for each in run.ranks for times in (each.wait, each.copy, each.compute)]
+    if not all(times is None or times.is_valid for times in (*of_passes, *of_ranks)):
+        return "times are negative, or in no bin"
     if any(not 0 <= k < OCTAVES for k in run.sample_sizes):
         return f"a sample size is not from 0 to {OCTAVES - 1}"
     pending: list[Any] = [msgspec.to_builtins(run)]
@@ -172,3 +212,46 @@ def _problem(run: Run) -> str | None:
         elif isinstance(part, (int, float)) and not -_MAX_VALUE <= part <= _MAX_VALUE:
             return f"a number is beyond {_MAX_VALUE:g}"
     return None
+
+
+def merge_runs(earlier: Run, later: Run) -> Run:
+    """Merge the record of an interrupted training with that of its next start.
+
+    Times continue as if the starts had followed each other without a gap. The machine, its use and
+    the times of other ranks are those of the later start.
+    """
+    loaders = list(dict.fromkeys([*earlier.loaders, *later.loaders]))
+    after_s = earlier.seconds
+    passes = [
+        replace(
+            each,
+            loader=loaders.index(later.loaders[each.loader]),
+            begun_s=each.begun_s + after_s,
+            ended_s=each.ended_s + after_s,
+        )
+        for each in later.passes
+    ]
+    course = [replace(each, begun_s=each.begun_s + after_s) for each in later.course]
+    excerpts = [replace(each, begun_s=each.begun_s + after_s) for each in later.excerpts]
+    stages: dict[str, StageTime] = {}
+    for stage in (*earlier.stages, *later.stages):
+        stages.setdefault(stage.name, StageTime(name=stage.name)).add(stage)
+    slowest = sorted([*earlier.slowest, *later.slowest], key=lambda sample: -sample.ms)
+    decoded_px = sum((run.decoded_px or 0.0) * run.decoded for run in (earlier, later))
+    merged = replace(
+        later,
+        started=earlier.started,
+        seconds=after_s + later.seconds,
+        settings=later.settings or earlier.settings,
+        loaders=loaders,
+        passes=limit_passes(copy.deepcopy(earlier.passes) + passes),
+        course=[*earlier.course, *course][-_MAX_POINTS:],
+        stages=sorted(stages.values(), key=lambda stage: -stage.total_ms),
+        slowest=slowest[:_SLOWEST],
+        # The latest of each kind.
+        excerpts=list({each.why: each for each in [*earlier.excerpts, *excerpts]}.values()),
+        notes=list(dict.fromkeys([*earlier.notes, *later.notes])),
+    )
+    merged.add_tasks(earlier)
+    merged.decoded_px = decoded_px / merged.decoded if decoded_px else None
+    return merged

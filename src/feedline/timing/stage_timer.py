@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from feedline.timing.stage_timings import StagePage
+from feedline.timing.stage_page import StagePage
 
 __all__ = [
     "begin_samples",

@@ -113,12 +113,7 @@ class ThroughputRecorder:
         for point in self._points:
             last = joined[-1] if joined else None
             if last is not None and point.begun_s < last.begun_s + 2 * self._length_s:
-                known = last.samples is not None and point.samples is not None
-                last.samples = (last.samples or 0) + (point.samples or 0) if known else None
-                last.batches += point.batches
-                last.wait_ms += point.wait_ms
-                last.seconds = point.begun_s + point.seconds - last.begun_s
-                last.image_size = point.image_size
+                last.add(point)
             else:
                 joined.append(point)
         self._points = joined

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.timing import stage_timer
-from feedline.timing.stage_timings import (
+from feedline.timing.stage_page import (
     PAGE_BYTES,
     PAGE_WORDS,
     StagePage,

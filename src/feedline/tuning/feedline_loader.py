@@ -18,7 +18,7 @@ from feedline.loader.batch_stream import BatchStream
 from feedline.loader.position import PlannedPosition
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.schedule import Phase, Schedule
-from feedline.timing.stage_timings import StageTimings
+from feedline.timing.stage_page import StageTimings
 from feedline.tuning.search import SearchSpace
 from feedline.tuning.trial import LoaderSetting
 from feedline.tuning.tunable import NO_BATCH

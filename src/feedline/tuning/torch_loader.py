@@ -23,7 +23,7 @@ from feedline.engine.defaults import worker_count
 from feedline.engine.process import block_interrupt
 from feedline.errors import ResourceError, UsageError
 from feedline.order.schedule import Phase
-from feedline.timing.stage_timings import StageTimings
+from feedline.timing.stage_page import StageTimings
 from feedline.timing.torch_workers import TorchWorkers, end_torch_workers
 from feedline.tuning.search import SearchSpace
 from feedline.tuning.trial import LoaderSetting

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from feedline.order.schedule import Phase
-from feedline.timing.stage_timings import StageTimings
+from feedline.timing.stage_page import StageTimings
 from feedline.tuning.search import SearchSpace
 from feedline.tuning.trial import LoaderSetting
 

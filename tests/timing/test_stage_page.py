@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.timing import stage_timings
-from feedline.timing.stage_timings import (
+from feedline.timing import stage_page
+from feedline.timing.stage_page import (
     MAX_STAGES,
     PAGE_WORDS,
     StagePage,
-    StageSums,
     StageTimings,
     latest_tasks,
     merge_timings,
@@ -63,12 +62,19 @@ def test_stages_beyond_capacity_are_counted() -> None:
     assert found["more"].count == 2 * MAX_STAGES + 1
 
 
+def sums(found: StageTimings) -> dict[str, tuple[int, float, float]]:
+    return {
+        name: (stage.count, stage.total_ms, stage.longest_ms)
+        for name, stage in found.stages.items()
+    }
+
+
 def test_names_that_are_cut_to_the_same_one_add_up() -> None:
     words = memory()
     page = StagePage(words)
     page.note("y" * 50 + "1", 2 * MS)
     page.note("y" * 50 + "2", 3 * MS)
-    assert read_page(words).stages == {"y" * 48: StageSums(2, 5.0, 3.0)}
+    assert sums(read_page(words)) == {"y" * 48: (2, 5.0, 3.0)}
 
 
 def test_worker_with_reused_id_adds_up() -> None:
@@ -81,7 +87,7 @@ def test_worker_with_reused_id_adds_up() -> None:
     second.note("decode", 2 * MS)
     second.task(30, 50)
     found = read_page(words)
-    assert found.stages == {"decode": StageSums(2, 3.0, 2.0), "resize": StageSums(1, 1.0, 1.0)}
+    assert sums(found) == {"decode": (2, 3.0, 2.0), "resize": (1, 1.0, 1.0)}
     assert (found.tasks, found.latest) == (2, [(10, 20), (30, 50)])
 
 
@@ -97,7 +103,7 @@ def test_of_many_tasks_the_latest_32_are_known() -> None:
 def test_a_task_that_is_half_written_is_not_read() -> None:
     words = memory()
     StagePage(words).task(100, 200)
-    words[stage_timings._RING] = 300  # a new one's begin, with the old one's end
+    words[stage_page._RING] = 300  # a new one's begin, with the old one's end
     assert latest_tasks(words) == []
 
 
@@ -121,7 +127,7 @@ def test_samples_are_counted_by_octaves() -> None:
     page = StagePage(words)
     for ns in (0, 1, 3, 1000, 1023, 1024, 1 << 50):
         page.sample(ns)
-    sizes = read_page(words).sizes
+    sizes = read_page(words).sample_sizes
     assert {k: count for k, (count, _) in sizes.items()} == {0: 2, 1: 1, 9: 2, 10: 1, 39: 1}
     assert sum(ms for _, ms in sizes.values()) == pytest.approx(
         (2052 + 1000 + (1 << 50)) / MS, 1e-6

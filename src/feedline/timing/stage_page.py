@@ -8,21 +8,24 @@ Relies on: one writer per page.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.timing.run import StageTime, TaskTimes
+
 __all__ = [
     "PAGE_BYTES",
     "PAGE_WORDS",
     "StagePage",
-    "StageSums",
     "StageTimings",
     "latest_tasks",
     "merge_timings",
     "read_page",
     "read_pages",
+    "sum_timings",
     "worker_pids",
 ]
 
@@ -49,77 +52,28 @@ _DECODED_PX, _TIMED_QUEUED_NS = range(_RING + 2 * _LATEST, _RING + 2 * _LATEST +
 assert _TIMED_QUEUED_NS < PAGE_WORDS
 
 
-@dataclass(slots=True)
-class StageSums:
-    """One stage of making samples, in timed tasks.
-
-    Args:
-        count: number of times it ran.
-        total_ms: total time.
-        longest_ms: longest time.
-        cpu_ms: part on a core.
-    """
-
-    count: int = 0
-    total_ms: float = 0.0
-    longest_ms: float = 0.0
-    cpu_ms: float = 0.0
-
-
-@dataclass(slots=True)
-class StageTimings:
+@dataclass(kw_only=True, slots=True)
+class StageTimings(TaskTimes):
     """Stage timings of workers.
 
     Args:
-        tasks: number of finished tasks.
-        tasks_ms: their total time.
-        timed: number of tasks that were timed stage by stage.
-        timed_ms: their total time.
-        timed_cpu_ms: part of `timed_ms` on a core.
-        timed_queued_ms: part of `timed_ms` ready without a free core; None if the kernel does not
-            report it.
-        decoded: number of images decoded in timed tasks.
-        decoded_px: sum of their shorter sides, in pixels.
+        decoded_px: sum of the shorter sides of the decoded images, in pixels.
         stages: of timed tasks, by name, in order of their first run.
-        sizes: samples of timed tasks by duration: for k, the number of samples that took from
-            2**k ns to less than twice that, and their total time in ms.
         slowest: slowest samples, longest first: milliseconds, number.
         latest: latest tasks, oldest first: start and end, in ns on the monotonic clock.
     """
 
-    tasks: int = 0
-    tasks_ms: float = 0.0
-    timed: int = 0
-    timed_ms: float = 0.0
-    timed_cpu_ms: float = 0.0
     timed_queued_ms: float | None = 0.0
-    decoded: int = 0
     decoded_px: int = 0
-    stages: dict[str, StageSums] = field(default_factory=dict)
-    sizes: dict[int, tuple[int, float]] = field(default_factory=dict)
+    stages: dict[str, StageTime] = field(default_factory=dict)
     slowest: list[tuple[float, int]] = field(default_factory=list)
     latest: list[tuple[int, int]] = field(default_factory=list)
 
     def __iadd__(self, other: StageTimings) -> StageTimings:
-        self.tasks += other.tasks
-        self.tasks_ms += other.tasks_ms
-        self.timed += other.timed
-        self.timed_ms += other.timed_ms
-        self.timed_cpu_ms += other.timed_cpu_ms
-        known = self.timed_queued_ms is not None and other.timed_queued_ms is not None
-        queued_ms = (self.timed_queued_ms or 0.0) + (other.timed_queued_ms or 0.0)
-        self.timed_queued_ms = queued_ms if known else None
-        self.decoded += other.decoded
+        self.add_tasks(other)
         self.decoded_px += other.decoded_px
         for name, stage in other.stages.items():
-            own = self.stages.setdefault(name, StageSums())
-            own.count += stage.count
-            own.total_ms += stage.total_ms
-            own.longest_ms = max(own.longest_ms, stage.longest_ms)
-            own.cpu_ms += stage.cpu_ms
-        for k, (count, ms) in other.sizes.items():
-            own_count, own_ms = self.sizes.get(k, (0, 0.0))
-            self.sizes[k] = own_count + count, own_ms + ms
+            self.stages.setdefault(name, StageTime(name=name)).add(stage)
         longest: dict[int, float] = {}
         for ms, sample in (*self.slowest, *other.slowest):
             longest[sample] = max(ms, longest.get(sample, 0.0))
@@ -127,6 +81,24 @@ class StageTimings:
         self.slowest = slowest[:_SLOWEST]
         self.latest = sorted((*self.latest, *other.latest))[-_LATEST:]
         return self
+
+
+def sum_timings(timings: Iterable[StageTimings]) -> StageTimings:
+    """Sum of the timings of several workers."""
+    total = StageTimings()
+    for each in timings:
+        total += each
+    return total
+
+
+def merge_timings(
+    first: dict[int, StageTimings], second: dict[int, StageTimings]
+) -> dict[int, StageTimings]:
+    """Add the timings of both, by worker id."""
+    return {
+        worker: sum_timings(each[worker] for each in (first, second) if worker in each)
+        for worker in sorted({*first, *second})
+    }
 
 
 class StagePage:
@@ -236,14 +208,16 @@ class StagePage:
 def read_page(memory: NDArray[np.int64]) -> StageTimings:
     """Read a page in the trainer, (PAGE_WORDS,) int64."""
     words = memory.copy()
-    stages: dict[str, StageSums] = {}
+    stages: dict[str, StageTime] = {}
     for k, name in enumerate(_names(words)):
-        count, total, longest, cpu = words[_place(k) : _place(k) + _PER_STAGE].tolist()
-        stage = stages.setdefault(name, StageSums())  # long names may be cut to the same one
-        stage.count += count
-        stage.total_ms += total / 1e6
-        stage.longest_ms = max(stage.longest_ms, longest / 1e6)
-        stage.cpu_ms += cpu / 1e6
+        count, *ns = words[_place(k) : _place(k) + _PER_STAGE].tolist()
+        total_ms, longest_ms, cpu_ms = (each / 1e6 for each in ns)
+        stage = stages.setdefault(name, StageTime(name=name))  # long names may be cut to one
+        stage.add(
+            StageTime(
+                name=name, count=count, total_ms=total_ms, longest_ms=longest_ms, cpu_ms=cpu_ms
+            )
+        )
     sizes = words[_SIZES : _SIZES + 2 * OCTAVES].reshape(-1, 2).tolist()
     slow = words[_SLOW : _SLOW + 2 * _SLOWEST].reshape(-1, 2).tolist()
     return StageTimings(
@@ -256,7 +230,7 @@ def read_page(memory: NDArray[np.int64]) -> StageTimings:
         decoded=int(words[_DECODED]),
         decoded_px=int(words[_DECODED_PX]),
         stages=stages,
-        sizes={k: (count, ns / 1e6) for k, (count, ns) in enumerate(sizes) if count},
+        sample_sizes={k: (count, ns / 1e6) for k, (count, ns) in enumerate(sizes) if count},
         slowest=sorted(((ns / 1e6, sample) for ns, sample in slow if ns), reverse=True),
         latest=latest_tasks(memory),
     )
@@ -277,19 +251,6 @@ def worker_pids(pages: NDArray[np.int64]) -> list[int]:
 def read_pages(pages: NDArray[np.int64]) -> dict[int, StageTimings]:
     """Read the pages that contain tasks, (workers, PAGE_WORDS) int64, by worker id."""
     return {int(worker): read_page(pages[worker]) for worker in np.flatnonzero(pages[:, _TASKS])}
-
-
-def merge_timings(
-    first: dict[int, StageTimings], second: dict[int, StageTimings]
-) -> dict[int, StageTimings]:
-    """Add the timings of both, by worker id."""
-    both = {}
-    for worker in sorted({*first, *second}):
-        both[worker] = StageTimings()
-        for timings in (first.get(worker), second.get(worker)):
-            if timings is not None:
-                both[worker] += timings
-    return both
 
 
 def _place(k: int) -> int:
