@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 import feedline
-from feedline.tuning.tuning_result import TuningResult
+from feedline.tuning.result import TuningResult
 
 _CREWS = (1, 2, 3, 4, 6, 8)
 _WARM_S, _CELL_S, _TURN_S, _TURNS = 1.0, 3.0, 3.0, 3

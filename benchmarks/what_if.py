@@ -14,7 +14,6 @@ steady phases and then run.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import statistics
 import tempfile
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from report import machine, table
 from torch.utils.data import Dataset
@@ -38,11 +36,8 @@ from feedline.throughput.changes import Changes
 from feedline.throughput.phase_rates import Rates
 from feedline.throughput.schedule_estimate import forecast
 from feedline.throughput.what_if import what_if
-from feedline.tuning.feedline_loader import TunableFeedlineLoader
-from feedline.tuning.rates import feedline_rates
-from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark
-from feedline.tuning.trial import LoaderTrial
-from feedline.tuning.tuning_result import TunedPhase
+from feedline.tuning.loaders import TunableFeedlineLoader
+from feedline.tuning.step_benchmark import MeteredStep, OtherPrograms, StepBenchmark
 
 _CEILING_S, _WARM_S, _LEAST_S, _MOST_S = 0.4, 0.3, 1.2, 1.6
 _ROUNDS, _TRIES = 3, 4
@@ -253,41 +248,13 @@ def workloads(folder: Path, caches: Mapping[int, Path]) -> dict[str, Workload]:
     }
 
 
-class OtherProcesses:
-    """CPU use of other processes since construction."""
-
-    def __init__(self) -> None:
-        self._start_s, self._idle_s, self._own_s = time.monotonic(), _idle_s(), _family_s()
-
-    def share(self) -> float:
-        """Share of the cores used by other processes."""
-        cores_s = (time.monotonic() - self._start_s) * usable_cores()
-        own_s = sum(used - self._own_s.get(pid, 0.0) for pid, used in _family_s().items())
-        return (cores_s - (_idle_s() - self._idle_s) - own_s) / cores_s
-
-
-def _idle_s() -> float:
-    times = psutil.cpu_times()
-    return float(times.idle + times.iowait)
-
-
-def _family_s() -> dict[int, float]:
-    """CPU time of this process and its descendants, in seconds by process id."""
-    head, cpu_s = psutil.Process(), {}
-    for process in (head, *head.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):  # the process ended
-            times = process.cpu_times()
-            cpu_s[process.pid] = times.user + times.system
-    return cpu_s
-
-
 def rest() -> None:
     """Wait until other processes are nearly idle, at most a minute."""
     until = time.monotonic() + _REST_S
     while time.monotonic() < until:
-        others = OtherProcesses()
+        others = OtherPrograms()
         time.sleep(0.3)
-        if others.share() < _OTHERS:
+        if others.cores() < _OTHERS * usable_cores():
             return
 
 
@@ -316,8 +283,8 @@ class WorkloadMeasurements:
     def _measure_undisturbed(self, state: State, loader: Any) -> None:
         for _ in range(_TRIES):
             rest()
-            others, rates = OtherProcesses(), self._measure(state, loader)
-            if others.share() < _OTHERS:
+            others, rates = OtherPrograms(), self._measure(state, loader)
+            if others.cores() < _OTHERS * usable_cores():
                 break
             self.disturbed += 1
         self._measurements.setdefault(state, []).append(rates)
@@ -332,14 +299,8 @@ class WorkloadMeasurements:
 
     def _measure(self, state: State, loader: Any) -> Rates:
         step = MeteredStep(self.workload.step(state.gpu))
-        ceiling, trial = run_trial(loader, step, state.workers, self.workload.size)
-        rates = feedline_rates(
-            loader,
-            TunedPhase.of_trial(trial, size=self.workload.size, batch_size=None, ceiling=ceiling),
-            step.cpu_s,
-        )
-        assert rates is not None, "a trial was measured"
-        return replace(rates, level_px=state.cache)
+        rates = run_trial(loader, step, state.workers)
+        return replace(rates, size=self.workload.size, level_px=state.cache)
 
     def rows(self, name: str) -> list[Row]:
         """All predictions with their measurements."""
@@ -367,18 +328,19 @@ class WorkloadMeasurements:
         return rows
 
 
-def run_trial(
-    loader: Any, step: MeteredStep, workers: int, size: int | None
-) -> tuple[float, LoaderTrial]:
-    """Compute-bound steps per second, and a trial of the loader with a number of workers."""
+def run_trial(loader: Any, step: MeteredStep, workers: int) -> Rates:
+    """Rates of the step alone, and of a loader with a number of workers."""
     tunable = TunableFeedlineLoader(loader)
     tunable.begin(tunable.phases[0])
     setting = replace(tunable.start, workers=workers)
     try:
-        benchmark = StepBenchmark(tunable, step, size)
+        benchmark = StepBenchmark(tunable, step)
         benchmark.trial(setting, min_s=_WARM_S, max_s=_WARM_S)
         ceiling = benchmark.ceiling(_CEILING_S)
-        return ceiling, benchmark.trial(setting, min_s=_LEAST_S, max_s=_MOST_S)
+        trial = benchmark.trial(setting, min_s=_LEAST_S, max_s=_MOST_S)
+        rates = tunable.rates([trial], compute_s=1 / ceiling, step_cpu_s=step.cpu_s)
+        assert rates is not None, "a trial was measured"
+        return rates
     finally:
         tunable.close()
 
@@ -401,15 +363,7 @@ def progressive(folder: Path) -> list[Row]:
     rates = []
     for size in (112, 224):
         with loader(f"{size}x1000") as steady:
-            metered = MeteredStep(step)
-            ceiling, trial = run_trial(steady, metered, 2, size)
-            phase = feedline_rates(
-                steady,
-                TunedPhase.of_trial(trial, size=size, batch_size=None, ceiling=ceiling),
-                metered.cpu_s,
-            )
-            assert phase is not None, "a trial was measured"
-            rates.append(phase)
+            rates.append(run_trial(steady, MeteredStep(step), 2))
     rows = []
     for schedule in ("112x12,224x8", "224x20"):
         rest()

@@ -78,12 +78,12 @@ def jpeg_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten tuning trials to a fraction of a second; results are less certain."""
-    from feedline.tuning import arguments, tune  # loads torch
+    from feedline.tuning import search, tune  # loads torch
 
     monkeypatch.setattr(tune, "_MIN_S", 0.2)
     monkeypatch.setattr(tune, "_MAX_S", 0.4)
     monkeypatch.setattr(tune, "_CEILING_S", 0.2)
-    monkeypatch.setattr(arguments, "_MIN_BUDGET_S", 0.4)
+    monkeypatch.setattr(search, "_MIN_BUDGET_S", 0.4)
 
 
 class _Keeper:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from feedline.train.recipe import Recipe, TrainPhase
     from feedline.train.run import train_model
     from feedline.train.run_settings import RunSettings
-    from feedline.tuning.find_batch_size import find_batch_size
+    from feedline.tuning.batch_size import find_batch_size
     from feedline.tuning.tune import tune
 
 __all__ = [
@@ -87,7 +87,7 @@ _HOMES = {
     "augmentation_strength": "feedline.order.requested_size",
     "build_cache": "feedline.cache.build",
     "compile": "feedline.images.compile.views",
-    "find_batch_size": "feedline.tuning.find_batch_size",
+    "find_batch_size": "feedline.tuning.batch_size",
     "image_size": "feedline.order.requested_size",
     "lazy_images": "feedline.images.lazy_images",
     "pair": "feedline.images.compile.pair",

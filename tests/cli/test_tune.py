@@ -15,7 +15,7 @@ from command_line import Command
 
 from feedline import DataLoader, ImageFolder, build_cache
 from feedline.cli.demo_set import DemoSet, write_demo_set
-from feedline.tuning import folder as tuning_folder
+from feedline.cli.tune_search import sample_images
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_each_size_is_tuned_with_a_paced_step(
     assert done.status in {0, 3}, done.output  # 3: the machine was too busy for a whole search
     said = json.loads(file.read_text())
     assert [phase["image_size"] for phase in said["phases"]] == [16, 32]
-    assert (done.status == 3) == any(phase["ended"] == "budget" for phase in said["phases"])
+    assert (done.status == 3) == any(phase["status"] == "budget" for phase in said["phases"])
     assert f"num_workers={said['num_workers']}" in done.output
     assert "from the page cache" in done.output
 
@@ -70,7 +70,7 @@ def test_resolution_of_cache_is_reported(feedline: Command, folder: Path, tmp_pa
     done = feedline(*arguments, "--cache", str(cache), "--budget", "120", "--json", str(file))
     assert done.status in {0, 3}, done.output
     (phase,) = json.loads(file.read_text())["phases"]
-    assert not phase["step_is_the_limit"]
+    assert not phase["compute_bound"]
     assert phase["copies_px"] == 32
     assert "from copies of 32 px" in done.output
 
@@ -131,7 +131,7 @@ def test_files_are_written_if_output_is_closed(folder: Path, tmp_path: Path) -> 
         os.close(write)
     assert "Traceback" not in done.stderr
     (phase,) = json.loads(file.read_text())["phases"]
-    assert (phase["ended"], phase["num_workers"]) == ("budget", None)
+    assert (phase["status"], phase["num_workers"]) == ("budget", None)
     assert not saved.exists()
 
 
@@ -161,8 +161,7 @@ def test_failed_search_writes_no_settings(feedline: Command, folder: Path, tmp_p
 
 
 def test_images_of_smallest_batches_are_read_before(folder: Path) -> None:
-    asked = tuning_folder.FolderTuning(root=folder / "train", schedule="16x1@4,32x1", batch_size=16)
-    images, _, batches = tuning_folder._images(asked)
+    images, batches = sample_images(ImageFolder(folder / "train"), [4, 16])
     assert 4 * batches >= len(images)
 
 

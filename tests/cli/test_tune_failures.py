@@ -12,8 +12,8 @@ import pytest
 from command_line import Command
 
 from feedline import DataLoader
+from feedline.tuning.search import LoaderTrial
 from feedline.tuning.step_benchmark import StepBenchmark
-from feedline.tuning.trial import LoaderTrial
 from feedline.tuning.tune import tune
 
 CODE = """
@@ -76,7 +76,7 @@ def test_failing_step_keeps_earlier_trials(
     assert done.status == 1, done.output
     said = json.loads(file.read_text())
     (phase,) = said["phases"]
-    assert phase["ended"] == "error"
+    assert phase["status"] == "error"
     assert "the step raised LookupError: the step broke" in phase["reason"]
     assert len(phase["trials"]) == 1
     assert json.loads(saved.read_text())["loader"]["num_workers"] == phase["num_workers"]
@@ -102,7 +102,7 @@ def test_failing_dataset_is_reported_once_after_closing_the_progress_line(
     done = feedline(*arguments)
     assert done.status == 1, done.output
     (phase,) = json.loads(file.read_text())["phases"]
-    assert (phase["ended"], phase["num_workers"]) == ("error", None)
+    assert (phase["status"], phase["num_workers"]) == ("error", None)
     assert done.err.count("Original Traceback") == 1
     assert "in __getitem__" in done.err
     last = done.err.splitlines()[-1]

@@ -68,7 +68,7 @@ class _LiveBytes(TorchDispatchMode):
 
 
 class BoundedMemory:
-    """Memory with the protocol of `feedline.tuning.device_memory.DeviceMemory`.
+    """Memory with the protocol of `feedline.tuning.batch_trials.DeviceMemory`.
 
     Args:
         bound: size in bytes.

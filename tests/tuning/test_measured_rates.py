@@ -18,12 +18,9 @@ from feedline.order.schedule import Phase, Schedule
 from feedline.throughput.phase_rates import Rates
 from feedline.throughput.schedule_estimate import forecast
 from feedline.timing.stage_page import StageTimings
-from feedline.tuning.feedline_loader import TunableFeedlineLoader
-from feedline.tuning.rates import feedline_rates
+from feedline.tuning.loaders import TunableFeedlineLoader, TunableTorchLoader
 from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark
-from feedline.tuning.torch_loader import TunableTorchLoader
 from feedline.tuning.tune import tune
-from feedline.tuning.tuned_phase import TunedPhase
 
 
 class Far(Dataset[torch.Tensor]):
@@ -59,8 +56,7 @@ def looked_at(loader: DataLoader[Any], size: int) -> Rates:
     own.begin(next(phase for phase in own.phases if phase.image_size == size))
     benchmark = StepBenchmark(own, lambda batch: time.sleep(0.005), size)
     trial = benchmark.trial(own.start, min_s=0.1, max_s=0.2)
-    phase = TunedPhase.of_trial(trial, size=size, batch_size=own.batch_size, ceiling=200.0)
-    found = feedline_rates(loader, phase, 0.001)
+    found = own.rates([trial], compute_s=0.005, step_cpu_s=0.001)
     own.close()
     assert found is not None
     return found

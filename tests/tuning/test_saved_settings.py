@@ -50,6 +50,16 @@ def test_arguments_override_file(file: Path) -> None:
         assert (loader.num_workers, loader.prefetch) == (0, None)
 
 
+def test_file_may_ask_for_no_workers(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.json"
+    file.write_text(SavedSettings(num_workers=0).as_text())
+    with DataLoader(images(), 8, image_size=16, settings=file) as loader:
+        assert loader.num_workers == 0
+        assert sum(1 for _ in loader) == 8
+    with DataLoader(images(), 8, image_size=16, settings=file, num_workers=1) as loader:
+        assert loader.num_workers == 1
+
+
 def test_whole_batches_have_their_own(tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
     saved = SavedSettings(num_workers=2, prefetch_factor=4, pin_memory=False)
@@ -152,7 +162,7 @@ def changed(**parts: Any) -> str:
         (" " * (1 << 21), "larger than 1 MiB"),
         (changed(feedline_settings=2), "version 2"),
         (changed(loader={}), "num_workers"),
-        (changed(loader={"num_workers": 0}), "num_workers"),
+        (changed(loader={"num_workers": -1}), "num_workers"),
         (changed(loader={"num_workers": True}), "num_workers"),
         (changed(loader={"num_workers": 10**9}), "num_workers"),
         (changed(loader={"num_workers": 2, "prefetch": -1}), "prefetch"),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from feedline.throughput.limits import WorkerLimits
 from feedline.throughput.memory_budget import Room
-from feedline.tuning.search import Search, SearchSpace
-from feedline.tuning.trial import LoaderSetting, LoaderTrial
+from feedline.throughput.step_window import StepWindow
+from feedline.tuning.search import LoaderSetting, LoaderTrial, Search, SearchSpace
 from throughput.simulated import Simulated
 from tuning.uneven import Uneven
 
@@ -32,7 +33,6 @@ def searched(training: Simulated, start: int, ceiling: bool = True) -> Search:
     begin = LoaderSetting(workers=start, prefetch=2)
     search = Search(limits, begin, 1000 / training.own_ms if ceiling else None)
     while (setting := search.next()) is not None:
-        assert setting not in search.trials
         assert setting.workers >= 1
         training.workers = setting.workers
         search.add(LoaderTrial(setting=setting, window=training.window(), error=0.01))
@@ -69,8 +69,6 @@ def test_search_bisects_without_work_figures() -> None:
 
     class Silent(Simulated):
         def window(self) -> Any:
-            from dataclasses import replace
-
             return replace(super().window(), tasks_s=0.0, on_core=None, queued=None)
 
     silent = Silent(own_ms=20.0, cpu_ms=110.0, cores=16, workers=1)
@@ -168,3 +166,165 @@ def test_workers_and_depth_grow_together_within_the_memory(batches: int, workers
     ahead = [each.workers * each.prefetch for each in search.trials]
     assert max(ahead) <= 2 * workers + batches
     assert len(search.trials) > 1 or not batches
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "work_ms", "hand_ms", "expected"),
+    [(2.0, 0.1, 0.8, 0), (0.2, 0.1, 0.4, 0), (200.0, 0.5, 0.1, 0), (20.0, 15.0, 0.5, 1)],
+)
+def test_no_worker_is_the_answer_if_steps_or_batches_are_tiny(
+    own_ms: float, work_ms: float, hand_ms: float, expected: int
+) -> None:
+    """Handing a batch over takes time, in the training process as well."""
+    search = Search(
+        WorkerLimits(cores=4),
+        LoaderSetting(workers=2, prefetch=2),
+        1000 / own_ms,
+        SearchSpace(prefetch=(4, 8), in_process=True),
+    )
+    while (setting := search.next()) is not None:
+        wait_ms = hand_ms if setting.workers else work_ms
+        window = StepWindow(
+            phase=None,
+            steps=100,
+            seconds=(own_ms + wait_ms) / 10,
+            wait_s=wait_ms / 10,
+            tasks_s=work_ms / 10,
+            on_core=1.0,
+            queued=0.0,
+            workers=setting.workers,
+        )
+        search.add(LoaderTrial(setting=setting, window=window, error=0.001))
+    assert search.best.workers == expected
+    assert (0 in {each.workers for each in search.trials}) == (not expected)
+
+
+@dataclass(kw_only=True)
+class Crowded(Simulated):
+    """Workers on all cores slow down the training loop.
+
+    Args:
+        slower: factor of the step time if all cores are used.
+    """
+
+    slower: float = 1.09
+
+    def step_ms(self, workers: int) -> float:
+        crowded = self.slower if workers >= self.cores else 1.0
+        return max(self.own_ms, self.cpu_ms / min(workers, self.cores - 1)) * crowded
+
+
+def trial_of(training: Simulated, setting: LoaderSetting, disturbed: float = 1.0) -> LoaderTrial:
+    training.workers = setting.workers
+    window = training.window()
+    return LoaderTrial(
+        setting=setting, window=replace(window, seconds=disturbed * window.seconds), error=0.01
+    )
+
+
+def decided(training: Simulated, disturbed: int, slower: float) -> tuple[Search, LoaderTrial, int]:
+    """The search, the answer, and how many turns it took; one of all trials is disturbed."""
+    search = Search(
+        WorkerLimits(cores=training.cores), LoaderSetting(workers=training.cores, prefetch=2), 100.0
+    )
+    made = repeats = 0
+    while (setting := search.next()) is not None:
+        made += 1
+        repeats += setting in search.trials
+        search.add(trial_of(training, setting, slower if made == disturbed else 1.0))
+    return search, search.best, repeats
+
+
+@pytest.mark.parametrize("cores", [2, 4, 8])
+@pytest.mark.parametrize("disturbed", range(9))
+@pytest.mark.parametrize("seed", range(5))
+def test_one_worker_less_leaves_a_core_to_the_loop_whichever_trial_is_disturbed(
+    cores: int, disturbed: int, seed: int
+) -> None:
+    training = Crowded(
+        own_ms=10.0, cpu_ms=12.0 * (cores - 1), cores=cores, workers=1, seed=seed, noise=0.003
+    )
+    search, best, turns = decided(training, disturbed, 1.2)
+    assert cores - 1 in {trial.workers for trial in search.trials.values()}
+    assert training.step_ms(best.workers) <= 1.03 * training.best_ms()
+    assert turns <= 8
+
+
+def test_all_cores_are_used_if_needed() -> None:
+    training = Simulated(own_ms=10.0, cpu_ms=100.0, cores=4, workers=1, noise=0.003)
+    _, best, _ = decided(training, 0, 1.0)
+    assert best.workers == 4
+
+
+@pytest.mark.parametrize(("disturbed", "turns"), [(0, [1, 2, 2, 1]), (2, 2 * [1, 2, 2, 1])])
+def test_turns_alternate_and_repeat_if_answer_changes(disturbed: int, turns: list[int]) -> None:
+    training = Crowded(own_ms=10.0, cpu_ms=12.0, cores=2, workers=1, noise=0.0, slower=1.05)
+    search = Search(WorkerLimits(cores=2), LoaderSetting(workers=2, prefetch=2), 100.0)
+    repeated, made = list[int](), 0
+    while (setting := search.next()) is not None:
+        made += 1
+        if setting in search.trials:
+            repeated.append(setting.workers)
+        search.add(trial_of(training, setting, 1.4 if made == disturbed else 1.0))
+    assert repeated == turns
+    assert search.turns == 0
+    assert search.best.workers == 1
+
+
+def test_answer_without_alternative_takes_no_turn() -> None:
+    training = Simulated(own_ms=100.0, cpu_ms=30.0, cores=8, workers=1, noise=0.0)
+    search = Search(WorkerLimits(cores=8), LoaderSetting(workers=8, prefetch=2), 10.0)
+    while (setting := search.next()) is not None:
+        search.add(trial_of(training, setting))
+    assert (search.best.workers, search.rounds) == (1, 0)
+
+
+def test_repeated_trials_that_show_a_gain_continue_the_search() -> None:
+    """Other programs use the cores in the first trials: more workers seem not to help."""
+    training = Simulated(own_ms=1.0, cpu_ms=40.0, cores=8, workers=1, noise=0.0)
+    search = Search(WorkerLimits(cores=8), LoaderSetting(workers=1, prefetch=2), 1000.0)
+    made = 0
+    while (setting := search.next()) is not None:
+        made += 1
+        disturbed = training.step_ms(1) / training.step_ms(setting.workers)
+        search.add(trial_of(training, setting, disturbed if made <= 2 else 1.0))
+    assert search.best.workers >= 7
+
+
+def test_waiting_work_needs_no_core() -> None:
+    training = Simulated(own_ms=10.0, cpu_ms=2.0, blocked_ms=70.0, cores=2, workers=1, noise=0.0)
+    _, best, _ = decided(training, 0, 1.0)
+    assert training.step_ms(best.workers) <= 1.03 * training.best_ms()
+    assert best.workers >= 6
+
+
+def test_no_trial_requires_more_than_linear_speedup() -> None:
+    """Three workers instead of four needed; two trials have shown the best possible rate."""
+    training = Simulated(own_ms=25.0, cpu_ms=0.0, blocked_ms=100.0, cores=2, workers=1, noise=0.003)
+    training_of_few = Search(WorkerLimits(cores=2), LoaderSetting(workers=2, prefetch=2), 40.0)
+    while (setting := training_of_few.next()) is not None:
+        training_of_few.add(trial_of(training, setting))
+    assert {trial.workers for trial in training_of_few.trials.values()} == {2, 4}
+    assert training_of_few.best.workers == 4
+
+
+def test_useless_depth_is_not_tried_with_more_workers() -> None:
+    """Batches are uneven, but steps wait for something else."""
+
+    class InVain(Uneven):
+        def window(self, workers: int, factor: int):  # type: ignore[no-untyped-def]
+            found = super().window(workers, 8)
+            return replace(found, seconds=found.seconds * 1.2, wait_s=found.seconds * 0.2)
+
+    training = InVain(batch_ms=60.0, every=10, times=1.0, own_ms=20.0)
+    search = Search(
+        WorkerLimits(cores=16),
+        LoaderSetting(workers=4, prefetch=2),
+        None,
+        SearchSpace(prefetch=(4, 8)),
+    )
+    while (setting := search.next()) is not None:
+        window = training.window(setting.workers, setting.prefetch)
+        search.add(LoaderTrial(setting=setting, window=window, error=0.01))
+    deep = [each.workers for each in search.trials if each.prefetch > 2]
+    assert len(deep) == 1

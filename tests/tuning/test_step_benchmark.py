@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -11,16 +10,15 @@ import pytest
 import torch
 
 from feedline.errors import ResourceError
-from feedline.order.schedule import Phase
 from feedline.throughput import windows
 from feedline.timing.stage_page import StageTimings
 from feedline.tuning import step_benchmark
 from feedline.tuning import tune as tune_module
-from feedline.tuning.search import SearchSpace
-from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark
-from feedline.tuning.training_step import Step
-from feedline.tuning.trial import LoaderSetting
-from feedline.tuning.tuned_phase import TunedPhase
+from feedline.tuning.loaders import TunableLoader
+from feedline.tuning.result import TunedPhase
+from feedline.tuning.search import LoaderSetting, SearchSpace
+from feedline.tuning.step_benchmark import StepBenchmark
+from feedline.tuning.tune import SearchProgress, search_settings
 
 
 class Batch(NamedTuple):
@@ -28,15 +26,13 @@ class Batch(NamedTuple):
     labels: list[int]
 
 
-class Ready:
+class Ready(TunableLoader):
     """A loader that always has a batch ready, with any number of workers."""
 
+    kind = "feedline"
     start = LoaderSetting(workers=2, prefetch=2)
     search_space = SearchSpace()
     batch_size = 4
-    all_started = True
-    start_s = None
-    phases = (Phase(epochs=1),)
 
     def __init__(self, most: int = 64) -> None:
         self.most = most
@@ -54,8 +50,8 @@ class Ready:
     def stage_timings(self) -> StageTimings:
         return StageTimings()
 
-    def begin(self, phase: Phase) -> None:
-        pass
+    def rates(self, trials: Any, *, compute_s: Any, step_cpu_s: Any) -> None:
+        return None
 
     def close(self) -> None:
         pass
@@ -73,19 +69,16 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def searched(now: list[float], loader: Ready, step_s: float, budget_s: float) -> TunedPhase:
+def searched(
+    now: list[float], loader: Ready, step_s: float, budget_s: float, **options: Any
+) -> TunedPhase:
     def step(batch: Any) -> None:
         now[0] += step_s
 
-    return in_phase(loader, step, now[0] + budget_s)
-
-
-def in_phase(loader: Any, step: Step, until: float, warmup_batches: int = 0) -> TunedPhase:
-    found, failure = tune_module._tune_phase(
-        loader, MeteredStep(step), Phase(epochs=1), until, None, warmup_batches
-    )
-    assert failure is None
-    return found
+    found = search_settings(loader, step, budget_s=budget_s, **options)
+    assert found.failure is None
+    (phase,) = found.phases
+    return phase
 
 
 @pytest.mark.parametrize("step_s", [0.3, 1.0, 3.0, 5.0, 11.0, 60.0, 600.0])
@@ -101,21 +94,19 @@ def test_long_steps_end_within_a_step_of_the_budget(now: list[float], step_s: fl
 
 
 def test_a_budget_that_is_over_lets_one_step_say_how_long_they_are(now: list[float]) -> None:
-    found = searched(now, Ready(), 2.0, budget_s=0)
+    found = searched(now, Ready(), 4.0, budget_s=2)
     assert (found.best, found.status) == (None, "budget")
-    assert found.full_search_s >= 5 * 8 * 2.0
+    assert found.full_search_s >= 5 * 8 * 4.0
 
 
 def test_files_are_read_before_no_longer_than_the_budget(now: list[float]) -> None:
-    loader: Any = Ready()
-    made: Callable[[], Batch] = loader.next
+    class Slow(Ready):
+        def next(self) -> Batch:
+            now[0] += 10.0
+            return super().next()
 
-    def slow() -> Batch:
-        now[0] += 10.0
-        return made()
-
-    loader.next = slow
-    found = in_phase(loader, lambda _: None, now[0] + 60, warmup_batches=1000)
+    loader = Slow()
+    found = searched(now, loader, 0.0, budget_s=60, warmup_batches=1000)
     assert loader.given == 7  # six within the budget, and one for a step
     assert (found.best, found.status) == (None, "budget")
 
@@ -136,18 +127,38 @@ def test_missing_resources_end_search_with_partial_result(
         searched(now, Waits(most=1), 0.01, budget_s=600)
 
 
-def test_a_worker_has_memory_for_the_batches_that_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune_module, "available_memory_bytes", lambda: 1 << 30)
+def test_workers_have_memory_for_the_batches_that_they_make(
+    now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the free memory holds one more worker with its batches of 128 bytes."""
+    monkeypatch.setattr(tune_module, "available_memory_bytes", lambda: 2 * (60 + 2 * 128))
     monkeypatch.setattr(tune_module, "WORKER_BYTES", 60)
-    benchmark: Any = SimpleNamespace(batch_bytes=20)
-    whole, rows = (
-        LoaderSetting(workers=1, prefetch=2),
-        LoaderSetting(workers=1, prefetch=2, task_ms=50.0),
-    )
-    memory = tune_module._memory_budget(whole, benchmark)
-    assert memory.most_workers(2) == 1 + (1 << 29) // 100
-    assert memory.most_workers(8) == (100 + (1 << 29)) // 220
-    assert tune_module._memory_budget(rows, benchmark).most_workers(8) == 1 + (1 << 29) // 60
+    monkeypatch.setattr(tune_module, "usable_cores", lambda: 8)
+
+    class Waits(Ready):
+        workers = 2
+
+        def change(self, setting: LoaderSetting) -> int:
+            self.workers = setting.workers
+            return 0
+
+        def next(self) -> Batch:
+            now[0] += 1.0 / self.workers
+            return super().next()
+
+    found = searched(now, Waits(), 0.01, budget_s=600)
+    assert max(trial.workers for trial in found.trials) == 3
+
+
+def test_progress_counts_trials_and_time_to_the_end(now: list[float]) -> None:
+    seen: list[SearchProgress] = []
+    found = searched(now, Ready(), 0.05, budget_s=60, on_progress=seen.append)
+    assert seen[0].setting is None
+    assert [each.trials for each in seen] == [0, *range(len(seen) - 1)]
+    assert {each.setting for each in seen[1:]} == {trial.setting for trial in found.trials}
+    assert all(each.trials_left > 0 for each in seen)
+    assert all(0 < each.seconds_left <= 60 for each in seen)
+    assert [each.seconds for each in seen] == sorted(each.seconds for each in seen)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +189,7 @@ def test_a_trial_that_is_clearly_slower_ends_early(now: list[float]) -> None:
             given += 1
             now[0] += 0.045 + 0.01 * (given // 6 % 2)
 
-        loader: Any = Ready()
+        loader = Ready()
         setting = LoaderSetting(workers=2, prefetch=2)
         StepBenchmark(loader, step).trial(setting, min_s=1.0, max_s=9.0, fastest=fastest)
         return given
@@ -189,7 +200,7 @@ def test_a_trial_that_is_clearly_slower_ends_early(now: list[float]) -> None:
 
 def test_held_batches_keep_their_type() -> None:
     seen: list[Batch] = []
-    loader: Any = Ready()
+    loader = Ready()
     benchmark = StepBenchmark(loader, seen.append)
     assert math.isfinite(benchmark.ceiling(0.0))
     assert {type(batch) for batch in seen} == {Batch}

@@ -14,8 +14,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.errors import SampleError, UsageError
-from feedline.tuning.feedline_loader import TunableFeedlineLoader
-from feedline.tuning.trial import LoaderSetting, LoaderTrial
+from feedline.tuning.loaders import TunableFeedlineLoader
+from feedline.tuning.search import LoaderSetting, LoaderTrial
 from feedline.tuning.tune import tune
 
 

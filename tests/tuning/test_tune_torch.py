@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from feedline.errors import UsageError
-from feedline.tuning.torch_loader import TunableTorchLoader
-from feedline.tuning.trial import LoaderSetting
+from feedline.tuning.loaders import TunableTorchLoader
+from feedline.tuning.search import LoaderSetting
 from feedline.tuning.tune import tune
 from processes import newcomers, own_family
 

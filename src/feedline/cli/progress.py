@@ -90,11 +90,11 @@ class ProgressBar:
         self._drawn_s = 0.0
         self._bar.reset(self._task, description=what, total=total)
 
-    def advance(self, done: int, what: str = "") -> None:
+    def advance(self, done: int, what: str = "", total: int | None = None, **fields: Any) -> None:
         """Move the bar; a new description is drawn at once."""
         if what:
             self._drawn_s = 0.0
-        self.update(done, what=what)
+        self.update(done, total, what, **fields)
 
     def update(
         self, done: int | None = None, total: int | None = None, what: str = "", **fields: Any

@@ -13,14 +13,14 @@ from feedline.cli.output import complain, echo, echo_text, write_json, write_tex
 from feedline.cli.what_if import parse_changes, predict_changes
 from feedline.errors import UsageError
 from feedline.order.schedule import Schedule
-from feedline.text import plural
-from feedline.tuning.arguments import check_budget, check_step_ms
+from feedline.text import as_seconds, plural
+from feedline.tuning.search import check_budget, check_step_ms
 
 if TYPE_CHECKING:
     from feedline.cli.tune_search import TuneSearch
     from feedline.throughput.changes import Changes
-    from feedline.tuning.trial import LoaderTrial
-    from feedline.tuning.tuning_result import TuningResult
+    from feedline.tuning.result import TuningResult
+    from feedline.tuning.tune import SearchProgress
 
 __all__ = ["tune"]
 
@@ -93,7 +93,7 @@ def tune(
     changes = parse_changes(what_if)
 
     from feedline.cli.tune_search import folder_search, function_search  # loads torch
-    from feedline.tuning.user_code import is_function_name
+    from feedline.cli.user_code import is_function_name
 
     if not Path(source).is_dir() and is_function_name(source):
         folder_only = {
@@ -137,15 +137,24 @@ def tune(
 
 def _run(search: TuneSearch) -> TuningResult:
     from feedline.cli.progress import ProgressBar
+    from feedline.tuning.result import worker_name
 
-    with ProgressBar("training step without loading", clock="elapsed") as bar:
+    # The bar would use the cores that are being measured.
+    with ProgressBar("training step without loading", clock="text", steady=True) as bar:
 
-        def on_trial(size: int | None, trial: LoaderTrial) -> None:
-            where = f"{size} px: " if size else ""
-            workers = plural(trial.workers, "worker")
-            bar.update(what=f"{where}{workers}, {trial.steps_per_s:.1f} steps/s")
+        def on_progress(now: SearchProgress) -> None:
+            where = f"{now.size} px: " if now.size else ""
+            what = "training step without loading"
+            if now.setting is not None:
+                what = worker_name(now.setting.workers)
+            if now.latest is not None:
+                rate = f"{now.latest.steps_per_s:.1f} steps/s"
+                what += f" (before: {worker_name(now.latest.workers)}, {rate})"
+            end = f"{as_seconds(now.seconds)}, about {as_seconds(now.seconds_left)} left"
+            total = now.trials + now.trials_left
+            bar.advance(now.trials, total=total, what=f"{where}{what}", end=end)
 
-        return search.run(on_trial)
+        return search.run(on_progress)
 
 
 def _print_result(
@@ -169,6 +178,12 @@ def _print_result(
         echo_text(str(found))
         if save is not None and found.saved is not None:
             echo(f"feedline.DataLoader(..., settings={str(save)!r})")
+            if found.busy_machine:
+                complain(
+                    f"{save} is from a busy machine: {found.busy_machine}",
+                    "warning",
+                    "run it again when they have ended",
+                )
         elif save is not None:
             complain(f"{save} was not written: nothing was measured", "note")
         if search.batch_sizes is not None:

@@ -1,10 +1,14 @@
-"""Searches of `feedline tune`: over a folder of images, or the loader that a function returns."""
+"""Searches of `feedline tune`: over a folder of images, or the loader that a function returns.
+
+Guarantees: by default random images of a folder are read before the measurement, so that they come
+from the page cache. Workers end with a search. Ctrl-C returns the results so far.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,33 +18,41 @@ from torch.nn import functional
 
 from feedline.cli.output import echo_text, use_folder
 from feedline.cli.progress import ProgressBar
+from feedline.cli.user_code import build_loader, import_function, is_function_name
+from feedline.engine.defaults import DEFAULT_PREFETCH, slots_for
 from feedline.engine.devices import synchronize
 from feedline.errors import UsageError
 from feedline.images.crops import TrainCrop
-from feedline.images.folder import ImageFolder
+from feedline.images.folder import ENOUGH_IMAGES, ImageFolder, sample_folder
 from feedline.loader import DataLoader
+from feedline.order.schedule import Schedule
 from feedline.sources.manifest import is_cache
+from feedline.system import available_memory_bytes
 from feedline.train.data import find_splits
 from feedline.train.model import create_model
 from feedline.train.recipe import Recipe
 from feedline.train.runtime import choose_device, choose_precision, prepare_process
 from feedline.train.train_state import TrainState, create_optimizer, train_step
-from feedline.tuning.batch_search import BatchTrial
-from feedline.tuning.batch_sizes import BatchSizes
-from feedline.tuning.find_batch_size import find_batch_size
-from feedline.tuning.folder import FolderTuning, tune_folder
-from feedline.tuning.tune import TrialCallback, search_settings
-from feedline.tuning.tuning_result import TuningResult
-from feedline.tuning.user_code import build_loader, import_function, is_function_name
+from feedline.tuning.batch_size import BatchSizes, find_batch_size
+from feedline.tuning.batch_trials import BatchTrial
+from feedline.tuning.result import TuningResult
+from feedline.tuning.training_step import Step
+from feedline.tuning.tune import SearchProgress, search_settings
 
 __all__ = ["TuneSearch", "folder_search", "function_search"]
+
+_MAX_PREFETCH = 8
+_MEMORY_SHARE = 0.1  # of the available memory, for prefetched batches
+_MIN_BATCHES = 4  # of the images that are drawn
+
+ProgressCallback = Callable[[SearchProgress], object]
 
 
 @dataclass(frozen=True, slots=True)
 class TuneSearch:
     """A search that is ready to run; the other fields are None for a function."""
 
-    run: Callable[[TrialCallback], TuningResult]
+    run: Callable[[ProgressCallback], TuningResult]
     images: ImageFolder | None = None
     schedule: str | None = None  # with batch sizes
     batch_sizes: BatchSizes | None = None  # of `--batch-size auto`
@@ -67,33 +79,69 @@ def folder_search(
     if device is not None and timm_model is None:
         raise UsageError(f"--device {device} needs --model with a timm model")
     images = ImageFolder(root, transform=TrainCrop())
-    found, rows = None, batch_size
-    if rows == "auto":
+    found = None
+    if batch_size == "auto":
         found = _largest_batches(timm_model, schedule, images, device)
         echo_text(f"{found}\n")
-        rows, schedule = found.largest, str(found.schedule)
-    step, where = None, None
+        schedule = str(found.schedule)
+    rows = batch_size if found is None else found.largest
+    assert rows != "auto", "it was found"
+    step: Step | None = None
+    where = None
     if own_step:
         step = import_function(str(model))
     elif timm_model is not None:
         recipe = Recipe(model=timm_model, schedule=schedule, batch_size=rows)
         step, where = _make_step(recipe, len(images.classes), choose_device(device or "auto"))
-    tuning = FolderTuning(
-        root=root,
-        schedule=schedule,
-        batch_size=rows,
-        cache=cache,
-        decode=decode,
-        device=where,
-        warm=not all_files,
-        budget_s=budget_s,
-    )
-    return TuneSearch(
-        lambda on_trial: tune_folder(tuning, step, step_ms=step_ms, on_trial=on_trial),
-        images,
-        schedule,
-        found,
-    )
+    if cache is not None and not is_cache(str(cache)):
+        raise UsageError(
+            f"{str(cache)!r} is not a finished cache", hint="build one with feedline cache build"
+        )
+    phases = [
+        (phase.image_size or 0, phase.batch_size or rows)
+        for phase in Schedule.parse(schedule).phases
+    ]
+    some = ImageFolder(root, transform=TrainCrop(), decode=decode)
+    files, warmup_batches = "from disk or the page cache", 0
+    if not (all_files or is_cache(str(root))):
+        some, warmup_batches = sample_images(some, [batch for _, batch in phases])
+        files = f"{len(some)} of {len(images)} images, from the page cache"
+    # The largest number of prefetched batches that fits into memory.
+    slot_bytes = max(3 * size**2 * batch for size, batch in phases)
+    fitting = int(_MEMORY_SHARE * available_memory_bytes()) // max(1, slot_bytes) - slots_for(0)
+
+    def run(on_progress: ProgressCallback) -> TuningResult:
+        loader: DataLoader[Any] = DataLoader(
+            some,
+            rows,
+            schedule=schedule,
+            num_workers="auto",
+            prefetch=max(DEFAULT_PREFETCH, min(_MAX_PREFETCH, fitting)),
+            drop_last=True,
+            cache=cache,
+            device=where,
+        )
+        with loader:
+            tuned = search_settings(
+                loader,
+                step,
+                step_ms=step_ms,
+                budget_s=budget_s,
+                on_progress=on_progress,
+                warmup_batches=warmup_batches,
+            )
+        copies = {rates.size: rates.level_px for rates in tuned.rates}
+        finished = [replace(each, copies_px=copies.get(each.size)) for each in tuned.phases]
+        return replace(tuned, files=files, phases=tuple(finished))
+
+    return TuneSearch(run, images, schedule, found)
+
+
+def sample_images(images: ImageFolder, batch_sizes: list[int]) -> tuple[ImageFolder, int]:
+    """Sample images of a folder. Return them and the number of batches that reads them all."""
+    most = max(ENOUGH_IMAGES, _MIN_BATCHES * max(batch_sizes))
+    some = sample_folder(images, seed=0, most=most)
+    return some, -(-len(some) // min(batch_sizes))
 
 
 def _make_step(
@@ -168,11 +216,11 @@ def function_search(
         step = import_function(model)
     loader = build_loader(source, schedule=schedule, batch_size=batch_size)
 
-    def run(on_trial: TrialCallback) -> TuningResult:
+    def run(on_progress: ProgressCallback) -> TuningResult:
         own = loader if isinstance(loader, DataLoader) else contextlib.nullcontext()
         with own:
             return search_settings(
-                loader, step, step_ms=step_ms, budget_s=budget_s, on_trial=on_trial
+                loader, step, step_ms=step_ms, budget_s=budget_s, on_progress=on_progress
             )
 
     return TuneSearch(run)

@@ -11,7 +11,7 @@ from feedline.errors import UsageError
 if TYPE_CHECKING:
     from feedline.images.folder import ImageFolder
     from feedline.throughput.changes import Changes
-    from feedline.tuning.tuning_result import TuningResult
+    from feedline.tuning.result import TuningResult
 
 __all__ = ["parse_changes", "predict_changes"]
 

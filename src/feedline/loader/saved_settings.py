@@ -40,7 +40,7 @@ class SavedSettings(
     loaders that make whole batches, and for torch's DataLoader.
     """
 
-    num_workers: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)]
+    num_workers: Annotated[int, msgspec.Meta(ge=0, le=MAX_WORKERS)]
     prefetch: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
     task_ms: Annotated[float, msgspec.Meta(gt=0, le=60_000)] | None = None
     prefetch_factor: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None

@@ -34,7 +34,7 @@ from feedline.train.runtime import (
     preserved_random_state,
 )
 from feedline.train.train_state import StepCounter, TrainState, lr_factor, train_step
-from feedline.tuning.feedline_loader import TunableFeedlineLoader
+from feedline.tuning.loaders import TunableFeedlineLoader
 from feedline.tuning.step_benchmark import StepBenchmark
 
 __all__ = ["BUDGET_S", "PlannedPhase", "PlannedRun", "ShapeRates", "dry_run"]

@@ -19,8 +19,8 @@ from feedline.engine.devices import resolve_device, synchronize
 from feedline.errors import UsageError
 from feedline.train.recipe import Recipe
 from feedline.train.train_state import TrainState, autocast
-from feedline.tuning.device_memory import is_out_of_memory
-from feedline.tuning.preserve_state import preserve_state
+from feedline.tuning.batch_trials import is_out_of_memory
+from feedline.tuning.training_step import preserve_state
 
 __all__ = [
     "choose_device",

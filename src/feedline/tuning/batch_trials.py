@@ -3,30 +3,124 @@
 Guarantees: each trial starts with an empty cache. Afterwards the model and the given objects have
 their former state. Only out-of-memory errors end a trial; others are raised. Part of the memory
 stays free: for fragmentation, which grows over hours, and for blocks that other sizes of the
-schedule leave in the cache.
+schedule leave in the cache. Memory of other programs is not available; later changes of it are not
+predicted.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from feedline.engine.devices import TorchAccelerator, synchronize
+from feedline.errors import UsageError
 from feedline.private_names import find_private
-from feedline.tuning.batch_search import BatchTrial
-from feedline.tuning.device_memory import DeviceMemory, is_out_of_memory
-from feedline.tuning.preserve_state import HasStateDict, preserve_state
-from feedline.tuning.training_step import MakeBatch, Step
+from feedline.system import rank_and_world
+from feedline.tuning.training_step import (
+    HasStateDict,
+    Loss,
+    MakeBatch,
+    Step,
+    class_loss,
+    noise_batches,
+    preserve_state,
+    training_step,
+)
 
-__all__ = ["BatchTrials"]
+__all__ = ["SHARE", "BatchTrial", "BatchTrials", "CudaMemory", "DeviceMemory", "is_out_of_memory"]
 
 _pytree = find_private("torch.utils._pytree")
 
+SHARE = 0.92
+"""Share of the available memory that a batch may use; the rest is for fragmentation."""
+
 _STEPS = 3  # the first one allocates gradients and the optimizer's state
+# In addition to torch's error: libraries report a failed allocation in many ways. Some of these
+# messages have other causes, too; if not even one image runs, the error shows the message. (From
+# the lists of accelerate and Lightning, and torch if cuDNN finds no engine.)
+_MESSAGES = (
+    *("out of memory", "can't allocate memory", "ALLOC_FAILED"),
+    *("CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_NOT_INITIALIZED"),
+    *("CUDNN_STATUS_NOT_SUPPORTED", "CUDNN_STATUS_INTERNAL_ERROR"),
+    *("unable to find an engine to execute", "valid cuDNN algorithm"),
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if an exception reports, or may report, that device memory ran out."""
+    # torch.OutOfMemoryError is new in 2.5; torch.cuda has it in all releases.
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return True
+    message = str(error)
+    return isinstance(error, RuntimeError) and any(part in message for part in _MESSAGES)
+
+
+class DeviceMemory(Protocol):
+    """Memory of a device, for trials of batch sizes."""
+
+    def available_bytes(self) -> int:
+        """Return the memory available to this process with an empty cache."""
+
+    def clear(self) -> None:
+        """Empty the cache and reset `peak_bytes`."""
+
+    def peak_bytes(self) -> int:
+        """Return the peak memory used since `clear`, as seen by the device."""
+
+
+class CudaMemory:
+    """Memory of a CUDA or ROCm device.
+
+    Args:
+        device: device with its index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._other_bytes = 0
+
+    def available_bytes(self) -> int:
+        """Return free memory plus memory reserved by torch, within torch's own limit."""
+        self.clear()
+        free, total = torch.cuda.mem_get_info(self._device)
+        own = torch.cuda.memory_reserved(self._device)
+        self._other_bytes = total - free - own
+        share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)
+        return int(min(free + own, share(self._device) * total))
+
+    def clear(self) -> None:
+        """Return unused cached blocks to the device, and reset the peak."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak_bytes(self) -> int:
+        """Return the peak reserved by torch plus growth of other memory since `available_bytes`."""
+        torch.cuda.synchronize(self._device)
+        free, total = torch.cuda.mem_get_info(self._device)
+        other_bytes = total - free - torch.cuda.memory_reserved(self._device)
+        grown = max(0, other_bytes - self._other_bytes)
+        return int(torch.cuda.max_memory_reserved(self._device)) + grown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchTrial:
+    """Training steps with one batch size.
+
+    Args:
+        rows: images in a batch.
+        peak_bytes: peak memory; None if memory ran out.
+        fits: True if the steps ran and left the headroom free.
+    """
+
+    rows: int
+    peak_bytes: int | None
+    fits: bool
 
 
 class BatchTrials:
@@ -34,38 +128,48 @@ class BatchTrials:
 
     Args:
         model: switched to training mode during a trial.
-        step: training step of the model on a batch.
-        make_batch: makes batches.
-        stateful: other objects that the steps change.
         memory: memory of the device.
         device: device of the steps.
-        share: share of the memory that a batch may use.
-        reserved_bytes: memory that the training needs in addition to these steps.
+        step, batch, optimizer, loss, stateful, precision: see `find_batch_size`.
+
+    Raises:
+        UsageError: the model takes part in a collective computation.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        step: Step,
-        make_batch: MakeBatch,
-        stateful: Sequence[HasStateDict],
         *,
         memory: DeviceMemory,
         device: torch.device,
-        share: float,
-        reserved_bytes: int = 0,
+        step: Step | None = None,
+        batch: MakeBatch | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss: Loss = class_loss,
+        stateful: Sequence[HasStateDict] = (),
+        precision: torch.dtype = torch.float32,
     ) -> None:
+        _check(model)
+        trainable = [each for each in model.parameters() if each.requires_grad]
+        optimizer = optimizer or torch.optim.AdamW(trainable)
+        dtype = None if precision is torch.float32 else precision
+
+        def autocast() -> torch.autocast:
+            return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
         self._model = model
-        self._step = step
-        self._make_batch = make_batch
-        self._stateful = stateful
+        self._step = step or training_step(model, optimizer, loss, autocast)
+        self._make_batch = batch or noise_batches(device)
+        self._stateful: list[HasStateDict] = [model, optimizer, *stateful]
         self._memory = memory
         self._device = device
-        self._reserved_bytes = reserved_bytes
+        # DistributedDataParallel keeps a copy of the gradients for communication.
+        copied = trainable if rank_and_world()[1] > 1 else []
+        self._reserved_bytes = sum(each.numel() * each.element_size() for each in copied)
         gc.collect()
         self.memory_bytes = memory.available_bytes()
         """Memory available to this process."""
-        self.usable_bytes = int(share * self.memory_bytes)
+        self.usable_bytes = int(SHARE * self.memory_bytes)
         """Memory limit of a batch."""
         self.last_error = ""
         """First line of the last out-of-memory error."""
@@ -102,11 +206,15 @@ class BatchTrials:
         failed = self._train([phases[k] for k in order], withheld)
         return None if failed is None else order[failed]
 
+    def clear(self) -> None:
+        """Return the device's memory."""
+        self._memory.clear()
+
     def _train(self, stages: Sequence[tuple[int, int]], withheld: int) -> int | None:
         """Return the index of the stage that ran out of memory, or None if all ran."""
         self._memory.clear()
         failed = None
-        with preserve_state([self._model, *self._stateful], self._device):
+        with preserve_state(self._stateful, self._device):
             if not self._model.training:  # keeps parts that are frozen by eval()
                 self._model.train()
             held = torch.empty(0, dtype=torch.uint8, device=self._device)
@@ -148,3 +256,19 @@ class BatchTrials:
             if isinstance(part, torch.Tensor):
                 self._accelerator.record_stream(part, current)
         return batch
+
+
+def _check(model: nn.Module) -> None:
+    """Raise UsageError if a step of the model waits for other processes."""
+    wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
+    sharded = any(type(each).__name__ == "DTensor" for each in model.parameters())
+    together = rank_and_world()[1] > 1 and any(
+        isinstance(each, nn.SyncBatchNorm) for each in model.modules()
+    )
+    if wrapped or sharded or together:
+        raise UsageError(
+            "a step of this model waits for other ranks, and would wait forever if memory runs out "
+            "on one of them",
+            hint="pass the model before it is wrapped, sharded or converted to "
+            "SyncBatchNorm, and use the smallest batch size of all ranks",
+        )

@@ -11,10 +11,8 @@ import textwrap
 from dataclasses import dataclass
 
 from feedline.profile.page import template
-from feedline.text import plural
-from feedline.tuning.trial import LoaderTrial
-from feedline.tuning.tuned_phase import TunedPhase, phase_names
-from feedline.tuning.tuning_result import TuningResult
+from feedline.tuning.result import TunedPhase, TuningResult, phase_names, worker_name
+from feedline.tuning.search import LoaderTrial
 
 __all__ = ["curve_svg"]
 
@@ -125,7 +123,7 @@ def _point(trial: LoaderTrial, phase: TunedPhase, scale: _CurveScale) -> _CurveP
         low=scale.y(rows * low),
         high=max(0.0, scale.y(rows * high)),
         best=trial is phase.best,
-        label=f"{plural(trial.workers, 'worker')}: {rows * trial.steps_per_s:.0f}",
+        label=f"{worker_name(trial.workers)}: {rows * trial.steps_per_s:.0f}",
     )
 
 

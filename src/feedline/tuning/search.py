@@ -5,10 +5,12 @@ first trial and the duration of the step. If steps wait although workers are idl
 arrive unevenly: then more prefetch or smaller tasks are tried. Then it looks for the fewest workers
 with that rate: again from the work, and once a number was too small, from its rate, as the rate of
 busy workers is proportional to their number. If workers use all cores, one worker less is tried, as
-the training loop needs a core as well.
+the training loop needs a core as well. If a step is so short, or a batch so little work, that
+handing it over may cost more than making it, the training process tries to make it itself.
 
-At the end candidates for the answer are tried again in alternating order (`RepeatedTrials`): if
-another process disturbs a trial, all of its steps are slow, so its error does not show it.
+Then candidates for the answer are tried again in alternating order: if another process disturbs a
+trial, all of its steps are slow, so its error does not show it. The median of a setting's trials
+counts; if that asks for further settings, the search continues.
 
 Guarantees: no setting is searched twice; workers and prefetch of each setting after the first fit
 into memory; no single trial decides; equal trials give an equal search.
@@ -21,12 +23,14 @@ import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 
+from feedline.errors import UsageError
 from feedline.throughput.limits import WorkerLimits
 from feedline.throughput.memory_budget import Room
-from feedline.tuning.trial import LoaderSetting, LoaderTrial
+from feedline.throughput.step_window import StepWindow
 
-__all__ = ["RepeatedTrials", "Search", "SearchSpace", "find_candidates"]
+__all__ = ["LoaderSetting", "LoaderTrial", "Search", "SearchSpace", "check_budget", "check_step_ms"]
 
 _ALIKE = 0.02  # rates that differ by less are equal, or by less than their error
 _CLOSE = 0.07  # relative difference that may be noise,
@@ -36,6 +40,86 @@ _COMPUTE_BOUND = 0.98  # of the compute-bound rate
 _WAITS = 0.03  # share of data wait from which a gain is possible
 _SUPERLINEAR = 0.05  # possible gain of more workers beyond their proportion
 _BUSY = 0.9  # share of the workers' time: above, there are too few workers, not uneven batches
+_TINY_STEP_S = 0.01  # if the work is unknown, the longest step to try without workers
+_MAX_ROUNDS = 2  # of repeated trials
+_MIN_BUDGET_S = 2.0  # two of the shortest trials
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderSetting:
+    """Loader settings that affect speed but not the contents of batches.
+
+    Args:
+        workers: number of processes; 0: the training process makes the batches.
+        prefetch: prefetched batches: of all workers together for image rows, else of each worker,
+            as torch's `prefetch_factor`.
+        task_ms: duration of a task in milliseconds; None if tasks are whole batches.
+        pin: page-locked memory for batches; None if it is not tried.
+    """
+
+    workers: int
+    prefetch: int
+    task_ms: float | None = None
+    pin: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderTrial:
+    """Measured steps with one setting.
+
+    Args:
+        setting: settings of the loader.
+        window: times of the steps.
+        error: half of the 95% interval of the mean step time, relative to the mean; 1 if there were
+            too few steps.
+        start_s: seconds until newly started workers returned a batch; None if they ran before.
+        usual_wait_s: median data wait of a step; None if unknown.
+        wait_cpu_s: mean CPU time of the training thread in a step's data wait; None if unknown.
+        other_cores: usable cores that other programs used meanwhile.
+    """
+
+    setting: LoaderSetting
+    window: StepWindow
+    error: float
+    start_s: float | None = None
+    usual_wait_s: float | None = None
+    wait_cpu_s: float | None = None
+    other_cores: float = 0.0
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return self.setting.workers
+
+    @property
+    def steps_per_s(self) -> float:
+        """Rate of the training."""
+        return 1.0 / self.window.step_s
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95% interval of `steps_per_s`; None with too few steps."""
+        if self.error >= 1:
+            return None
+        return self.steps_per_s / (1 + self.error), self.steps_per_s / (1 - self.error)
+
+    @property
+    def noise(self) -> float:
+        """Relative difference from an equally fast setting that may be noise."""
+        return max(_ALIKE, min(self.error, 2 * _ALIKE))
+
+    @property
+    def is_uneven(self) -> bool:
+        """True if steps wait although workers are idle at times."""
+        return self.window.wait_share > _WAITS and 0 < self.window.busy < _BUSY
+
+    def beats(self, other: LoaderTrial) -> bool:
+        """Return True if this trial is faster by more than noise."""
+        return self.steps_per_s > (1 + self.noise) * other.steps_per_s
+
+    def uses_all_cores(self, cores: int) -> bool:
+        """Return True if computing workers leave no core to the training loop."""
+        return self.workers >= max(2, cores) and self.window.blocked_share <= _MAX_BLOCKED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,21 +130,16 @@ class SearchSpace:
         prefetch: larger values than in the first setting.
         pieces_ms: smaller task sizes than in the first setting; empty for whole batches.
         pin: True to try both values of pin_memory.
+        in_process: True if the training process can make the batches.
     """
 
     prefetch: tuple[int, ...] = ()
     pieces_ms: tuple[float, ...] = ()
     pin: bool = False
+    in_process: bool = False
 
-    def smoother(
-        self, setting: LoaderSetting, memory: Room | None = None
-    ) -> Iterator[LoaderSetting]:
-        """Yield settings that may help against uneven batches, the likeliest first.
-
-        Args:
-            setting: a setting with uneven batches.
-            memory: memory budget of prefetched batches; None for no limit.
-        """
+    def smoother(self, setting: LoaderSetting, memory: Room | None) -> Iterator[LoaderSetting]:
+        """Yield settings that may help against uneven batches, the likeliest first."""
         workers = setting.workers
         fitting = (k for k in self.prefetch if memory is None or memory.fits(workers, k))
         deepest = max(fitting, default=0)
@@ -76,7 +155,7 @@ class Search:
 
     Args:
         limits: limits of the number of workers.
-        start: first setting to try.
+        start: first setting to try, with workers.
         ceiling: compute-bound steps per second; None if it was not measured.
         space: other settings to try.
         memory: memory budget, taken with the workers of `start`; None for no limit.
@@ -91,25 +170,52 @@ class Search:
         memory: Room | None = None,
     ) -> None:
         self._limits = limits
-        self._start_workers = start.workers
+        self._start = start
         self._base = start  # prefetch and task size of further trials
         self._ceiling = ceiling
         self._space = space or SearchSpace()
         self._memory = memory
+        self._all: dict[LoaderSetting, list[LoaderTrial]] = {}
+        self._candidates: list[LoaderSetting] = []  # that are repeated
+        self._expected: LoaderSetting | None = None  # answer before the round
+        self._turns = deque[LoaderSetting]()
+        self.rounds = 0
+        """Rounds of repeated trials so far: from the first on, the search was complete once."""
         self.trials: dict[LoaderSetting, LoaderTrial] = {}
-        """Trials by setting."""
+        """Median trial of each setting, in the order of the first ones."""
+
+    @property
+    def turns(self) -> int:
+        """Known number of repeated trials that are left."""
+        return len(self._turns)
 
     def add(self, trial: LoaderTrial) -> None:
         """Add a finished trial."""
-        before = self.trials.get(replace(self._base, workers=trial.workers))
-        self.trials[trial.setting] = trial
-        if before is not None and trial.steps_per_s > (1 + _noise(trial)) * before.steps_per_s:
-            self._base = trial.setting
+        setting = trial.setting
+        if setting in self.trials:
+            self._turns.remove(setting)
+        else:
+            self._candidates = []
+            before = self.trials.get(replace(self._base, workers=trial.workers))
+            if before is not None and trial.beats(before):
+                self._base = setting
+        self._all.setdefault(setting, []).append(trial)
+        # Of two the slower one.
+        rate = statistics.median_low(each.steps_per_s for each in self._all[setting])
+        self.trials[setting] = next(each for each in self._all[setting] if each.steps_per_s == rate)
 
     def next(self) -> LoaderSetting | None:
         """Return the next setting to try, or None if the answer is known."""
         if not self.trials:
             return replace(self._base, workers=min(self._base.workers, self._max_workers(1.0)))
+        if not self._turns:
+            found = self._next_new()
+            if found is not None:
+                return found
+            self._begin_round()
+        return self._turns[0] if self._turns else None
+
+    def _next_new(self) -> LoaderSetting | None:
         return (
             self._smoother()
             or self._more_workers()
@@ -117,40 +223,73 @@ class Search:
             or self._one_core_free()
             or self._less_prefetch()
             or self._other_pinning()
+            or self._in_process()
         )
+
+    def _begin_round(self) -> None:
+        """Begin to repeat the candidates, if the answer is in doubt.
+
+        Each twice, forward and backward, so that the middle one needs no change.
+        """
+        known = [self.trials[setting] for setting in self._candidates]
+        if self.rounds == _MAX_ROUNDS or (known and _answer(known).setting == self._expected):
+            return
+        candidates = self._find_candidates()
+        if len(candidates) > 1:
+            self._candidates = [each.setting for each in candidates]
+            self._expected = _answer(candidates).setting
+            self._turns.extend([*self._candidates, *reversed(self._candidates)])
+            self.rounds += 1
 
     @property
     def best(self) -> LoaderTrial:
         """Trial of the fewest workers that are as fast as any."""
+        if self._candidates:
+            return _answer([self.trials[setting] for setting in self._candidates])
         fast = [trial for trial in self.trials.values() if self._is_fast(trial)]
-        return min(fast, key=lambda trial: (trial.workers, trial.setting.prefetch))
-
-    @property
-    def candidates(self) -> list[LoaderTrial]:
-        """Possible answers, if single trials were disturbed."""
-        trials, cores = list(self.trials.values()), self._limits.cores
-        return find_candidates(trials, self.best, cores=cores, compute_bound=self.is_compute_bound)
+        return min(fast, key=_cost)
 
     @property
     def is_compute_bound(self) -> bool:
         """True if the step bounds the fastest trial, and no setting of the loader."""
-        return self._ceiling is not None and self._fastest >= _COMPUTE_BOUND * self._ceiling
+        return self._ceiling is not None and self.fastest >= _COMPUTE_BOUND * self._ceiling
 
     @property
-    def _fastest(self) -> float:
-        return max(trial.steps_per_s for trial in self.trials.values())
+    def fastest(self) -> float:
+        """Steps per second of the fastest setting; 0 before the first trial."""
+        return max((trial.steps_per_s for trial in self.trials.values()), default=0.0)
+
+    def _find_candidates(self) -> list[LoaderTrial]:
+        """Return the trials that may hold the answer: fewer workers, the best, and a faster one."""
+        best, trials = self.best, list(self.trials.values())
+        close = _CLOSE_ON_ALL_CORES if best.uses_all_cores(self._limits.cores) else _CLOSE
+        fewer = [
+            trial
+            for trial in trials
+            if trial.workers < best.workers and trial.steps_per_s >= (1 - close) * self.fastest
+        ]
+        faster = [
+            trial
+            for trial in trials
+            if trial.workers >= best.workers
+            and trial is not best
+            and not self.is_compute_bound
+            and trial.steps_per_s >= (1 - _CLOSE) * best.steps_per_s
+        ]
+        chosen = [max(few, key=lambda trial: trial.steps_per_s) for few in (fewer, faster) if few]
+        return sorted([best, *chosen], key=lambda trial: trial.workers)
 
     @property
     def _by_workers(self) -> dict[int, LoaderTrial]:
-        """Trials that differ from `_base` only in the number of workers."""
+        """Trials that differ from `_base` only in the number of workers, if there are any."""
         return {
             setting.workers: trial
             for setting, trial in self.trials.items()
-            if replace(setting, workers=self._base.workers) == self._base
+            if setting.workers and replace(setting, workers=self._base.workers) == self._base
         }
 
     def _is_fast(self, trial: LoaderTrial) -> bool:
-        return trial.steps_per_s >= (1 - _noise(trial)) * self._fastest
+        return trial.steps_per_s >= (1 - trial.noise) * self.fastest
 
     def _smoother(self) -> LoaderSetting | None:
         """Return a setting with more prefetch or smaller tasks, if batches arrive unevenly."""
@@ -162,7 +301,7 @@ class Search:
             slow = [workers for workers in trials if workers < enough - 1]
             uneven += [trials[max(slow)]] if slow else []
         for trial in uneven:
-            if _is_uneven(trial):
+            if trial.is_uneven:
                 for other in self._space.smoother(trial.setting, self._memory):
                     if other not in self.trials and not self._was_useless(other, trial.setting):
                         return other
@@ -173,12 +312,9 @@ class Search:
         pairs = (
             (trial, self.trials.get(replace(other, workers=workers)))
             for workers, trial in self._by_workers.items()
-            if workers < setting.workers and _is_uneven(trial)
+            if workers < setting.workers and trial.is_uneven
         )
-        return any(
-            changed is not None and changed.steps_per_s <= (1 + _noise(changed)) * trial.steps_per_s
-            for trial, changed in pairs
-        )
+        return any(changed is not None and not changed.beats(trial) for trial, changed in pairs)
 
     @property
     def _enough(self) -> int | None:
@@ -198,7 +334,7 @@ class Search:
         if self._is_fast(trial):
             # Trials with other prefetch count, too, unless there were too few workers here.
             others += [other for other in self.trials.values() if other.workers > largest]
-        if any(other.steps_per_s >= (1 - _noise(other)) * trial.steps_per_s for other in others):
+        if any(other.steps_per_s >= (1 - other.noise) * trial.steps_per_s for other in others):
             return None  # more did not help
         wanted = max(largest + 1, self._needed_workers(trial))
         if 0 < window.busy < _BUSY and window.own_s > 0:
@@ -216,7 +352,7 @@ class Search:
             return None
         if slow:
             # Too few workers are always busy, so the rate is proportional to their number.
-            lacking = (1 - _ALIKE) * self._fastest / trials[slow].steps_per_s
+            lacking = (1 - _ALIKE) * self.fastest / trials[slow].steps_per_s
             if slow * lacking > (1 + _SUPERLINEAR) * (enough - 1):
                 return None  # even the largest of these would need a more than proportional gain
             workers = max(slow + 1, min(enough - 1, math.ceil(slow * lacking)))
@@ -231,7 +367,7 @@ class Search:
     def _one_core_free(self) -> LoaderSetting | None:
         """Return the best setting with one worker less, if it uses all cores."""
         best = self.best
-        if self.is_compute_bound or not uses_all_cores(best, self._limits.cores):
+        if self.is_compute_bound or not best.uses_all_cores(self._limits.cores):
             return None
         other = replace(best.setting, workers=best.workers - 1)
         return None if other in self.trials else other
@@ -239,13 +375,9 @@ class Search:
     def _less_prefetch(self) -> LoaderSetting | None:
         """Return the best setting with less prefetch, if it has more than the first one."""
         setting = self.best.setting
-        first = next(iter(self.trials)).prefetch
-        between = [depth for depth in self._space.prefetch if first < depth < setting.prefetch]
-        for depth in sorted(between):
-            other = replace(setting, prefetch=depth)
-            if other not in self.trials:
-                return other
-        return None
+        between = (k for k in self._space.prefetch if self._start.prefetch < k < setting.prefetch)
+        others = (replace(setting, prefetch=depth) for depth in sorted(between))
+        return next((other for other in others if other not in self.trials), None)
 
     def _other_pinning(self) -> LoaderSetting | None:
         """Return the best setting with the other value of pin_memory."""
@@ -254,12 +386,26 @@ class Search:
         tried = any(each.pin == other.pin for each in self.trials)
         return other if self._space.pin and not tried else None
 
+    def _in_process(self) -> LoaderSetting | None:
+        """Return the setting without workers, if steps or batches are tiny.
+
+        That is, if a step that makes its own batch takes hardly longer than now.
+        """
+        best = self.best
+        other = replace(self._start, workers=0, pin=best.setting.pin)
+        if not self._space.in_process or other in self.trials:
+            return None
+        window = best.window
+        own_s = window.own_s if self._ceiling is None else min(window.own_s, 1.0 / self._ceiling)
+        if window.work_s > 0:
+            return other if own_s + window.work_s <= (1 + _CLOSE) * window.step_s else None
+        return other if window.step_s <= _TINY_STEP_S else None
+
     def _max_workers(self, blocked_share: float) -> int:
         """Largest number of workers whose work waits for a share of its time."""
-        most = self._limits.most(self._start_workers, blocked_share)
+        most = self._limits.most(self._start.workers, blocked_share)
         if self._memory is not None:
-            fitting = self._memory.most_workers(self._base.prefetch)
-            most = max(1, min(most, fitting))
+            most = max(1, min(most, self._memory.most_workers(self._base.prefetch)))
         return most
 
     def _needed_workers(self, trial: LoaderTrial) -> int:
@@ -272,109 +418,38 @@ class Search:
         return max(1, math.ceil(trial.window.work_s / own_s))
 
 
-def _is_uneven(trial: LoaderTrial) -> bool:
-    """Return True if steps wait although workers are idle at times."""
-    return trial.window.wait_share > _WAITS and 0 < trial.window.busy < _BUSY
+def _cost(trial: LoaderTrial) -> tuple[int, int]:
+    return trial.workers, trial.setting.prefetch
 
 
-def _noise(trial: LoaderTrial) -> float:
-    """Relative difference from an equally fast setting that may be noise."""
-    return max(_ALIKE, min(trial.error, 2 * _ALIKE))
-
-
-def find_candidates(
-    trials: Sequence[LoaderTrial], best: LoaderTrial, *, cores: int, compute_bound: bool
-) -> list[LoaderTrial]:
-    """Return the trials that may hold the answer: fewer workers, the best, and a faster one.
-
-    Args:
-        trials: trials of a finished search.
-        best: its answer.
-        cores: cores available to the training and its workers.
-        compute_bound: True if the step is the bottleneck, so that nothing can be faster.
-
-    Returns:
-        Trials by number of workers; only the best if there is no doubt.
-    """
-    close = _CLOSE_ON_ALL_CORES if uses_all_cores(best, cores) else _CLOSE
+def _answer(trials: Sequence[LoaderTrial]) -> LoaderTrial:
+    """Return the trial of the fewest workers among those that are alike fast."""
     fastest = max(trial.steps_per_s for trial in trials)
-    fewer = [
-        trial
-        for trial in trials
-        if trial.workers < best.workers and trial.steps_per_s >= (1 - close) * fastest
-    ]
-    faster = [
-        trial
-        for trial in trials
-        if trial.workers >= best.workers
-        and trial is not best
-        and not compute_bound
-        and trial.steps_per_s >= (1 - _CLOSE) * best.steps_per_s
-    ]
-    chosen = [max(few, key=lambda trial: trial.steps_per_s) for few in (fewer, faster) if few]
-    return sorted([best, *chosen], key=lambda trial: trial.workers)
+    fast = (each for each in trials if each.steps_per_s >= (1 - _ALIKE) * fastest)
+    return min(fast, key=_cost)
 
 
-def uses_all_cores(trial: LoaderTrial, cores: int) -> bool:
-    """Return True if computing workers leave no core to the training loop."""
-    return trial.workers >= max(2, cores) and trial.window.blocked_share <= _MAX_BLOCKED
+def check_step_ms(step_ms: float | None) -> None:
+    """Check the duration of a step. None passes.
 
-
-class RepeatedTrials:
-    """Alternating trials of candidates until one of them is the answer.
-
-    Args:
-        trials: one trial of each candidate.
+    Raises:
+        UsageError: it is negative or not a finite number.
     """
-
-    def __init__(self, trials: Sequence[LoaderTrial]) -> None:
-        self._trials = {trial.setting: [trial] for trial in trials}
-        self._turns = deque(self._round() if len(trials) > 1 else ())
-        self._second_round = len(trials) > 1
-
-    def _round(self) -> list[LoaderSetting]:
-        """Each setting twice, forward and backward, so that the middle one needs no change."""
-        settings = list(self._trials)
-        return [*settings, *reversed(settings)]
-
-    def next(self) -> LoaderSetting | None:
-        """Return the next setting to try, or None if the answer is known."""
-        if not self._turns and self._second_round:
-            self._second_round = False
-            first = {setting: trials[0] for setting, trials in self._trials.items()}
-            if _answer(first) != _answer(self.trials):
-                self._turns.extend(self._round())
-        return self._turns[0] if self._turns else None
-
-    @property
-    def turns(self) -> int:
-        """Remaining trials, without a possible second round."""
-        return len(self._turns)
-
-    def add(self, trial: LoaderTrial) -> None:
-        """Add a finished trial."""
-        self._turns.remove(trial.setting)
-        self._trials[trial.setting].append(trial)
-
-    @property
-    def trials(self) -> dict[LoaderSetting, LoaderTrial]:
-        """Median trial of each setting."""
-        return {setting: _median(trials) for setting, trials in self._trials.items()}
-
-    @property
-    def best(self) -> LoaderTrial:
-        """Trial of the fewest workers that are as fast as any."""
-        found = self.trials
-        return found[_answer(found)]
+    if step_ms is not None and not (isinstance(step_ms, Real) and 0 <= step_ms < float("inf")):
+        raise UsageError(
+            f"must be a number of milliseconds, 0 or above, got {step_ms!r}", argument="step_ms"
+        )
 
 
-def _median(trials: Sequence[LoaderTrial]) -> LoaderTrial:
-    """Return the median trial; of two the slower one."""
-    rate = statistics.median_low(trial.steps_per_s for trial in trials)
-    return next(trial for trial in trials if trial.steps_per_s == rate)
+def check_budget(budget_s: float) -> None:
+    """Check the time limit of a search.
 
-
-def _answer(trials: dict[LoaderSetting, LoaderTrial]) -> LoaderSetting:
-    fastest = max(trial.steps_per_s for trial in trials.values())
-    fast = [each for each in trials.values() if each.steps_per_s >= (1 - _ALIKE) * fastest]
-    return min(fast, key=lambda trial: (trial.workers, trial.setting.prefetch)).setting
+    Raises:
+        UsageError: it is too short or not a finite number.
+    """
+    if not (isinstance(budget_s, Real) and _MIN_BUDGET_S <= budget_s < float("inf")):
+        raise UsageError(
+            f"must be at least {_MIN_BUDGET_S:g} seconds, got {budget_s!r}",
+            argument="budget_s",
+            hint="a search usually takes 20 seconds for each image size",
+        )

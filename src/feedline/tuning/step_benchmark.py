@@ -1,33 +1,37 @@
 """Benchmark of a training step over a loader whose settings change.
 
 Guarantees: a trial counts only steps whose batches were loaded entirely with its setting and by all
-workers. It ends once its error is small or another setting is clearly faster.
+workers. It ends once its error is small or another setting is clearly faster. It knows the cores
+that other programs used meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import statistics
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import psutil
 import torch
 from torch import Tensor
 
 import feedline
 from feedline.private_names import find_private
+from feedline.system import usable_cores
 from feedline.throughput.step_window import StepWindow
 from feedline.throughput.windows import RateMeter, error_of
+from feedline.tuning.loaders import TunableLoader
+from feedline.tuning.search import LoaderSetting, LoaderTrial
 from feedline.tuning.training_step import Step
-from feedline.tuning.trial import LoaderSetting, LoaderTrial
-from feedline.tuning.tunable import TunableLoader
 
-__all__ = ["MeteredStep", "StepBenchmark", "UserCodeFailure"]
+__all__ = ["MeteredStep", "OtherPrograms", "StepBenchmark", "UserCodeFailure"]
 
 _pytree = find_private("torch.utils._pytree")
 
@@ -43,6 +47,38 @@ _START_TIMEOUT_S = 60.0
 _LIBRARIES = tuple(f"{Path(module.__file__ or '').parent}/" for module in (feedline, torch))
 _WORKER_TRACEBACK = "\nOriginal Traceback"  # torch's text in the exception of a worker
 _MAX_CHARACTERS = 300
+
+
+class OtherPrograms:
+    """CPU use of other programs since construction, from the system's clocks and the own ones."""
+
+    def __init__(self) -> None:
+        self._start_s, self._idle_s, self._own_s = time.monotonic(), _idle_s(), _family_s()
+
+    def cores(self) -> float:
+        """Mean number of this process's usable cores that other programs used.
+
+        If the process may not use all cores of the machine, others may use the rest.
+        """
+        seconds = max(1e-9, time.monotonic() - self._start_s)
+        own_s = sum(used - self._own_s.get(pid, 0.0) for pid, used in _family_s().items())
+        free = (_idle_s() - self._idle_s + own_s) / seconds
+        return min(float(usable_cores()), max(0.0, usable_cores() - free))
+
+
+def _idle_s() -> float:
+    times = psutil.cpu_times()
+    return float(times.idle + getattr(times, "iowait", 0.0))
+
+
+def _family_s() -> dict[int, float]:
+    """CPU time of this process and its descendants, in seconds by process id."""
+    head, cpu_s = psutil.Process(), dict[int, float]()
+    for process in (head, *head.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # the process ended
+            times = process.cpu_times()
+            cpu_s[process.pid] = times.user + times.system
+    return cpu_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +179,7 @@ class StepBenchmark:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not loader.all_started and time.monotonic() < deadline:
             self._time_step()
+        others = OtherPrograms()
         for _ in range(self._warmup_steps):
             self._time_step()
         before, start, times = loader.stage_timings(), time.perf_counter(), list[_StepTimes]()
@@ -151,7 +188,7 @@ class StepBenchmark:
             passed = time.perf_counter() - start
             enough = len(times) >= _MIN_STEPS and passed >= min_s
             if enough:
-                error = _relative_error(times)
+                error = error_of([each.step_s for each in times])
                 small = _SMALL_ERROR if passed < (min_s + max_s) / 2 else _SMALL_ERROR_LATER
                 slower = len(times) / passed * (1 + error) < (1 - _SLOWER) * (fastest or 0.0)
                 enough = error <= small or (slower and error < _SLOWER)
@@ -166,13 +203,18 @@ class StepBenchmark:
             wait_s=sum(each.wait_s for each in times),
             workers=setting.workers,
         )
+        wait_cpu_s = statistics.fmean(each.wait_cpu_s for each in times)
+        if not setting.workers:  # the wait is the work
+            on_core = wait_cpu_s * window.steps / window.wait_s if window.wait_s else 1.0
+            window = replace(window, tasks_s=window.wait_s, on_core=min(1.0, on_core), queued=0.0)
         return LoaderTrial(
             setting=setting,
             window=window,
-            error=_relative_error(times),
+            error=error_of([each.step_s for each in times]),
             start_s=loader.start_s,
             usual_wait_s=statistics.median(each.wait_s for each in times),
-            wait_cpu_s=statistics.fmean(each.wait_cpu_s for each in times),
+            wait_cpu_s=wait_cpu_s,
+            other_cores=others.cores(),
         )
 
     def _time_step(self) -> _StepTimes:
@@ -181,10 +223,6 @@ class StepBenchmark:
         loaded, loaded_cpu = time.perf_counter(), time.thread_time()
         self._step(batch)
         return _StepTimes(time.perf_counter() - start, loaded - start, loaded_cpu - start_cpu)
-
-
-def _relative_error(times: list[_StepTimes]) -> float:
-    return error_of([each.step_s for each in times])
 
 
 def _clone(leaf: Any) -> Any:

@@ -1,10 +1,16 @@
-"""A plain training step of a classifier, and batches for it."""
+"""Training steps of trials: a plain one, batches for it, and a context that undoes its changes.
+
+Guarantees: after `preserve_state` parameters, buffers, gradients, the optimizer's state, training
+modes and random states are the same bytes and objects as before, also after an exception. Copies
+are in host memory, so that the device has as much memory as in a training.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +18,21 @@ from torch.nn import functional
 
 from feedline.engine.normalise import Normalise
 from feedline.errors import UsageError
+from feedline.private_names import find_private
+from feedline.randomness import seeded, unbroken
 
-__all__ = ["Loss", "MakeBatch", "Step", "class_loss", "noise_batches", "training_step"]
+__all__ = [
+    "HasStateDict",
+    "Loss",
+    "MakeBatch",
+    "Step",
+    "class_loss",
+    "noise_batches",
+    "preserve_state",
+    "training_step",
+]
+
+_pytree = find_private("torch.utils._pytree")
 
 Step = Callable[[Any], object]
 """Training step on a batch: forward, backward and optimizer."""
@@ -85,3 +104,91 @@ def noise_batches(device: torch.device) -> MakeBatch:
         return images, torch.zeros(rows, dtype=torch.int64, device=device)
 
     return make
+
+
+class HasStateDict(Protocol):
+    """A module, optimizer, scheduler or gradient scaler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: Any) -> object:
+        """Restore a state."""
+
+
+@contextmanager
+def preserve_state(things: Sequence[HasStateDict], device: torch.device) -> Iterator[None]:
+    """Restore the state of objects at the end of the `with` block.
+
+    Args:
+        things: objects to restore. Gradients of modules are None inside the block.
+        device: its random state is restored in addition to the CPU's.
+    """
+    with ExitStack() as stack:
+        if device.type == "cuda":
+            stack.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
+        stack.enter_context(unbroken())
+        stack.enter_context(seeded(0))
+        for thing in things:
+            if isinstance(thing, nn.Module):
+                stack.enter_context(_preserve_module(thing))
+            elif isinstance(thing, torch.optim.Optimizer):
+                stack.enter_context(_preserve_optimizer(thing))
+            else:
+                stack.callback(thing.load_state_dict, copy.deepcopy(thing.state_dict()))
+        yield
+
+
+@contextmanager
+def _preserve_tensors(tree: Any) -> Iterator[None]:
+    """Restore the values of all tensors of a tree."""
+    leaves = {id(leaf): leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, Tensor)}
+    pairs = [(leaf, leaf.detach().to("cpu", copy=True)) for leaf in leaves.values()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, values in pairs:
+                tensor.copy_(values)
+
+
+@contextmanager
+def _preserve_module(module: nn.Module) -> Iterator[None]:
+    parts = [
+        (each, dict(each._parameters), dict(each._buffers), each.training)
+        for each in module.modules()
+    ]
+    grads = [(parameter, parameter.grad) for parameter in module.parameters()]
+    with _preserve_tensors([(parameters, buffers) for _, parameters, buffers, _ in parts]):
+        for parameter, _ in grads:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for each, parameters, buffers, mode in parts:
+                each._parameters.clear()
+                each._parameters.update(parameters)
+                each._buffers.clear()
+                each._buffers.update(buffers)
+                each.training = mode
+            for parameter, grad in grads:
+                parameter.grad = grad
+
+
+@contextmanager
+def _preserve_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    # New containers, as steps may change them; their tensors are the same objects.
+    state = {
+        key: _pytree.tree_map(lambda leaf: leaf, value) for key, value in optimizer.state.items()
+    }
+    groups = [dict(group) for group in optimizer.param_groups]
+    settings = [{name: group[name] for name in group if name != "params"} for group in groups]
+    with _preserve_tensors([list(state.values()), settings]):
+        try:
+            yield
+        finally:
+            optimizer.state.clear()
+            optimizer.state.update(state)
+            for group, saved in zip(optimizer.param_groups, groups, strict=True):
+                group.clear()
+                group.update(saved)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -21,22 +22,15 @@ from feedline.system import available_memory_bytes, usable_cores
 from feedline.throughput.limits import WorkerLimits
 from feedline.throughput.memory_budget import Room
 from feedline.throughput.phase_rates import Rates
-from feedline.tuning.arguments import check_budget, check_step_ms
-from feedline.tuning.feedline_loader import TunableFeedlineLoader
-from feedline.tuning.rates import feedline_rates, torch_rates
-from feedline.tuning.search import RepeatedTrials, Search
+from feedline.tuning.loaders import TunableFeedlineLoader, TunableLoader, TunableTorchLoader
+from feedline.tuning.result import SearchStatus, TunedPhase, TuningResult
+from feedline.tuning.search import LoaderSetting, LoaderTrial, Search, check_budget, check_step_ms
 from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark, UserCodeFailure
-from feedline.tuning.torch_loader import TunableTorchLoader
 from feedline.tuning.training_step import Step
-from feedline.tuning.trial import LoaderSetting, LoaderTrial
-from feedline.tuning.tunable import TunableLoader
-from feedline.tuning.tuned_phase import SearchStatus, TunedPhase
-from feedline.tuning.tuning_result import TuningResult
 
-__all__ = ["TrialCallback", "search_settings", "sleeping_step", "tune"]
+__all__ = ["SearchProgress", "TrialCallback", "search_settings", "tune"]
 
 TrialCallback = Callable[[int | None, LoaderTrial], object]
-"""Function of an image size and the first trial of a setting."""
 """Is called after the first trial of each setting, with the image size."""
 
 _CEILING_S = 1.0
@@ -46,6 +40,29 @@ _USUAL_TRIALS = 5
 _USUAL_REPEATS = 4  # of _MIN_S each
 _STEPS = 8  # of a trial, including those of the previous setting
 _MEMORY_SHARE = 0.5  # of the available memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchProgress:
+    """State of a search, before each trial.
+
+    Args:
+        size: image size of the phase; None if the loader has no sizes.
+        setting: setting that is tried next; None for the step without loading.
+        latest: latest trial of the phase; None before the first.
+        trials: finished trials of all phases.
+        trials_left: trials that usually follow.
+        seconds: duration so far.
+        seconds_left: estimated time left, within the time limit.
+    """
+
+    size: int | None
+    setting: LoaderSetting | None
+    latest: LoaderTrial | None
+    trials: int
+    trials_left: int
+    seconds: float
+    seconds_left: float
 
 
 def tune(
@@ -60,9 +77,10 @@ def tune(
     """Find the fewest workers that reach the highest throughput, for each image size.
 
     If batches arrive unevenly, also tries more prefetch, within the memory that the image-row
-    engine has allocated, and smaller tasks. At the end the answer and close candidates are tried
-    again in alternating order, as far as time permits, so that no single trial decides. Files
-    should be in the page cache, as in later epochs: see `warmup_batches`.
+    engine has allocated, and smaller tasks; if steps or batches are tiny, no workers. At the end
+    the answer and close candidates are tried again in alternating order, as far as time permits, so
+    that no single trial decides. Files should be in the page cache, as in later epochs: see
+    `warmup_batches`.
 
     Args:
         loader: a feedline.DataLoader with workers, of which batches are consumed; afterwards it has
@@ -101,154 +119,225 @@ def tune(
 
 
 def search_settings(
-    loader: TorchDataLoader[Any],
+    loader: TorchDataLoader[Any] | TunableLoader,
     step: Step | None = None,
     *,
     step_ms: float | None = None,
     budget_s: float = 60.0,
     on_trial: TrialCallback | None = None,
+    on_progress: Callable[[SearchProgress], object] | None = None,
     warmup_batches: int = 0,
 ) -> TuningResult:
     """Tune like `tune`, but keep all trials if the step or the dataset raises.
 
     Args:
         loader, step, step_ms, budget_s, on_trial, warmup_batches: see `tune`.
+        on_progress: called before each trial.
 
     Raises:
         UsageError: see `tune`.
     """
     _check(loader, step, step_ms, budget_s, warmup_batches)
-    started = time.monotonic()
-    tunable: TunableLoader = (
-        TunableFeedlineLoader(loader)
-        if isinstance(loader, DataLoader)
-        else TunableTorchLoader(loader)
-    )
-    planned = tunable.phases
-    largest = max(phase.image_size or 0 for phase in planned)
-    start, phases, rates = tunable.start, list[TunedPhase](), list[Rates | None]()
-    failure: UserCodeFailure | None = None
+    tunable = loader if isinstance(loader, TunableLoader) else _tunable(loader)
+    batch_size = tunable.batch_size  # before a phase sets another
+    tuning = _Tuning(tunable, budget_s, warmup_batches, on_trial, on_progress)
+    largest = max(phase.image_size or 0 for phase in tuning.planned)
     try:
-        for k, phase in enumerate(planned):
-            left_s = budget_s - (time.monotonic() - started)
-            until = time.monotonic() + left_s / (len(planned) - k)
-            metered = MeteredStep(step or sleeping_step(step_ms or 0.0, phase.image_size, largest))
-            found, failure = _tune_phase(tunable, metered, phase, until, on_trial, warmup_batches)
-            phases.append(found)
-            if isinstance(loader, DataLoader):
-                rates.append(feedline_rates(loader, found, metered.cpu_s))
-            else:
-                rates.append(torch_rates(found, metered.cpu_s))
-            if found.status in ("interrupted", "error"):
+        for phase in tuning.planned:
+            pace = step or _sleeping_step(step_ms or 0.0, phase.image_size, largest)
+            if tuning.search_phase(phase, MeteredStep(pace)) in ("interrupted", "error"):
                 break
     finally:
         tunable.close()
     return TuningResult(
-        phases=tuple(phases),
-        seconds=time.monotonic() - started,
-        batch_size=loader.batch_size,
-        loader="feedline" if isinstance(loader, DataLoader) else "torch",
-        start=start,
-        rates=tuple(each for each in rates if each is not None),
-        failure=failure,
+        phases=tuple(tuning.phases),
+        seconds=time.monotonic() - tuning.started,
+        batch_size=batch_size,
+        loader=tunable.kind,
+        start=tunable.start,
+        rates=tuple(tuning.rates),
+        failure=tuning.failure,
         files=f"{warmup_batches} batches of each size loaded beforehand"
         if warmup_batches
         else "not loaded beforehand",
     )
 
 
-def sleeping_step(step_ms: float, size: int | None, largest: int) -> Step:
+def _tunable(loader: TorchDataLoader[Any]) -> TunableLoader:
+    if isinstance(loader, DataLoader):
+        return TunableFeedlineLoader(loader)
+    return TunableTorchLoader(loader)
+
+
+def _sleeping_step(step_ms: float, size: int | None, largest: int) -> Step:
     """Return a step that sleeps, in proportion to the pixels of the largest size."""
     share = (size / largest) ** 2 if size and largest else 1.0
-
-    def step(batch: Any) -> None:
-        time.sleep(step_ms * share / 1000)
-
-    return step
+    return lambda batch: time.sleep(step_ms * share / 1000)
 
 
-def _tune_phase(
-    tunable: TunableLoader,
-    step: MeteredStep,
-    phase: Phase,
-    until: float,
-    on_trial: TrialCallback | None,
-    warmup_batches: int,
-) -> tuple[TunedPhase, UserCodeFailure | None]:
-    """Search in one phase. Also return the exception in user code that ended the search."""
-    ceiling, search, repeated, failure = None, None, None, None
-    status: SearchStatus = "done"
-    benchmark = StepBenchmark(tunable, step, phase.image_size)
-    started, ready_s = time.monotonic(), 0.0
-    try:
-        tunable.begin(phase)
-        benchmark.discard_batches(warmup_batches, until)
-        ceiling_s = min(_CEILING_S, max(0.0, until - time.monotonic()) / 8)
-        ceiling = benchmark.ceiling(ceiling_s, until)
-        ready_s = time.monotonic() - started
-        limits, memory = (
-            WorkerLimits(cores=usable_cores()),
-            _memory_budget(tunable.start, benchmark),
+class _Tuning:
+    """Searches in all phases of a loader, one after the other."""
+
+    def __init__(
+        self,
+        tunable: TunableLoader,
+        budget_s: float,
+        warmup_batches: int,
+        on_trial: TrialCallback | None,
+        on_progress: Callable[[SearchProgress], object] | None,
+    ) -> None:
+        self._tunable = tunable
+        self._budget_s = budget_s
+        self._warmup_batches = warmup_batches
+        self._on_trial = on_trial
+        self._on_progress = on_progress
+        self._trials = 0
+        self.started = time.monotonic()
+        self.planned = tunable.phases
+        self.phases: list[TunedPhase] = []
+        self.rates: list[Rates] = []
+        self.failure: UserCodeFailure | None = None
+
+    def search_phase(self, phase: Phase, step: MeteredStep) -> SearchStatus:
+        """Search in one phase and store its result. Return how it ended."""
+        tunable, size = self._tunable, phase.image_size
+        sharing = len(self.planned) - len(self.phases)
+        begun, ready_s = time.monotonic(), 0.0
+        until = begun + (self._budget_s - (begun - self.started)) / sharing
+        ceiling, search = None, None
+        status: SearchStatus = "done"
+        benchmark = StepBenchmark(tunable, step, size)
+        self._report(size, None, None, until)
+        try:
+            tunable.begin(phase)
+            benchmark.discard_batches(self._warmup_batches, until)
+            ceiling_s = min(_CEILING_S, max(0.0, until - time.monotonic()) / 8)
+            ceiling = benchmark.ceiling(ceiling_s, until)
+            ready_s = time.monotonic() - begun
+            search = Search(
+                WorkerLimits(cores=usable_cores()),
+                tunable.start,
+                ceiling,
+                tunable.search_space,
+                _memory_budget(tunable.start, benchmark.batch_bytes),
+            )
+            status = self._run_trials(search, benchmark, size, 1 / ceiling, until)
+        except KeyboardInterrupt:
+            status = "interrupted"
+        except ResourceError:
+            if search is None or not search.trials:
+                raise
+            status = "resources"
+        except UsageError:
+            raise
+        except Exception as error:
+            status, self.failure = "error", step.failure(error)
+        best = search.best if search is not None and search.trials else None
+        trials = tuple(search.trials.values()) if search is not None else ()
+        others = (trial for trial in trials if trial is not best)
+        rates = tunable.rates(
+            () if best is None else (best, *others),
+            compute_s=1 / ceiling if ceiling else None,
+            step_cpu_s=step.cpu_s,
         )
-        search = Search(limits, tunable.start, ceiling, tunable.search_space, memory)
+        if rates is not None:
+            self.rates.append(rates)
+        self.phases.append(
+            TunedPhase(
+                size=size,
+                batch_size=tunable.batch_size,
+                ceiling=ceiling,
+                trials=trials,
+                best=best,
+                is_compute_bound=search is not None and bool(trials) and search.is_compute_bound,
+                status=status,
+                full_search_s=_full_search_s(ceiling, ready_s),
+                bottleneck=_bottleneck(rates),
+                error="" if self.failure is None else self.failure.summary,
+            )
+        )
+        return status
+
+    def _run_trials(
+        self,
+        search: Search,
+        benchmark: StepBenchmark,
+        size: int | None,
+        step_s: float,
+        until: float,
+    ) -> SearchStatus:
+        """Try settings until the answer is known, or the time is over."""
+        latest = None
         while (setting := search.next()) is not None:
             left_s = until - time.monotonic()
-            if left_s < max(_MIN_S, _MIN_STEPS / ceiling):
-                status = "budget"
-                break
-            trial = benchmark.trial(
-                setting,
-                min_s=_MIN_S,
-                max_s=min(_MAX_S, left_s),
-                fastest=max((each.steps_per_s for each in search.trials.values()), default=None),
+            repeats, is_new = search.turns, setting not in search.trials
+            min_s, max_s = _MIN_S, min(_MAX_S, left_s)
+            if not is_new:
+                min_s, max_s = _MIN_S / 2, max(_MIN_S, 2 * _STEPS * step_s)
+            # Repeated trials count only if all of a round are made.
+            needs_s = repeats * (max_s + _STEPS * step_s) or max(_MIN_S, _MIN_STEPS * step_s)
+            if left_s < needs_s:
+                return "budget" if is_new and not search.rounds else "done"
+            self._report(size, setting, latest, until, search)
+            latest = benchmark.trial(
+                setting, min_s=min_s, max_s=max_s, fastest=search.fastest if is_new else None
             )
-            search.add(trial)
-            if on_trial is not None:
-                on_trial(phase.image_size, trial)
-        if status == "done":
-            repeated = RepeatedTrials(search.candidates)
-            _repeat_trials(repeated, benchmark, 1 / ceiling, until)
-    except KeyboardInterrupt:
-        status = "interrupted"
-    except ResourceError:
-        if search is None or not search.trials:
-            raise
-        status = "resources"
-    except UsageError:
-        raise
-    except Exception as error:
-        status, failure = "error", step.failure(error)
-    known = search is not None and bool(search.trials)
-    best = search.best if search is not None and known else None
-    if search is not None and repeated is not None:
-        search.trials.update(repeated.trials)
-        best = repeated.best
-    found = TunedPhase(
-        size=phase.image_size,
-        batch_size=tunable.batch_size,
-        ceiling=ceiling,
-        trials=tuple(search.trials.values()) if search is not None else (),
-        best=best,
-        is_compute_bound=search is not None and known and search.is_compute_bound,
-        status=status,
-        full_search_s=_full_search_s(ceiling, ready_s),
-        error="" if failure is None else failure.summary,
-    )
-    return found, failure
+            search.add(latest)
+            self._trials += 1
+            if is_new and self._on_trial is not None:
+                self._on_trial(size, latest)
+        return "done"
+
+    def _report(
+        self,
+        size: int | None,
+        setting: LoaderSetting | None,
+        latest: LoaderTrial | None,
+        until: float,
+        search: Search | None = None,
+    ) -> None:
+        """Report the progress: a usual search is assumed until repeated trials are known."""
+        if self._on_progress is None:
+            return
+        now, usual = time.monotonic(), _USUAL_TRIALS + _USUAL_REPEATS
+        left = usual
+        if search is not None:
+            left = search.turns or max(1, usual - len(search.trials))
+        later = len(self.planned) - len(self.phases) - 1
+        each_s = latest.window.seconds if latest is not None else _MIN_S
+        left_s = min(max(0.0, until - now), left * each_s)
+        self._on_progress(
+            SearchProgress(
+                size=size,
+                setting=setting,
+                latest=latest,
+                trials=self._trials,
+                trials_left=left + later * usual,
+                seconds=now - self.started,
+                seconds_left=min(
+                    max(0.0, self.started + self._budget_s - now), left_s + later * usual * each_s
+                ),
+            )
+        )
 
 
-def _repeat_trials(
-    repeated: RepeatedTrials, benchmark: StepBenchmark, step_s: float, until: float
-) -> None:
-    """Repeat trials of the candidates while there is time for a whole round."""
-    max_s = max(_MIN_S, 2 * _STEPS * step_s)
-    while (setting := repeated.next()) is not None:
-        if until - time.monotonic() < repeated.turns * (max_s + _STEPS * step_s):
-            break
-        repeated.add(benchmark.trial(setting, min_s=_MIN_S / 2, max_s=max_s))
+def _bottleneck(rates: Rates | None) -> str:
+    """Name what bounds the best trial; "" if unknown."""
+    if rates is None:
+        return ""
+    load = rates.now.load
+    if load.limit == "cores":
+        return "the cores"
+    if load.limit == "step":
+        return "handing batches over"
+    if not load.workers:
+        return "the work of the batches"
+    if load.late_ms > 0:
+        return "batches that take unequal time"
+    return "the workers, of which more were not faster"
 
 
-def _memory_budget(start: LoaderSetting, benchmark: StepBenchmark) -> Room:
+def _memory_budget(start: LoaderSetting, batch_bytes: int) -> Room:
     """Memory budget for workers and their prefetched batches."""
     whole_batches = start.task_ms is None
     return Room(
@@ -256,7 +345,7 @@ def _memory_budget(start: LoaderSetting, benchmark: StepBenchmark) -> Room:
         workers=start.workers,
         ahead=start.prefetch if whole_batches else 0,
         worker_bytes=WORKER_BYTES,
-        batch_bytes=benchmark.batch_bytes if whole_batches else 0,
+        batch_bytes=batch_bytes if whole_batches else 0,
     )
 
 
@@ -292,7 +381,7 @@ def _check(
         raise UsageError(
             f"warmup_batches must be a whole number, 0 or above, got {warmup_batches!r}"
         )
-    if not isinstance(loader, TorchDataLoader):
+    if not isinstance(loader, TorchDataLoader | TunableLoader):
         raise UsageError(
             f"tune needs a feedline.DataLoader or a torch.utils.data.DataLoader, got "
             f"{type(loader).__name__}",

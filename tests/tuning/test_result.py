@@ -9,9 +9,8 @@ import pytest
 
 from feedline.throughput.step_window import StepWindow
 from feedline.tuning.curve import curve_svg
-from feedline.tuning.trial import LoaderSetting, LoaderTrial
-from feedline.tuning.tuned_phase import TunedPhase
-from feedline.tuning.tuning_result import TuningResult
+from feedline.tuning.result import TunedPhase, TuningResult
+from feedline.tuning.search import LoaderSetting, LoaderTrial
 
 _SVG = "{http://www.w3.org/2000/svg}"
 

@@ -8,8 +8,8 @@ import pytest
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline import DataLoader
+from feedline.cli.user_code import build_loader, import_function, is_function_name
 from feedline.errors import UsageError
-from feedline.tuning.user_code import build_loader, import_function, is_function_name
 
 CODE = """
 import feedline

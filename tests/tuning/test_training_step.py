@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from feedline.tuning.preserve_state import preserve_state
+from feedline.tuning.training_step import preserve_state
 
 CPU = torch.device("cpu")
 

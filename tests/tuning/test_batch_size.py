@@ -1,66 +1,145 @@
-"""Batch sizes by trial: real training steps in a memory that is a few megabytes large."""
+"""Batch sizes: the pure search, trials in a memory of a few megabytes, and results on a GPU."""
 
 from __future__ import annotations
 
 import gc
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from bounded_memory import BoundedMemory
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+import feedline
 from feedline.errors import UsageError
 from feedline.order.schedule import Schedule
-from feedline.tuning.batch_search import BatchTrial
-from feedline.tuning.batch_sizes import BatchSizes
-from feedline.tuning.batch_trials import BatchTrials
-from feedline.tuning.device_memory import is_out_of_memory
-from feedline.tuning.measured_batches import SHARE, TrainingSetup, measure_batch_sizes
-from feedline.tuning.training_step import class_loss, noise_batches
+from feedline.tuning.batch_size import (
+    BatchSearch,
+    BatchSizes,
+    measure_batch_sizes,
+    next_smaller,
+)
+from feedline.tuning.batch_trials import SHARE, BatchTrial, BatchTrials, is_out_of_memory
+from feedline.tuning.training_step import class_loss
 from slow import slow
 
 MB = 1 << 20
+SIZES = [*range(1, 8), *range(8, 20_000, 8)]
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def small_model() -> nn.Module:
+def small_model(width: int = 8) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
+        nn.Conv2d(3, width, 3, stride=2), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10),
     ).to(memory_format=torch.channels_last)  # fmt: skip
 
 
-def training(model: nn.Module, **options: Any) -> TrainingSetup:
-    plain: dict[str, Any] = {
-        "step": None,
-        "batch": None,
-        "optimizer": None,
-        "loss": class_loss,
-        "stateful": (),
-        "precision": torch.float32,
-    }
-    return TrainingSetup(model=model, device=torch.device("cpu"), **{**plain, **options})
-
-
 def tried(
-    what: TrainingSetup,
+    model: nn.Module,
     schedule: str,
     memory: BoundedMemory,
     max_rows: int = 4096,
     on_trial: Any = None,
+    **options: Any,
 ) -> BatchSizes:
-    with memory.here([*what.model.parameters(), *what.model.buffers()]):
+    with memory.here([*model.parameters(), *model.buffers()]):
+        trials = BatchTrials(model, memory=memory, device=torch.device("cpu"), **options)
         return measure_batch_sizes(
-            what,
+            trials,
             Schedule.parse(schedule),
-            memory=memory,
             where="a CPU",
             max_rows=max_rows,
             on_trial=on_trial,
         )
+
+
+def searched(
+    taken: Callable[[int], float], room: int, start: int, most: int = 4096, breaks: float = 1.1
+) -> BatchSearch:
+    """A finished search; trials fail above `breaks` of the memory."""
+    search = BatchSearch(usable_bytes=room, start=start, max_rows=most)
+    while (rows := search.next()) is not None:
+        assert rows not in search.trials
+        assert rows in SIZES
+        assert rows <= most
+        peak = int(taken(rows))
+        search.add(
+            BatchTrial(
+                rows=rows, peak_bytes=peak if peak <= breaks * room else None, fits=peak <= room
+            )
+        )
+    return search
+
+
+def largest(taken: Callable[[int], float], room: int, most: int = 4096) -> int:
+    return max((n for n in SIZES if n <= most and int(taken(n)) <= room), default=0)
+
+
+@pytest.mark.parametrize("start", [1, 8, 100, 480, 520, 4096])
+@pytest.mark.parametrize("per_image", [3, 17, 40, 150, 2500])
+def test_the_largest_is_found_in_few_trials(start: int, per_image: int) -> None:
+    def taken(rows: int) -> float:
+        return 300 + rows * per_image
+
+    search = searched(taken, 20_000, start)
+    assert search.best == largest(taken, 20_000)
+    assert len(search.trials) <= 12
+    near = largest(taken, 20_000)
+    assert len(searched(taken, 20_000, near + 8).trials) <= 3
+
+
+@given(
+    fixed=st.integers(0, 3000),
+    per_image=st.floats(0.5, 3000),
+    steps=st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 5000)), max_size=5),
+    room=st.integers(1, 100_000),
+    start=st.integers(0, 10_000),
+    most=st.integers(1, 5000),
+    breaks=st.floats(1, 3),
+)
+def test_largest_size_is_found_for_any_kernel_choice(
+    fixed: int,
+    per_image: float,
+    steps: list[tuple[int, int]],
+    room: int,
+    start: int,
+    most: int,
+    breaks: float,
+) -> None:
+    """From some sizes on kernels use more workspace, in jumps."""
+
+    def taken(rows: int) -> float:
+        return fixed + rows * per_image + sum(more for since, more in steps if rows >= since)
+
+    search = searched(taken, room, start, most, breaks)
+    assert search.best == largest(taken, room, most)
+    assert len(search.trials) <= 16
+
+
+def test_failed_size_bounds_larger_ones_even_if_they_ran() -> None:
+    search = BatchSearch(usable_bytes=100, start=64, max_rows=64)
+    search.add(BatchTrial(rows=64, peak_bytes=90, fits=True))
+    assert search.next() is None
+    search.add(BatchTrial(rows=32, peak_bytes=None, fits=False))
+    assert search.best == 0
+    assert (search.next() or 64) < 32
+
+
+def test_failing_size_shrinks_to_zero() -> None:
+    sizes = [1000]
+    while sizes[-1]:
+        sizes.append(next_smaller(sizes[-1]))
+    assert sizes[1] == 944
+    assert all(rows in (0, *SIZES) for rows in sizes[1:])
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert next_smaller(8) == 7
 
 
 def peak_of_a_training(rows: int, size: int) -> int:
@@ -90,7 +169,7 @@ def test_the_largest_batch_that_leaves_the_headroom_is_found(bound: int, size: i
     told: list[int] = []
     memory = BoundedMemory(bound)
     found = tried(
-        training(small_model()),
+        small_model(),
         f"{size}x1",
         memory,
         on_trial=lambda size, trial: told.append(trial.rows),
@@ -114,7 +193,7 @@ def test_model_and_random_state_are_unchanged() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
     memory = BoundedMemory(3 * MB)
-    tried(training(model, optimizer=optimizer), "32x1,48x1", memory)
+    tried(model, "32x1,48x1", memory, optimizer=optimizer)
     assert memory.live.errors or memory.live.peak <= memory.live.bound
     assert torch.equal(torch.get_rng_state(), state)
     assert not model.training
@@ -129,14 +208,9 @@ def test_nothing_of_a_failed_trial_stays_in_memory() -> None:
     memory = BoundedMemory(3 * MB)
     with memory.here([*model.parameters(), *model.buffers()]):
         before = memory.live.now
-        with pytest.raises(UsageError, match="does not fit"):
-            measure_batch_sizes(
-                training(model),
-                Schedule.parse("32x1@2000"),
-                memory=memory,
-                where="a CPU",
-                max_rows=4096,
-            )
+    with pytest.raises(UsageError, match="does not fit"):
+        tried(model, "32x1@2000", memory)
+    with memory.here([]):
         gc.collect()
         assert memory.live.errors
         assert memory.live.now == before
@@ -162,9 +236,8 @@ def test_failed_step_releases_its_frame_and_memory() -> None:
         with memory.here([*model.parameters(), *model.buffers()]):
             before = memory.live.now
             trials = BatchTrials(
-                model, step, noise_batches(torch.device("cpu")), [optimizer],
-                memory=memory, device=torch.device("cpu"), share=SHARE,
-            )  # fmt: skip
+                model, memory=memory, device=torch.device("cpu"), step=step, optimizer=optimizer
+            )
             assert trials.trial(32, 64).peak_bytes is None
             assert memory.live.now <= before + 1024
             assert trials.trial(32, 8).fits
@@ -182,10 +255,7 @@ def test_steps_train_and_go_over_the_sizes_as_a_schedule_does() -> None:
         modes.add((model.training, frozen.training))
         sizes.append(batch[0].shape[-1])
 
-    trials = BatchTrials(
-        model, step, noise_batches(torch.device("cpu")), [],
-        memory=BoundedMemory(MB), device=torch.device("cpu"), share=SHARE,
-    )  # fmt: skip
+    trials = BatchTrials(model, memory=BoundedMemory(MB), device=torch.device("cpu"), step=step)
     assert trials.find_failing_phase([(8, 2), (16, 2), (24, 2)]) is None
     assert [size for size, _ in itertools.groupby(sizes)] == [8, 16, 24, 8, 24]
     assert modes == {(True, True)}
@@ -197,7 +267,7 @@ def test_steps_train_and_go_over_the_sizes_as_a_schedule_does() -> None:
 
 
 def test_phases_are_measured_independently() -> None:
-    found = tried(training(small_model()), "32x2,48x1,64x3,32x1", BoundedMemory(6 * MB))
+    found = tried(small_model(), "32x2,48x1,64x3,32x1", BoundedMemory(6 * MB))
     rows = [phase.rows for phase in found.phases]
     assert rows[0] > rows[1] > rows[2]
     assert rows[3] == rows[0]
@@ -230,11 +300,11 @@ class Fragmented(BoundedMemory):
 
 @pytest.mark.slow
 def test_sizes_that_fragment_the_memory_get_smaller_batches() -> None:
-    alone = tried(training(small_model()), "32x1,48x1", BoundedMemory(6 * MB))
+    alone = tried(small_model(), "32x1,48x1", BoundedMemory(6 * MB))
     memory = Fragmented(6 * MB, MB)
     model = small_model()
     model.register_forward_pre_hook(lambda _, inputs: memory.seen(inputs[0].shape))
-    found = tried(training(model), "32x1,48x1", memory)
+    found = tried(model, "32x1,48x1", memory)
     assert found.phases[1].rows < alone.phases[1].rows
     assert found.phases[0].rows <= alone.phases[0].rows
     # What was found runs, over and over.
@@ -262,7 +332,7 @@ def test_sizes_that_fragment_the_memory_get_smaller_batches() -> None:
 def test_out_of_memory_errors_of_libraries_are_recognised(said: str) -> None:
     memory = BoundedMemory(3 * MB, said + "\nand more lines")
     with pytest.raises(UsageError) as raised:
-        tried(training(small_model()), "32x1@2000", memory)
+        tried(small_model(), "32x1@2000", memory)
     assert memory.live.errors
     assert f"({said})" in str(raised.value)
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
@@ -271,17 +341,10 @@ def test_out_of_memory_errors_of_libraries_are_recognised(said: str) -> None:
 
 def test_failing_sizes_are_searched_around() -> None:
     model = small_model()
-    what = training(model, loss=lambda outputs, labels: class_loss(outputs, labels))
-    plain = tried(what, "32x1", BoundedMemory(3 * MB))
+    plain = tried(model, "32x1", BoundedMemory(3 * MB))
     trials: list[BatchTrial] = []
-
-    def far_off(rows: int, size: int) -> Any:  # begins at 8, with no estimate
-        return noise_batches(torch.device("cpu"))(rows, size)
-
     memory = Leaping(3 * MB)
-    found = tried(
-        training(model, batch=far_off), "32x1", memory, on_trial=lambda _, one: trials.append(one)
-    )
+    found = tried(model, "32x1", memory, on_trial=lambda _, one: trials.append(one))
     assert memory.live.errors
     assert any(trial.peak_bytes is None for trial in trials)
     assert found.phases[0].rows == plain.phases[0].rows
@@ -317,8 +380,10 @@ def test_user_step_is_tried_and_its_changes_are_undone() -> None:
             for mine, theirs in zip(average.parameters(), model.parameters(), strict=True):
                 mine.lerp_(theirs, 0.5)
 
-    what = training(model, step=step, optimizer=optimizer, stateful=(rate, average))
-    found = tried(what, "32x1", BoundedMemory(3 * MB))
+    found = tried(
+        model, "32x1", BoundedMemory(3 * MB),
+        step=step, optimizer=optimizer, stateful=(rate, average),
+    )  # fmt: skip
     assert found.phases[0].rows in seen
     assert found.phases[0].trials[0].rows == 8
     assert optimizer.param_groups[0]["lr"] == rate.get_last_lr()[0] == 0.1
@@ -329,7 +394,7 @@ def test_user_step_is_tried_and_its_changes_are_undone() -> None:
 def test_search_does_not_exceed_requested_maximum() -> None:
     trials: list[BatchTrial] = []
     found = tried(
-        training(small_model()), "32x1", BoundedMemory(50 * MB), max_rows=100,
+        small_model(), "32x1", BoundedMemory(50 * MB), max_rows=100,
         on_trial=lambda _, trial: trials.append(trial),
     )  # fmt: skip
     assert found.phases[0].rows == 96
@@ -338,16 +403,16 @@ def test_search_does_not_exceed_requested_maximum() -> None:
 
 
 def test_a_batch_that_the_schedule_names_is_tried_and_stays() -> None:
-    found = tried(training(small_model()), "32x1@33,48x1", BoundedMemory(3 * MB))
+    found = tried(small_model(), "32x1@33,48x1", BoundedMemory(3 * MB))
     assert [phase.bound for phase in found.phases] == ["asked", "memory"]
     assert str(found.schedule).startswith("32x1@33,48x1@")
     with pytest.raises(UsageError, match=r"(?s)5000.*32 px.*@5000"):
-        tried(training(small_model()), "32x1@5000", BoundedMemory(3 * MB))
+        tried(small_model(), "32x1@5000", BoundedMemory(3 * MB))
 
 
 def test_model_without_any_room_is_reported() -> None:
     with pytest.raises(UsageError, match=r"not even one image of 256 px fits.*out of memory"):
-        tried(training(small_model()), "256x1", BoundedMemory(MB // 2))
+        tried(small_model(), "256x1", BoundedMemory(MB // 2))
 
 
 def test_error_of_step_is_raised_and_model_is_unchanged() -> None:
@@ -364,7 +429,7 @@ def test_error_of_step_is_raised_and_model_is_unchanged() -> None:
             raise RuntimeError("the shapes do not match")
 
     with pytest.raises(RuntimeError, match="the shapes do not match"):
-        tried(training(model, step=step), "32x1", BoundedMemory(3 * MB))
+        tried(model, "32x1", BoundedMemory(3 * MB), step=step)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
 
@@ -379,9 +444,12 @@ def test_outputs_other_than_logits_require_a_loss() -> None:
             return {"out": self.inner(images)}
 
     with pytest.raises(UsageError, match=r"logits.*dict"):
-        tried(training(Both()), "32x1", BoundedMemory(3 * MB))
-    what = training(Both(), loss=lambda outputs, labels: class_loss(outputs["out"], labels))
-    assert tried(what, "32x1", BoundedMemory(3 * MB)).phases[0].rows > 8
+        tried(Both(), "32x1", BoundedMemory(3 * MB))
+    found = tried(
+        Both(), "32x1", BoundedMemory(3 * MB),
+        loss=lambda outputs, labels: class_loss(outputs["out"], labels),
+    )  # fmt: skip
+    assert found.phases[0].rows > 8
 
 
 @pytest.mark.slow
@@ -389,14 +457,81 @@ def test_with_other_ranks_the_copy_of_gradients_counts(monkeypatch: pytest.Monke
     def wide() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 600), nn.Linear(600, 2))
 
-    alone = tried(training(wide()), "16x1", BoundedMemory(24 * MB))
+    alone = tried(wide(), "16x1", BoundedMemory(24 * MB))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    together = tried(training(wide()), "16x1", BoundedMemory(24 * MB))
+    together = tried(wide(), "16x1", BoundedMemory(24 * MB))
     lost = 4 * (3 * 16 * 16 * 600 + 600 + 600 * 2 + 2)
     per_image = 2 * 3 * 16 * 16 * 4
     assert together.phases[0].rows < alone.phases[0].rows
     assert alone.phases[0].rows - together.phases[0].rows <= lost / per_image
     synced = nn.SyncBatchNorm.convert_sync_batchnorm(small_model())
     with pytest.raises(UsageError, match="SyncBatchNorm"):
-        tried(training(synced), "32x1", BoundedMemory(3 * MB))
+        tried(synced, "32x1", BoundedMemory(3 * MB))
+
+
+LAZY = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+FROZEN = nn.Linear(3, 3).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("model", "schedule", "options", "said"),
+    [
+        (print, 64, {}, r"torch\.nn\.Module"),
+        (None, "ownx3", {}, "needs an image size"),
+        (None, 0, {}, "size"),
+        (None, 64, {"precision": torch.int8}, "precision"),
+        (None, 64, {"max_batch_size": 0}, "max_batch_size"),
+        (None, 64, {"step": print}, "optimizer="),
+        (LAZY, 64, {}, "uninitialized"),
+        (FROZEN, 64, {}, "no parameter"),
+    ],
+)
+def test_unsupported_model_is_rejected(
+    model: Any, schedule: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        feedline.find_batch_size(model or small_model(), schedule, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_missing_gpu_raises_with_hint() -> None:
+    with pytest.raises(UsageError, match=r"torch sees none"):
+        feedline.find_batch_size(small_model(), 64)
+
+
+@needs_cuda
+def test_on_a_gpu_the_largest_is_found_and_runs_within_the_memory() -> None:
+    model = small_model(64).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.cuda.get_rng_state()
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction(2 * 2**30 / total)
+    try:
+        found = feedline.find_batch_size(
+            model, "64x1,160x1", optimizer=optimizer, precision=torch.float16
+        )
+        assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+        assert not optimizer.state
+        assert torch.equal(torch.cuda.get_rng_state(), random)
+        torch.cuda.reset_peak_memory_stats()
+        for phase in [*found.phases, *found.phases]:
+            size = phase.phase.image_size
+            assert size is not None
+            images = torch.randn(phase.rows, 3, size, size, device="cuda")
+            labels = torch.zeros(phase.rows, dtype=torch.int64, device="cuda")
+            with torch.autocast("cuda", torch.float16):
+                loss = functional.cross_entropy(model(images).float(), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert torch.cuda.max_memory_reserved() <= 2 * 2**30
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@needs_cuda
+def test_cpu_model_with_gpu_raises() -> None:
+    with pytest.raises(UsageError, match=r"model\.cuda\(\)"):
+        feedline.find_batch_size(small_model(), 64)

@@ -1,0 +1,451 @@
+"""`feedline.find_batch_size`: the largest batch that fits into a GPU's memory.
+
+The first trial uses a small size. The next sizes follow from the memory that trials used, on the
+line through the last two. If the line predicts badly, since kernels choose their workspace by the
+size, the gap is doubled or halved. At the end all phases run in sequence.
+
+Guarantees: the model, the optimizer and the random states are unchanged afterwards. No size is
+tried twice. The answer was tried and fits; the next larger size was tried and does not fit, or
+exceeds the maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from feedline.errors import UsageError
+from feedline.order.schedule import Phase, Schedule
+from feedline.text import format_table, plural
+from feedline.tuning.batch_trials import BatchTrial, BatchTrials, CudaMemory
+from feedline.tuning.training_step import HasStateDict, Loss, MakeBatch, Step, class_loss
+
+__all__ = [
+    "BatchSearch",
+    "BatchSizes",
+    "PhaseBatch",
+    "find_batch_size",
+    "measure_batch_sizes",
+    "next_smaller",
+]
+
+_PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
+_MULTIPLE = 8  # for tensor cores (NVIDIA, "Train with Mixed Precision", shape constraints)
+_FIRST_ROWS = 8
+_EXTRAPOLATED = 3  # trials that follow a line; later ones halve or double
+_SMALLER = 0.95
+_GB = 1 << 30
+_BOUNDS = {
+    "memory": "limited by memory",
+    "most": "limited by the maximum",
+    "asked": "set by the schedule",
+}
+
+
+def find_batch_size(
+    model: nn.Module,
+    schedule: int | str | Schedule | Phase | Iterable[Phase],
+    *,
+    step: Step | None = None,
+    batch: MakeBatch | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Loss = class_loss,
+    stateful: Sequence[HasStateDict] = (),
+    precision: torch.dtype = torch.float32,
+    max_batch_size: int = 4096,
+    on_trial: Callable[[int, BatchTrial], object] | None = None,
+) -> BatchSizes:
+    """Find the largest batch that fits into a GPU's memory, for each phase of a schedule.
+
+    On a CUDA device, runs training steps on images of noise (forward, backward, optimizer) with
+    growing batches until memory runs out. 8% of the memory stays free, and at the end all phases
+    must run in sequence within the rest.
+
+    Args:
+        model: on its device, before DistributedDataParallel wraps it. It is unchanged afterwards.
+        schedule: as in `feedline.DataLoader`, or one image size in pixels. A batch size of the
+            schedule is kept, and checked for fit.
+        step: training step on a batch, instead of a plain one; it needs `optimizer`. Name other
+            objects that it changes in `stateful`.
+        batch: function of (rows, size) that makes a batch on the device. Default: images, float32,
+            shape (N, 3, H, W), channels_last, and labels, int64, shape (N,).
+        optimizer: optimizer of the model. Default: AdamW, whose state is twice the parameters.
+        loss: loss of outputs and labels in the plain step.
+        stateful: objects with `state_dict` and `load_state_dict` that a step changes, such as a
+            gradient scaler, a learning-rate scheduler or averaged weights.
+        precision: autocast dtype of the plain step: bfloat16, float16, or float32 for none.
+        max_batch_size: largest batch to try.
+        on_trial: called after each trial with the image size.
+
+    Raises:
+        UsageError: there is no GPU; the schedule has no sizes; a batch size of the schedule does
+            not fit, or no batch does; the model cannot be tried; a `step` without its optimizer.
+        Exception: any error of the step except out of memory.
+
+    Example:
+        >>> found = feedline.find_batch_size(model, "112x10,224x10")            # doctest: +SKIP
+        >>> loader = feedline.DataLoader(data, schedule=found.schedule)         # doctest: +SKIP
+    """
+    if isinstance(schedule, int):
+        schedule = Phase(image_size=schedule, epochs=1)
+    phases = Schedule.of(schedule)
+    _check(model, phases, precision, max_batch_size)
+    own = (optimizer, *stateful)
+    if step is not None and not any(isinstance(each, torch.optim.Optimizer) for each in own):
+        raise UsageError(
+            "step= changes the state of an optimizer, which is restored only if it is named",
+            hint="pass optimizer=, and further ones in stateful=[...]",
+        )
+    device = _device(model)
+    trials = BatchTrials(
+        model,
+        memory=CudaMemory(device),
+        device=device,
+        step=step,
+        batch=batch,
+        optimizer=optimizer,
+        loss=loss,
+        stateful=stateful,
+        precision=precision,
+    )
+    where = torch.cuda.get_device_name(device)
+    return measure_batch_sizes(
+        trials, phases, where=where, max_rows=max_batch_size, on_trial=on_trial
+    )
+
+
+def _check(model: nn.Module, phases: Schedule, precision: torch.dtype, max_batch_size: int) -> None:
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not phases.image_sizes:
+        raise UsageError(
+            f"each phase needs an image size, got {str(phases)!r}", hint='write e.g. "224x1"'
+        )
+    if precision not in _PRECISIONS:
+        raise UsageError(f"precision must be float32, bfloat16 or float16, got {precision!r}")
+    whole = isinstance(max_batch_size, int) and not isinstance(max_batch_size, bool)
+    if not whole or max_batch_size < 1:
+        raise UsageError(
+            f"max_batch_size must be a whole number of at least 1, got {max_batch_size!r}"
+        )
+    if any(isinstance(each, nn.parameter.UninitializedParameter) for each in model.parameters()):
+        raise UsageError(
+            "the model has uninitialized parameters", hint="call it on one batch first"
+        )
+    if not any(each.requires_grad for each in model.parameters()):
+        raise UsageError("no parameter of the model requires gradients")
+
+
+def _device(model: nn.Module) -> torch.device:
+    """Return the GPU of the model."""
+    devices = {parameter.device for parameter in model.parameters()}
+    device = next(iter(devices))
+    if len(devices) == 1 and device.type == "cuda":
+        return device
+    where = " and ".join(sorted(map(str, devices)))
+    if not torch.cuda.is_available():
+        raise UsageError(
+            f"find_batch_size needs a CUDA device, but torch sees none (the model is on {where})",
+            hint="the reference page on tuning lists estimates for common models and GPUs",
+        )
+    raise UsageError(
+        f"find_batch_size needs a model on one CUDA device, but it is on {where}",
+        hint="move it with model.cuda()",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseBatch:
+    """Batch size of one phase.
+
+    Args:
+        phase: phase of the schedule, with the batch size.
+        peak_bytes: peak memory of a step, as reserved by torch.
+        bound: limit of the size: "memory", "most" (the given maximum) or "asked" (the schedule).
+        trials: trials in order.
+    """
+
+    phase: Phase
+    peak_bytes: int
+    bound: Literal["memory", "most", "asked"]
+    trials: tuple[BatchTrial, ...]
+
+    @property
+    def rows(self) -> int:
+        """Images in a batch."""
+        assert self.phase.batch_size is not None, "set by the search"
+        return self.phase.batch_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchSizes:
+    """Largest batch of each phase.
+
+    Args:
+        phases: in the order of the schedule.
+        where: name of the device.
+        usable_bytes: memory limit of a batch.
+        memory_bytes: memory available to a training.
+    """
+
+    phases: tuple[PhaseBatch, ...]
+    where: str
+    usable_bytes: int
+    memory_bytes: int
+
+    @property
+    def schedule(self) -> Schedule:
+        """Schedule with these batch sizes."""
+        return Schedule(tuple(each.phase for each in self.phases))
+
+    @property
+    def largest(self) -> int:
+        """Largest batch of any phase."""
+        return max(each.rows for each in self.phases)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a JSON-compatible dictionary, memory in bytes."""
+        return {
+            "where": self.where,
+            "memory_bytes": self.memory_bytes,
+            "usable_bytes": self.usable_bytes,
+            "schedule": str(self.schedule),
+            "phases": [
+                {
+                    "image_size": each.phase.image_size,
+                    "batch_size": each.rows,
+                    "peak_bytes": each.peak_bytes,
+                    "bound": each.bound,
+                    "trials": [
+                        {
+                            "batch_size": trial.rows,
+                            "peak_bytes": trial.peak_bytes,
+                            "fits": trial.fits,
+                        }
+                        for trial in each.trials
+                    ],
+                }
+                for each in self.phases
+            ],
+        }
+
+    def __str__(self) -> str:
+        """Return a line for each phase, and the schedule."""
+        rows = [
+            (
+                f"{each.phase.image_size} px",
+                plural(each.rows, "image"),
+                f"{each.peak_bytes / _GB:.1f} GB",
+                f"({_BOUNDS[each.bound]}, {plural(len(each.trials), 'trial')})",
+            )
+            for each in self.phases
+        ]
+        return "\n".join(
+            [
+                f"batch sizes for {self.where}: at most {self.usable_bytes / _GB:.1f} of "
+                f"{self.memory_bytes / _GB:.1f} GB, the rest stays free",
+                *format_table(rows),
+                f"schedule={str(self.schedule)!r}",
+            ]
+        )
+
+
+class BatchSearch:
+    """Search for the largest batch that fits: 1 to 8, or a multiple of 8. Pure.
+
+    Args:
+        usable_bytes: memory limit of a batch.
+        start: first size to try.
+        max_rows: largest size to try, at least 1.
+    """
+
+    def __init__(self, *, usable_bytes: int, start: int, max_rows: int) -> None:
+        self._usable_bytes = usable_bytes
+        self._last = _index(max_rows)
+        self._start = min(max(_index(start), 1), self._last)
+        self.trials: dict[int, BatchTrial] = {}
+        """Trials by batch size."""
+
+    def add(self, trial: BatchTrial) -> None:
+        """Add a finished trial."""
+        self.trials[trial.rows] = trial
+
+    def next(self) -> int | None:
+        """Return the next size to try, or None if the largest is known."""
+        low, high = _index(self.best), self._high
+        if not self.trials:
+            return _size(self._start)
+        if high - low <= 1:
+            return None
+        target = self._extrapolate() if len(self.trials) <= _EXTRAPOLATED else None
+        if target is None:
+            # Until a size fails, the gap has no upper end to be halved.
+            target = 2 * low if high > self._last and low else (low + high) // 2
+        return _size(min(max(target, low + 1), high - 1))
+
+    @property
+    def best(self) -> int:
+        """Largest size that fits, below all that do not; 0 if none fits."""
+        high = self._high
+        fitting = (r for r, trial in self.trials.items() if trial.fits and _index(r) < high)
+        return max(fitting, default=0)
+
+    @property
+    def _high(self) -> int:
+        """Index of the smallest size that does not fit, or one past the last."""
+        failed = (_index(rows) for rows, trial in self.trials.items() if not trial.fits)
+        return min(failed, default=self._last + 1)
+
+    def _extrapolate(self) -> int | None:
+        """Index of the largest size on the line through the two largest measured sizes."""
+        known = sorted(
+            (trial.rows, trial.peak_bytes)
+            for trial in self.trials.values()
+            if trial.peak_bytes is not None
+        )
+        if not known:
+            return None
+        # A single point underestimates, since some bytes do not depend on the size.
+        (few, less), (many, more) = known[-2:] if len(known) > 1 else [(0, 0), known[0]]
+        if more <= less:
+            return None
+        return _index(int(many + (self._usable_bytes - more) * (many - few) / (more - less)))
+
+
+def next_smaller(rows: int) -> int:
+    """Size to try after this one failed: about 5% smaller; 0 below 1."""
+    index = _index(rows)
+    return _size(min(_index(int(_SMALLER * rows)), index - 1)) if index > 1 else 0
+
+
+def _index(rows: int) -> int:
+    """Index of a size in the list 1 to 8, then each multiple of 8."""
+    return max(0, rows) if rows <= _MULTIPLE else _MULTIPLE + rows // _MULTIPLE - 1
+
+
+def _size(index: int) -> int:
+    return index if index <= _MULTIPLE else (index - _MULTIPLE + 1) * _MULTIPLE
+
+
+RunTrial = Callable[[int, int], BatchTrial]
+
+
+def measure_batch_sizes(
+    trials: BatchTrials,
+    schedule: Schedule,
+    *,
+    where: str,
+    max_rows: int,
+    on_trial: Callable[[int, BatchTrial], object] | None = None,
+) -> BatchSizes:
+    """Find the largest batches by trial: a search for each phase, then all phases in sequence.
+
+    Args:
+        trials: runs the training steps.
+        schedule: each phase has a size.
+        where: name of the device.
+        max_rows: largest batch to try.
+        on_trial: called after each trial with the image size.
+
+    Raises:
+        UsageError: nothing fits, or a batch size of the schedule does not fit.
+        Exception: any error of a step except out of memory.
+    """
+
+    def run(size: int, rows: int) -> BatchTrial:
+        trial = trials.trial(size, rows)
+        if on_trial is not None:
+            on_trial(size, trial)
+        return trial
+
+    known: dict[tuple[int | None, int | None], PhaseBatch] = {}
+    try:
+        for phase in schedule.phases:
+            key = phase.image_size, phase.batch_size
+            if key not in known and phase.batch_size is None:
+                known[key] = _search(phase, trials, run, max_rows)
+            elif key not in known:
+                known[key] = _check_scheduled(phase, trials, run)
+        found = list[PhaseBatch]()
+        for phase in schedule.phases:
+            each = known[phase.image_size, phase.batch_size]
+            found.append(replace(each, phase=replace(phase, batch_size=each.rows)))
+        stages = [(_px(each.phase), each.rows) for each in found]
+        while (failing := trials.find_failing_phase(stages)) is not None:
+            found[failing] = _shrink(found[failing], trials, run)
+            stages[failing] = _px(found[failing].phase), found[failing].rows
+    finally:
+        trials.clear()
+    return BatchSizes(
+        phases=tuple(found),
+        where=where,
+        usable_bytes=trials.usable_bytes,
+        memory_bytes=trials.memory_bytes,
+    )
+
+
+def _search(phase: Phase, trials: BatchTrials, run: RunTrial, max_rows: int) -> PhaseBatch:
+    """Find the largest batch of one phase."""
+    search = BatchSearch(usable_bytes=trials.usable_bytes, start=_FIRST_ROWS, max_rows=max_rows)
+    while (rows := search.next()) is not None:
+        search.add(run(_px(phase), rows))
+    if not search.best:
+        raise UsageError(
+            f"not even one image of {_px(phase)} px fits into {_memory(trials)} with the model and "
+            f"its optimizer ({trials.last_error})",
+            hint="use a smaller model or image size, or end other programs on the device",
+        )
+    best = search.trials[search.best]
+    assert best.peak_bytes is not None, "it fits"
+    every = tuple(search.trials.values())
+    return PhaseBatch(
+        phase=replace(phase, batch_size=best.rows),
+        peak_bytes=best.peak_bytes,
+        bound="most" if all(trial.fits for trial in every) else "memory",
+        trials=every,
+    )
+
+
+def _check_scheduled(phase: Phase, trials: BatchTrials, run: RunTrial) -> PhaseBatch:
+    """Try a batch size that the schedule sets."""
+    assert phase.batch_size is not None, "the schedule sets it"
+    trial = run(_px(phase), phase.batch_size)
+    if not trial.fits or trial.peak_bytes is None:
+        needs = f"it needs {(trial.peak_bytes or 0) / _GB:.1f} GB"
+        raise UsageError(
+            f"the batch size {phase.batch_size} of the schedule at {_px(phase)} px does not fit "
+            f"into {_memory(trials)} ({trials.last_error if trial.peak_bytes is None else needs})",
+            hint=f"remove @{phase.batch_size} to search for the largest",
+        )
+    return PhaseBatch(phase=phase, peak_bytes=trial.peak_bytes, bound="asked", trials=(trial,))
+
+
+def _shrink(found: PhaseBatch, trials: BatchTrials, run: RunTrial) -> PhaseBatch:
+    """Reduce the batch of a phase that fails after other phases."""
+    rows = next_smaller(found.rows)
+    if found.bound == "asked" or not rows:
+        raise UsageError(
+            f"batches of {found.rows} at {_px(found.phase)} px fit alone, but not after the other "
+            f"phases ({trials.last_error})",
+            hint="use smaller ones, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        )
+    trial = run(_px(found.phase), rows)
+    return PhaseBatch(
+        phase=replace(found.phase, batch_size=rows),
+        peak_bytes=found.peak_bytes if trial.peak_bytes is None else trial.peak_bytes,
+        bound="memory",
+        trials=(*found.trials, trial),
+    )
+
+
+def _px(phase: Phase) -> int:
+    assert phase.image_size is not None, "checked by find_batch_size"
+    return phase.image_size
+
+
+def _memory(trials: BatchTrials) -> str:
+    return f"{trials.usable_bytes / _GB:.1f} GB of {trials.memory_bytes / _GB:.1f} GB"

@@ -1,0 +1,497 @@
+"""Loaders whose settings are tried: endless batches, and settings that change in between.
+
+Guarantees: after `close` a feedline.DataLoader has its former settings and position; its workers
+stay alive between trials. torch's loader is never iterated: each setting gets a copy, whose workers
+end with it. Trials without workers read copies of the dataset objects, so that files they open are
+not inherited by workers. Random states are restored, except those of a sampler of its own kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from functools import partial, reduce
+from operator import iadd
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset
+
+from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR, worker_count
+from feedline.engine.process import block_interrupt
+from feedline.errors import ResourceError, UsageError
+from feedline.loader import DataLoader
+from feedline.loader.batch_stream import BatchStream
+from feedline.loader.position import PlannedPosition
+from feedline.order.batch_spec import TASK_NS
+from feedline.order.schedule import Phase, Schedule
+from feedline.system import usable_cores
+from feedline.throughput.phase_rates import PoolRate, Rates, pool_rate
+from feedline.timing.stage_page import StageTimings
+from feedline.timing.torch_workers import TorchWorkers, end_torch_workers
+from feedline.tuning.search import LoaderSetting, LoaderTrial, SearchSpace
+
+__all__ = ["TunableFeedlineLoader", "TunableLoader", "TunableTorchLoader"]
+
+_PIECE_DIVISOR = 4
+_PREFETCH_FACTORS = (2, 4)
+
+
+class TunableLoader(ABC):
+    """A loader whose settings are tried.
+
+    Args:
+        loader: the loader.
+    """
+
+    def __init__(self, loader: TorchDataLoader[Any]) -> None:
+        self._loader = loader
+        self._phase: Phase | None = None
+        self._restore: list[Callable[[], object]] = [
+            partial(torch.set_rng_state, torch.get_rng_state()),
+            partial(random.setstate, random.getstate()),
+            partial(np.random.set_state, np.random.get_state()),
+        ]
+
+    kind: Literal["feedline", "torch"]
+    """Library of the loader."""
+    start: LoaderSetting
+    """Current settings, the first to be tried."""
+    start_s: float | None = None
+    """Seconds until newly started workers returned a batch; None if they ran before."""
+    all_started: bool = True
+    """True if all workers have started."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in a batch; None if that varies or is unknown."""
+        return self._loader.batch_size
+
+    @property
+    @abstractmethod
+    def search_space(self) -> SearchSpace:
+        """Settings to try besides the number of workers."""
+
+    @property
+    def phases(self) -> list[Phase]:
+        """Phases to tune, one for each image size; a single one if there are no sizes."""
+        return [Phase(epochs=1)]
+
+    def begin(self, phase: Phase) -> None:
+        """Load endless batches of one phase."""
+        self._phase = phase
+
+    @abstractmethod
+    def change(self, setting: LoaderSetting) -> int:
+        """Apply a setting.
+
+        Returns:
+            Number of following batches that were loaded, at least in part, with the previous one.
+
+        Raises:
+            UsageError: not enough memory.
+        """
+
+    @abstractmethod
+    def next(self) -> Any:
+        """Return the next batch, epoch after epoch.
+
+        Raises:
+            UsageError: an epoch has no batch.
+            Exception: any error of the dataset.
+        """
+
+    @abstractmethod
+    def stage_timings(self) -> StageTimings:
+        """Return the stage timings of all workers; empty if unknown."""
+
+    @abstractmethod
+    def rates(
+        self, trials: Sequence[LoaderTrial], *, compute_s: float | None, step_cpu_s: float
+    ) -> Rates | None:
+        """Return the measured rates of the current phase, from which others are predicted.
+
+        Args:
+            trials: the best first. None if there is none, or its workers noted no times.
+            compute_s: compute-bound step time; None: as in the trials.
+            step_cpu_s: CPU time of a step, all threads.
+        """
+
+    def close(self) -> None:
+        """Restore the loader's settings and position, and the random states."""
+        for restore in self._restore:
+            restore()
+
+
+class TunableFeedlineLoader(TunableLoader):
+    """A feedline.DataLoader, whose workers stay alive.
+
+    Args:
+        loader: a loader without a running iteration.
+        min_workers: required number of workers; 0 if the search keeps their number.
+
+    Raises:
+        UsageError: its number of workers cannot change.
+    """
+
+    kind = "feedline"
+    _loader: DataLoader[Any]
+
+    def __init__(self, loader: DataLoader[Any], *, min_workers: int = 1) -> None:
+        if loader.num_workers < min_workers:
+            raise UsageError("the loader has no workers", hint="build it with num_workers='auto'")
+        if loader._runtime.stream.options.iterable:
+            raise UsageError(
+                "torch splits an IterableDataset by the number of workers, so tune cannot change "
+                "it",
+                hint="time separate loaders with different numbers of workers",
+            )
+        choice = loader._runtime.stream.choice()
+        if choice.engine == "tensors":
+            raise UsageError(
+                "this loader slices batches from tensors in the training process and needs no "
+                "workers, so there is nothing to tune"
+            )
+        super().__init__(loader)
+        self._rows = choice.makes_rows
+        self._original = loader.num_workers, loader.adapts
+        self._original_prefetch = loader.prefetch, loader.task_ms, loader.prefetch_factor
+        self._state = loader.state_dict()
+        self._allocated = loader._runtime.stream.options.allocated_prefetch
+        self._here: DataLoader[Any] | None = None  # makes batches in this process
+        loader.adapts = False
+        self._batches = _endless(loader)
+        self._batches_here: Generator[Any, None, None] | None = None
+        prefetch, task_ms, factor = self._original_prefetch
+        if self._rows:
+            # More may be allocated, for trials.
+            depth = min(DEFAULT_PREFETCH, prefetch or self._allocated)
+            task_ms = task_ms or TASK_NS / 1e6
+            self.start = LoaderSetting(workers=loader.num_workers, prefetch=depth, task_ms=task_ms)
+        else:
+            factor = factor or DEFAULT_PREFETCH_FACTOR
+            self.start = LoaderSetting(workers=loader.num_workers, prefetch=factor)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in a batch of the phase."""
+        own = None if self._phase is None else self._phase.batch_size
+        return own or self._loader.batch_size
+
+    @property
+    def search_space(self) -> SearchSpace:
+        """Rows: prefetch up to the allocation. Whole batches: up to four times the prefetch."""
+        start = self.start
+        deeper = {k * start.prefetch for k in _PREFETCH_FACTORS}
+        if not self._rows:
+            return SearchSpace(prefetch=tuple(sorted(deeper)), in_process=True)
+        deeper = {depth for depth in deeper if depth < self._allocated} | {self._allocated}
+        return SearchSpace(
+            prefetch=tuple(sorted(depth for depth in deeper if depth > start.prefetch)),
+            pieces_ms=((start.task_ms or 0.0) / _PIECE_DIVISOR,),
+            in_process=True,
+        )
+
+    @property
+    def phases(self) -> list[Phase]:
+        """The first phase of each image size and batch size."""
+        found: dict[tuple[int | None, int | None], Phase] = {}
+        for phase in self._loader._runtime.stream.options.effective_schedule.phases:
+            found.setdefault((phase.image_size, phase.batch_size or self._loader.batch_size), phase)
+        return list(found.values())
+
+    def begin(self, phase: Phase) -> None:
+        """Load endless batches of one phase."""
+        super().begin(phase)
+        self._end_here()
+        # A pass that ends here counts no batch of another phase.
+        self._batches.close()
+        _set_phase(self._loader._runtime.stream, phase)
+        self._batches = _endless(self._loader)
+
+    def change(self, setting: LoaderSetting) -> int:
+        """Apply a setting."""
+        loader = self._loader
+        if not setting.workers:
+            if self._batches_here is None:
+                self._begin_here()
+            return 0
+        self._end_here()
+        stale = loader._runtime.stream.engine.in_flight
+        if loader.num_workers != setting.workers:
+            loader.num_workers = setting.workers
+        if setting.task_ms is not None:
+            loader.prefetch, loader.task_ms = setting.prefetch, setting.task_ms
+        else:
+            loader.prefetch_factor = setting.prefetch
+        return stale
+
+    @property
+    def all_started(self) -> bool:  # type: ignore[override]
+        """True if all workers have started."""
+        here = self._batches_here is not None
+        return here or len(self._loader.worker_pids) == self._loader.num_workers
+
+    def next(self) -> Any:
+        """Return the next batch, epoch after epoch."""
+        return next(self._batches if self._batches_here is None else self._batches_here)
+
+    def stage_timings(self) -> StageTimings:
+        """Return the stage timings of the workers."""
+        return reduce(iadd, self._loader._runtime.stream.stage_timings().values(), StageTimings())
+
+    def rates(
+        self, trials: Sequence[LoaderTrial], *, compute_s: float | None, step_cpu_s: float
+    ) -> Rates | None:
+        """Return the rates of the current phase."""
+        if not trials:
+            return None
+        size = None if self._phase is None else self._phase.image_size
+        # A size may have several batch sizes; an interrupted pass may have no full batch.
+        at_size = [
+            each
+            for each in self._loader.run.passes
+            if each.compute.count and size in (None, each.image_size)
+        ]
+        passes = [each for each in at_size if each.batch_size == self.batch_size] or at_size
+        timed = [each for each in passes if each.wait_cpu_ms is not None]
+        steps = sum(each.compute.count for each in timed)
+        hand_over_s = sum(each.wait_cpu_ms or 0.0 for each in timed) / 1e3 / max(1, steps)
+        rows: float | None = self._loader.batch_size
+        if passes and all(each.samples is not None for each in passes):
+            batches = max(1, sum(each.batches for each in passes))
+            rows = sum(each.samples or 0 for each in passes) / batches or rows
+        choice = self._loader._runtime.stream.choice()
+        return Rates(
+            size=size,
+            rows=rows,
+            points=tuple(_point(trial, compute_s, step_cpu_s, hand_over_s) for trial in trials),
+            level_px=choice.required_and_cached_px(size)[1],
+        )
+
+    def close(self) -> None:
+        """Restore the loader's settings and position."""
+        loader, (workers, adapts) = self._loader, self._original
+        self._end_here()
+        self._batches.close()
+        _set_phase(loader._runtime.stream, None)
+        loader.load_state_dict(self._state)
+        if loader.num_workers != workers:
+            loader.num_workers = workers
+        if self._rows:
+            loader.prefetch, loader.task_ms, _ = self._original_prefetch
+        else:
+            loader.prefetch_factor = self._original_prefetch[2]
+        loader.adapts = adapts
+        super().close()
+
+    def _begin_here(self) -> None:
+        build, (kind, arguments), _ = self._loader.__reduce__()
+        of_workers = ("prefetch_factor", "prefetch", "task_ms", "multiprocessing_context")
+        arguments = {**arguments, **dict.fromkeys((*of_workers, "start_method"))}
+        arguments |= {"num_workers": 0, "persistent_workers": False, "timeout": 0}
+        if not self._rows:
+            arguments["dataset"] = _copy_dataset(self._loader.dataset)
+        self._here = build(kind, arguments)
+        if self._phase is not None:
+            _set_phase(self._here._runtime.stream, self._phase)
+        self._batches_here = _endless(self._here)
+
+    def _end_here(self) -> None:
+        if self._here is not None and self._batches_here is not None:
+            self._batches_here.close()
+            self._here.close()
+        self._here = self._batches_here = None
+
+
+class TunableTorchLoader(TunableLoader):
+    """torch's DataLoader, or a subclass, which is copied for each setting."""
+
+    kind = "torch"
+
+    def __init__(self, loader: TorchDataLoader[Any]) -> None:
+        super().__init__(loader)
+        own = loader.generator
+        if own is not None:
+            self._restore.append(partial(own.set_state, own.get_state()))
+        factor = loader.prefetch_factor
+        self.start = LoaderSetting(
+            workers=loader.num_workers or worker_count("auto"),
+            prefetch=DEFAULT_PREFETCH_FACTOR if factor is None else factor,
+            pin=bool(loader.pin_memory),
+        )
+        self._starting = contextlib.ExitStack()
+        self._batches: Iterator[Any] = iter(())
+        self._copy: TorchDataLoader[Any] | None = None
+        self._pages: TorchWorkers | None = None
+        self._setting: LoaderSetting | None = None
+        self._started_at: float | None = None
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in a batch."""
+        size = self._loader.batch_size
+        return size or getattr(self._loader.batch_sampler, "batch_size", None)
+
+    @property
+    def search_space(self) -> SearchSpace:
+        """Up to four times the prefetch; both values of pin_memory if there is a GPU."""
+        return SearchSpace(
+            prefetch=tuple(k * self.start.prefetch for k in _PREFETCH_FACTORS),
+            pin=torch.cuda.is_available(),
+            in_process=True,
+        )
+
+    def change(self, setting: LoaderSetting) -> int:
+        """Stop the workers and start new ones with a setting."""
+        if setting == self._setting:
+            return 0
+        self._stop()
+        self._setting, workers = setting, setting.workers
+        # A copy keeps its subclass. torch's class forbids setting `persistent_workers`, and without
+        # it workers would end with each epoch.
+        loader = self._copy = copy.copy(self._loader)
+        loader.num_workers, loader.pin_memory = workers, bool(setting.pin)
+        loader.prefetch_factor = setting.prefetch if workers else None
+        vars(loader).update(persistent_workers=workers > 0, _iterator=None)
+        if workers:
+            with contextlib.suppress(OSError):  # no memory for a few pages: no times are noted
+                self._pages = TorchWorkers(workers)
+                self._starting.enter_context(self._pages.starting(loader))
+        else:
+            vars(loader).update(dataset=_copy_dataset(loader.dataset), timeout=0)
+        self._started_at, self.start_s = time.perf_counter() if workers else None, None
+        with warnings.catch_warnings():
+            # More workers than cores are tried only if they wait.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            try:
+                # During a fork Ctrl-C is lost, or raised in the child, which then continues as a
+                # copy of this program. Workers ignore it; `_stop` ends them.
+                with block_interrupt():
+                    self._batches = iter(loader)
+            except OSError as error:  # of fork, or of the pipes to it
+                raise ResourceError(
+                    f"cannot start {workers} workers: {error}",
+                    hint="check the free memory, and ulimit -u and -n",
+                ) from error
+        return workers  # all start at the same time, so their first batches come together
+
+    def next(self) -> Any:
+        """Return the next batch, epoch after epoch."""
+        if self._copy is None:
+            self.change(self.start)
+        for _ in range(2):
+            with contextlib.suppress(StopIteration):
+                batch = next(self._batches)
+                if self._started_at is not None:
+                    self.start_s = time.perf_counter() - self._started_at
+                    self._started_at = None
+                    self._starting.close()
+                return batch
+            assert self._copy is not None, "it was changed"
+            self._batches = iter(self._copy)
+        raise _no_batch()
+
+    def stage_timings(self) -> StageTimings:
+        """Return the stage timings of the workers."""
+        now = {} if self._pages is None else self._pages.stage_timings()
+        return reduce(iadd, now.values(), StageTimings())
+
+    def rates(
+        self, trials: Sequence[LoaderTrial], *, compute_s: float | None, step_cpu_s: float
+    ) -> Rates | None:
+        """Return the rates."""
+        # Excludes workers of an unsupported torch release, or that could not map their page.
+        known = [trial for trial in trials if trial.window.tasks_s > 0]
+        if not known or known[0] is not trials[0]:
+            return None
+        points = (_point(each, compute_s, step_cpu_s, each.wait_cpu_s or 0.0) for each in known)
+        return Rates(size=None, rows=self.batch_size, points=tuple(points))
+
+    def close(self) -> None:
+        """Stop the workers and restore the random states."""
+        self._stop()
+        self._copy = None
+        super().close()
+
+    def _stop(self) -> None:
+        self._starting.close()
+        iterator: Any = self._batches
+        self._batches, self._pages = iter(()), None
+        if self._copy is not None:
+            vars(self._copy).update(_iterator=None)
+        end_torch_workers(iterator)
+
+
+def _no_batch() -> UsageError:
+    return UsageError(
+        "the loader returns no batch, so nothing can be tuned: check whether its dataset or "
+        "sampler is empty, or smaller than one batch with drop_last=True"
+    )
+
+
+def _endless(loader: DataLoader[Any]) -> Generator[Any, None, None]:
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise _no_batch()
+
+
+def _copy_dataset(dataset: Any) -> Any:
+    """Copy a dataset and those within it, but not what they hold."""
+    if not isinstance(dataset, Dataset):
+        return dataset
+    copied = copy.copy(dataset)
+    for name, value in list(getattr(copied, "__dict__", {}).items()):
+        if isinstance(value, Dataset):
+            vars(copied)[name] = _copy_dataset(value)
+        elif type(value) in (list, tuple) and value and isinstance(value[0], Dataset):
+            vars(copied)[name] = type(value)(map(_copy_dataset, value))
+    return copied
+
+
+def _point(
+    trial: LoaderTrial, compute_s: float | None, step_cpu_s: float, hand_over_s: float
+) -> PoolRate:
+    found = pool_rate(
+        trial.window,
+        error=trial.error,
+        cores=usable_cores(),
+        compute_s=compute_s,
+        step_cpu_s=step_cpu_s,
+        hand_cpu_s=hand_over_s if trial.workers else 0.0,
+        usual_wait_s=trial.usual_wait_s,
+    )
+    if trial.workers:
+        return found
+    # Nothing is handed over, and no batch is late.
+    return replace(found, load=replace(found.load, hand_ms=0.0, late_ms=0.0))
+
+
+def _set_phase(stream: BatchStream, phase: Phase | None) -> None:
+    """Plan endless batches of one phase; None restores the order, for a state to be loaded.
+
+    Without an end workers continue over epochs, as within a schedule.
+    """
+    order = stream.options.order
+    if order is not None:
+        if phase is not None:
+            order = replace(order, schedule=Schedule((phase,)))
+        position = stream.position
+        assert isinstance(position, PlannedPosition), "the order is planned"
+        position.set_order(order, None)
+        position.endless = phase is not None or stream.options.schedule is None
+        stream.engine.restart_prefetch()
+    elif phase is not None and phase.image_size is not None:
+        stream.set_image_size(phase.image_size)
