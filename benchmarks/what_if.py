@@ -30,7 +30,7 @@ from report import machine, table
 from torch.utils.data import Dataset
 
 import feedline
-from feedline.profile.bench.loaders import ImageSample
+from feedline.profile.bench_loaders import ImageSample
 from feedline.system import usable_cores
 from feedline.throughput.changes import Changes
 from feedline.throughput.phase_rates import Rates

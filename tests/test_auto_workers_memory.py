@@ -8,9 +8,9 @@ import pytest
 from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.engine import defaults
 from feedline.engine.defaults import auto_workers
-from feedline.profile.doctor.examine import suggest_settings
-from feedline.profile.doctor.memory import BATCH_SLOTS, IMAGE_PX, slot_bytes
-from feedline.system import CoreLimits
+from feedline.profile.doctor import suggest_settings
+from feedline.profile.doctor_machine import BATCH_SLOTS, IMAGE_PX, slot_bytes
+from feedline.system import CoreLimits, MemoryLimits
 
 MB = 1 << 20
 
@@ -43,8 +43,9 @@ def test_doctor_reports_same_number() -> None:
     slots = BATCH_SLOTS * slot_bytes()
     workers = auto_workers(16, available_bytes=1024 * MB, batches_bytes=slots)
     assert workers == workers_at(image_size=IMAGE_PX)
-    (said, *_) = suggest_settings(limits, 1024 * MB, workers, gpu=False)
+    memory = MemoryLimits(machine=1 << 40, limit=None, available=1024 * MB)
+    (said, *_) = suggest_settings(limits, memory, workers, gpu=False)
     assert said.value == workers
     assert "half of the 1.1 GB" in said.reason
-    (plenty, *_) = suggest_settings(limits, 1 << 40, auto_workers(16), gpu=False)
+    (plenty, *_) = suggest_settings(limits, None, auto_workers(16), gpu=False)
     assert "available" not in plenty.reason

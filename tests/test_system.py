@@ -37,11 +37,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
 
-    def read(path: Path) -> str | None:
+    def read(path: Path) -> str:
         inside = tmp_path / path.relative_to("/")
-        return os.fsdecode(inside.read_bytes()).strip() if inside.is_file() else None
+        return os.fsdecode(inside.read_bytes()).strip() if inside.is_file() else ""
 
-    monkeypatch.setattr(system, "_read", read)
+    monkeypatch.setattr(system, "read_text", read)
 
     def make(
         files: dict[str, str] | None = None, cores: int = 16, free_bytes: int = 64 * GIB

@@ -16,7 +16,7 @@ from feedline.engine.buffers import batch_bytes
 from feedline.engine.load_samples import Source, fill
 from feedline.engine.messages import RowTask
 from feedline.order.batch_spec import TASK_NS, rows_per_task
-from feedline.profile.bench.loaders import PREFETCH
+from feedline.profile.bench_loaders import PREFETCH
 from peers.work import RATIO, SCALE, Work
 
 NAME = "bare processes, feedline's rows"

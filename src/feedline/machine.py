@@ -1,4 +1,4 @@
-"""This machine: processor, memory, libraries, disks, GPUs and the page cache.
+"""This machine: processor, memory, libraries, other programs, disks, GPUs and the page cache.
 
 Guarantees: torch is not imported and no device is initialised; NVIDIA's management library (NVML)
 is used only if it is installed. Unknown values are None, or named so. The limits that apply to this
@@ -20,44 +20,38 @@ import platform
 import re
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from statistics import mean
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from feedline.system import core_limits, memory_limits
+from feedline.system import core_limits, memory_limits, read_text
 
 __all__ = [
     "DeviceWatch",
     "Disk",
     "DiskKind",
+    "FilePart",
     "Gpu",
     "Gpus",
     "Machine",
-    "PcieLink",
-    "can_drop_pages",
+    "ReadFrom",
     "cpu_model",
     "device_name",
-    "drop_pages",
+    "drop_from_memory",
     "environment",
     "find_disk",
     "find_gpus",
+    "load_of_others",
     "package_version",
-    "read_link",
     "stays_in_memory",
     "this_machine",
 ]
 
+_ROOT = Path("/")
 _LIBRARIES = ("feedline", "torch", "torchvision", "numpy", "pillow")
-_PROBES = 3
-
-
-def _read_text(path: Path) -> str:
-    """Read a file of the kernel; "" if it cannot be read."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,17 +95,14 @@ def this_machine() -> Machine:
         memory_bytes=memory.machine if memory.limit is None else memory.limit,
         gpu=device_name(),
         platform=platform.platform(),
-        versions=_versions(),
+        versions={"python": platform.python_version(), **_library_versions()},
         shared_by=limits.processes,
     )
 
 
 @functools.cache
-def _versions() -> dict[str, str | None]:
-    return {
-        "python": platform.python_version(),
-        **{name: package_version(name) for name in _LIBRARIES},
-    }
+def _library_versions() -> dict[str, str | None]:
+    return {name: package_version(name) for name in _LIBRARIES}
 
 
 def device_name() -> str | None:
@@ -122,11 +113,10 @@ def device_name() -> str | None:
     return str(torch.cuda.get_device_name())
 
 
-def cpu_model(root: Path = Path("/")) -> str:
+def cpu_model(root: Path = _ROOT) -> str:
     """Model name of the processor, if the machine reports one."""
-    lines = _read_text(root / "proc/cpuinfo").splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*:\s*(\S.*)", read_text(root / "proc/cpuinfo"), re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def package_version(package: str) -> str | None:
@@ -143,7 +133,7 @@ def environment(*packages: str) -> dict[str, Any]:
     `cores_usable` respects affinity, quota and batch system.
 
     Args:
-        packages: packages whose versions count, besides feedline, Python and torch.
+        packages: packages whose versions count, in addition to feedline, Python and torch.
     """
     found = this_machine()
     torch = sys.modules.get("torch")
@@ -158,8 +148,33 @@ def environment(*packages: str) -> dict[str, Any]:
             "memory_bytes": found.memory_bytes,
             "platform": found.platform,
         },
-        "versions": {"python": platform.python_version(), **versions},
+        "versions": {"python": found.versions["python"], **versions},
     }
+
+
+_LOAD_EVERY_S = 0.01
+
+
+def load_of_others(seconds: float, *, own: int = 1, root: Path = _ROOT) -> float | None:
+    """Mean number of threads of other programs that run or are ready to run, on all cores.
+
+    Waits for `seconds`. None if the system does not report it.
+
+    Args:
+        seconds: time to sample, at least once.
+        own: threads of this program that run meanwhile, with the calling one.
+        root: folder that contains /proc.
+    """
+    end, counts = time.monotonic() + seconds, list[int]()
+    while True:
+        # Field 4 of proc(5): "runnable/all" scheduling entities at this moment.
+        runnable, _, total = "".join(read_text(root / "proc/loadavg").split()[3:4]).partition("/")
+        if not (runnable.isdecimal() and total.isdecimal() and int(total)):
+            return None
+        counts.append(max(0, int(runnable) - own))
+        if time.monotonic() >= end:
+            return mean(counts)
+        time.sleep(_LOAD_EVERY_S)
 
 
 DiskKind: TypeAlias = Literal[
@@ -168,16 +183,21 @@ DiskKind: TypeAlias = Literal[
 """virtual: a virtual machine's disk, the physical disk is unknown. host: a folder shared by
 the host of a virtual machine. layers: of a container, whose disk it does not see."""
 
-_NETWORK = re.compile(
-    r"nfs4?|cifs|smb3|smbfs|lustre|gpfs|mmfs|beegfs|ceph|glusterfs|afs|wekafs|pvfs2|orangefs|panfs"
-    r"|davfs|ncpfs|coda|quobyte|fuse|fuse\..+"
+# "fuseblk" is a local disk with a foreign format; most other FUSE file systems are remote.
+_BY_FILE_SYSTEM: tuple[tuple[DiskKind, str], ...] = (
+    (
+        "network",
+        r"nfs4?|cifs|smb3|smbfs|lustre|gpfs|mmfs|beegfs|ceph|glusterfs|afs|wekafs|pvfs2|orangefs"
+        r"|panfs|davfs|ncpfs|coda|quobyte|fuse|fuse\..+",
+    ),
+    ("host", "9p|virtiofs|vboxsf|vmhgfs|drvfs|prl_fs"),
+    ("memory", "tmpfs|ramfs|hugetlbfs"),
+    ("layers", "overlay|overlayfs|aufs"),
 )
-_HOST = frozenset(("9p", "virtiofs", "vboxsf", "vmhgfs", "drvfs", "prl_fs"))
-_MEMORY = frozenset(("tmpfs", "ramfs", "hugetlbfs"))
-_LAYERS = frozenset(("overlay", "overlayfs", "aufs"))
 _VIRTUAL_MODEL = re.compile(
     r"QEMU|VMware|VBOX|Virtual|Msft|PersistentDisk|nvme_card-pd|Elastic Block Store", re.IGNORECASE
 )
+_SLOWEST_FIRST: tuple[DiskKind, ...] = ("hdd", "unknown", "virtual", "ssd", "nvme")
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
@@ -200,96 +220,67 @@ class Disk:
     device: str = ""
 
 
-def find_disk(folder: str | os.PathLike[str], root: Path = Path("/")) -> Disk:
+def find_disk(folder: str | os.PathLike[str], root: Path = _ROOT) -> Disk:
     """Find the disk of a folder; of kind "unknown" if the machine does not report it.
 
     Args:
         folder: an existing folder.
         root: folder that contains /proc and /sys.
     """
-    try:
-        table = (root / "proc/self/mountinfo").read_bytes()
-    except OSError:
-        return Disk(kind="unknown")
-    path = os.fsencode(os.path.realpath(folder))
-    best: tuple[int, list[bytes], list[bytes]] | None = None
-    for line in table.splitlines():
-        before, found, after = line.partition(b" - ")
-        fields, others = before.split(), after.split()
-        if not found or len(fields) < 5 or not others:
+    path, best, length = os.fsencode(os.path.realpath(folder)), Disk(kind="unknown"), 0
+    number = ""
+    for line in os.fsencode(read_text(root / "proc/self/mountinfo")).splitlines():
+        before, _, after = line.partition(b" - ")
+        fields, (file_system, source, *_) = before.split(), [*after.split(), b"", b""]
+        if len(fields) < 5 or not file_system:
             continue
         point = _unescape(fields[4])
         within = path == point or path.startswith(point.rstrip(b"/") + b"/")
-        # The later of two mounts on one point hides the earlier.
-        if within and (best is None or len(point) >= best[0]):
-            best = len(point), fields, others
-    if best is None:
-        return Disk(kind="unknown")
-    _, fields, others = best
-    file_system = os.fsdecode(others[0])
-    source = os.fsdecode(_unescape(others[1])) if len(others) > 1 else ""
-    kind, device = _by_type(file_system), ""
-    if kind == "unknown":
-        kind, device = _by_device(os.fsdecode(fields[2]), source, root)
-    return Disk(
-        kind=kind,
-        file_system=file_system,
-        mount_point=os.fsdecode(_unescape(fields[4])),
-        source=source,
-        device=device,
-    )
+        if within and len(point) >= length:  # of two mounts on one point the later hides the other
+            length, number = len(point), os.fsdecode(fields[2])
+            best = Disk(
+                kind="unknown",
+                file_system=os.fsdecode(file_system),
+                mount_point=os.fsdecode(point),
+                source=os.fsdecode(_unescape(source)),
+            )
+    for kind, names in _BY_FILE_SYSTEM:
+        if re.fullmatch(names, best.file_system):
+            return replace(best, kind=kind)
+    block = _block_device(number, best.source, root)
+    return best if block is None else replace(best, kind=_kind_of(block), device=block.name)
 
 
-def _by_type(file_system: str) -> DiskKind:
-    # "fuseblk" is a local disk with a foreign format; most other FUSE file systems are remote.
-    if _NETWORK.fullmatch(file_system):
-        return "network"
-    if file_system in _HOST:
-        return "host"
-    if file_system in _MEMORY:
-        return "memory"
-    return "layers" if file_system in _LAYERS else "unknown"
-
-
-def _by_device(number: str, source: str, root: Path) -> tuple[DiskKind, str]:
-    """Return kind and name of a block device "MAJOR:MINOR"."""
-    devices = root / "sys/dev/block"
-    if number.startswith("0:"):  # btrfs and others use their own numbers: use the source
-        try:
+def _block_device(number: str, source: str, root: Path) -> Path | None:
+    """Folder in /sys of the disk that contains a block device "MAJOR:MINOR"."""
+    try:
+        if number.startswith("0:"):  # btrfs and others use their own numbers: use the source
             status = os.stat(source)
             number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-        except OSError:
-            return "unknown", ""
-    try:
-        folder = (devices / number).resolve(strict=True)
+        return _whole_disk((root / "sys/dev/block" / (number or "-")).resolve(strict=True))
     except (OSError, RuntimeError):
-        return "unknown", ""
-    if (folder / "partition").exists():
-        folder = folder.parent
-    return _kind_of(folder), folder.name
+        return None
+
+
+def _whole_disk(folder: Path) -> Path:
+    return folder.parent if (folder / "partition").exists() else folder
 
 
 def _kind_of(folder: Path, depth: int = 0) -> DiskKind:
     """Return the kind of a disk from its folder in /sys; the slowest of several combined disks."""
-    below = folder / "slaves"  # disks of a volume manager, a RAID or an encryption
-    try:
-        parts = [part.resolve() for part in below.iterdir()] if depth < 8 else []
-    except OSError:
-        parts = []
-    if parts:
-        whole = [part.parent if (part / "partition").exists() else part for part in parts]
-        kinds = {_kind_of(part, depth + 1) for part in whole}
-        order: tuple[DiskKind, ...] = ("hdd", "unknown", "virtual", "ssd", "nvme")
-        return next((kind for kind in order if kind in kinds), "unknown")
-    model = _read_text(folder / "device/model")
+    # Disks of a volume manager, a RAID or an encryption.
+    if parts := _folders(folder / "slaves") if depth < 8 else []:
+        kinds = {_kind_of(_whole_disk(part.resolve()), depth + 1) for part in parts}
+        return min(kinds, key=_SLOWEST_FIRST.index)
+    model = read_text(folder / "device/model")
     if folder.name.startswith(("vd", "xvd")) or _VIRTUAL_MODEL.search(model):
         return "virtual"  # its "rotational" flag is the hypervisor's guess
     if folder.name.startswith("nvme"):
         return "nvme"
-    turns = _read_text(folder / "queue/rotational")
-    if folder.name.startswith(("sd", "hd", "mmcblk", "dm-", "md", "loop")) and turns in "01":
-        return {"0": "ssd", "1": "hdd"}.get(turns, "unknown")  # type: ignore[return-value]
-    return "unknown"
+    if not folder.name.startswith(("sd", "hd", "mmcblk", "dm-", "md", "loop")):
+        return "unknown"
+    kinds_by_flag: dict[str, DiskKind] = {"0": "ssd", "1": "hdd"}
+    return kinds_by_flag.get(read_text(folder / "queue/rotational"), "unknown")
 
 
 def _unescape(field: bytes) -> bytes:
@@ -297,26 +288,35 @@ def _unescape(field: bytes) -> bytes:
     return _ESCAPED.sub(lambda found: bytes([int(found[1], 8) & 255]), field)
 
 
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
 _NVIDIA, _AMD = "0x10de", "0x1002"
 _DISPLAYS = ("0x0300", "0x0302", "0x0380", "0x1200")  # display controllers and accelerators
 _NO_DRIVER, _NO_LIBRARY = 9, 12  # NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND
-_DRIVER_VERSION = re.compile(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """NVIDIA GPU that its driver reports.
+    """NVIDIA GPU that its driver reports; None if a value is unknown.
 
     Args:
         name: of the model.
         address: on the PCI bus, as "0000:65:00.0"; "" if unknown.
-        memory_bytes, free_bytes: None if NVML does not report them.
+        memory_bytes, free_bytes: from NVML.
+        lanes, most_lanes: of its PCI connection; unknown in virtual machines.
     """
 
     name: str
     address: str = ""
     memory_bytes: int | None = None
     free_bytes: int | None = None
+    lanes: int | None = None
+    most_lanes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,13 +326,12 @@ class Gpus:
     Args:
         nvidia: GPUs that the driver reports.
         driver: version of the NVIDIA driver; None without one.
-        cuda: newest CUDA version that the driver supports, from NVML; None if unknown.
+        cuda: newest CUDA version that the driver supports; None unless NVML answered.
         nvidia_cards, amd_cards: number of cards on the PCI bus, with a driver or without.
         amd_driver: AMD's driver is loaded.
-        nvml: NVML answered.
         problem: NVML's error, if there is a driver; otherwise "".
 
-    `amd` is True if there is an AMD GPU with its driver, `any` if there is a usable GPU.
+    `any` is True if there is a usable GPU, `amd` if AMD's driver has one.
     """
 
     nvidia: tuple[Gpu, ...] = ()
@@ -341,7 +340,6 @@ class Gpus:
     nvidia_cards: int = 0
     amd_cards: int = 0
     amd_driver: bool = False
-    nvml: bool = False
     problem: str = ""
 
     @property
@@ -353,25 +351,18 @@ class Gpus:
         return bool(self.nvidia) or self.amd
 
 
-@dataclass(frozen=True, kw_only=True)
-class PcieLink:
-    """Lanes of a device's PCI connection, current and maximum."""
-
-    lanes: int
-    most_lanes: int
-
-
-def find_gpus(root: Path = Path("/")) -> Gpus:
+def find_gpus(root: Path = _ROOT) -> Gpus:
     """Find the GPUs of this machine. NVML may be slow or hang if a GPU is broken.
 
     Args:
         root: folder that contains /proc and /sys.
     """
-    vendors = list(_vendors_of_displays(root / "sys/bus/pci/devices"))
-    module = root / "proc/driver/nvidia"
-    version = _DRIVER_VERSION.search(_read_text(module / "version"))
+    devices, driver = root / "sys/bus/pci/devices", root / "proc/driver/nvidia"
+    displays = [f for f in _folders(devices) if read_text(f / "class")[:6] in _DISPLAYS]
+    vendors = [read_text(folder / "vendor") for folder in displays]
+    version = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", read_text(driver / "version"))
     found = Gpus(
-        nvidia=tuple(_by_kernel(module / "gpus")),
+        nvidia=tuple(_gpu_of_kernel(folder, devices) for folder in _folders(driver / "gpus")),
         driver=version[1] if version else None,
         nvidia_cards=vendors.count(_NVIDIA),
         amd_cards=vendors.count(_AMD),
@@ -384,36 +375,21 @@ def find_gpus(root: Path = Path("/")) -> Gpus:
     except Exception as error:  # NVML's own class
         code = getattr(error, "value", None)
         # A container may lack the library of a working driver; without a driver NVML never answers.
-        if code == _NO_LIBRARY or (code == _NO_DRIVER and not found.driver):
-            return found
-        return replace(found, problem=f"NVML: {error}")
+        absent = code == _NO_LIBRARY or (code == _NO_DRIVER and not found.driver)
+        return found if absent else replace(found, problem=f"NVML: {error}")
     try:
+        cuda = nvml.nvmlSystemGetCudaDriverVersion()
         return replace(
             found,
-            nvidia=tuple(_by_nvml(nvml)),
+            nvidia=tuple(_gpu_of_nvml(nvml, k, devices) for k in range(nvml.nvmlDeviceGetCount())),
             driver=_text(nvml.nvmlSystemGetDriverVersion()),
-            cuda=_cuda(nvml.nvmlSystemGetCudaDriverVersion()),
-            nvml=True,
+            cuda=(cuda // 1000, cuda % 1000 // 10),
         )
     except nvml.NVMLError as error:
         return replace(found, problem=f"NVML: {error}")
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
-
-
-def read_link(address: str, root: Path = Path("/")) -> PcieLink | None:
-    """Read a device's PCI connection; None if unknown, as in virtual machines.
-
-    Args:
-        address: of the device.
-        root: folder that contains /sys.
-    """
-    folder = root / "sys/bus/pci/devices" / address
-    lanes, most = (_read_text(folder / f"{which}_link_width") for which in ("current", "max"))
-    if not (address and lanes.isdecimal() and most.isdecimal() and 0 < int(lanes) <= 32):
-        return None
-    return PcieLink(lanes=int(lanes), most_lanes=int(most))
 
 
 def _open_nvml() -> Any:
@@ -428,55 +404,36 @@ def _open_nvml() -> Any:
     return nvml
 
 
-def _vendors_of_displays(devices: Path) -> Iterator[str]:
-    for folder in _folders(devices):
-        if _read_text(folder / "class")[:6] in _DISPLAYS:
-            yield _read_text(folder / "vendor")
+def _gpu_of_kernel(folder: Path, devices: Path) -> Gpu:
+    model = re.search(r"^Model:\s*(\S.*)", read_text(folder / "information"), re.MULTILINE)
+    return _with_lanes(Gpu(name=model[1] if model else "a GPU", address=folder.name), devices)
 
 
-def _by_kernel(gpus: Path) -> Iterator[Gpu]:
-    """Yield the GPUs listed in the driver's files, with names and addresses."""
-    for folder in _folders(gpus):
-        lines = _read_text(folder / "information").splitlines()
-        items = {
-            name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)
-        }
-        yield Gpu(name=items.get("Model", "a GPU"), address=folder.name.lower())
+def _gpu_of_nvml(nvml: Any, number: int, devices: Path) -> Gpu:
+    handle, memory = nvml.nvmlDeviceGetHandleByIndex(number), None
+    with contextlib.suppress(nvml.NVMLError):  # a GPU that shares the host's memory has none
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    domain, _, rest = _text(nvml.nvmlDeviceGetPciInfo(handle).busId).partition(":")
+    gpu = Gpu(
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        address=f"{domain[-4:]}:{rest}",  # the kernel's domains have four digits, NVML's eight
+        memory_bytes=None if memory is None else int(memory.total),
+        free_bytes=None if memory is None else int(memory.free),
+    )
+    return _with_lanes(gpu, devices)
 
 
-def _by_nvml(nvml: Any) -> Iterator[Gpu]:
-    for number in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(number)
-        memory = None
-        with contextlib.suppress(nvml.NVMLError):  # a GPU that shares the host's memory has none
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        yield Gpu(
-            name=_text(nvml.nvmlDeviceGetName(handle)),
-            address=_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
-            memory_bytes=None if memory is None else int(memory.total),
-            free_bytes=None if memory is None else int(memory.free),
-        )
-
-
-def _address(bus_id: str) -> str:
-    """Convert NVML's address to the kernel's form: a domain of four digits, lower case."""
-    domain, _, rest = bus_id.lower().partition(":")
-    return f"{domain[-4:]}:{rest}"
-
-
-def _cuda(version: int) -> tuple[int, int]:
-    return version // 1000, version % 1000 // 10
+def _with_lanes(gpu: Gpu, devices: Path) -> Gpu:
+    """Add the PCI connection, unless the kernel does not know it."""
+    folder = devices / gpu.address.lower()
+    lanes, most = (read_text(folder / f"{which}_link_width") for which in ("current", "max"))
+    known = lanes.isdecimal() and most.isdecimal() and 0 < int(lanes) <= 32
+    found = (int(lanes), int(most)) if known else (None, None)
+    return replace(gpu, address=folder.name, lanes=found[0], most_lanes=found[1])
 
 
 def _text(given: str | bytes) -> str:
     return given.decode(errors="replace") if isinstance(given, bytes) else given
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
 
 
 class DeviceWatch:
@@ -497,56 +454,63 @@ class DeviceWatch:
 
     def update(self) -> None:
         """Take a sample."""
-        if self._refused:
+        torch = sys.modules.get("torch")
+        if self._refused or torch is None or not torch.cuda.is_initialized():
             return
         try:
-            if self._handle is None and not self._open():
-                return
+            if self._handle is None:
+                self._library, number = _open_nvml(), torch.cuda.current_device()
+                # NVML's numbers ignore CUDA_VISIBLE_DEVICES; the UUID is always the same.
+                uuid = getattr(torch.cuda.get_device_properties(number), "uuid", None)
+                self._handle = (
+                    self._library.nvmlDeviceGetHandleByIndex(number)
+                    if uuid is None
+                    else self._library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+                )
             self.latest = self._library.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
             self._busy += self.latest
             self._samples += 1
         except Exception:  # the library's own class, which is not imported if it is missing
             self._refused = True
 
-    def _open(self) -> bool:
-        torch = sys.modules.get("torch")
-        if torch is None or not torch.cuda.is_initialized():
-            return False
-        self._library = _open_nvml()
-        # NVML's numbers ignore CUDA_VISIBLE_DEVICES; the UUID is always the same.
-        uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
-        by_uuid = self._library.nvmlDeviceGetHandleByUUID
-        self._handle = by_uuid(f"GPU-{uuid}") if uuid is not None else self._by_number(torch)
-        return True
 
-    def _by_number(self, torch: Any) -> Any:
-        return self._library.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+ReadFrom: TypeAlias = Literal["disk", "memory", "unknown"]
+"""Source of a file's bytes when it is read; unknown: the file system does not report it."""
+
+_PROBED_FILES = 4
+_PROBES = 3  # of one file
 
 
-def can_drop_pages() -> bool:
-    """Return True if this system has the calls of `drop_pages` and `stays_in_memory`."""
-    return hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
+class FilePart(NamedTuple):
+    """Part of a file, in bytes; a length of 0 extends to its end."""
+
+    path: str | bytes
+    offset: int = 0
+    bytes: int = 0
 
 
-def drop_pages(path: str | bytes, offset: int = 0, length: int = 0) -> None:
-    """Ask the kernel to drop a file's pages from the page cache, which it may decline.
-
-    Data not yet on the disk is written first, as it cannot be dropped.
-
-    Args:
-        path: of the file.
-        offset, length: part of the file, in bytes; a length of 0 extends to the end.
-
-    Raises:
-        OSError: the file cannot be opened.
+def drop_from_memory(parts: Sequence[FilePart]) -> tuple[ReadFrom, Sequence[FilePart]]:
+    """Drop parts of files from the page cache. Return the source of their next read, and the parts
+    to read for a measurement of it: those not fetched again by checking the source.
     """
-    with open(path, "rb", buffering=0) as file:
+    if not hasattr(os, "posix_fadvise") or not hasattr(os, "RWF_NOWAIT"):
+        return "unknown", parts
+    for part in parts:
+        with contextlib.suppress(OSError), open(part.path, "rb", buffering=0) as file:
+            with contextlib.suppress(OSError):
+                os.fsync(file)  # pages that are not on the disk yet cannot be dropped
+            os.posix_fadvise(file.fileno(), part.offset, part.bytes, os.POSIX_FADV_DONTNEED)
+    probed = min(_PROBED_FILES, len(parts) // 2)
+    found: list[bool | None] = []
+    for part in parts[:probed]:
         with contextlib.suppress(OSError):
-            os.fsync(file)
-        os.posix_fadvise(file.fileno(), offset, length, os.POSIX_FADV_DONTNEED)
+            found.append(stays_in_memory(part))
+    source: ReadFrom = "memory" if found and all(found) else "unknown"
+    # A busy machine finds a few files of a disk in memory.
+    return "disk" if found.count(False) > len(found) / 2 else source, parts[probed:]
 
 
-def stays_in_memory(path: str | bytes, offset: int = 0, length: int = 0) -> bool | None:
+def stays_in_memory(part: FilePart) -> bool | None:
     """Drop a part of a file, and return True if its first byte is in memory nevertheless; None if
     its file system does not support this.
 
@@ -558,11 +522,11 @@ def stays_in_memory(path: str | bytes, offset: int = 0, length: int = 0) -> bool
     Raises:
         OSError: the file cannot be opened.
     """
-    with open(path, "rb", buffering=0) as file:
+    with open(part.path, "rb", buffering=0) as file:
         for _ in range(_PROBES):
-            os.posix_fadvise(file.fileno(), offset, length, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(file.fileno(), part.offset, part.bytes, os.POSIX_FADV_DONTNEED)
             try:
-                os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT)
+                os.preadv(file.fileno(), [bytearray(1)], part.offset, os.RWF_NOWAIT)
             except BlockingIOError:
                 return False
             except OSError:

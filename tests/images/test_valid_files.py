@@ -18,7 +18,7 @@ import feedline
 from feedline import EvalCrop, ImageFolder, ImageList
 from feedline.errors import ImageError
 from feedline.images import jpeg
-from feedline.profile.doctor.broken_images import broken_images
+from feedline.profile.doctor_data import broken_images
 
 FILES = all_files()
 NAMES = sorted(FILES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from feedline.cli import options
@@ -31,12 +32,19 @@ def bench(
 
     Example: feedline bench demo-data --image-size 224 --against torch
     """
-    from feedline.profile.bench.options import BenchmarkOptions
+    from feedline.cli.progress import ProgressBar
+    from feedline.profile.bench import (  # loads torch
+        BenchmarkOptions,
+        benchmark_table,
+        notes,
+        run_benchmark,
+        verdict,
+    )
     from feedline.train.data import find_splits
 
     images = find_splits(folder).train
     settings = BenchmarkOptions(
-        folder=images,
+        folder=str(images),
         size_px=image_size,
         batch_size=batch_size,
         workers=options.parse_workers(workers),
@@ -44,12 +52,7 @@ def bench(
         seconds=seconds,
     )
     use_folder(folder, images)
-
-    from feedline.cli.progress import ProgressBar
-    from feedline.profile.bench.run import run_benchmark  # loads torch
-    from feedline.profile.bench.table import notes, table, verdict
-
     with ProgressBar("starting", clock="elapsed", steady=True) as bar:
         result = run_benchmark(settings, bar)
-    echo_text(table(result))
-    write_json(json, {**result.as_dict(), "verdict": verdict(result), "notes": notes(result)})
+    echo_text(benchmark_table(result))
+    write_json(json, {**asdict(result), "verdict": verdict(result), "notes": notes(result)})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import posixpath
 import shlex
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,8 +22,7 @@ from feedline.errors import UsageError
 from feedline.text import format_table
 
 if TYPE_CHECKING:
-    from feedline.profile.doctor.check import CheckResult
-    from feedline.profile.doctor.examine import StartingSetting
+    from feedline.profile.doctor_checks import CheckResult
 
 __all__ = ["doctor"]
 
@@ -75,54 +77,53 @@ def _check_machine(folder: str | None, measure: bool, json: Path | None) -> None
     started = time.monotonic()
 
     from feedline import __version__
-    from feedline.profile.doctor.check import found_fault, run_with_deadline
-    from feedline.profile.doctor.examine import CHECK_IDS, examine
+    from feedline.profile.doctor import CHECK_IDS, examine
+    from feedline.profile.doctor_checks import DEADLINE_S, NoAnswerError, answer_within
     from feedline.sources.opening import list_splits
     from feedline.sources.remote_filesystem import is_url
 
-    width = max(map(len, CHECK_IDS))
     if folder is not None and not is_url(folder):
-        named, splits = folder, list[str]()  # empty if the disk does not answer in time
-        run_with_deadline(lambda: splits.extend(list_splits(named)))
-        folder = use_folder(named, posixpath.join(named, *splits[:1]))
-    found = examine(folder, measure=measure, tell=lambda check: _print_check(check, width))
+        named = folder
+        with contextlib.suppress(NoAnswerError):  # a check reports it
+            splits = answer_within(DEADLINE_S, lambda: list_splits(named))
+            folder = use_folder(named, posixpath.join(named, *splits[:1]))
+    width = max(map(len, CHECK_IDS))
+    found = examine(folder, measure=measure, tell=partial(_print_check, width))
     seconds = time.monotonic() - started
-    _print_settings(found.settings)
-    counts = {
-        word: sum(check.status == status for check in found.checks)
-        for status, (_, _, word, _) in _MARKS.items()
+    rows = [(setting.name, str(setting.value), setting.reason) for setting in found.settings]
+    echo("", "Settings to start with on this machine:", *format_table(rows), "")
+    counts = Counter(_MARKS[result.status][2] for result in found.checks.values())
+    words = (f"{counts[word]} {word}" for _, _, word, _ in _MARKS.values() if counts[word])
+    echo(f"{len(found.checks)} checks in {seconds:.2f} s: {', '.join(words)}")
+    results = {
+        "feedline": __version__,
+        "folder": folder,
+        "measured": measure,
+        "seconds": round(seconds, 3),
+        "checks": [{"id": name, **asdict(result)} for name, result in found.checks.items()],
+        "settings": list(map(asdict, found.settings)),
     }
-    summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    echo(f"{len(found.checks)} checks in {seconds:.2f} s: {summary}")
-    about = {"feedline": __version__, "folder": folder, "measured": measure}
-    checks, settings = map(asdict, found.checks), map(asdict, found.settings)
-    results = {"checks": list(checks), "settings": list(settings)}
-    write_json(json, {**about, "seconds": round(seconds, 3), **results})
-    if found_fault(found.checks):
+    write_json(json, results)
+    if any(result.is_fault for result in found.checks.values()):
         raise typer.Exit(_FOUND_FAULT)
 
 
-def _print_check(check: CheckResult, width: int) -> None:
+def _print_check(width: int, name: str, result: CheckResult) -> None:
     """Print one line for a check, and one for its fix."""
     from rich.console import Console
 
-    sign, ascii_sign, word, colour = _MARKS[check.status]
+    sign, ascii_sign, word, colour = _MARKS[result.status]
     mark = f"{ascii_sign if Console().options.ascii_only else sign} {word}"
-    print_line((mark.ljust(_WORD_WIDTH + 2), colour), f"  {check.id.ljust(width)}  {check.summary}")
-    if check.fix:
-        print_line(f"{'fix:'.rjust(_WORD_WIDTH + width + 4)}  {check.fix}")
-
-
-def _print_settings(settings: tuple[StartingSetting, ...]) -> None:
-    rows = [(setting.name, str(setting.value), setting.reason) for setting in settings]
-    echo("", "Settings to start with on this machine:", *format_table(rows), "")
+    print_line((mark.ljust(_WORD_WIDTH + 2), colour), f"  {name.ljust(width)}  {result.summary}")
+    if result.fix:
+        print_line(f"{'fix:'.rjust(_WORD_WIDTH + width + 4)}  {result.fix}")
 
 
 def _verify(folder: str, workers: int | str, json: Path | None) -> None:
     """Decode all images below a folder and list those that cannot be read."""
     from feedline.cli.progress import ProgressBar
     from feedline.images.image_list import find_images
-    from feedline.profile.doctor.broken_images import broken_images  # loads torch
+    from feedline.profile.doctor_data import broken_images
     from feedline.sources.manifest import is_cache
 
     if is_cache(folder):

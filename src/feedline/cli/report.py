@@ -161,17 +161,14 @@ def explain_overlap(
     from feedline.cli.progress import ProgressBar
     from feedline.engine.defaults import worker_count
     from feedline.images.folder import ImageFolder
-    from feedline.profile.bench.options import BenchmarkOptions
-    from feedline.profile.bench.overlap import measure_overlap  # loads torch
-    from feedline.profile.overlap_loops import OverlapSettings
+    from feedline.profile.bench import BenchmarkOptions  # loads torch
+    from feedline.profile.overlap_loops import OverlapSettings, measure_overlap
     from feedline.profile.overlap_view import overlap_json, overlap_svg, overlap_view
     from feedline.profile.terminal_timeline import glyphs_for
     from feedline.train.data import find_splits
 
     # Checked as for `feedline bench`.
-    BenchmarkOptions(
-        folder=folder or Path(), size_px=image_size, batch_size=batch_size, seconds=seconds
-    )
+    BenchmarkOptions(folder=str(folder), size_px=image_size, batch_size=batch_size, seconds=seconds)
     settings = OverlapSettings(
         size_px=image_size,
         batch_size=batch_size,

@@ -1,0 +1,144 @@
+"""Checks of this machine for problems that slow training down, and settings to start with.
+
+Guarantees: each check is reported once, even if it fails or hangs. Torch is imported only if
+measuring was requested and torch can use a GPU; nothing is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from feedline.engine.defaults import (
+    DEFAULT_PREFETCH,
+    WORKER_BYTES,
+    auto_workers,
+    default_start_method,
+)
+from feedline.profile.doctor_checks import (
+    DEADLINE_S,
+    CheckResult,
+    CheckRun,
+    CheckTable,
+    NoAnswerError,
+    answer_within,
+)
+from feedline.profile.doctor_data import DATA_CHECKS, require_folder
+from feedline.profile.doctor_gpu import GPU_CHECKS
+from feedline.profile.doctor_machine import (
+    BATCH_ROWS,
+    BATCH_SLOTS,
+    IMAGE_PX,
+    MACHINE_CHECKS,
+    describe_cores,
+    slot_bytes,
+)
+from feedline.system import CoreLimits, MemoryLimits
+from feedline.text import as_bytes
+
+__all__ = ["CHECK_IDS", "DoctorReport", "StartingSetting", "examine", "suggest_settings"]
+
+_TABLE = CheckTable(MACHINE_CHECKS, DATA_CHECKS, GPU_CHECKS)
+CHECK_IDS = tuple(_TABLE.checks)
+"""Ids of all checks, in their order."""
+_ONLY_WITH_FOLDER = ("disk", "read-rate", "page-cache")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartingSetting:
+    """Argument of feedline.DataLoader, or a fact about it, with the reason for its value."""
+
+    name: str
+    value: int | str | bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorReport:
+    """Results of all checks by their ids, and settings to start with."""
+
+    checks: Mapping[str, CheckResult]
+    settings: tuple[StartingSetting, ...]
+
+
+def examine(
+    folder: str | None = None,
+    *,
+    measure: bool = False,
+    tell: Callable[[str, CheckResult], object] = lambda name, result: None,
+    root: Path = Path("/"),
+    environ: Mapping[str, str] = os.environ,
+) -> DoctorReport:
+    """Run all checks.
+
+    Args:
+        folder: of the data; None checks no disk.
+        measure: also run checks that take seconds: import OpenCV, and torch to copy to the GPU.
+        tell: called with the id and result of each check.
+        root: folder that contains /proc and /sys.
+        environ: of the training.
+
+    Raises:
+        UsageError: the folder does not exist, or cannot be listed.
+    """
+    if folder is not None:
+        with contextlib.suppress(NoAnswerError):  # the check "data-folder" reports it
+            answer_within(DEADLINE_S, partial(require_folder, folder))
+    run = CheckRun(_TABLE, folder=folder, measure=measure, root=root, environ=environ)
+    results: dict[str, CheckResult] = {}
+    for name in CHECK_IDS:
+        if folder is not None or name not in _ONLY_WITH_FOLDER:
+            results[name] = run.check(name)
+            tell(name, results[name])
+    settings = suggest_settings(
+        run.fact("limits"),
+        run.find("memory", None),
+        run.fact("workers"),
+        gpu=run.find("usable_gpu", False),
+    )
+    return DoctorReport(checks=results, settings=tuple(settings))
+
+
+def suggest_settings(
+    limits: CoreLimits, memory: MemoryLimits | None, workers: int, *, gpu: bool
+) -> Iterator[StartingSetting]:
+    """Suggest settings to start with.
+
+    Args:
+        limits: of the cores.
+        memory: limits of the memory; None if unknown.
+        workers: value of `num_workers="auto"` here, for the batch that memory is estimated for.
+        gpu: torch can use a GPU.
+    """
+    batches, usable = as_bytes(BATCH_SLOTS * slot_bytes()), limits.usable
+    spare = {0: "one per core", 1: "one core is left to the training loop"}.get(
+        usable - workers, "some cores are left to the training loop and its threads"
+    )
+    reason = f'initial value of num_workers="auto": {spare}: {describe_cores(limits)}'
+    if workers < auto_workers(usable):
+        available = 0 if memory is None else memory.available // limits.processes
+        reason = (
+            'initial value of num_workers="auto" for such batches: each worker uses up to '
+            f"{as_bytes(WORKER_BYTES)}; workers and batches together use at most half of the "
+            f"{as_bytes(available)} available; at least one worker"
+        )
+    yield StartingSetting(name="num_workers", value=workers, reason=reason)
+    reason = "the default: the training step uses one batch, and two keep any number of workers "
+    reason += "busy, as all of them share each batch"
+    yield StartingSetting(name="prefetch", value=DEFAULT_PREFETCH, reason=reason)
+    reason = f"{BATCH_SLOTS} batches of {BATCH_ROWS} images at {IMAGE_PX} px, uint8 "
+    reason += f"({as_bytes(slot_bytes())} each): prefetched ones, and the one in use"
+    yield StartingSetting(name="batch memory", value=batches, reason=reason)
+    reason = "the default for feedline sources; for any other Dataset Python's default"
+    yield StartingSetting(name="start_method", value=default_start_method(), reason=reason)
+    if gpu:
+        reason = "batches of feedline sources are pinned and copied one step ahead; for any other "
+        reason += "Dataset set pin_memory=True"
+        yield StartingSetting(name="device", value="cuda", reason=reason)
+    else:
+        reason = "pinned memory speeds up copies to a GPU, but torch cannot use a GPU"
+        yield StartingSetting(name="pin_memory", value=False, reason=reason)

@@ -1,0 +1,228 @@
+"""Table of checks, their results, and running them even if a disk or a driver hangs.
+
+Guarantees: each check gives one result, whatever happens: an exception or a missed deadline is a
+result, too. A fact that several checks need is found once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from feedline.text import printable
+
+__all__ = [
+    "DEADLINE_S",
+    "CheckResult",
+    "CheckRun",
+    "CheckTable",
+    "NoAnswerError",
+    "NotMeasuredError",
+    "Status",
+    "answer_within",
+]
+
+Status: TypeAlias = Literal["ok", "note", "warn", "fail", "unknown"]
+"""note: no fault, worth knowing. warn: costs speed, or may fail. fail: does not work. unknown: not
+measured."""
+
+DEADLINE_S = 10.0
+_MAX_CHARACTERS = 1000
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Result of one check.
+
+    Args:
+        status: see `Status`.
+        summary: one line.
+        details: plain values for programs, with the unit in the key; None if unknown.
+        fix: what to do, one line; required for a fault, i.e. a warning or failure.
+    """
+
+    status: Status
+    summary: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+    fix: str = ""
+
+    def __post_init__(self) -> None:
+        if self.is_fault and not self.fix:
+            raise ValueError(f"{self.summary}: a warning or failure needs a fix")
+        # They may contain text from outside: file names, GPU names, messages of a driver.
+        for name in ("summary", "fix"):
+            shown = printable(" ".join(getattr(self, name).splitlines()))
+            if len(shown) > _MAX_CHARACTERS:
+                shown = f"{shown[:_MAX_CHARACTERS]}..."
+            object.__setattr__(self, name, shown)
+
+    @property
+    def is_fault(self) -> bool:
+        """True for a warning or failure."""
+        return self.status in ("warn", "fail")
+
+
+class NotMeasuredError(Exception):
+    """A fact is not measured on this machine or with these options.
+
+    Args:
+        reason: one line.
+        fix: how to measure it.
+    """
+
+    def __init__(self, reason: str, fix: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.fix = reason, fix
+
+
+class NoAnswerError(Exception):
+    """Something did not end within its deadline."""
+
+
+def answer_within(deadline_s: float | None, work: Callable[[], Answer]) -> Answer:
+    """Return the result of `work`, or raise its exception.
+
+    Args:
+        deadline_s: after it, `work` is abandoned in a daemon thread. None waits for computations:
+            abandoning a thread in a library may crash the process at its end.
+        work: the function.
+
+    Raises:
+        NoAnswerError: it did not end in time.
+    """
+    if deadline_s is None:
+        return work()
+    answers: list[Answer] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answers.append(work())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(deadline_s)
+    if raised:
+        raise raised[0]
+    if not answers:
+        raise NoAnswerError(f"no answer within {deadline_s:g} s")
+    return answers[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Function of a check or of a fact. Its parameters name the facts that it needs.
+
+    If a fact cannot be found, a parameter with a default has its default.
+    """
+
+    function: Callable[..., Any]
+    deadline_s: float | None
+
+    @property
+    def needs(self) -> dict[str, bool]:
+        """Names of the facts; True if one is required."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {each.name: each.default is each.empty for each in parameters}
+
+
+class CheckTable:
+    """Checks in their order, and facts that they need, by name."""
+
+    def __init__(self, *tables: CheckTable) -> None:
+        self.checks: dict[str, _Part] = {}
+        self.facts: dict[str, _Part] = {}
+        for table in tables:
+            self.checks |= table.checks
+            self.facts |= table.facts
+
+    def check(
+        self, name: str, *, deadline_s: float | None = DEADLINE_S
+    ) -> Callable[[Function], Function]:
+        """Register a function that returns a `CheckResult`.
+
+        Args:
+            name: in kebab-case, stable between versions.
+            deadline_s: of its run; see `answer_within`.
+        """
+        return self._register(self.checks, name, deadline_s)
+
+    def fact(
+        self, name: str, *, deadline_s: float | None = DEADLINE_S
+    ) -> Callable[[Function], Function]:
+        """Register a function that finds a fact, or raises an exception, e.g. NotMeasuredError."""
+        return self._register(self.facts, name, deadline_s)
+
+    def _register(
+        self, parts: dict[str, _Part], name: str, deadline_s: float | None
+    ) -> Callable[[Function], Function]:
+        def register(function: Function) -> Function:
+            parts[name] = _Part(function, deadline_s)
+            return function
+
+        return register
+
+
+class CheckRun:
+    """One run of the checks of a table.
+
+    Args:
+        table: checks and facts.
+        given: facts that are known.
+    """
+
+    def __init__(self, table: CheckTable, **given: Any) -> None:
+        self._table = table
+        self._found: dict[str, Any] = given
+        self._failed: dict[str, Exception] = {}
+
+    def fact(self, name: str) -> Any:
+        """Return a fact, which is found once; raises the exception of finding it."""
+        if name in self._failed:
+            raise self._failed[name]
+        if name not in self._found:
+            try:
+                self._found[name] = self._call(self._table.facts[name])
+            except Exception as error:
+                self._failed[name] = error
+                raise
+        return self._found[name]
+
+    def find(self, name: str, default: Any) -> Any:
+        """Return a fact, or `default` if it cannot be found."""
+        try:
+            return self.fact(name)
+        except Exception:
+            return default
+
+    def check(self, name: str) -> CheckResult:
+        """Return the result of a check."""
+        try:
+            result: CheckResult = self._call(self._table.checks[name])
+        except NotMeasuredError as error:
+            return CheckResult("unknown", error.reason, fix=error.fix)
+        except NoAnswerError as error:
+            fix = "a file server, a disk or a driver hangs: `dmesg` may name it"
+            return CheckResult("fail", str(error), fix=fix)
+        except Exception as error:  # an unusual machine may raise anything
+            return CheckResult("unknown", f"{type(error).__name__}: {error}")
+        return result
+
+    def _call(self, part: _Part) -> Any:
+        arguments = {}
+        for name, required in part.needs.items():
+            try:
+                arguments[name] = self.fact(name)
+            except Exception:
+                if required:
+                    raise
+        return answer_within(part.deadline_s, partial(part.function, **arguments))

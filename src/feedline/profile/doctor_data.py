@@ -1,0 +1,581 @@
+"""Checks of the data folder: contents, disk, read rate, and broken images.
+
+Guarantees: a folder is listed, and files are read, for a fraction of a second, even with circular
+links; an incomplete listing is reported as such. Files are only read; the few that are read are
+dropped from memory first, so that the disk is measured; if that is impossible, the result says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import random
+import shlex
+import stat
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.machine import Disk, DiskKind, FilePart, ReadFrom, drop_from_memory, find_disk
+from feedline.profile.doctor_checks import CheckResult, CheckTable, NotMeasuredError, Status
+from feedline.sources.cache_formats import cache_format
+from feedline.sources.folder import IMAGE_EXTENSIONS
+from feedline.sources.manifest import is_cache, read_manifest, repair_command
+from feedline.sources.remote_filesystem import is_url
+from feedline.system import MemoryLimits
+from feedline.text import as_bytes, plural
+
+if TYPE_CHECKING:
+    from feedline.cache.damage import BrokenSamples, SampleRange
+
+__all__ = ["DATA_CHECKS", "DECODED_BYTES_PER_S", "broken_images", "require_folder"]
+
+DATA_CHECKS = CheckTable()
+
+_SCAN_S = 0.2  # up to two times: to list, to read sizes
+_MAX_ENTRIES = 200_000
+_MAX_DEPTH = 12
+_CLOCK = 256  # entries between two checks of the time
+_SAMPLE = 256  # files
+_MAX_EXTENSIONS = 10
+
+
+def require_folder(folder: str) -> None:
+    """Check that a folder exists and can be listed.
+
+    Raises:
+        UsageError: it does not, or cannot.
+    """
+    if is_url(folder):
+        raise UsageError(
+            f"DIR {folder!r} is a URL; only folders of this machine can be checked",
+            hint="`feedline cache info URL` describes a cache there",
+        )
+    try:
+        os.scandir(folder).close()
+    except FileNotFoundError:
+        raise UsageError(
+            f"DIR {folder!r} does not exist (the working directory is {os.getcwd()!r})",
+            hint="check the path, and if the disk is mounted",
+        ) from None
+    except NotADirectoryError:
+        raise UsageError(
+            f"DIR {folder!r} is a file", hint="name the folder that contains it"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"DIR {folder!r} cannot be listed: {getattr(error, 'strerror', None) or error}",
+            hint="check its permissions",
+        ) from None
+
+
+@dataclass(kw_only=True)
+class FolderContents:
+    """Contents of a folder.
+
+    Args:
+        images, others: paths of files, as far as seen.
+        folders: number of folders seen below it; `class_folders` of them directly in it.
+        complete: everything was seen.
+        unreadable: number of folders that could not be listed.
+        endings: number of files by extension.
+        sample: some of the images, or of the files if there are no images, in random order.
+    """
+
+    images: list[str]
+    others: list[str]
+    folders: int = 0
+    class_folders: int = 0
+    complete: bool = True
+    unreadable: int = 0
+    endings: Counter[str]
+    sample: list[FilePart]
+
+
+def scan_folder(root: str, seconds: float) -> FolderContents:
+    """Scan a folder, breadth first and in random order, so that the sample is of all parts.
+
+    Args:
+        root: an existing folder.
+        seconds: approximate time limit; reading the sizes of a sample takes as long again.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    found = FolderContents(images=[], others=[], endings=Counter(), sample=[])
+    chance, end, seen = random.Random(0), time.monotonic() + seconds, 0
+
+    def is_over() -> bool:
+        return seen >= _MAX_ENTRIES or time.monotonic() > end
+
+    queue = deque([(root, 0)])
+    while queue:
+        folder, depth = queue.popleft()
+        inner: list[str] = []
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    seen += 1
+                    if _is_folder(entry):
+                        if not (entry.is_symlink() and _leads_back(entry.path)):
+                            inner.append(entry.path)
+                    else:
+                        ending = os.path.splitext(entry.name)[1].lower()
+                        found.endings[ending] += 1
+                        is_image = ending in IMAGE_EXTENSIONS
+                        (found.images if is_image else found.others).append(entry.path)
+                    if seen % _CLOCK == 0 and is_over():
+                        found.complete = False
+                        break
+        except OSError:
+            if folder == root:
+                raise
+            found.unreadable += 1
+        found.folders += depth > 0
+        if folder == root:
+            found.class_folders = len(inner)
+        if depth < _MAX_DEPTH:
+            chance.shuffle(inner)
+            queue.extend((path, depth + 1) for path in inner)
+        found.complete = found.complete and (depth < _MAX_DEPTH or not inner)
+        if is_over():
+            found.complete = found.complete and not queue
+            break
+    found.complete = found.complete and not found.unreadable
+    paths = found.images or found.others
+    paths = chance.sample(paths, min(_SAMPLE, len(paths)))
+    found.sample = list(_with_sizes(paths, time.monotonic() + seconds))
+    return found
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # an unreadable entry is not a folder
+        return False
+
+
+def _leads_back(path: str) -> bool:
+    """Return True if a link leads to a folder that contains it."""
+    real, above = os.path.realpath(path), os.path.realpath(os.path.dirname(path))
+    return above == real or above.startswith(real.rstrip(os.sep) + os.sep)
+
+
+def _with_sizes(paths: Sequence[str], end: float) -> Iterator[FilePart]:
+    """Yield the regular files among paths with their sizes, until the deadline."""
+    for path in paths:
+        if time.monotonic() > end:
+            return
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            if stat.S_ISREG(status.st_mode):  # reading a pipe or device may not end
+                yield FilePart(path, 0, status.st_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFolder:
+    """Contents of a data folder.
+
+    Args:
+        result: of the check "data-folder".
+        sample: some of its files.
+        bytes: upper limit of the bytes read per epoch; None if unknown.
+        at_least: there may be more than `bytes`.
+        things: name of the sample's files, plural.
+    """
+
+    result: CheckResult
+    sample: Sequence[FilePart] = ()
+    bytes: int | None = None
+    at_least: bool = False
+    things: str = "files"
+
+
+@DATA_CHECKS.fact("data")
+def inspect_data(folder: str | None) -> DataFolder:
+    """Inspect a folder, which can be listed: a cache, images, or anything else."""
+    if folder is None:
+        raise NotMeasuredError(
+            "no folder was given, so no disk was checked",
+            "feedline doctor DIR, with the folder of your images or of a cache",
+        )
+    return _inspect_cache(folder) if is_cache(folder) else _inspect_files(folder)
+
+
+def _inspect_cache(folder: str) -> DataFolder:
+    """Inspect a cache: an epoch reads at most its largest resolution."""
+    try:
+        manifest = read_manifest(folder)
+    except DatasetError as error:
+        unfinished = {"kind": "cache", "finished": False}
+        fix = "run the same `feedline cache build` again: it continues where it stopped"
+        return DataFolder(result=CheckResult("warn", error.message, unfinished, fix))
+    format = cache_format(manifest.format)
+    largest = max(manifest.levels, key=lambda level: level.bytes)
+    details = {
+        "kind": "cache",
+        "finished": True,
+        "format": manifest.format,
+        "images": manifest.samples,
+        "levels": [{"size_px": each.side, "bytes": each.bytes} for each in manifest.levels],
+    }
+    line = f"feedline cache, {manifest.format}: {manifest.samples:,} images as "
+    line += ", ".join(f"{level} {as_bytes(level.bytes)}" for level in manifest.levels)
+    place = os.path.join(folder, largest.name)
+    sample = scan_folder(place, _SCAN_S).sample if os.path.isdir(place) else []
+    result = CheckResult("ok", line, details)
+    if not sample:
+        line += f"; no file of {largest.name}/ can be read"
+        result = CheckResult("fail", line, details, repair_command(folder))
+    if format.package and importlib.util.find_spec(format.package) is None:
+        line += f"; the package {format.package}, which is needed to read it, is not installed"
+        result = CheckResult("fail", line, details, f"pip install {format.package}")
+    things = "images" if format.is_file_per_image else "files"
+    return DataFolder(result=result, sample=sample, bytes=largest.bytes, things=things)
+
+
+def _inspect_files(folder: str) -> DataFolder:
+    """Inspect a folder of images, or of anything else."""
+    found = scan_folder(folder, _SCAN_S)
+    files, images = found.endings.total(), len(found.images)
+    mean_bytes = mean(file.bytes for file in found.sample) if found.sample else None
+    total = None if mean_bytes is None else round((images or files) * mean_bytes)
+    details = {
+        "kind": "images" if images else "other" if files else "empty",
+        "files_seen": files,
+        "images_seen": images,
+        "folders_seen": found.folders,
+        "folders_unreadable": found.unreadable,
+        "all_seen": found.complete,
+        "mean_file_bytes": None if mean_bytes is None else round(mean_bytes),
+        "bytes_estimated": total if found.complete else None,
+        "endings": dict(found.endings.most_common(_MAX_EXTENSIONS)),
+    }
+    status: Status = "ok" if images else "warn"
+    line, fix = _describe(found, total), ""
+    if found.unreadable:
+        status, line = "warn", f"{line}; {found.unreadable} of its folders cannot be listed"
+        fix = f"change their permissions (find {shlex.quote(folder)} -type d ! -readable)"
+    elif not images and {".tar", ".parquet"} & set(found.endings):
+        status = "note"
+        line += "; `feedline cache build` builds a cache from tar shards or Parquet files"
+    elif not images:
+        fix = "name the folder of your images; check if an archive needs unpacking or a disk "
+        fix += "mounting"
+    return DataFolder(
+        result=CheckResult(status, line, details, fix),
+        sample=found.sample,
+        bytes=total,
+        at_least=not found.complete,
+        things="images" if images else "files",
+    )
+
+
+def _describe(found: FolderContents, total: int | None) -> str:
+    about = "" if found.complete else "more than "
+    size = "" if total is None else f", {about}{as_bytes(total)}"
+    if found.images:
+        line = f"{about}{plural(len(found.images), 'image')}{size}"
+        if found.class_folders:
+            line += f", in {plural(found.class_folders, 'folder')}"
+        return line + ("" if found.complete else " (the listing did not finish)")
+    if not found.others:
+        return "the folder is empty" if found.complete else "no file was found in time"
+    common = ", ".join(
+        f"{number:,} {ending or 'without an extension'}"
+        for ending, number in found.endings.most_common(3)
+    )
+    return f"no images; {about}{plural(len(found.others), 'file')}{size} ({common})"
+
+
+@DATA_CHECKS.check("data-folder")
+def check_data_folder(data: DataFolder) -> CheckResult:
+    """Check the contents of the folder."""
+    return data.result
+
+
+_KINDS: dict[DiskKind, str] = {
+    "nvme": "a local NVMe disk",
+    "ssd": "a local SSD",
+    "hdd": "a local hard disk: each file costs a seek",
+    "virtual": "a virtual machine's disk; the physical disk is unknown",
+    "network": "a network or FUSE file system",
+    "host": "a folder of this virtual machine's host",
+    "memory": "memory: its contents reduce the memory for everything else",
+    "layers": "a container's layers, slower than a mounted folder of the host",
+    "unknown": "a disk of unknown kind",
+}
+
+
+@DATA_CHECKS.fact("disk")
+def find_folder_disk(folder: str, root: Path) -> Disk:
+    """Disk of the folder."""
+    return find_disk(folder, root)
+
+
+@DATA_CHECKS.check("disk")
+def check_disk(disk: Disk) -> CheckResult:
+    """Describe the disk of the folder."""
+    details = asdict(disk)
+    if disk.kind == "unknown" and not disk.file_system:
+        return CheckResult("unknown", "this machine does not report it", details)
+    line = f"{disk.file_system} at {disk.mount_point}"
+    line += f" ({disk.device or disk.source})" if disk.device or disk.source else ""
+    status: Status = "ok" if disk.kind in ("nvme", "ssd") else "note"
+    status = "unknown" if disk.kind == "unknown" else status
+    return CheckResult(status, f"{line}, {_KINDS[disk.kind]}", details)
+
+
+DECODED_BYTES_PER_S = 92e6
+"""JPEG bytes that one core decodes, crops and resizes per second: 837 photographs of 110 KB
+(README, `feedline bench`). A disk that delivers less than that for each core keeps them waiting."""
+
+_CLEARLY = 0.5  # margin, as decoding varies with the images, and a short read varies, too
+_READ_S = 0.4
+_MIN_BYTES = 4_000_000
+"""A shorter read, of all there was, is too noisy to report a fault."""
+_PART_BYTES = 16 << 20  # read from a longer file, such as a shard of many images
+_BLOCK_BYTES = 256 << 10
+_MAX_READERS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadRate:
+    """Files read in a short time.
+
+    Args:
+        bytes, seconds: bytes read, and the time.
+        files: number of files read to their ends.
+        readers: number of parallel threads.
+        read_from: source of the bytes.
+        whole_files: no file was longer than the part that is read of one.
+    """
+
+    bytes: int
+    files: int
+    seconds: float
+    readers: int
+    read_from: ReadFrom
+    whole_files: bool = True
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Total rate of all readers."""
+        return self.bytes / self.seconds
+
+    @property
+    def files_per_s(self) -> float | None:
+        """Total rate of all readers; None if no file, or only parts of files, were read."""
+        return self.files / self.seconds if self.files and self.whole_files else None
+
+
+@DATA_CHECKS.fact("read_rate")
+def find_read_rate(data: DataFolder, workers: int) -> ReadRate | None:
+    """Read some of the files, with as many readers as a loader has workers."""
+    return measure_read_rate(data.sample, readers=max(1, workers), seconds=_READ_S)
+
+
+def measure_read_rate(
+    files: Sequence[FilePart], *, readers: int, seconds: float
+) -> ReadRate | None:
+    """Read some files for `seconds` plus one read of a block; None if none could be read.
+
+    Args:
+        files: whole files with their sizes, in random order.
+        readers: number of parallel threads, at most 16.
+        seconds: approximate time limit.
+    """
+    chance = random.Random(0)
+    read_from, parts = drop_from_memory([_part_of(file, chance) for file in files if file.bytes])
+    queue, counts = deque(parts), list[tuple[int, bool]]()
+    readers = min(readers, _MAX_READERS, max(1, len(parts)))
+    start, end = time.perf_counter(), time.monotonic() + seconds
+
+    def work() -> None:
+        buffer = bytearray(_BLOCK_BYTES)
+        with contextlib.suppress(IndexError):  # the queue is empty
+            while time.monotonic() <= end:
+                part = queue.popleft()
+                count = _read(part, buffer, end)
+                counts.append((count, count == part.bytes))
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(readers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    elapsed_s = time.perf_counter() - start
+    if not (count := sum(count for count, _ in counts)):
+        return None
+    return ReadRate(
+        bytes=count,
+        files=sum(is_whole for _, is_whole in counts),
+        seconds=elapsed_s,
+        readers=readers,
+        read_from=read_from,
+        whole_files=all(file.bytes <= _PART_BYTES for file in files),
+    )
+
+
+def _part_of(file: FilePart, chance: random.Random) -> FilePart:
+    """Part of a file to read: all of it, or a random part."""
+    beyond = file.bytes - _PART_BYTES
+    if beyond <= 0:
+        return file
+    offset = chance.randrange(beyond // _BLOCK_BYTES + 1) * _BLOCK_BYTES
+    return FilePart(file.path, offset, _PART_BYTES)
+
+
+def _read(part: FilePart, buffer: bytearray, end: float) -> int:
+    """Read a part until its end or the deadline. Returns the number of bytes."""
+    count = 0
+    with contextlib.suppress(OSError), open(part.path, "rb", buffering=0) as file:
+        file.seek(part.offset)
+        while count < part.bytes and time.monotonic() <= end:
+            received = file.readinto(buffer)
+            if not received:
+                break
+            count += received
+    return min(count, part.bytes)
+
+
+@DATA_CHECKS.fact("cached")
+def is_cached(data: DataFolder, disk: Disk, memory: MemoryLimits | None = None) -> bool | None:
+    """True if memory holds all data of an epoch; None if unknown."""
+    if disk.kind == "memory":
+        return True
+    if data.bytes is None or memory is None:
+        return None
+    if data.bytes > memory.cacheable:
+        return False
+    return None if data.at_least else True
+
+
+@DATA_CHECKS.check("read-rate")
+def check_read_rate(
+    data: DataFolder, disk: Disk, read_rate: ReadRate | None, workers: int, cached: bool | None
+) -> CheckResult:
+    """Check that the disk is faster than the cores decode, or needed for one epoch only."""
+    rate, wanted = read_rate, workers * DECODED_BYTES_PER_S
+    if rate is None:
+        return CheckResult("unknown", "there is no file that can be read")
+    read_from = "memory" if disk.kind == "memory" else rate.read_from
+    details = {
+        "bytes_per_s": round(rate.bytes_per_s),
+        "files_per_s": None if rate.files_per_s is None else round(rate.files_per_s, 1),
+        "bytes": rate.bytes,
+        "files": rate.files,
+        "seconds": round(rate.seconds, 4),
+        "readers": rate.readers,
+        "read_from": read_from,
+        "cores_decode_bytes_per_s": round(wanted),
+    }
+    line = f"{as_bytes(rate.bytes_per_s)}/s"
+    if rate.files_per_s is not None:
+        line += f", {rate.files_per_s:,.0f} {data.things} a second,"
+    source = "from the disk" if read_from == "disk" else "from memory"
+    if read_from == "unknown":
+        source = "maybe from memory (this file system does not report it)"
+    line += f" with {plural(rate.readers, 'reader')} "
+    line += f"({as_bytes(rate.bytes)} in {rate.seconds:.2f} s), {source}"
+    little = rate.bytes < _MIN_BYTES and rate.seconds < _READ_S / 2
+    if little or read_from != "disk":
+        return CheckResult(
+            "note", line + ("; too little to rate the disk" if little else ""), details
+        )
+    if rate.bytes_per_s >= wanted:
+        return CheckResult("ok", line, details)
+    line += f"; {plural(workers, 'core')} decode about {as_bytes(wanted)}/s, so "
+    if cached:
+        return CheckResult("note", f"{line}the first epoch may wait for it", details)
+    if rate.bytes_per_s >= _CLEARLY * wanted:
+        return CheckResult("note", f"{line}training may sometimes wait for it", details)
+    line += "training waits for it" + ("" if cached is False else ", unless memory holds the data")
+    fix = "copy the data to a local SSD, or make smaller copies: `feedline cache plan` "
+    fix += "recommends sizes"
+    return CheckResult("warn", line, details, fix)
+
+
+@DATA_CHECKS.check("page-cache")
+def check_page_cache(
+    data: DataFolder, disk: Disk, cached: bool | None, memory: MemoryLimits | None = None
+) -> CheckResult:
+    """Check if memory holds the data of an epoch."""
+    cacheable = None if memory is None else memory.cacheable
+    details = {
+        "data_bytes": data.bytes,
+        "data_is_more": data.at_least,
+        "page_cache_may_hold_bytes": cacheable,
+        "fits": cached,
+    }
+    if disk.kind == "memory":
+        return CheckResult("ok", "the data are in memory already", details)
+    if data.bytes is None or cacheable is None:
+        return CheckResult("unknown", "the size of the data is unknown", details)
+    line = f"memory can hold {as_bytes(cacheable)} of files; the data have "
+    line += f"{'more than ' if data.at_least else ''}{as_bytes(data.bytes)}"
+    if cached is None:
+        return CheckResult("unknown", line, details)
+    if cached:
+        return CheckResult("ok", f"{line}: only the first epoch reads from the disk", details)
+    fix = "smaller copies may fit: `feedline cache plan` recommends sizes"
+    return CheckResult("note", f"{line}: each epoch reads from the disk", details, fix)
+
+
+_RANGE = 32  # images that a worker decodes at a time
+
+
+def broken_images(
+    files: Sequence[Path],
+    *,
+    workers: int | str = "auto",
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> list[tuple[Path, str]]:
+    """Decode all images and return the files that are broken, with the reasons, in their order.
+
+    A file is broken exactly if a loader that decodes all of it fails.
+
+    Args:
+        files: image files.
+        workers: number of processes, at least one; "auto" for the cores this process may use.
+        progress: called with the number of images decoded, and of all.
+
+    Raises:
+        UsageError: the number of workers is invalid.
+    """
+    from feedline.cache.damage import SampleRange, check_ranges  # loads torch
+    from feedline.engine.defaults import worker_count
+
+    count, total = worker_count(workers), len(files)
+    ranges = [
+        SampleRange(0, start, min(start + _RANGE, total)) for start in range(0, total, _RANGE)
+    ]
+    broken, done = dict[int, str](), 0
+    for samples, found in check_ranges(functools.partial(_decode, files), ranges, count):
+        broken |= found
+        done += samples.stop - samples.start
+        progress(done, total)
+    return [(files[sample], broken[sample]) for sample in sorted(broken)]
+
+
+def _decode(files: Sequence[Path], samples: SampleRange) -> BrokenSamples:
+    from feedline.images.codec_registry import Decoder
+
+    decoder, broken = Decoder(), []
+    for sample in range(samples.start, samples.stop):
+        try:
+            decoder.open(files[sample].read_bytes())
+            decoder.read()
+        except ImageError as error:
+            broken.append((sample, "; ".join(filter(None, (error.message, error.advice)))))
+        except OSError as error:
+            broken.append((sample, error.strerror or str(error)))
+    return broken

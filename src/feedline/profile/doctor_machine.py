@@ -1,0 +1,460 @@
+"""Checks of the machine: cores, other programs, memory, open files, threads and libraries.
+
+Guarantees: torch is not imported; OpenCV only to measure its threads.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import multiprocessing
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from feedline import __version__
+from feedline.engine.buffers import batch_bytes
+from feedline.engine.defaults import (
+    DEFAULT_PREFETCH,
+    auto_workers,
+    default_start_method,
+    slots_for,
+)
+from feedline.engine.process import THREAD_SETTINGS
+from feedline.engine.start_pool import pool_bytes
+from feedline.images.native import COMPILE_HINT, NATIVE_MODULES
+from feedline.machine import cpu_model, load_of_others, package_version
+from feedline.order.batch_spec import Field
+from feedline.profile.doctor_checks import CheckResult, CheckTable, Status
+from feedline.system import CoreLimits, MemoryLimits, core_limits, memory_limits
+from feedline.text import as_bytes, plural
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+__all__ = ["BATCH_ROWS", "BATCH_SLOTS", "IMAGE_PX", "MACHINE_CHECKS", "describe_cores"]
+
+MACHINE_CHECKS = CheckTable()
+
+BATCH_ROWS, IMAGE_PX = 256, 224
+BATCH_SLOTS = slots_for(DEFAULT_PREFETCH)
+_FLOAT_BATCH_BYTES = BATCH_ROWS * 3 * IMAGE_PX * IMAGE_PX * 4  # float32: torch's workers send it
+_PREFETCH_FACTOR = 2  # as in torch: batches for each worker
+
+
+def slot_bytes() -> int:
+    """Bytes of a buffer slot: uint8 pixels, and an int64 label per image."""
+    image = Field("image", "uint8", (IMAGE_PX, IMAGE_PX, 3))
+    return batch_bytes((image, Field("label", "int64", ())), BATCH_ROWS)
+
+
+@MACHINE_CHECKS.fact("limits")
+def find_core_limits(root: Path, environ: Mapping[str, str]) -> CoreLimits:
+    """Limits of the cores."""
+    return core_limits(root, environ)
+
+
+@MACHINE_CHECKS.fact("memory")
+def find_memory_limits(root: Path) -> MemoryLimits:
+    """Limits of the memory."""
+    return memory_limits(root)
+
+
+@MACHINE_CHECKS.fact("workers")
+def find_workers(limits: CoreLimits, memory: MemoryLimits | None = None) -> int:
+    """Value of `num_workers="auto"` here, for a batch of the usual size."""
+    available = None if memory is None else memory.available // limits.processes
+    batches_bytes = BATCH_SLOTS * slot_bytes()
+    return auto_workers(limits.usable, available_bytes=available, batches_bytes=batches_bytes)
+
+
+def describe_cores(limits: CoreLimits) -> str:
+    """Describe the limits of the cores."""
+    parts = [f"{plural(limits.machine, 'core')} in the machine"]
+    if limits.affinity != limits.machine:
+        parts.append(f"{limits.affinity} by affinity")
+    if limits.quota < math.inf:
+        parts.append(f"quota {limits.quota:.4g}")
+    if limits.allotted is not None:
+        parts.append(f"{limits.allotted} by SLURM")
+    if limits.processes > 1:
+        parts.append(f"shared by {limits.processes} training processes")
+    return f"{', '.join(parts)}: {limits.usable} usable"
+
+
+@MACHINE_CHECKS.check("usable-cores")
+def check_cores(limits: CoreLimits) -> CheckResult:
+    """Check that there are at least two cores."""
+    details = {
+        "cpu": cpu_model(),
+        "machine_cores": limits.machine,
+        "affinity_cores": limits.affinity,
+        "quota_cores": None if limits.quota == math.inf else limits.quota,
+        "slurm_cores": limits.allotted,
+        "local_processes": limits.processes,
+        "usable_cores": limits.usable,
+    }
+    line = describe_cores(limits)
+    if limits.usable < 2:
+        fix = "request more cores from the batch system, the container (docker run --cpus) or "
+        fix += "taskset"
+        return CheckResult("warn", f"{line}; training and its one worker share it", details, fix)
+    return CheckResult("note" if limits.usable < limits.machine else "ok", line, details)
+
+
+@MACHINE_CHECKS.check("core-share")
+def check_core_share(limits: CoreLimits) -> CheckResult:
+    """Check the cores that a launcher and a batch system leave to each process."""
+    allotted, processes = limits.allotted, limits.processes
+    most = min(limits.affinity, limits.quota)
+    details = {
+        "slurm_cores": allotted,
+        "local_processes": processes,
+        "usable_cores": limits.usable,
+    }
+    if allotted is not None and allotted > most:
+        line = f"SLURM allots {allotted} cores to this task, but only {most:.4g} can be used"
+        fix = "check --cpu-bind and the number of tasks that srun starts; srun needs its own "
+        fix += "--cpus-per-task, it does not inherit the job's"
+        return CheckResult("warn", line, details, fix)
+    if processes > max(1, most):
+        line = f"{processes} training processes share {most:.4g} cores"
+        fix = "start fewer processes on this machine (--nproc-per-node), or request more cores"
+        return CheckResult("warn", line, details, fix)
+    if processes > 1:
+        line = f"{processes} training processes on this machine: {limits.usable} cores each"
+        return CheckResult("note", line, details)
+    owner = "this process" if allotted is None else "this SLURM task"
+    line = f"no launcher started another process on this machine: all cores are for {owner}"
+    return CheckResult("ok", line, details)
+
+
+_LOAD_S = 0.2
+_SOME, _MUCH = 0.25, 0.5  # of the usable cores
+
+
+@MACHINE_CHECKS.fact("load")
+def find_load(root: Path) -> float | None:
+    """Threads of other programs that run or are ready to run."""
+    return load_of_others(_LOAD_S, root=root)
+
+
+@MACHINE_CHECKS.check("other-programs")
+def check_other_programs(limits: CoreLimits, load: float | None) -> CheckResult:
+    """Check that other programs leave the usable cores to the training."""
+    details = {"other_load": load, "usable_cores": limits.usable, "machine_cores": limits.machine}
+    if load is None:
+        return CheckResult("unknown", "this system does not report their load", details)
+    # If this process may use only some cores, other programs may run on the others.
+    shared = min(1.0, max(0.0, load - (limits.machine - limits.usable)) / limits.usable)
+    line = f"they are ready to use {load:.1f} of {plural(limits.machine, 'core')}"
+    if shared >= _MUCH:
+        line += "; training and figures measured now are slower than on an idle machine"
+        fix = "stop other programs (`top` lists them), or wait until they end"
+        return CheckResult("warn", line, details, fix)
+    return CheckResult("note" if shared >= _SOME else "ok", line, details)
+
+
+@MACHINE_CHECKS.check("memory")
+def check_memory(memory: MemoryLimits, workers: int) -> CheckResult:
+    """Check that a loader fits into the available memory."""
+    needed = pool_bytes(workers, BATCH_SLOTS * slot_bytes())
+    loader = f"a loader of {plural(workers, 'worker')} with batches of {BATCH_ROWS} at {IMAGE_PX}"
+    loader += f" px needs {as_bytes(needed)}"
+    line = f"{as_bytes(memory.machine)} in the machine"
+    if memory.limit is not None:
+        line += f", limit of the cgroup {as_bytes(memory.limit)}"
+    line += f": {as_bytes(memory.available)} available"
+    details = {
+        "machine_bytes": memory.machine,
+        "cgroup_limit_bytes": memory.limit,
+        "available_bytes": memory.available,
+        "page_cache_may_hold_bytes": memory.cacheable,
+        "loader_needs_bytes": needed,
+    }
+    if needed > memory.available:
+        fix = "use fewer workers or smaller batches, stop other programs, or raise the limit "
+        fix += "(docker run --memory, sbatch --mem)"
+        return CheckResult("fail", f"{line}, but {loader}", details, fix)
+    return CheckResult("ok" if memory.limit is None else "note", f"{line}; {loader}", details)
+
+
+@MACHINE_CHECKS.check("shared-memory")
+def check_shared_memory(workers: int, mount: Path = Path("/dev/shm")) -> CheckResult:
+    """Check that shared memory, mounted on `mount`, holds what torch's workers need."""
+    needed, own = workers * _PREFETCH_FACTOR * _FLOAT_BATCH_BYTES, default_start_method() == "spawn"
+    details = {
+        "size_bytes": None,
+        "free_bytes": None,
+        "torch_workers_need_bytes": needed,
+        "feedline_needs_it": own,
+    }
+    line = f"torch's DataLoader with {plural(workers, 'worker')} and batches of {BATCH_ROWS} "
+    line += f"float32 at {IMAGE_PX} px needs {as_bytes(needed)} of it, feedline's "
+    line += "spawned workers need it, too" if own else "workers need none"
+    try:
+        found = os.statvfs(mount)
+    except (OSError, AttributeError) as error:
+        why = getattr(error, "strerror", None) or "not checked"
+        status: Status = "warn" if isinstance(error, FileNotFoundError) else "unknown"
+        return CheckResult(status, f"{mount}: {why}; {line}", details, f"mount a tmpfs on {mount}")
+    free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    details |= {"size_bytes": size, "free_bytes": free}
+    line = f"{as_bytes(free)} of {as_bytes(size)} free in {mount}; {line}"
+    if free >= needed:
+        return CheckResult("ok", line, details)
+    gigabytes = -(-needed // 10**9)
+    fix = f"docker run --shm-size={gigabytes}g (default 64 MB) or --ipc=host; otherwise mount -o "
+    fix += f"remount,size={gigabytes}g {mount}, or remove files left there"
+    return CheckResult("warn", line, details, fix)
+
+
+_USUAL_FILES = 1024
+"""Default limit of Linux (INR_OPEN_CUR in linux/fs.h)."""
+_MIN_FILES = 32
+"""A loader opens up to 18 files in the training process, with any number of workers (measured); the
+rest is for the script."""
+
+
+@MACHINE_CHECKS.check("open-files")
+def check_open_files(descriptors: Path = Path("/proc/self/fd")) -> CheckResult:
+    """Check the limit of open files; `descriptors` lists those of this process."""
+    if resource is None:
+        return CheckResult("unknown", "this system reports no limit")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (None if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    try:
+        used = len(os.listdir(descriptors)) - 1  # without the listing itself
+    except OSError:
+        used = None
+    details = {"soft_limit": soft, "hard_limit": hard, "open": used, "least": _MIN_FILES}
+    most, beyond = ("any number" if limit is None else f"{limit:,}" for limit in (soft, hard))
+    line = f"{most} may be open" + (f", {beyond} after ulimit -n" if hard != soft else "")
+    if soft is None or soft >= _USUAL_FILES:
+        return CheckResult("ok", line, details)
+    fix = f"ulimit -n {min(65536, hard or 65536)}"
+    if hard is not None and hard < _USUAL_FILES:
+        fix = "raise the limit in /etc/security/limits.conf, or docker run --ulimit nofile="
+    if soft < _MIN_FILES:
+        return CheckResult("fail", f"{line}: too few to start workers", details, fix)
+    line += ": each shard of a cache, and each tensor from torch's workers, needs one"
+    return CheckResult("warn", line, details, fix)
+
+
+@MACHINE_CHECKS.check("start-method")
+def check_start_method() -> CheckResult:
+    """Describe how workers start."""
+    own, python = default_start_method(), multiprocessing.get_all_start_methods()[0]
+    details = {"feedline": own, "python_default": python, "platform": sys.platform}
+    if own == "forkserver":
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        line = f"forkserver for feedline sources, {python} for any other Dataset, the default of "
+        return CheckResult("ok", f"{line}Python {version}", details)
+    line = f"{own} for all workers: {sys.platform} lacks memfd, which faster methods need"
+    fix = 'guard the script with `if __name__ == "__main__":`, as each worker imports it'
+    return CheckResult("note", line, details, fix)
+
+
+@MACHINE_CHECKS.check("omp-threads")
+def check_openmp(limits: CoreLimits, environ: Mapping[str, str]) -> CheckResult:
+    """Check the number of OpenMP threads against the cores."""
+    usable, given = limits.usable, environ.get("OMP_NUM_THREADS")
+    details = {name.lower(): environ.get(name) for name in THREAD_SETTINGS}
+    status: Status = "ok"
+    if given is None:
+        # libgomp counts the cores of the affinity, and ignores a quota and the batch system.
+        line = f"OMP_NUM_THREADS is not set: up to {limits.affinity} threads, one per core"
+        if limits.affinity > usable:
+            status, line = "warn", f"{line} by affinity, but {usable} can be used"
+    # The variable has one number for each level of nesting.
+    elif (threads := _positive(given.partition(",")[0])) is None:
+        status = "warn"
+        line = f"OMP_NUM_THREADS={given!r} is not a number of threads: it is ignored"
+    else:
+        line = f"OMP_NUM_THREADS={threads}, {plural(usable, 'core')} usable"
+        status = "warn" if threads > usable else "ok" if threads == usable else "note"
+    fix = f"export OMP_NUM_THREADS={usable}" if status == "warn" else ""
+    return CheckResult(status, line, {**details, "usable_cores": usable}, fix)
+
+
+_OPENCV = "OPENCV_FOR_THREADS_NUM"
+_OPENCV_PACKAGES = (
+    "opencv-python",
+    "opencv-python-headless",
+    "opencv-contrib-python",
+    "opencv-contrib-python-headless",
+)
+
+
+@MACHINE_CHECKS.check("opencv-threads", deadline_s=None)
+def check_opencv(limits: CoreLimits, environ: Mapping[str, str], measure: bool) -> CheckResult:
+    """Check the number of OpenCV's threads against the cores; `measure` imports OpenCV."""
+    given, usable = environ.get(_OPENCV, ""), limits.usable
+    threads = _positive(given)
+    details = {
+        "packages": {name: found for name in _OPENCV_PACKAGES if (found := package_version(name))},
+        _OPENCV.lower(): given or None,
+        "threads": None,
+        "usable_cores": usable,
+    }
+    if importlib.util.find_spec("cv2") is None:
+        return CheckResult("ok", "OpenCV is not installed, and not required", details)
+    if threads is None and given not in ("", "0"):
+        line = f"{_OPENCV}={given!r} is not a number of threads"
+        return CheckResult("warn", line, details, f"export {_OPENCV}={usable}")
+    if measure:
+        try:
+            import cv2  # heavy
+        except ImportError as error:
+            line = f"OpenCV is installed, but cannot be imported: {error}"
+            fix = "install opencv-python-headless instead, which needs no display libraries"
+            return CheckResult("warn", line, details, fix)
+        threads = int(cv2.getNumThreads())
+    details["threads"] = threads
+    line = "OpenCV uses one thread in feedline's workers, and in any other process "
+    line += "up to one per core" if threads is None else f"{threads}"
+    if threads is not None and threads > usable:
+        fix = f"export {_OPENCV}={usable}, or cv2.setNumThreads(0)"
+        return CheckResult("warn", f"{line}, but {usable} can be used", details, fix)
+    if threads == 1:
+        return CheckResult("ok", line, details)
+    return CheckResult("note", f"{line}; in torch's workers call cv2.setNumThreads(0)", details)
+
+
+def _positive(text: str) -> int | None:
+    """Parse a whole number above 0, or return None."""
+    try:
+        return max(0, int(text)) or None
+    except ValueError:
+        return None
+
+
+@MACHINE_CHECKS.fact("missing_modules")
+def find_missing_modules() -> dict[str, tuple[str, str]]:
+    """Native modules that are not in use, each with the reason, and the fix if there is one."""
+    found = {name: _why_missing(name) for name in NATIVE_MODULES}
+    return {name: why for name, why in found.items() if why is not None}
+
+
+def _why_missing(name: str) -> tuple[str, str] | None:
+    try:
+        module = importlib.import_module(f"feedline.images.{name}")
+    except ModuleNotFoundError:
+        return f"{name} was not compiled", COMPILE_HINT
+    except ImportError as error:
+        return f"{name} cannot be loaded: {error}", COMPILE_HINT
+    if name == "_jpeg":
+        from PIL import _imaging
+
+        try:
+            module.Decoder(_imaging.__file__)
+        except OSError as error:
+            # Pillow's wheels for Windows contain libjpeg, and no other build can be used either.
+            windows = sys.platform == "win32"
+            fix = "use Pillow's own wheels (pip install --force-reinstall pillow)"
+            return f"{name} cannot use Pillow's libjpeg: {error}", "" if windows else fix
+    return None
+
+
+@MACHINE_CHECKS.check("jpeg-decoder")
+def check_jpeg_decoder(missing_modules: Mapping[str, object]) -> CheckResult:
+    """Describe the JPEG decoder: `_jpeg` with Pillow's library, or simplejpeg with its own."""
+    import PIL
+    from PIL import _imaging, features
+
+    crop_only, simplejpeg = "_jpeg" not in missing_modules, package_version("simplejpeg")
+    turbo = features.version_feature("libjpeg_turbo") if features.check("libjpeg_turbo") else None
+    # True if feedline can read the Huffman codes for Pillow's libjpeg.
+    reads_codes = crop_only and bool(
+        importlib.import_module("feedline.images._jpeg").Decoder(_imaging.__file__).reads_codes
+    )
+    details = {
+        "crop_only": crop_only,
+        "reads_codes": reads_codes,
+        "pillow": PIL.__version__,
+        "libjpeg_turbo": turbo,
+        "simplejpeg": simplejpeg,
+    }
+    library = f"Pillow {PIL.__version__} with "
+    library += f"libjpeg-turbo {turbo}" if turbo else "a libjpeg other than libjpeg-turbo"
+    line = f"decodes only the crop of an image, with {library}"
+    if not crop_only:  # the check "compiled-parts" reports the fix
+        line = f"simplejpeg {simplejpeg} decodes whole images, and {library} the formats it lacks"
+    elif not reads_codes:
+        line += ", which reads the Huffman codes itself, more slowly than feedline would: feedline "
+        line += "does not know the internal structures of this version"
+    return CheckResult("ok" if reads_codes else "note", line, details)
+
+
+@MACHINE_CHECKS.check("compiled-parts")
+def check_native_modules(missing_modules: Mapping[str, tuple[str, str]]) -> CheckResult:
+    """Check that the native modules are in use."""
+    details = {name.removeprefix("_"): name not in missing_modules for name in NATIVE_MODULES}
+    if not missing_modules:
+        line = f"all {len(NATIVE_MODULES)} are in use: {', '.join(details)}"
+        return CheckResult("ok", line, details)
+    reasons = {name: why for name, (why, _) in missing_modules.items()}
+    fix = "; ".join(dict.fromkeys(fix for _, fix in missing_modules.values() if fix))
+    line = f"{len(reasons)} of {len(NATIVE_MODULES)} are not in use, so the same pixels take longer"
+    line += ": " + "; ".join(f"{NATIVE_MODULES[name]} ({why})" for name, why in reasons.items())
+    return CheckResult("warn" if fix else "note", line, {**details, "why_not": reasons}, fix)
+
+
+@MACHINE_CHECKS.check("png-decoder")
+def check_png_decoder(missing_modules: Mapping[str, object]) -> CheckResult:
+    """Describe the decoder of PNGs."""
+    isal, is_compiled = package_version("isal"), "_png" not in missing_modules
+    line = "inflates only the rows down to the crop's end, with "
+    if not is_compiled:
+        line = "Pillow decodes the rows down to the crop's end"
+    elif isal:
+        line += f"ISA-L (isal {isal})"
+    else:
+        line += "Python's zlib; ISA-L takes half the time, if isal can be installed"
+    details = {"compiled": is_compiled, "isal": isal}
+    return CheckResult("ok" if is_compiled and isal else "note", line, details)
+
+
+_REQUIRED = [
+    "numpy",
+    "pillow",
+    "simplejpeg",
+    "psutil",
+    "rich",
+    "jinja2",
+    "typer",
+    "xxhash",
+    "msgspec",
+    "braceexpand",
+]
+_OPTIONAL = [
+    "isal",
+    "torchvision",
+    "timm",
+    "lmdb",
+    "pyarrow",
+    "fsspec",
+    "s3fs",
+    "ray",
+    "nvidia-ml-py",
+]
+_MODULES = {"pillow": "PIL"}
+
+
+@MACHINE_CHECKS.check("libraries")
+def check_libraries() -> CheckResult:
+    """Check that the required libraries are installed; nothing is imported."""
+    found: dict[str, str | None] = {"feedline": __version__, "python": platform.python_version()}
+    found |= {name: package_version(name) for name in (*_REQUIRED, *_OPTIONAL)}
+    line = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    modules = {name: _MODULES.get(name, name) for name in _REQUIRED}
+    missing = [name for name in _REQUIRED if importlib.util.find_spec(modules[name]) is None]
+    if missing:
+        line = f"not installed, but required: {', '.join(missing)}; {line}"
+        return CheckResult("fail", line, found, f"pip install {' '.join(missing)}")
+    return CheckResult("ok", line, found)

@@ -1,0 +1,488 @@
+"""Benchmark of loaders: images, cost of an image, counting in turn, table and JSON."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from feedline import DataLoader
+from feedline.errors import DatasetError, ImageError, WorkerError
+from feedline.images.folder import ImageFolder, sample_folder
+from feedline.order.batch_spec import Item
+from feedline.profile.bench import (
+    BenchmarkData,
+    BenchmarkOptions,
+    BenchmarkResult,
+    BenchmarkRow,
+    BrokenFile,
+    Omission,
+    StageCosts,
+    benchmark_table,
+    count_rounds,
+    make_rows,
+    measure_stages,
+    notes,
+    survey_images,
+    take_turns,
+    verdict,
+)
+from feedline.profile.bench_loaders import (
+    TORCH_FORMS,
+    ImageSample,
+    MeasuredLoader,
+    TorchImages,
+    Turn,
+    settle_down,
+)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """root/CLASS/N.jpg: 2 classes of 10, 200 x 260 px, except 0.jpg: 100 x 90 px. Smooth."""
+    root = tmp_path_factory.mktemp("photos")
+    for label, name in enumerate(("cats", "dogs")):
+        (root / name).mkdir()
+        for number in range(10):
+            height, width = (100, 90) if number == 0 else (200, 260)
+            y, x = np.mgrid[0:height, 0:width]
+            waves = [np.sin((x * (1 + label) + y * (1 + number) + c * 9) / 23) for c in range(3)]
+            pixels = (127 + 120 * np.stack(waves, axis=2)).astype(np.uint8)
+            jpeg = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels))
+            (root / name / f"{number}.jpg").write_bytes(jpeg)
+    return root
+
+
+@pytest.fixture
+def folder(photos: Path) -> ImageFolder:
+    return ImageFolder(photos)
+
+
+# The images
+
+
+def test_sample_draws_each_image_once_with_its_label(folder: ImageFolder) -> None:
+    some = sample_folder(folder, seed=3)
+    label = {folder.path(k): folder.targets[k] for k in range(len(folder))}
+    assert sorted(map(some.path, range(len(some)))) == sorted(label)
+    assert [label[some.path(k)] for k in range(len(some))] == some.targets.tolist()
+    assert some.classes == folder.classes
+    assert len(folder) == 20, "the folder itself is as it was"
+
+
+def test_seed_determines_sample(folder: ImageFolder) -> None:
+    def names(seed: int) -> list[str]:
+        return [few.name(k) for few in [sample_folder(folder, seed, most=6)] for k in range(6)]
+
+    assert names(1) == names(1)
+    assert names(1) != names(2)
+    assert len(sample_folder(folder, 1, most=6)) == 6
+    assert len(sample_folder(folder, 1, most=600)) == 20
+
+
+def test_sample_is_repeated_with_other_crops(folder: ImageFolder) -> None:
+    sample = pickle.loads(pickle.dumps(ImageSample(sample_folder(folder, 0), [4, 2, 7])))
+    assert len(sample) > 1_000_000
+    assert [sample.name(k) for k in range(6)] == [sample.folder.name(k) for k in (4, 2, 7)] * 2
+
+    image, label = np.zeros((32, 32, 3), np.uint8), np.zeros((), np.int64)
+    expected = np.zeros_like(image)
+    sample.load(Item(4, 32, 99, 1.0), (image, label))
+    sample.folder.load(Item(2, 32, 99, 1.0), (expected, np.zeros((), np.int64)))
+    assert (image == expected).all()
+    assert label == sample.folder.targets[2]
+
+    with DataLoader(sample, 3, image_size=32, shuffle=False, num_workers=0, seed=0) as loader:
+        batches = iter(loader)
+        first, again = next(batches)[0].numpy(), next(batches)[0].numpy()
+    assert (first != again).any(axis=(1, 2, 3)).all()
+
+
+def test_fingerprints_differ_between_samples(folder: ImageFolder) -> None:
+    assert ImageSample(folder, [1, 2]).fingerprint() == ImageSample(folder, [1, 2]).fingerprint()
+    assert ImageSample(folder, [1, 2]).fingerprint() != ImageSample(folder, [2, 1]).fingerprint()
+
+
+def test_removed_file_is_named_in_error(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.jpg").write_bytes(b"")
+    sample = ImageSample(ImageFolder(tmp_path), [0])
+    (tmp_path / "a" / "x.jpg").unlink()
+    row = np.zeros((8, 8, 3), np.uint8), np.zeros((), np.int64)
+    with pytest.raises(ImageError, match=r"x\.jpg"):
+        sample.load(Item(5, 8, 0, 1.0), row)
+
+
+def test_images_are_measured_and_broken_ones_named(photos: Path, tmp_path: Path) -> None:
+    root = tmp_path / "some"
+    shutil.copytree(photos, root)
+    whole = (root / "cats" / "3.jpg").read_bytes()
+    (root / "cats" / "3.jpg").write_bytes(whole[: len(whole) // 2])
+    (root / "dogs" / "5.jpg").write_bytes(b"")
+    folder = sample_folder(ImageFolder(root), seed=0)
+    heard: list[int] = []
+    images, skipped = survey_images(folder, seconds=60, tell=heard.append)
+
+    assert heard == list(range(1, 21))
+    broken = {Path(path).name: reason for path, reason in skipped}
+    assert sorted(broken) == ["3.jpg", "5.jpg"]
+    assert "ends before its last pixel" in broken["3.jpg"]
+    assert "0 bytes" in broken["5.jpg"]
+    assert len(images) == 18
+    assert [image.sample for image in images] == sorted(image.sample for image in images)
+    for look in images:
+        path = Path(folder.path(look.sample))
+        assert look.file_bytes == path.stat().st_size
+        expected = (100, 90) if path.name == "0.jpg" else (200, 260)
+        assert (look.height_px, look.width_px) == expected
+
+
+def test_only_broken_images_raises_and_shows_one(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(3):
+        (tmp_path / "a" / f"{number}.jpg").write_bytes(b"no")
+    with pytest.raises(DatasetError, match=r"of 3 images .*0\.jpg: it is no"):
+        survey_images(ImageFolder(tmp_path), seconds=60, tell=lambda done: None)
+
+
+def test_survey_ends_with_time_limit_after_the_first_few(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "cats").mkdir()
+    for number in range(40):
+        shutil.copy(photos / "cats" / "0.jpg", tmp_path / "cats" / f"{number:02}.jpg")
+    images, _ = survey_images(ImageFolder(tmp_path), seconds=0.0, tell=lambda done: None)
+    assert [image.sample for image in images] == list(range(32))
+
+
+# One image
+
+
+def measured_stages(folder: ImageFolder, images: int, seconds: float = 60.0) -> StageCosts:
+    return measure_stages(folder, list(range(images)), 64, seconds)
+
+
+def test_every_stage_is_timed(folder: ImageFolder) -> None:
+    stages = measured_stages(folder, 20)
+    assert stages.images == 20
+    assert min(stages.read_ms, stages.decode_ms, stages.resize_ms) > 0
+    assert stages.total_ms == stages.read_ms + stages.decode_ms + stages.resize_ms
+    assert (stages.read_cold_ms is None) == bool(stages.cold_not_measured)
+    assert stages.read_cold_ms is None or stages.read_cold_ms > 0
+
+
+def test_stages_end_with_time_limit_after_the_first_few(folder: ImageFolder) -> None:
+    assert measured_stages(folder, 20, seconds=0.0).images == 8
+
+
+def test_single_image_has_no_cold_read(folder: ImageFolder) -> None:
+    stages = measured_stages(folder, 1)
+    assert stages.read_cold_ms is None
+    assert stages.cold_not_measured
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
+def test_files_that_stay_in_memory_are_not_read_cold(photos: Path) -> None:
+    root = Path("/dev/shm") / f"feedline-test-{photos.parent.name}-{photos.name}"
+    try:
+        shutil.copytree(photos, root)
+    except OSError as error:
+        pytest.skip(f"no room in /dev/shm: {error}")
+    try:
+        stages = measured_stages(ImageFolder(root), 4)
+    finally:
+        shutil.rmtree(root)
+    assert stages.read_cold_ms is None
+    assert "stay in memory" in stages.cold_not_measured
+
+
+# Counting
+
+
+class Batches:
+    """Batches of 8 images; remembers how many were taken."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[tuple[list[int], None]]:
+        while True:
+            self.taken += 1
+            yield [0] * 8, None
+
+
+@pytest.mark.parametrize(("ahead", "unit"), [(0, 1), (4, 1), (6, 3)])
+def test_prefetched_images_are_not_counted_and_counts_are_whole_units(
+    ahead: int, unit: int
+) -> None:
+    batches = Batches()
+    with MeasuredLoader("x", lambda: batches, ahead=ahead, unit=unit) as loader:
+        assert batches.taken == 1
+        turn = loader.turn(0.01)
+    counted = batches.taken - ahead - unit - 1
+    assert turn.images == 8 * counted > 0
+    assert counted % unit == 0
+    assert turn.seconds >= 0.01
+    assert turn.cpu_s >= 0
+    assert turn.images_per_s == turn.images / turn.seconds
+
+
+def test_turn_shorter_than_a_batch_counts_one_unit() -> None:
+    with MeasuredLoader("x", Batches, unit=2) as loader:
+        assert loader.turn(1e-9).images == 16
+
+
+def test_epochs_follow_each_other() -> None:
+    batches = [(["a", "b", "c"], [0, 1, 2]), (["d"], [3])]
+    with MeasuredLoader("x", lambda: batches, unit=2) as loader:  # one batch is read at its start
+        assert loader.turn(1e-9).images == 4
+
+
+def test_cpu_time_of_children_is_counted() -> None:
+    script = "import sys\nfor line in sys.stdin: print(sum(range(3_000_000)), flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+
+        def work() -> Iterator[tuple[list[int], None]]:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            while True:
+                child.stdin.write(b"\n")
+                child.stdin.flush()
+                child.stdout.readline()
+                yield [0], None
+
+        with MeasuredLoader("x", work) as loader:
+            turn = loader.turn(0.5)
+        child.communicate()
+    assert turn.cpu_s > 0
+
+
+def test_settling_ends_when_processes_are_idle() -> None:
+    settle_down()
+
+
+@pytest.mark.parametrize(
+    ("loaders", "refill_s", "rounds"), [(1, 0.0, 5), (3, 0.1, 5), (1, 100.0, 3), (6, 2.0, 3)]
+)
+def test_long_refills_leave_fewer_rounds(loaders: int, refill_s: float, rounds: int) -> None:
+    assert count_rounds(loaders, 30.0, refill_s) == rounds
+
+
+class Steady(MeasuredLoader):
+    """Counts 100 images a second."""
+
+    def __init__(
+        self, name: str, log: list[str], breaks_at: int = -1, error: type[Exception] = WorkerError
+    ) -> None:
+        super().__init__(name, lambda: [([0], None)])
+        self.first_batch_s = 0.5
+        self._log = log
+        self._breaks_at = breaks_at
+        self._error = error
+
+    def turn(self, seconds: float) -> Turn:
+        self._log.append(self.name)
+        if self._log.count(self.name) == self._breaks_at:
+            raise self._error(f"{self.name} broke\nat length")
+        return Turn(images=round(100 * seconds), seconds=seconds, cpu_s=0.0)
+
+
+def test_loaders_alternate_in_each_round() -> None:
+    log: list[str] = []
+    heard: list[tuple[int, str]] = []
+    loaders = [Steady("a", log), Steady("b", log)]
+    turns = take_turns(loaders, 3, 2.0, [], lambda *told: heard.append(told))
+    assert log == ["a", "b"] * 3
+    assert heard[0] == (0, "round 1 of 3: a")
+    assert heard[-1] == (5, "round 3 of 3: b")
+    rows = make_rows(turns, cores=2)
+    assert [(row.name, row.loader, len(row.turns)) for row in rows] == [
+        ("a", "feedline", 3),
+        ("b", "torch", 3),
+    ]
+    assert rows[0].images_per_s.median == 100.0
+    assert rows[0].first_batch_s == 0.5
+
+
+@pytest.mark.parametrize("error", [WorkerError, OSError, RuntimeError])
+def test_torch_failure_skips_torch_but_other_failures_raise(error: type[Exception]) -> None:
+    log: list[str] = []
+    left_out: list[Omission] = []
+    loaders = [Steady("a", log), Steady("b", log, breaks_at=2, error=error)]
+    turns = take_turns(loaders, 4, 1.0, left_out, lambda done, what: None)
+    assert [loader.name for loader in turns] == ["a"]
+    assert log == ["a", "b", "a", "b", "a", "a"]
+    assert [each.what for each in left_out] == ["b"]
+
+    with pytest.raises(error, match="c broke"):
+        take_turns(
+            [Steady("c", [], breaks_at=1, error=error)],
+            1,
+            1.0,
+            [],
+            lambda done, what: None,
+        )
+
+
+def test_torch_variants_match_torchvision_samples(folder: ImageFolder) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchvision")
+    sample = ImageSample(folder, [13, 2])
+    dtypes = {"pillow": torch.float32, "uint8": torch.uint8}
+    assert TORCH_FORMS.keys() == dtypes.keys()
+    for form, dtype in dtypes.items():
+        dataset = pickle.loads(pickle.dumps(TorchImages(form, sample, 48)))
+        assert len(dataset) == len(sample)
+        assert [dataset[k][1] for k in range(4)] == [1, 0, 1, 0]
+        image, _ = dataset[3]
+        assert image.shape == (3, 48, 48)
+        assert image.dtype == dtype
+
+
+# Text and JSON
+
+DATA = BenchmarkData(
+    images=100,
+    classes=2,
+    images_measured=100,
+    images_shorter_than_size=0,
+    file_bytes_mean=110_000,
+    height_px_median=400,
+    width_px_median=500,
+)
+
+
+class Rated(MeasuredLoader):
+    """A loader that reached these rates, with 2 ms of CPU an image."""
+
+    def __init__(self, name: str, *rates: float) -> None:
+        super().__init__(name, lambda: [([0], None)])
+        self.first_batch_s = 1.25
+        self.turns = [
+            Turn(images=round(10 * rate), seconds=10.0, cpu_s=0.02 * rate) for rate in rates
+        ]
+
+
+def rows(*loaders: Rated) -> tuple[BenchmarkRow, ...]:
+    """Rows of feedline at 480, 500 and 520 images/s, and of other loaders."""
+    ours = Rated("feedline", 500, 480, 520)
+    return make_rows({loader: loader.turns for loader in (ours, *loaders)}, cores=2)
+
+
+TORCH = Rated("torch", 250, 240, 260)
+
+
+def result(**changes: Any) -> BenchmarkResult:
+    """100 images of 500 x 400 px on 2 cores."""
+    made = BenchmarkResult(
+        settings=BenchmarkOptions(folder="photos"),
+        workers=2,
+        cores_used=2,
+        data=DATA,
+        rows=rows(),
+        one_image=StageCosts(
+            images=50,
+            read_ms=0.1,
+            read_cold_ms=1.5,
+            cold_not_measured="",
+            decode_ms=3.2,
+            resize_ms=0.7,
+            total_ms=4.0,
+        ),
+        left_out=[],
+        skipped=[],
+        machine={"cores_usable": 2},
+        versions={"feedline": "1"},
+        elapsed_s=60.0,
+    )
+    return replace(made, **changes)
+
+
+def test_largest_stage_of_an_image_is_the_bottleneck() -> None:
+    stages = result().one_image
+    (said,) = verdict(result())
+    for fact in ("decoding, 80% of the 4.00 ms", "resizing 18%", "reading 2%"):
+        assert fact in said
+    (said,) = verdict(result(one_image=replace(stages, resize_ms=9.0, total_ms=12.3)))
+    assert "cropping and resizing, 73%" in said
+    (said,) = verdict(result(one_image=replace(stages, read_ms=9.0, total_ms=12.9)))
+    assert "reading, 70%" in said
+
+
+def test_reading_is_bottleneck_of_cold_loader_if_it_takes_longest() -> None:
+    slow = replace(result().one_image, read_cold_ms=12.0)
+    assert "12.00 ms an image from the disk" in verdict(result(one_image=slow))[1]
+    unknown = replace(slow, read_cold_ms=None, cold_not_measured="a RAM disk")
+    assert len(verdict(result(one_image=unknown))) == 1
+    (note,) = notes(result(one_image=unknown))
+    assert "a RAM disk" in note
+
+
+def test_torch_is_compared_only_if_measured() -> None:
+    assert "2.00x (2.00-2.00) torch" in verdict(result(rows=rows(TORCH)))[-1]
+
+
+def test_unusual_circumstances_are_noted() -> None:
+    assert notes(result()) == []
+    small = replace(DATA, images_measured=2, images_shorter_than_size=1)
+    said = notes(result(data=small, workers=1))
+    assert "1 of 2 images" in said[0]
+    assert "224 px" in said[0]
+    assert "2 images are fewer than a batch of 64" in said[1]
+    assert "1 for 2 usable cores" in said[2]
+    noisy = rows(Rated("torch", 100, 250, 260))
+    assert "differ by up to 64% (torch)" in notes(result(rows=noisy))[0]
+
+
+def test_table_has_one_line_per_contestant_and_fits_terminal() -> None:
+    path = "photos/" + "very-long-names/" * 9 + "1.jpg"
+    text = benchmark_table(
+        result(
+            rows=rows(TORCH),
+            left_out=[Omission("torch + Pillow", "it broke")],
+            skipped=[BrokenFile(path, "it is empty")] * 7,
+        )
+    )
+    lines = text.splitlines()
+    assert lines[0].startswith("100 images, 110 KB, 500x400 px, to 224 px in batches of 64; 2 work")
+    assert " ".join(lines[2].split()) == "images/s range per core x feedline first batch CPU s/1000"
+    assert " ".join(lines[3].split()) == "feedline 500 480-520 250 1.00 1.25 s 2.00"
+    assert " ".join(lines[4].split()) == "torch 250 240-260 125 0.50 1.25 s 2.00"
+    assert "torch + Pillow left out: it broke" in lines
+    assert "unreadable images skipped: 7, for example" in lines
+    assert sum(line == f"  {path}: it is empty" for line in lines) == 3
+    assert max(len(line) for line in lines if path not in line) <= 100
+
+
+def test_both_counts_of_large_folder_are_reported() -> None:
+    large = replace(DATA, images=1_300_000)
+    assert benchmark_table(result(data=large)).startswith("100 of 1300000 images")
+
+
+def test_result_is_json_with_units_in_field_names() -> None:
+    everything = result(
+        rows=rows(TORCH),
+        left_out=[Omission("torch", "it broke")],
+        skipped=[BrokenFile("a.jpg", "it is empty")],
+    )
+    read = json.loads(json.dumps(asdict(everything), allow_nan=False))
+    assert read["settings"]["folder"] == "photos"
+    assert read["data"]["height_px_median"] == 400
+    first, second = read["rows"]
+    assert first["images_per_s"] == {"median": 500.0, "low": 480.0, "high": 520.0}
+    assert (first["images_per_s_per_core"], first["cpu_s_per_1000_images"]) == (250.0, 2.0)
+    assert [turn["images"] for turn in first["turns"]] == [5000, 4800, 5200]
+    assert second["ratio_to_feedline"]["median"] == 0.5
+    assert read["one_image"]["total_ms"] == 4.0
+    assert read["left_out"] == [{"what": "torch", "reason": "it broke"}]
+    assert read["skipped"] == [{"file": "a.jpg", "reason": "it is empty"}]

@@ -1,0 +1,267 @@
+"""All checks: each once, none undocumented, without torch, on machines that fail or hang, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+import feedline
+from feedline.engine.defaults import DEFAULT_PREFETCH, auto_workers
+from feedline.errors import UsageError
+from feedline.profile import doctor_gpu, doctor_machine
+from feedline.profile.doctor import CHECK_IDS, examine
+from feedline.profile.doctor_checks import (
+    CheckResult,
+    CheckRun,
+    CheckTable,
+    NotMeasuredError,
+    Status,
+    answer_within,
+)
+from machine_files import write_files
+
+ROOT = Path(__file__).parents[2]
+OF_DATA = {"disk", "read-rate", "page-cache"}
+
+# One check
+
+
+@pytest.mark.parametrize("status", ["warn", "fail"])
+def test_failure_has_a_remedy(status: Status) -> None:
+    with pytest.raises(ValueError, match="fix"):
+        CheckResult(status, "few")
+    assert CheckResult(status, "few", fix="get more").is_fault
+
+
+def test_notes_and_unmeasured_checks_are_not_failures() -> None:
+    statuses: tuple[Status, ...] = ("ok", "note", "unknown")
+    assert not any(CheckResult(each, "").is_fault for each in statuses)
+
+
+def test_foreign_text_stays_on_one_line() -> None:
+    check = CheckResult(
+        "warn",
+        "two\nlines\r\nand \x1b[31mred\x07, \udcff, \u202eback",
+        fix="a\tb\u2028c",
+    )
+    assert check.summary == "two lines and \\x1b[31mred\\x07, \\udcff, \\u202eback"
+    assert check.fix == "a\\tb c"
+    assert len(CheckResult("ok", "m" * 5000).summary) == 1003
+
+
+def run_of(deadline_s: float | None, **facts: Callable[..., object]) -> CheckRun:
+    """A run of the checks "one" and "two", which need the fact "value"; "two" can do without."""
+    table = CheckTable()
+    for name, function in facts.items():
+        table.fact(name, deadline_s=deadline_s)(function)
+
+    @table.check("one", deadline_s=deadline_s)
+    def one(value: str) -> CheckResult:
+        return CheckResult("ok", value)
+
+    @table.check("two", deadline_s=deadline_s)
+    def two(value: str = "without") -> CheckResult:
+        return CheckResult("ok", value)
+
+    return CheckRun(table)
+
+
+@pytest.mark.parametrize("deadline_s", [None, 30.0])
+def test_facts_are_found_once(deadline_s: float | None) -> None:
+    found: list[str] = []
+
+    def value(part: str) -> str:
+        found.append(part)
+        return part * 2
+
+    run = run_of(deadline_s, value=value, part=lambda: "x")
+    assert [run.check(name).summary for name in ("one", "two", "one")] == ["xx"] * 3
+    assert (found, run.fact("value"), run.find("gone", 3)) == (["x"], "xx", 3)
+
+
+@pytest.mark.parametrize("deadline_s", [None, 30.0])
+def test_a_fact_that_is_not_found_is_the_reason(deadline_s: float | None) -> None:
+    def breaks() -> None:
+        raise OSError(5, "Input/output error")
+
+    run = run_of(deadline_s, value=breaks)
+    assert run.check("one") == CheckResult("unknown", "OSError: [Errno 5] Input/output error")
+    assert run.check("two") == CheckResult("ok", "without")
+
+    def skips() -> None:
+        raise NotMeasuredError("no folder", "name it")
+
+    assert run_of(deadline_s, value=skips).check("one") == CheckResult(
+        "unknown", "no folder", fix="name it"
+    )
+
+
+def test_endless_check_fails_without_blocking() -> None:
+    go_on, starts = threading.Event(), list[None]()
+
+    def endless() -> None:
+        starts.append(None)
+        go_on.wait()
+
+    run = run_of(0.05, value=endless)
+    try:
+        results = [run.check(name) for name in ("one", "two", "one")]
+    finally:
+        go_on.set()
+    assert [result.status for result in results] == ["fail", "ok", "fail"]
+    assert results[0].summary == "no answer within 0.05 s"
+    assert len(starts) == 1
+
+
+def test_exit_exceptions_are_not_caught_as_failed_checks() -> None:
+    def stops() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_of(30.0, value=stops).check("one")
+    with pytest.raises(SystemExit):
+        answer_within(30.0, lambda: exit(3))
+
+
+# All checks
+
+
+def test_each_check_runs_once_and_is_reported_immediately(jpeg_folder: Path) -> None:
+    told: list[tuple[str, CheckResult]] = []
+    found = examine(str(jpeg_folder), tell=lambda *result: told.append(result))
+    assert list(found.checks) == list(CHECK_IDS)
+    assert told == list(found.checks.items())
+
+
+def test_without_folder_no_disk_is_checked() -> None:
+    found = examine()
+    assert list(found.checks) == [name for name in CHECK_IDS if name not in OF_DATA]
+    assert found.checks["data-folder"].status == "unknown"
+
+
+def test_results_are_json_serialisable(jpeg_folder: Path) -> None:
+    found = examine(str(jpeg_folder))
+    plain = [asdict(each) for each in (*found.checks.values(), *found.settings)]
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+
+
+def test_settings_are_defaults_of_loader() -> None:
+    settings = {setting.name: setting for setting in examine().settings}
+    assert settings["num_workers"].value == auto_workers()
+    assert settings["prefetch"].value == DEFAULT_PREFETCH
+    assert all(setting.reason for setting in settings.values())
+
+
+@pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="tests run apart from the repository")
+def test_every_check_is_documented() -> None:
+    page = (ROOT / "docs" / "reference" / "doctor.md").read_text()
+    rows = re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)
+    assert rows == list(CHECK_IDS)
+
+
+def test_invalid_folder_is_rejected_before_any_output(tmp_path: Path) -> None:
+    told: list[str] = []
+    with pytest.raises(UsageError, match="does not exist"):
+        examine(str(tmp_path / "nowhere"), tell=lambda name, _: told.append(name))
+    assert not told
+
+
+def test_machine_without_proc_and_sys_is_examined(jpeg_folder: Path, tmp_path: Path) -> None:
+    found = examine(str(jpeg_folder), root=tmp_path).checks
+    assert list(found) == list(CHECK_IDS)
+    assert (found["disk"].status, found["gpu"].status) == ("unknown", "note")
+
+
+def test_machine_with_invalid_limits_is_examined(tmp_path: Path) -> None:
+    root = write_files(
+        tmp_path,
+        {
+            "/proc/self/cgroup": "0::/job\n\udcff",
+            "/proc/self/mountinfo": "nonsense",
+            "/sys/fs/cgroup/job/cpu.max": "much 0",
+            "/sys/fs/cgroup/job/memory.max": "-7",
+            "/sys/fs/cgroup/job/memory.current": "",
+            "/proc/driver/nvidia/version": "odd",
+        },
+    )
+    found = examine(root=root, environ={}).checks
+    assert found["usable-cores"].details["quota_cores"] is None
+    assert found["memory"].details["cgroup_limit_bytes"] is None
+    assert found["gpu"].status == "note"
+
+
+def test_quota_and_limit_are_detected_and_threads_warned_of(tmp_path: Path) -> None:
+    root = write_files(
+        tmp_path,
+        {
+            "/proc/self/cgroup": "0::/job",
+            "/sys/fs/cgroup/job/cpu.max": "50000 100000",
+            "/sys/fs/cgroup/job/memory.max": str(300 << 20),
+            "/sys/fs/cgroup/job/memory.current": str(290 << 20),
+        },
+    )
+    examined = examine(root=root, environ={})
+    found = examined.checks
+    assert found["usable-cores"].details["quota_cores"] == 0.5
+    assert found["usable-cores"].status == "warn"
+    assert found["memory"].status == "fail"
+    assert {setting.name: setting.value for setting in examined.settings}["num_workers"] == 1
+
+
+def test_failing_check_does_not_hide_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object) -> None:
+        raise RuntimeError("a strange machine")
+
+    monkeypatch.setattr(doctor_machine, "_why_missing", breaks)
+    monkeypatch.setattr(doctor_machine, "memory_limits", breaks)
+    monkeypatch.setattr(doctor_gpu, "find_gpus", breaks)
+    found = examine().checks
+    for name in ("jpeg-decoder", "compiled-parts", "gpu", "pcie-link", "memory"):
+        assert found[name].summary == "RuntimeError: a strange machine"
+        assert found[name].status == "unknown"
+    assert found["torch-build"].status == "ok"
+    assert found["shared-memory"].status != "unknown"
+
+
+QUIET = """
+import os, sys
+from feedline.profile.doctor import examine
+found = examine(sys.argv[1])
+assert "torch" not in sys.modules
+assert "cv2" not in sys.modules
+print(found.checks["torch-build"].status)
+"""
+
+
+def run(arguments: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=120,
+        env={**os.environ, **environ},
+    )  # fmt: skip
+
+
+def test_torch_is_not_imported(jpeg_folder: Path) -> None:
+    done = run(["-c", QUIET, str(jpeg_folder)])
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_missing_torch_is_the_only_failure(jpeg_folder: Path, tmp_path: Path) -> None:
+    site = Path(sysconfig.get_path("purelib"))
+    for entry in site.iterdir():
+        if not entry.name.startswith(("torch", "functorch", "feedline", "__editable__")):
+            (tmp_path / entry.name).symlink_to(entry)
+    package = Path(feedline.__file__).parent
+    (tmp_path / "feedline").symlink_to(package)
+    # -S: without installed packages except those linked here.
+    done = run(["-S", "-c", QUIET, str(jpeg_folder)], PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "fail\n"), done.stderr

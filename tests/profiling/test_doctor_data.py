@@ -1,0 +1,431 @@
+"""Checks of the data folder: contents, disk, read rate, and whether it fits into memory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from feedline import build_cache
+from feedline.errors import UsageError
+from feedline.machine import FilePart, ReadFrom, find_disk, stays_in_memory
+from feedline.profile import doctor_data
+from feedline.profile.doctor_checks import CheckResult
+from feedline.profile.doctor_data import (
+    DECODED_BYTES_PER_S,
+    DataFolder,
+    ReadRate,
+    check_disk,
+    check_page_cache,
+    check_read_rate,
+    inspect_data,
+    is_cached,
+    measure_read_rate,
+    require_folder,
+    scan_folder,
+)
+from feedline.system import MemoryLimits
+from machine_files import write_files
+
+GB = 10**9
+
+# What a folder holds
+
+
+def test_a_folder_of_images_is_counted(jpeg_folder: Path) -> None:
+    data = inspect_data(str(jpeg_folder))
+    assert data.result.status == "ok"
+    assert data.result.summary.startswith("12 images, ")
+    assert data.result.summary.endswith(", in 2 folders")
+    assert data.bytes == sum(path.stat().st_size for path in jpeg_folder.rglob("*.jpg"))
+
+
+@pytest.mark.parametrize("format", ["webdataset", "folder"])
+def test_cache_is_distinguished_from_images(jpeg_folder: Path, tmp_path: Path, format: str) -> None:
+    build_cache(jpeg_folder, tmp_path / "cache", sizes=[16, 32], format=format, workers=0)
+    data = inspect_data(str(tmp_path / "cache"))
+    assert (data.result.status, data.result.details["images"]) == ("ok", 12)
+    assert [level["size_px"] for level in data.result.details["levels"]] == [16, 32]
+    assert data.bytes == max(level["bytes"] for level in data.result.details["levels"])
+    assert data.sample
+    assert data.things == ("images" if format == "folder" else "files")
+
+
+def test_an_lmdb_without_the_package_that_reads_it_fails(
+    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lmdb")
+    build_cache(jpeg_folder, tmp_path / "cache", sizes=[16], format="lmdb", workers=0)
+    assert inspect_data(str(tmp_path / "cache")).result.status == "ok"
+    monkeypatch.setattr(doctor_data.importlib.util, "find_spec", lambda name: None)
+    check = inspect_data(str(tmp_path / "cache")).result
+    assert (check.status, check.fix) == ("fail", "pip install lmdb")
+
+
+def test_incomplete_cache_is_a_failure(jpeg_folder: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    build_cache(jpeg_folder, root, sizes=[16], workers=0)
+    for path in (root / "16").iterdir():
+        path.unlink()
+    check = inspect_data(str(root)).result
+    assert (check.status, "feedline cache repair" in check.fix) == ("fail", True)
+    (root / "feedline-cache.json").write_text("{")
+    assert inspect_data(str(root)).result.status == "warn"
+    (root / "feedline-cache.json").unlink()
+    (root / "unfinished").mkdir()
+    check = inspect_data(str(root)).result
+    assert check.status == "warn"
+    assert "not finished" in check.summary
+
+
+@pytest.mark.parametrize(
+    ("files", "status", "words"),
+    [
+        ({}, "warn", "empty"),
+        ({"a/0.tar": "x", "a/1.tar": "x"}, "note", "no images; 2 files, 2 bytes (2 .tar)"),
+        ({"part.parquet": "xxx"}, "note", "no images; 1 file,"),
+        ({"LICENSE": "x", "a.py": "x", "b.py": "x"}, "warn", "2 .py, 1 without"),
+        ({"one.jpg": "x"}, "ok", "1 image, 1 byte"),
+    ],
+)
+def test_other_folders_are_described(
+    files: dict[str, str], status: str, words: str, tmp_path: Path
+) -> None:
+    check = inspect_data(str(write_files(tmp_path, files))).result
+    assert check.status == status
+    assert words in check.summary
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/train", "https://host/cache"])
+def test_url_is_rejected(url: str) -> None:
+    with pytest.raises(UsageError, match="feedline cache info"):
+        require_folder(url)
+
+
+def test_invalid_folder_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for name, words in (("file", "is a file"), ("gone", "does not exist"), ("\0", "cannot be")):
+        with pytest.raises(UsageError, match=words):
+            require_folder(str(tmp_path / name))
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UsageError, match="cannot be listed"):
+        require_folder(str(tmp_path / "loop"))
+    require_folder(str(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_folder_that_may_not_be_listed_is_rejected(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    try:
+        with pytest.raises(UsageError, match="permissions"):
+            require_folder(str(closed))
+    finally:
+        closed.chmod(0o700)
+
+
+# How it is read, and whether memory holds it
+
+
+def rate_of(bytes_per_s: float, *, read_from: ReadFrom = "disk", count: int = GB) -> ReadRate:
+    return ReadRate(
+        bytes=count, files=10, seconds=count / bytes_per_s, readers=2, read_from=read_from,
+    )  # fmt: skip
+
+
+def looked(
+    root: Path,
+    rate: ReadRate | None,
+    *,
+    data_bytes: int | None = 100 * GB,
+    cacheable: int | None = 50 * GB,
+    at_least: bool = False,
+) -> tuple[CheckResult, CheckResult, CheckResult]:
+    """The checks of a folder that is read at a rate, by two workers."""
+    data = DataFolder(
+        result=CheckResult("ok", ""), bytes=data_bytes, at_least=at_least, things="images"
+    )
+    disk, memory = find_disk(root, root), None
+    if cacheable is not None:
+        memory = MemoryLimits(machine=GB, limit=None, available=-(-cacheable * 5 // 4))
+    cached = is_cached(data, disk, memory)
+    return (
+        check_disk(disk),
+        check_read_rate(data, disk, rate, 2, cached),
+        check_page_cache(data, disk, cached, memory),
+    )
+
+
+WANTED = 2 * DECODED_BYTES_PER_S
+
+
+@pytest.mark.parametrize(
+    ("rate", "data_bytes", "status"),
+    [
+        (rate_of(WANTED), 100 * GB, "ok"),
+        (rate_of(WANTED - 1e6), 100 * GB, "note"),
+        (rate_of(WANTED / 2 - 1e6), 100 * GB, "warn"),
+        (rate_of(WANTED / 2 - 1e6), 10 * GB, "note"),  # memory holds it after an epoch
+        (rate_of(WANTED / 2 - 1e6), None, "warn"),
+        (rate_of(1e6, count=100_000), 100 * GB, "note"),  # too little
+        (rate_of(1e6, count=1_000_000), 100 * GB, "warn"),  # little, as it took a second
+        (rate_of(1e6, read_from="memory"), 100 * GB, "note"),
+        (rate_of(1e6, read_from="unknown"), 100 * GB, "note"),
+        (None, 100 * GB, "unknown"),
+    ],
+)
+def test_disk_is_slow_if_cores_wait_for_it(
+    rate: ReadRate | None,
+    data_bytes: int | None,
+    status: str,
+    tmp_path: Path,
+) -> None:
+    disk, read, _ = looked(tmp_path, rate, data_bytes=data_bytes)
+    assert (disk.status, read.status) == ("unknown", status)
+
+
+@pytest.mark.parametrize(
+    ("data_bytes", "cacheable", "at_least", "status"),
+    [
+        (50 * GB, 50 * GB, False, "ok"),
+        (50 * GB + 1, 50 * GB, False, "note"),
+        (50 * GB + 1, 50 * GB, True, "note"),
+        (GB, 50 * GB, True, "unknown"),
+        (None, 50 * GB, False, "unknown"),
+        (GB, None, False, "unknown"),
+    ],
+)
+def test_folder_fits_memory_only_if_size_is_known(
+    data_bytes: int | None,
+    cacheable: int | None,
+    at_least: bool,
+    status: str,
+    tmp_path: Path,
+) -> None:
+    rate = rate_of(WANTED)
+    *_, held = looked(tmp_path, rate, data_bytes=data_bytes, cacheable=cacheable, at_least=at_least)
+    assert held.status == status
+
+
+def test_data_in_memory_are_not_taken_for_a_disk(tmp_path: Path) -> None:
+    mounts = {"/proc/self/mountinfo": "22 1 0:20 / / rw - tmpfs tmpfs rw\n"}
+    rate = rate_of(1e6, read_from="unknown")
+    disk, read, held = looked(write_files(tmp_path, mounts), rate)
+    assert disk.details["kind"] == "memory"
+    assert (read.status, read.details["read_from"]) == ("note", "memory")
+    assert (held.status, held.details["fits"]) == ("ok", True)
+
+
+# Scanning
+
+LONG_S = 60.0
+
+
+def fill(root: Path, layout: dict[str, int], ending: str = ".jpg", size: int = 10) -> None:
+    """Create folders with this many files each."""
+    for name, count in layout.items():
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            (root / name / f"{number}{ending}").write_bytes(b"x" * size)
+
+
+def test_a_small_folder_is_counted_to_the_end(tmp_path: Path) -> None:
+    fill(tmp_path, {"train/cat": 3, "train/dog": 5, "val/cat": 1, "val/dog": 0})
+    (tmp_path / "train" / "notes.TXT").write_text("hello")
+    (tmp_path / "loose.PNG").write_bytes(b"abcd")
+    found = scan_folder(str(tmp_path), LONG_S)
+    assert (len(found.images), len(found.others), found.folders) == (10, 1, 6)
+    assert found.class_folders == 2
+    assert found.complete
+    assert found.endings == {".jpg": 9, ".txt": 1, ".png": 1}
+    assert sorted(file.bytes for file in found.sample) == [4, *[10] * 9]
+
+
+def test_sample_of_other_files_contains_only_them(tmp_path: Path) -> None:
+    fill(tmp_path, {"shards": 4}, ending=".tar", size=100)
+    found = scan_folder(str(tmp_path), LONG_S)
+    assert (found.images, len(found.others)) == ([], 4)
+    assert [file.bytes for file in found.sample] == [100] * 4
+
+
+def test_empty_folder_has_no_files(tmp_path: Path) -> None:
+    found = scan_folder(str(tmp_path), LONG_S)
+    assert (found.images, found.others, found.sample, found.complete) == ([], [], [], True)
+
+
+def test_large_folder_is_listed_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, {".": 2000})
+    monkeypatch.setattr(doctor_data, "_MAX_ENTRIES", 500)
+    found = scan_folder(str(tmp_path), LONG_S)
+    assert not found.complete
+    assert 500 <= len(found.images) < 2000
+    assert len(found.sample) == 256
+
+
+def test_zero_time_still_gives_an_answer(tmp_path: Path) -> None:
+    fill(tmp_path, {f"class{n}": 30 for n in range(30)})
+    found = scan_folder(str(tmp_path), 0.0)
+    assert not found.complete
+
+
+def test_symlink_loops_end(tmp_path: Path) -> None:
+    fill(tmp_path, {"a/b": 2})
+    (tmp_path / "a" / "b" / "up").symlink_to(tmp_path)
+    (tmp_path / "a" / "b" / "here").symlink_to(tmp_path / "a" / "b")
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    elsewhere = tmp_path / "linked"
+    elsewhere.symlink_to(tmp_path / "a")
+    found = scan_folder(str(tmp_path), LONG_S)
+    assert found.complete
+    assert len(found.images) == 4  # linked folders count, as they do for ImageFolder
+
+
+def test_deep_tree_ends(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath(*["d"] * 40)
+    deep.mkdir(parents=True)
+    (deep / "x.jpg").write_bytes(b"x")
+    found = scan_folder(str(tmp_path), LONG_S)
+    assert not found.complete
+    assert found.images == []
+
+
+def test_non_files_are_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "real.jpg").write_bytes(b"abc")
+    (only,) = scan_folder(str(tmp_path), LONG_S).sample
+    assert only.path == str(tmp_path / "real.jpg")
+
+
+def test_names_of_any_bytes_are_listed(tmp_path: Path) -> None:
+    os.makedirs(os.fsencode(tmp_path) + b"/\xff\xfe")
+    with open(os.fsencode(tmp_path) + b"/\xff\xfe/\x80.jpg", "wb") as file:
+        file.write(b"x")
+    found = scan_folder(str(tmp_path), LONG_S)
+    assert [file.bytes for file in found.sample] == [1]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_folders_that_cannot_be_listed_are_counted(tmp_path: Path) -> None:
+    fill(tmp_path, {"open": 2, "closed": 2})
+    (tmp_path / "closed").chmod(0)
+    try:
+        found = scan_folder(str(tmp_path), LONG_S)
+    finally:
+        (tmp_path / "closed").chmod(0o700)
+    assert (len(found.images), found.unreadable, found.complete) == (2, 1, False)
+
+
+def test_missing_folder_raises(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        scan_folder(str(tmp_path / "nowhere"), LONG_S)
+
+
+# Reading
+
+
+def written(folder: Path, sizes: list[int]) -> list[FilePart]:
+    """Write files of these sizes to disk."""
+    files = []
+    for number, size in enumerate(sizes):
+        path = folder / f"{number}.bin"
+        with open(path, "wb") as file:
+            file.write(os.urandom(size))
+            file.flush()
+            os.fsync(file.fileno())
+        files.append(FilePart(str(path), 0, size))
+    return files
+
+
+def test_probed_files_are_read_once(tmp_path: Path) -> None:
+    files = written(tmp_path, [5000] * 20)
+    found = measure_read_rate(files, readers=3, seconds=LONG_S)
+    assert found is not None
+    assert (found.files, found.bytes, found.readers) == (16, 16 * 5000, 3)
+    assert found.bytes_per_s == found.bytes / found.seconds
+    assert found.files_per_s == found.files / found.seconds
+
+
+def test_long_files_are_read_in_part(tmp_path: Path) -> None:
+    found = measure_read_rate(written(tmp_path, [(16 << 20) + 5000] * 4), readers=1, seconds=LONG_S)
+    assert found is not None
+    assert (found.files, found.bytes, found.files_per_s) == (2, 32 << 20, None)
+
+
+def test_time_limit_ends_reading(tmp_path: Path) -> None:
+    assert measure_read_rate(written(tmp_path, [5000] * 8), readers=2, seconds=-1.0) is None
+
+
+def test_empty_input_has_no_read_rate(tmp_path: Path) -> None:
+    assert measure_read_rate([], readers=2, seconds=LONG_S) is None
+    assert measure_read_rate(written(tmp_path, [0, 0]), readers=2, seconds=LONG_S) is None
+    gone = [FilePart(str(tmp_path / "gone"), 0, 100)] * 3
+    assert measure_read_rate(gone, readers=2, seconds=LONG_S) is None
+
+
+def test_single_file_has_unknown_source(tmp_path: Path) -> None:
+    found = measure_read_rate(written(tmp_path, [100]), readers=8, seconds=LONG_S)
+    assert found is not None
+    assert (found.files, found.readers, found.read_from) == (1, 1, "unknown")
+
+
+def test_shortened_files_end_early(tmp_path: Path) -> None:
+    files = written(tmp_path, [100] * 4)
+    lying = [FilePart(file.path, 0, 10_000) for file in files]
+    found = measure_read_rate(lying, readers=1, seconds=LONG_S)
+    assert found is not None
+    assert (found.bytes, found.files, found.files_per_s) == (200, 0, None)
+
+
+CAN_DROP = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
+needs_calls = pytest.mark.skipif(not CAN_DROP, reason="no such calls here")
+
+
+@needs_calls
+def test_files_of_a_disk_are_read_from_the_disk(tmp_path: Path) -> None:
+    other, *files = written(tmp_path, [100_000] * 13)
+    if stays_in_memory(other) is not False:
+        pytest.skip("temporary files lie in memory here")
+    for _ in range(10):  # the kernel cannot drop pages that another core has just written or read
+        before = psutil.Process().io_counters().read_bytes
+        found = measure_read_rate(files, readers=2, seconds=LONG_S)
+        if found is None or found.read_from == "disk":
+            break
+    assert found is not None
+    assert found.read_from == "disk"
+    assert psutil.Process().io_counters().read_bytes - before >= found.bytes
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    if not os.path.ismount("/dev/shm"):
+        pytest.skip("no files in memory here")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@needs_calls
+def test_files_in_memory_are_not_taken_for_a_disk(in_memory: Path) -> None:
+    found = measure_read_rate(written(in_memory, [100_000] * 12), readers=2, seconds=LONG_S)
+    assert found is not None
+    assert found.read_from in ("memory", "unknown")  # as the kernel says of a tmpfs
+
+
+def test_page_cache_is_unknown_without_system_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "RWF_NOWAIT", raising=False)
+    found = measure_read_rate(written(tmp_path, [5000] * 8), readers=2, seconds=LONG_S)
+    assert found is not None
+    assert found.read_from == "unknown"
+
+
+def test_read_files_stay_unchanged(tmp_path: Path) -> None:
+    files = written(tmp_path, [5000] * 8)
+    before = [(os.stat(file.path).st_mtime_ns, Path(file.path).read_bytes()) for file in files]
+    measure_read_rate(files, readers=2, seconds=LONG_S)
+    after = [(os.stat(file.path).st_mtime_ns, Path(file.path).read_bytes()) for file in files]
+    assert before == after

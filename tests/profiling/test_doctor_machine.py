@@ -1,0 +1,478 @@
+"""Checks of the machine: cores, other programs, memory, limits, threads and libraries."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import PIL
+import pytest
+
+import feedline.images
+from feedline import DataLoader
+from feedline.engine.start_pool import pool_bytes
+from feedline.images import jpeg, resize
+from feedline.images.array import ImageArray
+from feedline.profile import doctor_machine
+from feedline.profile.doctor_checks import CheckResult
+from feedline.profile.doctor_machine import (
+    BATCH_ROWS,
+    BATCH_SLOTS,
+    IMAGE_PX,
+    check_core_share,
+    check_cores,
+    check_jpeg_decoder,
+    check_libraries,
+    check_memory,
+    check_native_modules,
+    check_open_files,
+    check_opencv,
+    check_openmp,
+    check_other_programs,
+    check_png_decoder,
+    check_shared_memory,
+    check_start_method,
+    describe_cores,
+    find_missing_modules,
+    slot_bytes,
+)
+from feedline.system import CoreLimits, MemoryLimits
+
+# Cores
+
+EIGHT = {"machine": 8, "affinity": 8, "quota": inf, "allotted": None, "processes": 1}
+
+
+def limits(**changes: object) -> CoreLimits:
+    return CoreLimits(**{**EIGHT, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "8 cores in the machine: 8 usable"),
+        (
+            {"affinity": 4, "quota": 3.5},
+            "8 cores in the machine, 4 by affinity, quota 3.5: 3 usable",
+        ),
+        ({"allotted": 2}, "8 cores in the machine, 2 by SLURM: 2 usable"),
+        ({"processes": 4}, "8 cores in the machine, shared by 4 training processes: 2 usable"),
+    ],
+)
+def test_line_names_limit_of_cores(changes: dict[str, object], line: str) -> None:
+    assert describe_cores(limits(**changes)) == line
+
+
+@pytest.mark.parametrize(
+    ("changes", "usable", "share"),
+    [
+        ({}, "ok", "ok"),
+        ({"affinity": 4}, "note", "ok"),
+        ({"quota": 0.5}, "warn", "ok"),
+        ({"processes": 4}, "note", "note"),
+        ({"processes": 16}, "warn", "warn"),
+        ({"allotted": 4}, "note", "ok"),
+        ({"allotted": 4, "affinity": 2}, "note", "warn"),
+        ({"allotted": 4, "quota": 3.5}, "note", "warn"),
+    ],
+)
+def test_few_cores_and_inconsistent_shares_are_failures(
+    changes: dict[str, object], usable: str, share: str
+) -> None:
+    assert check_cores(limits(**changes)).status == usable
+    assert check_core_share(limits(**changes)).status == share
+
+
+def test_json_has_numbers_and_null_for_no_limit() -> None:
+    details = check_cores(limits(affinity=4)).details
+    assert json.loads(json.dumps(details)) == details
+    assert (details["affinity_cores"], details["quota_cores"]) == (4, None)
+
+
+CORES = """
+import json, os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from feedline.profile.doctor_machine import check_core_share, check_cores
+from feedline.system import core_limits
+checks = [check(core_limits()) for check in (check_cores, check_core_share)]
+print(json.dumps([dict(check.details, status=check.status) for check in checks]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
+def test_real_affinity_of_one_core_is_detected() -> None:
+    environ = {"SLURM_CPUS_PER_TASK": "2", "PATH": os.environ["PATH"]}
+    environ |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    done = subprocess.run(
+        [sys.executable, "-c", CORES], capture_output=True, text=True, timeout=60, env=environ
+    )
+    assert done.returncode == 0, done.stderr
+    cores, share = json.loads(done.stdout)
+    assert (cores["affinity_cores"], cores["usable_cores"], cores["status"]) == (1, 1, "warn")
+    assert (share["slurm_cores"], share["status"]) == (2, "warn")
+
+
+@pytest.mark.parametrize(
+    ("changes", "load", "status"),
+    [
+        ({"machine": 2, "affinity": 2}, 11.0, "warn"),
+        ({"machine": 2, "affinity": 2}, 1.0, "warn"),
+        ({"machine": 2, "affinity": 2}, 0.5, "note"),
+        ({"machine": 2, "affinity": 2}, 0.2, "ok"),
+        ({"affinity": 2}, 3.0, "ok"),  # on the other six cores
+        ({"affinity": 2}, 9.0, "warn"),
+        ({"processes": 4}, 9.0, "warn"),
+        ({}, None, "unknown"),
+    ],
+)
+def test_other_programs_on_the_usable_cores_are_a_warning(
+    changes: dict[str, object], load: float | None, status: str
+) -> None:
+    result = check_other_programs(limits(**changes), load)
+    assert (result.status, result.details["other_load"]) == (status, load)
+
+
+# Memory
+
+GIB = 1 << 30
+
+
+def test_memory_without_limit_passes() -> None:
+    check = check_memory(MemoryLimits(machine=64 * GIB, limit=None, available=60 * GIB), 8)
+    assert check.status == "ok"
+    assert check.details["cgroup_limit_bytes"] is None
+    assert check.details["page_cache_may_hold_bytes"] == int(0.8 * 60 * GIB)
+
+
+def test_cgroup_limit_is_reported() -> None:
+    check = check_memory(MemoryLimits(machine=64 * GIB, limit=8 * GIB, available=7 * GIB), 8)
+    assert check.status == "note"
+    assert "limit of the cgroup 8.6 GB" in check.summary
+
+
+def test_memory_check_fails_exactly_if_loader_would() -> None:
+    needed = pool_bytes(8, BATCH_SLOTS * slot_bytes())
+    for available, status in ((needed, "ok"), (needed - 1, "fail")):
+        limits = MemoryLimits(machine=64 * GIB, limit=None, available=available)
+        assert check_memory(limits, 8).status == status
+
+
+def test_batch_memory_equals_allocation_of_loader() -> None:
+    images = ImageArray(np.zeros((8, 4, 4, 3), np.uint8), np.zeros(8, np.int64))
+    loader = DataLoader(images, batch_size=BATCH_ROWS, image_size=IMAGE_PX)
+    try:
+        iterator = iter(loader)
+        assert f"{BATCH_SLOTS * slot_bytes() / 2**20:.0f} MiB" in loader.explain()
+        del iterator
+    finally:
+        loader.close()
+
+
+def test_shared_memory_of_machine_is_checked() -> None:
+    check = check_shared_memory(1)
+    if not os.path.isdir("/dev/shm"):
+        pytest.skip("no /dev/shm here")
+    room = os.statvfs("/dev/shm")
+    assert check.details["size_bytes"] == room.f_blocks * room.f_frsize
+    assert check.details["feedline_needs_it"] is False
+
+
+def test_more_workers_than_shared_memory_allows_is_a_warning() -> None:
+    check = check_shared_memory(1_000_000)
+    assert check.status == "warn"
+    assert "--shm-size=" in check.fix
+    assert "feedline's workers need none" in check.summary
+
+
+def test_missing_shared_memory_is_a_warning(tmp_path: Path) -> None:
+    check = check_shared_memory(1, tmp_path / "shm")
+    assert (check.status, check.details["size_bytes"]) == ("warn", None)
+
+
+SMALL = """
+import sys
+from feedline.profile.doctor_machine import check_shared_memory
+check = check_shared_memory(2)
+print(check.status, check.details["size_bytes"])
+"""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="no mounts of one's own here")
+def test_shared_memory_of_64_mb_is_a_warning() -> None:
+    mount = "mount -t tmpfs -o size=64m none /dev/shm && exec "
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount + f"{sys.executable} -c '{SMALL}'"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    if done.returncode and not done.stdout:
+        pytest.skip(f"no mounts of one's own here: {done.stderr.strip()}")
+    assert done.stdout.split() == ["warn", str(64 << 20)]
+
+
+# Open files
+
+needs_limits = pytest.mark.skipif(find_spec("resource") is None, reason="no such limits here")
+
+FILES = """
+import json, resource, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+soft = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft if sys.argv[2:] else hard))
+from feedline.profile.doctor_machine import check_open_files
+check = check_open_files()
+print(json.dumps({"status": check.status, "fix": check.fix, **check.details}))
+"""
+
+
+def looked(*arguments: object) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-c", FILES, *map(str, arguments)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+@needs_limits
+@pytest.mark.parametrize(("soft", "status"), [(1024, "ok"), (1023, "warn"), (31, "fail")])
+def test_low_limit_is_a_failure(soft: int, status: str) -> None:
+    found = looked(soft)
+    assert (found["status"], found["soft_limit"]) == (status, soft)
+    assert (status == "ok") or str(found["fix"]).startswith("ulimit -n ")
+
+
+@needs_limits
+def test_fixed_limit_has_another_remedy() -> None:
+    found = looked(512, "hard")
+    assert found["hard_limit"] == 512
+    assert "limits.conf" in str(found["fix"])
+
+
+@needs_limits
+def test_the_files_of_this_process_are_counted() -> None:
+    before = check_open_files().details["open"]
+    if before is None:
+        pytest.skip("no list of open files here")
+    with open(__file__):
+        assert check_open_files().details["open"] == before + 1
+
+
+@needs_limits
+def test_open_files_are_unknown_without_listing(tmp_path: Path) -> None:
+    assert check_open_files(tmp_path / "fd").details["open"] is None
+
+
+# Threads
+
+FOUR_OF_8 = CoreLimits(machine=8, affinity=8, quota=4.0, allotted=None, processes=1)
+ALL_8 = CoreLimits(machine=8, affinity=8, quota=inf, allotted=None, processes=1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "given", "status"),
+    [
+        (ALL_8, None, "ok"),
+        (FOUR_OF_8, None, "warn"),  # libgomp knows of no quota
+        (FOUR_OF_8, "4", "ok"),
+        (FOUR_OF_8, "1", "note"),
+        (FOUR_OF_8, "5", "warn"),
+        (FOUR_OF_8, "4,2", "ok"),
+        (FOUR_OF_8, "8,1", "warn"),
+        (FOUR_OF_8, "many", "warn"),
+        (FOUR_OF_8, "", "warn"),
+        (FOUR_OF_8, "0", "warn"),
+        (FOUR_OF_8, "-1", "warn"),
+        (FOUR_OF_8, "9" * 5000, "warn"),
+    ],
+)
+def test_more_threads_than_cores_are_a_warning(
+    limits: CoreLimits, given: str | None, status: str
+) -> None:
+    check = check_openmp(limits, {} if given is None else {"OMP_NUM_THREADS": given})
+    assert check.status == status
+    assert (check.fix == "export OMP_NUM_THREADS=4") == (status == "warn")
+
+
+THREADS = """
+import torch
+print(torch.get_num_threads())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it takes two cores")
+def test_invalid_thread_count_is_ignored() -> None:
+    environ = {name: text for name, text in os.environ.items() if not name.endswith("_THREADS")}
+    environ["OMP_NUM_THREADS"] = "many"
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=60, env=environ
+    )
+    # One for each core, or for each that is no second thread of another.
+    assert 1 <= int(done.stdout) <= len(os.sched_getaffinity(0))
+
+
+@pytest.fixture
+def opencv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A stand-in for OpenCV with the one function that is used."""
+    (tmp_path / "cv2.py").write_text("def getNumThreads():\n    return 16\n")
+    monkeypatch.delitem(sys.modules, "cv2", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("cv2", None)
+
+
+def test_without_opencv_no_threads_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    check = check_opencv(ALL_8, {}, True)
+    assert (check.status, check.details["threads"]) == ("ok", None)
+    assert "not installed" in check.summary
+
+
+@pytest.mark.usefixtures("opencv")
+@pytest.mark.parametrize(
+    ("given", "status", "threads"),
+    [("", "note", None), ("0", "note", None), ("1", "ok", 1), ("4", "note", 4), ("5", "warn", 5)],
+)
+def test_opencv_is_checked_by_environment_without_import(
+    given: str, status: str, threads: int | None
+) -> None:
+    check = check_opencv(FOUR_OF_8, {"OPENCV_FOR_THREADS_NUM": given}, measure=False)
+    assert (check.status, check.details["threads"]) == (status, threads)
+    assert "cv2" not in sys.modules
+
+
+@pytest.mark.usefixtures("opencv")
+@pytest.mark.parametrize("given", ["many", "-2"])
+def test_invalid_opencv_setting_warns(given: str) -> None:
+    check = check_opencv(FOUR_OF_8, {"OPENCV_FOR_THREADS_NUM": given}, measure=False)
+    assert check.status == "warn"
+
+
+@pytest.mark.usefixtures("opencv")
+def test_measuring_queries_opencv() -> None:
+    check = check_opencv(FOUR_OF_8, {}, measure=True)
+    assert (check.status, check.details["threads"]) == ("warn", 16)
+
+
+def test_opencv_that_cannot_be_imported_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "cv2", raising=False)
+    (tmp_path / "cv2.py").write_text("raise ImportError('libGL.so.1: cannot open')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    check = check_opencv(ALL_8, {}, True)
+    assert check.status == "warn"
+    assert "libGL.so.1" in check.summary
+
+
+# Decoders and libraries
+
+
+def check_decoder() -> tuple[CheckResult, CheckResult]:
+    missing = find_missing_modules()
+    return check_jpeg_decoder(missing), check_native_modules(missing)
+
+
+def test_parts_in_use_match_pipeline() -> None:
+    decoder, parts = check_decoder()
+    assert decoder.details["pillow"] == PIL.__version__
+    assert parts.details["jpeg"] == (jpeg.compiled_decoder() is not None)
+    assert parts.details["resample"] == (resize.compiled is not None)
+    assert parts.details["lut"] == (resize.compiled_lut is not None)
+    assert decoder.details["crop_only"] == parts.details["jpeg"]
+    assert decoder.details["reads_codes"] == parts.details["jpeg"]
+
+
+@pytest.mark.parametrize("name", ["_jpeg", "_resample", "_lut"])
+def test_uncompiled_part_is_a_warning(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, f"feedline.images.{name}", None)
+    decoder, parts = check_decoder()
+    assert (parts.status, parts.details[name.removeprefix("_")]) == ("warn", False)
+    assert f"{name} was not compiled" in parts.summary
+    assert (decoder.status == "note") == (name == "_jpeg")
+
+
+def test_the_inflater_of_pngs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("feedline.images._png")
+    found = check_png_decoder(find_missing_modules())
+    assert found.details["compiled"]
+    assert (found.status == "ok") == (found.details["isal"] is not None)
+    monkeypatch.setitem(sys.modules, "feedline.images._png", None)
+    found = check_png_decoder(find_missing_modules())
+    assert (found.status, found.details["compiled"]) == ("note", False)
+    assert "Pillow" in found.summary
+
+
+def test_part_for_another_python_differs_from_missing_part(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "_lut.py").write_text("raise ImportError('undefined symbol: PyAnother')\n")
+    monkeypatch.setattr(feedline.images, "__path__", [str(tmp_path), *feedline.images.__path__])
+    monkeypatch.delitem(sys.modules, "feedline.images._lut", raising=False)
+    _, parts = check_decoder()
+    assert "_lut cannot be loaded: undefined symbol: PyAnother" in parts.summary
+
+
+@pytest.mark.parametrize(("platform", "status"), [("linux", "warn"), ("win32", "note")])
+def test_unusable_libjpeg_of_pillow_is_named(
+    platform: str, status: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("feedline.images._jpeg")
+    from PIL import _imaging
+
+    monkeypatch.setattr(_imaging, "__file__", str(tmp_path / "nowhere.so"))
+    monkeypatch.setattr(sys, "platform", platform)
+    _, parts = check_decoder()
+    assert parts.details["jpeg"] is False
+    assert "Pillow's libjpeg" in parts.summary
+    # Windows has no Pillow that would help.
+    assert (parts.status, "pillow" in parts.fix) == (status, platform == "linux")
+
+
+def test_libjpeg_with_other_internals_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    part = pytest.importorskip("feedline.images._jpeg")
+
+    class Unknown:
+        reads_codes = False
+
+        def __init__(self, path: str) -> None:
+            part_decoder(path)
+
+    part_decoder = part.Decoder
+    monkeypatch.setattr(part, "Decoder", Unknown)
+    decoder, parts = check_decoder()
+    assert (decoder.status, parts.status) == ("note", "ok")
+    assert decoder.details["reads_codes"] is False
+    assert "Huffman codes" in decoder.summary
+
+
+def test_installed_versions_are_reported() -> None:
+    check = check_libraries()
+    assert check.status == "ok"
+    assert check.details["numpy"] == np.__version__
+    assert check.details["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_a_library_that_is_needed_and_missing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    check = check_libraries()
+    assert (check.status, check.fix) == ("fail", "pip install xxhash")
+
+
+def test_start_methods_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = check_start_method()
+    assert check.details["python_default"] == multiprocessing.get_all_start_methods()[0]
+    monkeypatch.setattr(doctor_machine, "default_start_method", lambda: "spawn")
+    assert check_start_method().status == "note"

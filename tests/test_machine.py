@@ -1,0 +1,363 @@
+"""This machine: other programs, disks, GPUs and the page cache, real and written for a test."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from feedline.machine import (
+    Disk,
+    FilePart,
+    Gpu,
+    Gpus,
+    find_disk,
+    find_gpus,
+    load_of_others,
+    stays_in_memory,
+)
+from machine_files import ADDRESS, CARD, DRIVER, LINK, link_files, write_files
+from processes import eventually
+
+# Other programs
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "load"),
+    [
+        ("9.10 8.00 7.00 10/140 999\n", 1, 9.0),
+        ("0.00 0.00 0.00 1/140 999\n", 1, 0.0),
+        ("0.00 0.00 0.00 3/140 999\n", 5, 0.0),
+        ("0.00 0.00 0.00 0/0 999\n", 1, None),
+        ("odd", 1, None),
+        ("", 1, None),
+    ],
+)
+def test_other_programs_are_counted(
+    text: str, own: int, load: float | None, tmp_path: Path
+) -> None:
+    root = write_files(tmp_path, {"/proc/loadavg": text})
+    assert load_of_others(0.0, own=own, root=root) == load
+
+
+@pytest.mark.skipif(load_of_others(0.0) is None, reason="this system does not report it")
+def test_busy_programs_are_seen() -> None:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        assert eventually(lambda: (load_of_others(0.1) or 0.0) >= 3, 30)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+# Disks
+
+
+ROOT = "22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw\n"
+
+
+def lies_on(tmp_path: Path, mountinfo: str, folder: str, files: dict[str, str]) -> Disk:
+    """The disk of a folder that need not exist, of a machine with these files."""
+    root = write_files(tmp_path, {"/proc/self/mountinfo": mountinfo, **files})
+    return find_disk(folder, root)
+
+
+def disk_files(name: str, number: str, *, turns: str, model: str = "", part: str = "") -> dict:
+    """A disk in /sys, with the number of itself or of its partition."""
+    files = {f"/sys/block/{name}/queue/rotational": f"{turns}\n"}
+    if model:
+        files[f"/sys/block/{name}/device/model"] = f"{model}\n"
+    if part:
+        files[f"/sys/block/{name}/{part}/partition"] = "2\n"
+    return files
+
+
+def link_device(root: Path, number: str, to: str) -> None:
+    """The link by which the kernel finds a block device by its number."""
+    folder = root / "sys/dev/block"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / number).symlink_to(root / to.lstrip("/"))
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "model", "kind"),
+    [
+        ("sda", "0", "Samsung SSD 870", "ssd"),
+        ("sda", "1", "ST4000", "hdd"),
+        ("nvme0n1", "0", "Samsung SSD 990", "nvme"),
+        ("nvme1n1", "0", "Amazon Elastic Block Store", "virtual"),
+        ("nvme1n1", "0", "Amazon EC2 NVMe Instance Storage", "nvme"),
+        ("vda", "1", "", "virtual"),
+        ("sda", "1", "QEMU HARDDISK", "virtual"),
+        ("sda", "?", "odd", "unknown"),
+        ("strange0", "0", "", "unknown"),
+    ],
+)
+def test_partition_has_kind_of_its_disk(
+    name: str, turns: str, model: str, kind: str, tmp_path: Path
+) -> None:
+    files = disk_files(name, "8:2", turns=turns, model=model, part=f"{name}2")
+    link_device(tmp_path, "8:2", f"/sys/block/{name}/{name}2")
+    found = lies_on(tmp_path, ROOT, "/data", files)
+    assert (found.kind, found.device, found.file_system) == (kind, name, "ext4")
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("0:50 / /data rw - nfs4 server:/export rw", "network"),
+        ("0:50 / /data rw - lustre 10.0.0.1@tcp:/scratch rw", "network"),
+        ("0:50 / /data rw - cifs //server/share rw", "network"),
+        ("0:50 / /data rw - fuse.sshfs me@server:/ rw", "network"),
+        ("0:50 / /data rw - fuse.gcsfuse bucket rw", "network"),
+        ("0:50 / /data rw - 9p share rw", "host"),
+        ("0:50 / /data rw - virtiofs share rw", "host"),
+        ("0:50 / /data rw - tmpfs tmpfs rw,size=1g", "memory"),
+        ("0:50 / /data rw - overlay overlay rw,lowerdir=/a", "layers"),
+        ("0:50 / /data rw - zfs tank/data rw", "unknown"),
+        ("9:9 / /data rw - fuseblk /dev/sdz9 rw", "unknown"),
+    ],
+)
+def test_kind_follows_from_file_system(line: str, kind: str, tmp_path: Path) -> None:
+    found = lies_on(tmp_path, f"{ROOT}30 22 {line}\n", "/data/train", {})
+    assert (found.kind, found.mount_point) == (kind, "/data")
+
+
+def test_innermost_and_latest_mount_is_used(tmp_path: Path) -> None:
+    table = (
+        f"{ROOT}30 22 0:50 / /data rw - tmpfs a rw\n31 30 0:51 / /data/far rw - nfs b:/ rw\n"
+        "32 22 0:52 / /data rw - overlay c rw\n33 22 0:53 / /datafar rw - 9p d rw\n"
+    )
+    root = write_files(tmp_path, {"/proc/self/mountinfo": table})
+    sources = {path: find_disk(path, root).source for path in ("/data/x", "/data/far/x", "/data")}
+    assert sources == {"/data/x": "c", "/data/far/x": "b:/", "/data": "c"}
+    assert find_disk("/elsewhere", root).source == "/dev/sda2"
+
+
+def test_a_mount_point_with_blanks_is_found(tmp_path: Path) -> None:
+    table = f"{ROOT}30 22 0:50 / /my\\040data\\134x rw - nfs server:/a\\040b rw\n"
+    found = lies_on(tmp_path, table, "/my data\\x/train", {})
+    assert (found.mount_point, found.source) == ("/my data\\x", "server:/a b")
+
+
+def test_several_disks_count_as_the_slowest(tmp_path: Path) -> None:
+    files = {
+        **disk_files("nvme0n1", "", turns="0"),
+        **disk_files("sda", "", turns="1", part="sda1"),
+        **disk_files("dm-0", "", turns="0"),
+    }
+    root = write_files(tmp_path, {"/proc/self/mountinfo": ROOT, **files})
+    slaves = root / "sys/block/dm-0/slaves"
+    slaves.mkdir()
+    (slaves / "nvme0n1").symlink_to(root / "sys/block/nvme0n1")
+    link_device(root, "8:2", "/sys/block/dm-0")
+    assert find_disk("/data", root).kind == "nvme"
+    (slaves / "sda1").symlink_to(root / "sys/block/sda/sda1")
+    assert find_disk("/data", root).kind == "hdd"
+
+
+@pytest.mark.parametrize(
+    "table", ["", "\n", "1 2 3\n", "a b c d e f\n", " - \n", "22 1 8:2 / / rw - \n", "\udcff\n"]
+)
+def test_broken_mount_table_has_unknown_disk(table: str, tmp_path: Path) -> None:
+    assert lies_on(tmp_path, table, "/data", {}) == Disk(kind="unknown")
+
+
+def test_without_proc_no_disk_is_known(tmp_path: Path) -> None:
+    assert find_disk("/data", tmp_path) == Disk(kind="unknown")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts of Linux")
+def test_mounts_of_this_machine_are_read(tmp_path: Path) -> None:
+    assert find_disk("/proc").file_system == "proc"
+    found = find_disk(tmp_path)
+    assert os.path.realpath(tmp_path).startswith(found.mount_point)
+    if os.path.ismount("/dev/shm"):
+        assert find_disk("/dev/shm").kind == "memory"
+    if shutil.which("findmnt") is None:
+        return
+    told = subprocess.run(
+        ["findmnt", "--noheadings", "--output", "FSTYPE,TARGET", "--target", str(tmp_path)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if told.returncode == 0:
+        assert told.stdout.split() == [found.file_system, found.mount_point]
+
+
+# GPUs
+
+
+@pytest.fixture
+def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package that asks the driver is not installed."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+
+class NVMLError(Exception):
+    """Like the error of the NVML package."""
+
+    def __init__(self, text: str, value: int = 18) -> None:
+        super().__init__(text)
+        self.value = value
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A stand-in for the NVML package that returns these values, or fails at this call."""
+
+    def install(
+        fails_at: str = "", code: int = 18, *, memory: bool = True, texts: type = str
+    ) -> None:
+        def call(name: str, answer: object) -> Callable[..., object]:
+            def answers(*_: object) -> object:
+                if name == fails_at:
+                    raise NVMLError("Driver/library version mismatch", code)
+                return answer
+
+            return answers
+
+        def text(said: str) -> object:
+            return said.encode() if texts is bytes else said
+
+        def memory_of(_: object) -> object:
+            if not memory:
+                raise NVMLError("Not Supported", 3)
+            return SimpleNamespace(total=40 * 10**9, free=39 * 10**9)
+
+        answers = {
+            "nvmlInit": None,
+            "nvmlShutdown": None,
+            "nvmlSystemGetDriverVersion": text("570.86.15"),
+            "nvmlSystemGetCudaDriverVersion": 12080,
+            "nvmlDeviceGetCount": 1,
+            "nvmlDeviceGetHandleByIndex": object(),
+            "nvmlDeviceGetName": text("NVIDIA A100-SXM4-40GB"),
+            "nvmlDeviceGetPciInfo": SimpleNamespace(busId=text("00000000:65:00.0")),
+        }
+        module = SimpleNamespace(
+            NVMLError=NVMLError,
+            nvmlDeviceGetMemoryInfo=memory_of,
+            __spec__=SimpleNamespace(),
+            **{name: call(name, answer) for name, answer in answers.items()},
+        )
+        monkeypatch.setitem(sys.modules, "pynvml", module)
+
+    return install
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_machine_without_gpu_has_none(tmp_path: Path) -> None:
+    assert find_gpus(tmp_path) == Gpus()
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_kernel_gives_name_driver_and_link(tmp_path: Path) -> None:
+    assert find_gpus(write_files(tmp_path / "a", CARD)) == Gpus(nvidia_cards=1)
+    found = find_gpus(write_files(tmp_path / "b", {**CARD, **DRIVER, **LINK}))
+    card = Gpu(name="NVIDIA A100-SXM4-40GB", address=ADDRESS, lanes=16, most_lanes=16)
+    assert found == Gpus(nvidia=(card,), driver="570.86.15", nvidia_cards=1)
+
+
+def test_amd_gpu_is_found(tmp_path: Path, no_nvml: None) -> None:
+    card = {path: text.replace("0x10de", "0x1002") for path, text in CARD.items()}
+    found = find_gpus(write_files(tmp_path, {**card, "/sys/module/amdgpu/version": "6.2\n"}))
+    assert found == Gpus(amd_cards=1, amd_driver=True)
+    assert found.any
+
+
+@pytest.mark.parametrize("texts", [str, bytes])
+def test_nvml_reports_memory_and_cuda_version(
+    tmp_path: Path, nvml: Callable[..., None], texts: type
+) -> None:
+    nvml(texts=texts)
+    found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER, **LINK}))
+    (gpu,) = found.nvidia
+    assert (gpu.name, gpu.address) == ("NVIDIA A100-SXM4-40GB", ADDRESS)
+    assert (gpu.memory_bytes, gpu.free_bytes, gpu.lanes) == (40 * 10**9, 39 * 10**9, 16)
+    assert (found.driver, found.cuda) == ("570.86.15", (12, 8))
+
+
+def test_gpu_with_shared_memory_has_no_memory_of_its_own(
+    tmp_path: Path, nvml: Callable[..., None]
+) -> None:
+    nvml(memory=False)
+    (gpu,) = find_gpus(write_files(tmp_path, {**CARD, **DRIVER})).nvidia
+    assert (gpu.memory_bytes, gpu.free_bytes) == (None, None)
+
+
+@pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetName"])
+def test_a_driver_that_does_not_answer_is_a_problem(
+    tmp_path: Path, nvml: Callable[..., None], call: str
+) -> None:
+    nvml(call)
+    found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER}))
+    assert found.problem == "NVML: Driver/library version mismatch"
+
+
+@pytest.mark.parametrize("code", [9, 12])
+def test_nvml_without_driver_is_not_an_error(
+    tmp_path: Path, nvml: Callable[..., None], code: int
+) -> None:
+    nvml("nvmlInit", code)
+    assert find_gpus(tmp_path) == Gpus()
+
+
+def test_container_without_nvml_library_has_its_gpus(
+    tmp_path: Path, nvml: Callable[..., None]
+) -> None:
+    nvml("nvmlInit", 12)
+    found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER}))
+    assert [gpu.name for gpu in found.nvidia] == ["NVIDIA A100-SXM4-40GB"]
+    assert (found.cuda, found.problem) == (None, "")
+
+
+@pytest.mark.usefixtures("no_nvml")
+@pytest.mark.parametrize("lanes", ["", "Unknown", "0", "255", "-1"])
+def test_link_without_data_is_unknown(lanes: str, tmp_path: Path) -> None:
+    root = write_files(tmp_path, {**CARD, **DRIVER, **link_files(lanes, "16")})
+    (gpu,) = find_gpus(root).nvidia
+    assert (gpu.lanes, gpu.most_lanes) == (None, None)
+
+
+# Page cache
+
+needs_calls = pytest.mark.skipif(
+    not (hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")), reason="no such calls here"
+)
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> str:
+    path = tmp_path / "file"
+    with open(path, "wb") as file:
+        file.write(os.urandom(100_000))
+        file.flush()
+        os.fsync(file.fileno())
+    return str(path)
+
+
+@needs_calls
+def test_fast_disk_is_still_a_disk(on_disk: str) -> None:
+    if stays_in_memory(FilePart(on_disk)) is not False:
+        pytest.skip("temporary files lie in memory here")
+    answers = [stays_in_memory(FilePart(on_disk, 0, 100_000)) for _ in range(2000)]
+    assert set(answers) <= {False, True}
+    assert sum(map(bool, answers)) < 100  # 12 next to busy loops on all cores
+
+
+@needs_calls
+def test_what_is_mapped_stays(on_disk: str) -> None:
+    with (
+        open(on_disk, "rb", buffering=0) as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
+        assert len(mapped[:]) == 100_000  # now its pages are in memory, and in use
+        assert stays_in_memory(FilePart(on_disk)) is not False
