@@ -28,7 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import feedline
-from feedline.throughput.decision import SettingChange
+from feedline.throughput.controller import SettingChange
 from throughput.simulated import HAND_OVER_MS, Stepped, Work, now_and_then, varied
 
 _CORES, _ROWS, _STEPS = 16, 64, 4000

@@ -32,10 +32,7 @@ from torch.utils.data import Dataset
 import feedline
 from feedline.profile.bench_loaders import ImageSample
 from feedline.system import usable_cores
-from feedline.throughput.changes import Changes
-from feedline.throughput.phase_rates import Rates
-from feedline.throughput.schedule_estimate import forecast
-from feedline.throughput.what_if import what_if
+from feedline.throughput.estimates import Changes, Rates, forecast, what_if
 from feedline.tuning.loaders import TunableFeedlineLoader
 from feedline.tuning.step_benchmark import MeteredStep, OtherPrograms, StepBenchmark
 
@@ -378,7 +375,7 @@ def progressive(folder: Path) -> list[Row]:
                     step(batch)
             seconds = time.perf_counter() - start_s
         assert estimate.seconds is not None, "the number of images is known"
-        predicted_s = estimate.seconds - count / estimate.phases[0].then.then
+        predicted_s = estimate.seconds - count / estimate.phases[0].rate
         images = (whole.epochs - 1) * count
         per_s = images / predicted_s
         rows.append(
@@ -386,12 +383,12 @@ def progressive(folder: Path) -> list[Row]:
                 workload=f"whole schedule {schedule}",
                 now="workers=2",
                 change="forecast",
-                measured_now=estimate.phases[0].then.now,
+                measured_now=rates[0].per_s(rates[0].now.step_ms),
                 predicted=per_s,
                 low=per_s,
                 high=per_s,
                 measured=images / seconds,
-                limit=estimate.phases[0].limit,
+                limit=estimate.phases[0].bottleneck,
             )
         )
     return rows

@@ -7,6 +7,7 @@ import logging
 import pickle
 import time
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from torch.utils.data import Dataset
 from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.errors import UsageError
 from feedline.loader import adaptation
-from feedline.throughput.decision import SettingChange, What
-from feedline.throughput.step_window import StepWindow
+from feedline.throughput.controller import SettingChange, What
+from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.windows import StepWindow
 from sets import Counting
 
 _MOST = 5000  # batches: many more than these tests need
@@ -72,8 +74,8 @@ class Script:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Call the controller after every second step."""
-    monkeypatch.setattr(adaptation, "_MIN_NS", 0)
-    monkeypatch.setattr(adaptation, "_MIN_STEPS", 2)
+    every_second = replace(THRESHOLDS, window_s=0.0, window_steps=2)
+    monkeypatch.setattr(adaptation, "THRESHOLDS", every_second)
 
 
 def images(rows: int = 256) -> ImageArray:
@@ -235,7 +237,7 @@ def test_a_depth_is_found_for_batches_that_come_unevenly(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One batch in ten takes ten times as long; workers suffice on average."""
-    monkeypatch.setattr(adaptation, "_MIN_NS", 50_000_000)
+    monkeypatch.setattr(adaptation, "THRESHOLDS", replace(THRESHOLDS, window_s=0.05))
     monkeypatch.setattr(adaptation, "usable_cores", lambda: 8)
     data = Numbers(_MOST, lambda number: 0.01 if number % 10 else 0.1)
     with DataLoader(data, None, num_workers=2, seed=1) as loader:
@@ -332,7 +334,7 @@ def test_loader_with_fixed_workers_rejects_adaptation(data: Any, workers: int) -
 def test_manual_setting_overrides_controller(
     monkeypatch: pytest.MonkeyPatch, by_hand: bool
 ) -> None:
-    monkeypatch.setattr(adaptation, "_MIN_NS", 0)
+    monkeypatch.setattr(adaptation, "THRESHOLDS", replace(THRESHOLDS, window_s=0.0))
     decisions = [SettingChange(kind="more", what="workers", before=2, after=1, reason="a test")]
     with DataLoader(list(range(400)), 2, num_workers=2) as loader:
         loader.adapts = True

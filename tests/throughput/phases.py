@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from feedline.throughput.phase_rates import PoolRate, Rates
+from feedline.throughput.estimates import PoolRate, Rates
 from feedline.throughput.step_model import StepLoad
 
 
@@ -27,7 +27,7 @@ def load(**given: Any) -> StepLoad:
 def point(stretch: float = 1.0, **given: Any) -> PoolRate:
     """A number of workers whose steps take a multiple of the model's time."""
     needed = load(**given)
-    return PoolRate(load=needed, step_ms=needed.step_ms * stretch)
+    return PoolRate(load=needed, step_ms=needed.step_ms * stretch, error=0.0)
 
 
 def rates(size: int | None = 224, *points: PoolRate, **given: Any) -> Rates:

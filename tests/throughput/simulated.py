@@ -16,11 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from feedline.order.batch_spec import divide_rows, rows_per_task
-from feedline.throughput.controller import Controller
-from feedline.throughput.decision import SettingChange
+from feedline.throughput.controller import Controller, SettingChange
 from feedline.throughput.limits import WorkerLimits
-from feedline.throughput.step_window import StepWindow
-from feedline.throughput.windows import error_of
+from feedline.throughput.windows import StepWindow, error_of
 
 HAND_OVER_MS = 0.2
 """Of a piece or a batch, of a worker's time."""

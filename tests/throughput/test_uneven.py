@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from feedline.throughput.controller import Controller
-from feedline.throughput.decision import SettingChange, What
+from feedline.throughput.controller import Controller, SettingChange, What
 from feedline.throughput.limits import WorkerLimits
-from feedline.throughput.step_window import StepWindow
+from feedline.throughput.windows import StepWindow
 from slow import slow
 from throughput.simulated import Stepped, Training, Work, now_and_then, varied
 

@@ -15,8 +15,7 @@ from torch.utils.data import Dataset
 from feedline import DataLoader, ImageArray, ImageFolder, build_cache
 from feedline.errors import UsageError
 from feedline.order.schedule import Phase, Schedule
-from feedline.throughput.phase_rates import Rates
-from feedline.throughput.schedule_estimate import forecast
+from feedline.throughput.estimates import Rates, forecast
 from feedline.timing.stage_page import StageTimings
 from feedline.tuning.loaders import TunableFeedlineLoader, TunableTorchLoader
 from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark
@@ -76,7 +75,7 @@ def test_each_size_knows_the_copies_that_it_reads(jpeg_folder: Path, tmp_path: P
         assert all(each.now.load.work_cpu_ms > 0 for each in found)
         said = forecast(found, "12x2,24x1", images=12)
         assert [phase.basis for phase in said.phases] == ["", ""]
-        assert said.fixed_px == 24
+        assert said.fixed_size_px == 24
 
 
 @pytest.mark.slow

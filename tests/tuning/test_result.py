@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from feedline.throughput.step_window import StepWindow
+from feedline.throughput.windows import StepWindow
 from feedline.tuning.curve import curve_svg
 from feedline.tuning.result import TunedPhase, TuningResult
 from feedline.tuning.search import LoaderSetting, LoaderTrial

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from feedline.throughput.limits import WorkerLimits
-from feedline.throughput.memory_budget import Room
-from feedline.throughput.step_window import StepWindow
+from feedline.throughput.limits import MemoryBudget, WorkerLimits
+from feedline.throughput.windows import StepWindow
 from feedline.tuning.search import LoaderSetting, LoaderTrial, Search, SearchSpace
 from throughput.simulated import Simulated
 from tuning.uneven import Uneven
@@ -157,7 +156,7 @@ def test_batches_are_pinned_if_faster() -> None:
 def test_workers_and_depth_grow_together_within_the_memory(batches: int, workers: int) -> None:
     """Uneven batches, with memory for a limited number of them."""
     training = Uneven(batch_ms=100.0, every=10, times=10.0, own_ms=12.0)
-    room = Room(free=batches * 10, workers=workers, ahead=2, worker_bytes=0, batch_bytes=10)
+    room = MemoryBudget(free=batches * 10, workers=workers, ahead=2, worker_bytes=0, batch_bytes=10)
     begin = LoaderSetting(workers=workers, prefetch=2)
     search = Search(WorkerLimits(cores=16), begin, 1000 / 12.0, SearchSpace(prefetch=(4, 8)), room)
     while (setting := search.next()) is not None:

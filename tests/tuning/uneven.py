@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from feedline.throughput.step_window import StepWindow
+from feedline.throughput.windows import StepWindow
 
 _STEPS = 2000
 _WARM = 200

@@ -18,7 +18,7 @@ from feedline.tuning.search import check_budget, check_step_ms
 
 if TYPE_CHECKING:
     from feedline.cli.tune_search import TuneSearch
-    from feedline.throughput.changes import Changes
+    from feedline.throughput.estimates import Changes
     from feedline.tuning.result import TuningResult
     from feedline.tuning.tune import SearchProgress
 

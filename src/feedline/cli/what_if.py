@@ -10,7 +10,7 @@ from feedline.errors import UsageError
 
 if TYPE_CHECKING:
     from feedline.images.folder import ImageFolder
-    from feedline.throughput.changes import Changes
+    from feedline.throughput.estimates import Changes
     from feedline.tuning.result import TuningResult
 
 __all__ = ["parse_changes", "predict_changes"]
@@ -18,7 +18,7 @@ __all__ = ["parse_changes", "predict_changes"]
 
 def parse_changes(texts: Sequence[str] | None) -> list[Changes]:
     """Parse the values of `--what-if`."""
-    from feedline.throughput.changes import Changes
+    from feedline.throughput.estimates import Changes
 
     return [Changes.parse(text) for text in texts or ()]
 

@@ -21,25 +21,17 @@ from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engines import Engine
 from feedline.order.batch_spec import BatchSpec
 from feedline.system import available_memory_bytes, usable_cores
-from feedline.throughput.controller import Controller
-from feedline.throughput.decision import SettingChange, What
-from feedline.throughput.limits import WorkerLimits
-from feedline.throughput.memory_budget import Room
-from feedline.throughput.step_window import StepWindow
-from feedline.throughput.windows import error_of
+from feedline.throughput.controller import Controller, SettingChange, What
+from feedline.throughput.limits import MemoryBudget, WorkerLimits
+from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.windows import StepWindow, error_of
 from feedline.timing.stage_page import StageTimings, sum_timings
 
 __all__ = ["Adaptation"]
 
 _log = logging.getLogger("feedline")
 
-_MIN_NS = 1_000_000_000
-_MIN_STEPS = 8
 _MAX_DECISIONS = 256
-_MEMORY = 0.5  # share of the available memory
-# Batches to wait per batch in flight before measuring again, after prefetch is increased: workers
-# are often only slightly faster than the step, so the queue fills slowly.
-_TO_FILL = 4
 
 
 class Adaptation:
@@ -90,7 +82,9 @@ class Adaptation:
             assert apply is not None, "a loader applies changes while it is iterated"
             apply(change.what, change.after)
             in_flight = self._stream.engine.in_flight
-            self._settling = 1 + in_flight * (_TO_FILL if change.what == "prefetch" else 1)
+            self._settling = 1 + in_flight * (
+                THRESHOLDS.batches_to_fill if change.what == "prefetch" else 1
+            )
 
     @contextlib.contextmanager
     def _off_on_error(self) -> Iterator[None]:
@@ -122,8 +116,13 @@ class Adaptation:
             self._steps_ns.append(now_ns - ready_ns)
             self._waited_ns += now_ns - requested_ns
             self._passed_ns += now_ns - ready_ns
-            if len(self._steps_ns) >= _MIN_STEPS and self._passed_ns >= _MIN_NS:
+            if self._is_window():
                 self._decide(batch)
+
+    def _is_window(self) -> bool:
+        """Return True if the steps since the last window make up one."""
+        passed_s = self._passed_ns / 1e9
+        return len(self._steps_ns) >= THRESHOLDS.window_steps and passed_s >= THRESHOLDS.window_s
 
     def _decide(self, batch: BatchSpec) -> None:
         """Choose the next change, if any, after a window of steps."""
@@ -131,9 +130,7 @@ class Adaptation:
         if feed is not None and 0 < len(feed.pids) == feed.settings.workers:
             live, makes_whole_batches = feed.settings, not feed.shares_batches
             self._controller.limits = _limits(feed)
-            window = StepWindow.between(
-                self._before,
-                timings,
+            window = StepWindow(
                 phase=self._phase,
                 steps=len(self._steps_ns),
                 seconds=self._passed_ns / 1e9,
@@ -142,7 +139,7 @@ class Adaptation:
                 prefetch=live.default_prefetch if makes_whole_batches else 0,
                 task_ms=0.0 if makes_whole_batches else live.task_ns / 1e6,
                 error=error_of(self._steps_ns),
-            )
+            ).with_tasks(self._before, timings)
             self._next_change = self._controller.observe(window) or self._for_next_phase(batch)
             self._settings_measured = live
         self._reset(self._phase)
@@ -172,8 +169,8 @@ def _limits(feed: Feed) -> WorkerLimits:
     live = feed.settings
     # Each additional worker makes more whole batches ahead.
     ahead = 0 if feed.shares_batches else live.prefetch_factor
-    room = Room(
-        free=int(_MEMORY * available_memory_bytes()),
+    room = MemoryBudget(
+        free=int(THRESHOLDS.memory_share * available_memory_bytes()),
         workers=live.workers,
         ahead=ahead,
         worker_bytes=WORKER_BYTES,

@@ -44,7 +44,7 @@ from feedline.loader.uncompiled import uncompiled
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Phase, Schedule
-from feedline.throughput.decision import SettingChange
+from feedline.throughput.controller import SettingChange
 from feedline.timing.recorder import Recorder
 from feedline.timing.run import Run
 from feedline.timing.split import Timing

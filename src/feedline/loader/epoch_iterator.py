@@ -46,7 +46,7 @@ from feedline.loader.torch_samplers import PlannedSampler
 from feedline.loader.uncompiled import uncompiled
 from feedline.order.sample_order import Order
 from feedline.private_names import find_private
-from feedline.throughput.decision import What
+from feedline.throughput.controller import What
 
 __all__ = ["LIVE_ATTRIBUTES", "EpochIterator", "LoaderRuntime"]
 

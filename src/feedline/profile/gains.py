@@ -20,7 +20,7 @@ from feedline.profile.facts import RunFacts
 from feedline.profile.finding import TIME_PARTS, Gain, TimePart
 from feedline.profile.lanes import WorkerStage
 from feedline.profile.phases import LEAST_MS, PhaseFacts
-from feedline.throughput.step_model import BLOCKED_SHARE, StepLoad, with_workers
+from feedline.throughput.step_model import THRESHOLDS, StepLoad, with_workers
 
 __all__ = [
     "Change",
@@ -70,7 +70,8 @@ def step_load(facts: RunFacts, phase: PhaseFacts) -> StepLoad:
         cores=float(facts.cores),
         compute_ms=max(0.0, steady_ms - without_core_ms(facts, phase)[0]),
         step_cpu_ms=step_cpu,
-        hand_ms=hand + (phase.copy_ms or 0.0),
+        hand_ms=hand,
+        copy_ms=phase.copy_ms or 0.0,
         hand_cpu_ms=min(hand_cpu, hand) if facts.workers else hand_cpu,
         work_cpu_ms=cpu,
         work_blocked_ms=blocked,
@@ -204,7 +205,7 @@ def gain_of_more_workers(facts: RunFacts, workers: int) -> Gain:
     waiting grows with their number. The prediction lies between both cases. If much of the work is
     blocked, work on cores may need the same lock, and the lower end is no gain.
     """
-    waits = facts.workers and facts.lanes and facts.lanes.blocked_share > BLOCKED_SHARE
+    waits = facts.workers and facts.lanes and facts.lanes.blocked_share > THRESHOLDS.may_hold_lock
     alone = gain_of(facts, lambda load: with_workers(load, workers))
     shared = gain_of(facts, lambda load: with_workers(load, workers, shared=1.0))
     predicted = math.sqrt(alone.predicted * shared.predicted)

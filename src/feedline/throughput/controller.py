@@ -1,4 +1,4 @@
-"""Online controller: windows of measurements in, decisions out.
+"""Online controller: windows of measurements in, changes of settings out.
 
 It optimises the speed of the training, not of the loader: a change is evaluated by the step time
 before and after it, and undone if it did not help.
@@ -9,7 +9,7 @@ arrive unevenly: then it makes more of them ahead, or uses smaller tasks. If ste
 workers are mostly idle, it removes some after a while, but always leaves enough that the rest
 is not busy all the time.
 
-Guarantees: pure, no clock and no random number; the same windows give the same decisions. It
+Guarantees: pure, no clock and no random number; the same windows give the same changes. It
 settles: a change that did not help at an image size is not tried again at that size, unless the
 work or the step changes. A change is evaluated when the difference is larger than its error, or
 after some windows.
@@ -17,29 +17,90 @@ after some windows.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from feedline.throughput.decision import SettingChange, What
+from feedline.throughput.bottleneck import is_compute_bound, workers_needed
 from feedline.throughput.limits import MAX_WORKERS, WorkerLimits
-from feedline.throughput.setting_trial import Trial
-from feedline.throughput.step_window import StepWindow, workers_for
+from feedline.throughput.step_model import THRESHOLDS, StepLoad
+from feedline.throughput.windows import StepWindow
 
-__all__ = ["Controller"]
+__all__ = ["Controller", "Kind", "SettingChange", "What"]
 
-_WAITS = 0.03  # of the time, from which on something is to be changed
-_CALM = 0.01  # up to which fewer may do
-_SPARE = 1.1  # batches do not come evenly: so much more than the mean need is wanted,
-_AMPLE = 1.3  # and so much is left when workers are given back
-_NOISY = 0.2  # error of a step's time beyond which one window is not enough
-_IDLE = 0.9  # of their time at work, below which more workers are not what is lacking
-_PATIENCE = 3  # windows that must agree before something is changed that is not urgent
-_MANY = 8  # windows that tell of batches that come unevenly,
-_MOST = 32  # and as many as are looked at together
-_ANOTHER = 1.5  # times: work, or a step, that differs by so much is another
-_SHORTER = 4  # times: beyond a quarter the gain is 1.1 at most, by simulation
-_LEAST_TASK_MS = 2.0  # of which the 0.2 ms for its message are a tenth
+What = Literal["workers", "prefetch", "task_ms"]
+"""`workers`: how many; `prefetch`: whole batches ahead; `task_ms`: work in a task of a batch."""
+
+Kind = Literal["grow", "shrink", "even", "back", "prepare"]
+"""`even`: against uneven batches; `back`: undo a change that did not help; `prepare`: for the next
+phase."""
+
+_TEXT: dict[What, tuple[str, str]] = {
+    "workers": ("{:g} workers -> {:g}", "more workers"),
+    "prefetch": ("{:g} batches ahead -> {:g}", "more batches ahead"),
+    "task_ms": ("tasks of {:g} ms -> {:g} ms", "smaller tasks"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettingChange:
+    """A change of one setting.
+
+    Args:
+        kind: kind of change.
+        what: setting that changes.
+        before: previous value: a number of workers or of batches, or ms.
+        after: new value.
+        reason: reason as text, with its figures.
+    """
+
+    kind: Kind
+    what: What = "workers"
+    before: float
+    after: float
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{_TEXT[self.what][0].format(self.before, self.after)}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A change under evaluation, and the measurements that led to it."""
+
+    change: SettingChange
+    seen: StepWindow
+
+    def gain(self, now: StepWindow) -> float:
+        """Relative gain in step time beyond the required one."""
+        if now.step_s <= 0:
+            return 0.0
+        required = -THRESHOLDS.alike
+        if self.change.kind != "shrink":
+            expected = self.seen.step_s / self.seen.own_s - 1 if self.seen.own_s > 0 else 1.0
+            required = max(THRESHOLDS.alike, min(THRESHOLDS.noise, expected / 4))
+        return self.seen.step_s / now.step_s - 1 - required
+
+    def is_clear(self, now: StepWindow) -> bool:
+        """Return True if the gain is larger than its error."""
+        return abs(self.gain(now)) > math.hypot(self.seen.error, now.error)
+
+    def undo(self, now: StepWindow) -> SettingChange:
+        """Return the change back."""
+        done = self.change
+        failed = f"{_TEXT[done.what][1]} did not make steps faster"
+        if done.kind == "shrink":
+            failed = "steps were slower with fewer workers"
+        times = f"{self.seen.step_s * 1e3:.3g} ms before, {now.step_s * 1e3:.3g} ms now"
+        return SettingChange(
+            kind="back",
+            what=done.what,
+            before=done.after,
+            after=done.before,
+            reason=f"{failed}: {times}",
+        )
 
 
 @dataclass(slots=True)
@@ -47,15 +108,14 @@ class _Known:
     """Knowledge about a phase.
 
     Args:
-        work_s, own_s: of a batch and of a step, in the latest windows.
+        load: of a step, in the latest windows.
         low, high: numbers of workers below and above which steps were slower, or no faster.
         tried: changes already made against uneven batches.
-        need: work over step time when these were found; 0 if there was none.
+        need: need of workers when these were found; 0 if there was none.
         other: consecutive windows whose need is far from that.
     """
 
-    work_s: float
-    own_s: float
+    load: StepLoad
     low: int = 1
     high: int | None = None
     tried: set[What] = field(default_factory=set)
@@ -73,33 +133,33 @@ class Controller:
     def __init__(self, limits: WorkerLimits) -> None:
         self.limits = limits
         self._known: dict[Hashable, _Known] = {}
-        self._latest: deque[StepWindow] = deque(maxlen=_MOST)  # with nothing changed between them
-        self._trial: Trial | None = None
+        # Windows with nothing changed between them.
+        self._latest: deque[StepWindow] = deque(maxlen=THRESHOLDS.max_windows)
+        self._trial: _Trial | None = None
         self._calm = 0
 
     def observe(self, window: StepWindow) -> SettingChange | None:
         """Evaluate a window since the last change. Return the next change, if any.
 
         Args:
-            window: measured with the settings of the last decision.
+            window: measured with the settings of the last change.
         """
-        latest = self._latest[-1] if self._latest else None
-        if latest is not None and latest.phase != window.phase:
-            self._trial = None
-        if latest is None or (latest.phase, latest.settings) != (window.phase, window.settings):
+        if self._latest and _key(self._latest[-1]) != _key(window):
+            if self._latest[-1].phase != window.phase:
+                self._trial = None
             self._latest.clear()
             self._calm = 0
         self._latest.append(window)
         seen, recent = StepWindow.joined(self._latest), self._recent
         known = self._update_known(seen, recent)
-        trial = self._trial
-        if trial is not None and getattr(window, trial.decision.what) == trial.decision.after:
+        trial, self._trial = self._trial, None
+        # Without a match, someone else changed the setting.
+        if trial is not None and getattr(window, trial.change.what) == trial.change.after:
             if not trial.is_clear(seen) and not self._are_many:
+                self._trial = trial
                 return None
-            self._trial = None
-            if back := self._end_trial(trial, seen, known):
-                return back
-        self._trial = None  # or someone else changed the setting
+            if undone := self._end_trial(trial, seen, known):
+                return undone
         return self._grow(window, seen, recent, known) or self._shrink(window, seen, known)
 
     def prepare(
@@ -115,13 +175,17 @@ class Controller:
         if not self._latest or phase == self._latest[-1].phase:
             return None
         window = self._latest[-1]
-        now, known = self._known[window.phase], self._known.get(phase)
-        work_s = known.work_s if known else now.work_s * work_ratio
-        own_s = known.own_s if known else now.own_s * step_ratio
-        most = self.limits.most(window.workers, window.blocked_share)
-        if known and known.high is not None:
-            most = min(most, known.high)
-        wanted = min(most, workers_for(work_s, own_s, _SPARE))
+        load, known = self._known[window.phase].load, self._known.get(phase)
+        if known is not None:
+            load = known.load
+        else:
+            load = replace(
+                load,
+                compute_ms=load.compute_ms * step_ratio,
+                work_cpu_ms=load.work_cpu_ms * work_ratio,
+                work_blocked_ms=load.work_blocked_ms * work_ratio,
+            )
+        wanted = min(self._most(window, known), _wanted(load, THRESHOLDS.spare))
         if wanted <= window.workers:
             return None
         self._trial = None
@@ -131,49 +195,53 @@ class Controller:
             before=window.workers,
             after=wanted,
             reason=(
-                f"expecting steps of {own_s * 1e3:.3g} ms and batches of {work_s * 1e3:.3g} ms of "
-                "work in the next phase"
+                f"expecting steps of {load.compute_ms:.3g} ms and batches of {load.work_ms:.3g} ms "
+                "of work in the next phase"
             ),
         )
 
     @property
     def _are_many(self) -> bool:
         """True if there are enough windows to detect uneven batches."""
-        return len(self._latest) >= _MANY
+        return len(self._latest) >= THRESHOLDS.many_windows
 
     @property
     def _recent(self) -> StepWindow:
         """Smallest number of recent windows that determine the step time."""
-        windows = list(self._latest)[-_MANY:]
+        windows = list(self._latest)[-THRESHOLDS.many_windows :]
         for count in range(1, len(windows)):
             recent = StepWindow.joined(windows[-count:])
-            if recent.error <= _NOISY:
+            if recent.error <= THRESHOLDS.window_error:
                 return recent
         return StepWindow.joined(windows)
 
+    def _most(self, window: StepWindow, known: _Known | None) -> int:
+        """Maximum number of workers, from resources and from what is known about a phase."""
+        most = self.limits.most(window.workers, window.blocked_share)
+        return most if known is None or known.high is None else min(most, known.high)
+
     def _update_known(self, seen: StepWindow, recent: StepWindow) -> _Known:
-        known = self._known.get(seen.phase)
-        if known is None:
-            known = self._known[seen.phase] = _Known(seen.work_s, seen.own_s)
-        known.work_s, known.own_s = recent.work_s, recent.own_s
+        load = recent.load()
+        known = self._known.setdefault(seen.phase, _Known(load))
+        known.load = load
         if self._are_many:
-            lately = StepWindow.joined(list(self._latest)[-_MANY:])
-            need = min(MAX_WORKERS, lately.need)  # without a step, any limit does
+            lately = StepWindow.joined(list(self._latest)[-THRESHOLDS.many_windows :])
+            need = min(MAX_WORKERS, lately.load().need)  # without a step, any limit does
             known.need = known.need or need
-            far = not known.need / _ANOTHER < need < known.need * _ANOTHER
+            ratio = THRESHOLDS.other_work
+            far = not known.need / ratio < need < known.need * ratio
             known.other = known.other + 1 if far else 0
-            if known.other >= _MANY:  # the work has changed since
-                self._known[seen.phase] = known = _Known(recent.work_s, recent.own_s)
+            if known.other >= THRESHOLDS.many_windows:  # the work has changed since
+                self._known[seen.phase] = known = _Known(load)
                 self._trial = None  # and what was changed meanwhile cannot be evaluated
         return known
 
-    def _end_trial(self, trial: Trial, seen: StepWindow, known: _Known) -> SettingChange | None:
+    def _end_trial(self, trial: _Trial, seen: StepWindow, known: _Known) -> SettingChange | None:
         """Undo a change, or learn from it."""
-        done = trial.decision
-        lacked = done.kind == "grow" and trial.seen.wanted(_SPARE) > done.before
+        done, before = trial.change, int(trial.change.before)
+        lacked = done.kind == "grow" and _wanted(trial.seen.load(), THRESHOLDS.spare) > before
         stays = trial.gain(seen) >= 0 or (lacked and not trial.is_clear(seen))
         if done.what == "workers":
-            before = int(done.before)
             if done.kind != "shrink":
                 if stays:
                     known.low = max(known.low, before + 1)
@@ -183,24 +251,24 @@ class Controller:
                 known.high = max(before, known.low)
             else:
                 known.low = before
-        return None if stays else trial.back(seen)
+        return None if stays else trial.undo(seen)
 
     def _grow(
         self, window: StepWindow, seen: StepWindow, recent: StepWindow, known: _Known
     ) -> SettingChange | None:
-        waits = [each.wait_share > _WAITS for each in self._latest]
+        waits = [not is_compute_bound(each.wait_share) for each in self._latest]
         if not waits[-1]:
             return None
-        most = self.limits.most(window.workers, window.blocked_share)
-        if known.high is not None:
-            most = min(most, known.high)
-        wanted = recent.wanted(_SPARE)
-        if wanted <= window.workers and recent.busy < _IDLE:
-            enough = self._are_many and seen.wait_share > _WAITS
-            uneven = self._even_out(seen, known, most) if enough else None
+        most = self._most(window, known)
+        wanted = _wanted(recent.load(), THRESHOLDS.spare)
+        if wanted <= window.workers and recent.busy < THRESHOLDS.busy:
+            if not self._are_many or is_compute_bound(seen.wait_share):
+                return None
+            uneven = self._even_out(seen, known, most)
             return uneven and self._start_trial(uneven, seen)
-        hasty = recent.error > _NOISY and len(self._latest) < _PATIENCE
-        if hasty or not all(waits[-_PATIENCE:]) or window.workers >= most:
+        patience = THRESHOLDS.patience
+        hasty = recent.error > THRESHOLDS.window_error and len(self._latest) < patience
+        if hasty or not all(waits[-patience:]) or window.workers >= most:
             return None
         reason = (
             f"steps wait for data {recent.wait_share:.0%} of the time: a batch takes "
@@ -213,14 +281,15 @@ class Controller:
     def _even_out(self, seen: StepWindow, known: _Known, most: int) -> SettingChange | None:
         """Next untried change against uneven batches."""
         deepest = self.limits.deepest(seen.prefetch, seen.workers, seen.blocked_share)
-        shorter = max(_LEAST_TASK_MS, round(seen.task_ms / _SHORTER, 3))
+        shorter = max(THRESHOLDS.min_task_ms, round(seen.task_ms / THRESHOLDS.shorter_tasks, 3))
+        mean_ms = seen.tasks_s * 1e3 / seen.tasks if seen.tasks else 0.0
+        more = min(most, seen.workers + max(1, seen.workers // 2))
         options: tuple[tuple[What, float, float, bool], ...] = (
             ("prefetch", seen.prefetch, deepest, 0 < seen.prefetch < deepest),
-            # Where a task is no longer than that, pieces are as long as they can be.
-            ("task_ms", seen.task_ms, shorter, shorter < min(seen.task_ms, seen.task_s * 1e3)),
+            # If a task is no longer than that, tasks have as few rows as they can.
+            ("task_ms", seen.task_ms, shorter, shorter < min(seen.task_ms, mean_ms)),
+            ("workers", seen.workers, more, seen.workers < more),
         )
-        more = min(most, seen.workers + max(1, seen.workers // 2))
-        options += (("workers", seen.workers, more, seen.workers < more),)
         for what, before, after, possible in options:
             if possible and what not in known.tried:
                 reason = (
@@ -235,24 +304,31 @@ class Controller:
     def _shrink(self, window: StepWindow, seen: StepWindow, known: _Known) -> SettingChange | None:
         most = self.limits.most(window.workers, window.blocked_share)
         before = window.workers
-        if before > max(most, known.low):
+        if before > (after := max(most, known.low)):
             reason = f"{self.limits.cores} cores cannot keep more workers busy"
-            after = max(most, known.low)
-            shrunk = SettingChange(kind="shrink", before=before, after=after, reason=reason)
-            return self._start_trial(shrunk, seen)
-        wanted = max(known.low, seen.wanted(_AMPLE))
-        fewer = window.tasks_s > 0 and window.wait_share < _CALM and wanted < before
-        self._calm = self._calm + 1 if fewer else 0
-        if self._calm < _PATIENCE:
-            return None
-        reason = (
-            f"steps do not wait for data and workers are {seen.busy:.0%} busy: {wanted} are enough"
-        )
-        shrunk = SettingChange(kind="shrink", before=before, after=wanted, reason=reason)
+        else:
+            after = max(known.low, _wanted(seen.load(), THRESHOLDS.ample))
+            fewer = window.tasks_s > 0 and window.wait_share < THRESHOLDS.calm and after < before
+            self._calm = self._calm + 1 if fewer else 0
+            if self._calm < THRESHOLDS.patience:
+                return None
+            busy = f"workers are {seen.busy:.0%} busy"
+            reason = f"steps do not wait for data and {busy}: {after} are enough"
+        shrunk = SettingChange(kind="shrink", before=before, after=after, reason=reason)
         return self._start_trial(shrunk, seen)
 
-    def _start_trial(self, decision: SettingChange, seen: StepWindow) -> SettingChange:
-        self._trial, self._calm = Trial(decision, seen), 0
-        if decision.kind == "even":
-            self._known[seen.phase].tried.add(decision.what)
-        return decision
+    def _start_trial(self, change: SettingChange, seen: StepWindow) -> SettingChange:
+        self._trial, self._calm = _Trial(change, seen), 0
+        if change.kind == "even":
+            self._known[seen.phase].tried.add(change.what)
+        return change
+
+
+def _key(window: StepWindow) -> tuple[object, ...]:
+    """Phase and settings of a window."""
+    return window.phase, window.workers, window.prefetch, window.task_ms
+
+
+def _wanted(load: StepLoad, spare: float) -> int:
+    """Number of workers for a load; more than possible if no number suffices."""
+    return workers_needed(load, spare) or MAX_WORKERS

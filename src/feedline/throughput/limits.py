@@ -1,19 +1,20 @@
 """Limits on workers and batches ahead, from cores, memory and the user's settings.
 
-Guarantees: pure; at least one worker, and never more than there are worker ids.
+Guarantees: pure; at least one worker, and never more than there are worker ids. Workers and batches
+ahead are budgeted together: workers x batches ahead x bytes of a batch, plus each worker's own
+memory, never exceed the budget.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MAX_WORKERS", "WorkerLimits"]
+from feedline.throughput.step_model import THRESHOLDS
+
+__all__ = ["MAX_WORKERS", "MemoryBudget", "WorkerLimits"]
 
 MAX_WORKERS = 512
 """Most workers of a pool: each has a line of the heartbeat table and a page of stage timings."""
-
-_FOR_EACH_CORE = 4
-"""Maximum number of workers per core, if nearly all of their work is waiting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +44,9 @@ class WorkerLimits:
             workers: current number of workers.
             blocked_share: share of their work spent blocked, 0 to 1.
         """
-        computing = max(1.0 / _FOR_EACH_CORE, 1.0 - blocked_share)
-        cores = max(1, self.cores)
-        most = int(cores / computing) if blocked_share > 0.5 else cores
+        most = max(1, self.cores)
+        if blocked_share > THRESHOLDS.mostly_blocked:
+            most = int(min(THRESHOLDS.workers_per_core, 1 / max(1e-9, 1 - blocked_share)) * most)
         if self.more is not None:
             most = min(most, max(workers, 1) + max(0, self.more))
         return max(1, min(most, MAX_WORKERS))
@@ -60,3 +61,37 @@ class WorkerLimits:
         """
         deepest = self.for_each * self.most(workers, blocked_share)
         return deepest if self.batches is None else min(deepest, prefetch + self.batches)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryBudget:
+    """Memory available in addition to what is in use now.
+
+    Args:
+        free: bytes available.
+        workers: current number of workers,
+        ahead: and whole batches each makes ahead; 0 for batches of rows, whose memory is always
+            allocated.
+        worker_bytes: memory of a worker.
+        batch_bytes: memory of a whole batch; 0 if unknown, or for batches of rows.
+    """
+
+    free: int
+    workers: int
+    ahead: int
+    worker_bytes: int
+    batch_bytes: int
+
+    def fits(self, workers: int, ahead: int) -> bool:
+        """Return True if this many workers, each with this many batches ahead, fit in memory."""
+        return workers <= self.most_workers(ahead)
+
+    def most_workers(self, ahead: int) -> int:
+        """Largest number of workers that fit with this many batches ahead each; 0 if none fits."""
+        in_use = self.workers * (self.worker_bytes + self.ahead * self.batch_bytes)
+        each = self.worker_bytes + ahead * self.batch_bytes
+        return (in_use + max(0, self.free)) // each if each else MAX_WORKERS
+
+    def most_batches(self) -> int | None:
+        """Additional whole batches that fit; None if there is no known limit."""
+        return max(0, self.free) // self.batch_bytes if self.batch_bytes else None

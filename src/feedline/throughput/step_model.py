@@ -1,4 +1,4 @@
-"""Throughput model: the time of a step, from the needs of its parts.
+"""Throughput model: the time of a step, from the needs of its parts; and all thresholds.
 
 A step cannot be shorter than any of three times: the training process's own work for it (it
 computes, and takes the batch over); a worker's work for a batch divided by the number of workers;
@@ -19,19 +19,68 @@ Guarantees: pure; more workers never make a step longer, nor do more cores.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
-__all__ = ["BLOCKED_SHARE", "Limit", "StepLoad", "with_workers"]
+__all__ = ["THRESHOLDS", "StepLoad", "Thresholds", "with_workers"]
 
-BLOCKED_SHARE = 0.3
-"""Share of blocked work from which on the workers may wait for a lock."""
 
-Limit = Literal["step", "workers", "cores"]
-"""Part that determines the step: the step itself, the workers, or the cores."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thresholds:
+    """Thresholds of measuring, diagnosing, tuning and adapting: shares, ratios and seconds."""
 
-_ALIKE = 0.02  # relative difference up to which two parts are equal
-_MOSTLY = 0.5  # share of a step's wait
+    # Verdict on a run. 5% and 20% are the limits of the input-pipeline analyzer of TensorFlow's
+    # profiler. With less than 5% of data wait a run is compute-bound: the best loader would make
+    # it 1.053 times as fast, so the least gain of a recommendation is the same limit.
+    data_wait: float = 0.05
+    high_data_wait: float = 0.20
+    min_gain: float = 1.05
+    min_steps: int = 20  # fewer do not show a steady state: queues and caches fill meanwhile
+
+    # Equality: two trials of one setting on an idle machine differ by 1 to 2%.
+    alike: float = 0.02
+    noise: float = 0.05  # a gain that is hardly noise, required where more was expected
+    close: float = 0.07  # trials this close may change places when repeated
+    close_on_all_cores: float = 0.3  # and if the workers leave no core to the training loop
+
+    # Number of workers. Batches are uneven, so the mean need is too few.
+    spare: float = 1.1
+    ample: float = 1.3  # kept when workers are removed, so that they are not added again
+    busy: float = 0.9  # share of their time: above, workers are missing; below, batches are uneven
+    calm: float = 0.01  # data wait up to which fewer workers may do: a fifth of `data_wait`
+    superlinear: float = 0.05  # busy workers never gain more than their proportion, but for noise
+
+    # Blocked work: above a half, workers leave cores to others; from 0.3 on, work on a core may
+    # need the same lock as the work that waits.
+    may_hold_lock: float = 0.3
+    mostly_blocked: float = 0.5
+    workers_per_core: int = 4  # if nearly all of their work is waiting
+
+    # Hand-over and late batches of a measured step.
+    ready: float = 0.6  # of a step for a batch: below, one is usually ready in time
+    hand_over: float = 0.3  # of a step: longest wait for a batch that is ready
+    hand_over_cpu: float = 2.0  # times its CPU time: the rest is waiting for late batches
+    late: float = 0.05  # of a step: a shorter wait does not prove late batches
+    pools_differ: float = 1.3  # busy workers of two pools, to see the effect on their waiting
+    wide_range: float = 1.2  # upper to lower limit of a prediction from which both are printed
+
+    # Windows of an adapting loader: at least a second and as many steps as `error_of` has blocks.
+    window_s: float = 1.0
+    window_steps: int = 8
+    window_error: float = 0.2  # of the step time: with more, one window is not enough
+    patience: int = 3  # windows that must agree, if the change is not urgent
+    many_windows: int = 8  # to see uneven batches, of which one window may have none
+    max_windows: int = 32  # older ones may be of another workload
+    other_work: float = 1.5  # ratio of need: the workload has changed, and is tried again
+    shorter_tasks: float = 4.0  # beyond a quarter the gain is 1.1 at most, by simulation
+    min_task_ms: float = 2.0  # its message of 0.2 ms is a tenth
+    # Batches to wait for each batch in flight before measuring again with more batches ahead:
+    # workers are often only slightly faster than the step, so the queue fills slowly.
+    batches_to_fill: int = 4
+    memory_share: float = 0.5  # of the available memory, for more workers and batches ahead
+
+
+THRESHOLDS = Thresholds()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,31 +91,33 @@ class StepLoad:
         workers: processes that make batches; 0: the training process makes them.
         cores: cores that all may use.
         compute_ms: the step's own work, undisturbed.
-        step_cpu_ms: CPU time of that work, all threads.
-        hand_ms: time to take a batch over and to copy it, if the step waits for it.
-        hand_cpu_ms: CPU time of that.
         work_cpu_ms: CPU time to make a batch.
         work_blocked_ms: blocked time to make a batch.
+        step_cpu_ms: CPU time of the step's own work, all threads.
+        hand_ms: time to take a batch over, if the step waits for it.
+        hand_cpu_ms: CPU time of that.
         beside_cpu_ms: CPU time of workers for a batch outside their tasks.
         late_ms: wait for late batches although there are enough workers on average: the work is
             uneven, or other programs use the cores.
+        copy_ms: time to copy a batch to the device, if the step waits for it.
     """
 
     workers: int
     cores: float
     compute_ms: float
-    step_cpu_ms: float
-    hand_ms: float
-    hand_cpu_ms: float
     work_cpu_ms: float
-    work_blocked_ms: float
-    beside_cpu_ms: float
+    work_blocked_ms: float = 0.0
+    step_cpu_ms: float = 0.0
+    hand_ms: float = 0.0
+    hand_cpu_ms: float = 0.0
+    beside_cpu_ms: float = 0.0
     late_ms: float = 0.0
+    copy_ms: float = 0.0
 
     @property
     def consume_ms(self) -> float:
         """Time that the training process needs for a step."""
-        return self.compute_ms + self.hand_ms
+        return self.compute_ms + self.hand_ms + self.copy_ms
 
     @property
     def produce_ms(self) -> float:
@@ -112,16 +163,16 @@ class StepLoad:
         return alone + min(1.0, 2 * on_core) * (joint - alone)
 
     @property
-    def limit(self) -> Limit:
-        """Part that determines the step."""
-        step_ms = self.step_ms
-        if step_ms <= (1 + _ALIKE) * self.consume_ms:
-            return "step"
-        if self.late_ms >= _MOSTLY * (step_ms - self.consume_ms):
-            return "workers"
-        # If both are equal, more workers would find no core.
-        short_of_cores = self.workers and self.cores_ms >= (1 - _ALIKE) * self.made_ms
-        return "cores" if short_of_cores else "workers"
+    def waits(self) -> bool:
+        """True if steps wait for batches, by the model."""
+        return self.step_ms > (1 + THRESHOLDS.alike) * self.consume_ms
+
+    @property
+    def need(self) -> float:
+        """Number of workers that are busy all the time if steps never wait."""
+        if self.work_ms <= 0:
+            return 0.0
+        return self.work_ms / self.consume_ms if self.consume_ms > 0 else math.inf
 
 
 def with_workers(load: StepLoad, workers: int, shared: float = 0.0) -> StepLoad:

@@ -1,6 +1,7 @@
-"""Rate of something counted in steps, and the error of a mean of correlated steps.
+"""Windows of steps: rates, the error of a mean, and the work of the workers meanwhile.
 
-Guarantees: pure, except for the clock; what was not counted has no rate.
+Guarantees: pure, except for the clock of `RateMeter`; no figure is negative; unknown values are
+None; nothing that was not counted has a rate.
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-__all__ = ["RateMeter", "error_of", "error_of_means"]
+from feedline.throughput.step_model import THRESHOLDS, StepLoad
+from feedline.timing.stage_page import StageTimings
 
-_BLOCKS = 8  # of steps, whose means tell the error: neighbouring steps are not independent
-_MIN_MEANS = 4
+__all__ = ["RateMeter", "StepWindow", "error_of", "error_of_means"]
+
 # Student's t for 95%, by degrees of freedom.
 _T = {3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
@@ -61,17 +64,22 @@ class RateMeter:
         return self.count / max(1e-9, self.seconds)
 
 
-def error_of(times: Sequence[float]) -> float:
+def error_of(times: Sequence[float], counts: Sequence[float] | None = None) -> float:
     """Relative half-width of the 95% confidence interval of the mean step time, from block means.
 
     Args:
         times: step times, in order; returns 1.0 if there are fewer than blocks.
+        counts: things that each step finished; then the mean time of one of them counts. None: a
+            step.
     """
-    if len(times) < _BLOCKS:
+    blocks = THRESHOLDS.window_steps
+    if len(times) < blocks:
         return 1.0
     # No step is left out: a window often ends with the one that was waited for.
-    edges = [len(times) * k // _BLOCKS for k in range(_BLOCKS + 1)]
-    error = error_of_means([statistics.fmean(times[a:b]) for a, b in pairwise(edges)])
+    edges = [len(times) * k // blocks for k in range(blocks + 1)]
+    each = [1.0] * len(times) if counts is None else counts
+    sums = [(sum(times[a:b]), sum(each[a:b])) for a, b in pairwise(edges)]
+    error = error_of_means([seconds / count for seconds, count in sums if count > 0])
     return 1.0 if error is None else error
 
 
@@ -81,6 +89,133 @@ def error_of_means(means: Sequence[float]) -> float | None:
     Neighbouring steps are correlated, so the means of long blocks of them count as independent
     ("method of batch means"). None with too few means, or if their mean is not above 0.
     """
-    if len(means) < _MIN_MEANS or not (mean := statistics.fmean(means)) > 0:
+    if len(means) - 1 not in _T or not (mean := statistics.fmean(means)) > 0:
         return None
     return _T[len(means) - 1] * statistics.stdev(means) / math.sqrt(len(means)) / mean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepWindow:
+    """Consecutive steps without a change of settings, and the work of the workers meanwhile.
+
+    Args:
+        phase: key of the phase.
+        steps: number of steps.
+        seconds: their duration.
+        wait_s: part of it in wait for data.
+        workers: number of workers.
+        tasks_s: duration of all tasks, over all workers.
+        on_core: share of `tasks_s` on a core; None if unknown.
+        queued: share of `tasks_s` ready without a free core; None if unknown.
+        tasks: number of tasks.
+        prefetch: whole batches ahead, of all workers.
+        task_ms: duration of a task of some rows; 0 for whole batches.
+        error: of the mean step, see `error_of`.
+    """
+
+    phase: Hashable
+    steps: int
+    seconds: float
+    wait_s: float
+    workers: int
+    tasks_s: float = 0.0
+    on_core: float | None = None
+    queued: float | None = None
+    tasks: int = 0
+    prefetch: int = 0
+    task_ms: float = 0.0
+    error: float = 0.0
+
+    def with_tasks(self, before: StageTimings, after: StageTimings) -> StepWindow:
+        """Add the work of the workers, from their total times before and after the window.
+
+        If no task within it was timed, the tasks before it determine the share on a core.
+        """
+        timed = before if after.timed > before.timed else StageTimings()
+        timed_ms = after.timed_ms - timed.timed_ms
+        on_core = queued = None
+        if timed_ms > 0:
+            on_core = min(1.0, max(0.0, (after.timed_cpu_ms - timed.timed_cpu_ms) / timed_ms))
+            if after.timed_queued_ms is not None and timed.timed_queued_ms is not None:
+                queued = (after.timed_queued_ms - timed.timed_queued_ms) / timed_ms
+                queued = min(1.0 - on_core, max(0.0, queued))
+        return replace(
+            self,
+            tasks_s=max(0.0, after.tasks_ms - before.tasks_ms) / 1e3,
+            on_core=on_core,
+            queued=queued,
+            tasks=max(0, after.tasks - before.tasks),
+        )
+
+    @classmethod
+    def joined(cls, windows: Sequence[StepWindow]) -> StepWindow:
+        """Join windows of the same phase and settings."""
+        seconds = sum(each.seconds for each in windows)
+
+        def share(name: str) -> float | None:
+            known = [each for each in windows if getattr(each, name) is not None]
+            tasks_s = sum(each.tasks_s for each in known)
+            whole = sum(getattr(each, name) * each.tasks_s for each in known)
+            return whole / tasks_s if tasks_s > 0 else None
+
+        return replace(
+            windows[-1],
+            steps=sum(each.steps for each in windows),
+            seconds=seconds,
+            wait_s=sum(each.wait_s for each in windows),
+            tasks_s=sum(each.tasks_s for each in windows),
+            on_core=share("on_core"),
+            queued=share("queued"),
+            tasks=sum(each.tasks for each in windows),
+            error=math.hypot(*(each.error * each.seconds for each in windows)) / (seconds or 1.0),
+        )
+
+    def load(self, cores: float = math.inf) -> StepLoad:
+        """Load of a step, whose time without data wait is its own work."""
+        work_ms = 1e3 * self.work_s
+        return StepLoad(
+            workers=self.workers,
+            cores=cores,
+            compute_ms=1e3 * self.own_s,
+            work_cpu_ms=work_ms * (1.0 - self.blocked_share),
+            work_blocked_ms=work_ms * self.blocked_share,
+        )
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time that steps waited for data."""
+        return min(1.0, self.wait_s / self.seconds) if self.seconds > 0 else 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Step time, including data wait."""
+        return self.seconds / self.steps
+
+    @property
+    def own_s(self) -> float:
+        """Step time without data wait."""
+        return max(0.0, self.seconds - self.wait_s) / self.steps
+
+    @property
+    def work_s(self) -> float:
+        """Work of one batch for one worker with a core, in seconds."""
+        return self.tasks_s * (1.0 - (self.queued or 0.0)) / self.steps
+
+    @property
+    def blocked_share(self) -> float:
+        """Share of the work spent waiting for anything but a core."""
+        own = 1.0 - (self.queued or 0.0)
+        if self.on_core is None or own <= 0:
+            return 0.0
+        return min(1.0, max(0.0, 1.0 - self.on_core / own))
+
+    @property
+    def busy(self) -> float:
+        """Share of the workers' time spent on tasks."""
+        held = self.seconds * self.workers
+        return min(1.0, self.tasks_s / held) if held > 0 else 0.0
+
+    @property
+    def is_uneven(self) -> bool:
+        """True if steps wait although workers are idle at times."""
+        return self.wait_share >= THRESHOLDS.data_wait and 0 < self.busy < THRESHOLDS.busy

@@ -34,7 +34,7 @@ from feedline.loader.position import PlannedPosition
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.schedule import Phase, Schedule
 from feedline.system import usable_cores
-from feedline.throughput.phase_rates import PoolRate, Rates, pool_rate
+from feedline.throughput.estimates import PoolRate, Rates, pool_rate
 from feedline.timing.stage_page import StageTimings
 from feedline.timing.torch_workers import TorchWorkers, end_torch_workers
 from feedline.tuning.search import LoaderSetting, LoaderTrial, SearchSpace

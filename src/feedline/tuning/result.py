@@ -14,10 +14,7 @@ from feedline.loader.saved_settings import SavedSettings
 from feedline.order.schedule import Schedule
 from feedline.system import usable_cores
 from feedline.text import as_share, format_table, plural
-from feedline.throughput.changes import Changes
-from feedline.throughput.phase_rates import Rates
-from feedline.throughput.schedule_estimate import Forecast, forecast
-from feedline.throughput.what_if import WhatIf, what_if
+from feedline.throughput.estimates import Changes, Forecast, Rates, WhatIf, forecast, what_if
 from feedline.tuning.search import LoaderSetting, LoaderTrial
 from feedline.tuning.step_benchmark import UserCodeFailure
 

@@ -26,9 +26,8 @@ from dataclasses import dataclass, replace
 from numbers import Real
 
 from feedline.errors import UsageError
-from feedline.throughput.limits import WorkerLimits
-from feedline.throughput.memory_budget import Room
-from feedline.throughput.step_window import StepWindow
+from feedline.throughput.limits import MemoryBudget, WorkerLimits
+from feedline.throughput.windows import StepWindow
 
 __all__ = ["LoaderSetting", "LoaderTrial", "Search", "SearchSpace", "check_budget", "check_step_ms"]
 
@@ -138,7 +137,9 @@ class SearchSpace:
     pin: bool = False
     in_process: bool = False
 
-    def smoother(self, setting: LoaderSetting, memory: Room | None) -> Iterator[LoaderSetting]:
+    def smoother(
+        self, setting: LoaderSetting, memory: MemoryBudget | None
+    ) -> Iterator[LoaderSetting]:
         """Yield settings that may help against uneven batches, the likeliest first."""
         workers = setting.workers
         fitting = (k for k in self.prefetch if memory is None or memory.fits(workers, k))
@@ -167,7 +168,7 @@ class Search:
         start: LoaderSetting,
         ceiling: float | None,
         space: SearchSpace | None = None,
-        memory: Room | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self._limits = limits
         self._start = start

@@ -25,8 +25,7 @@ from torch import Tensor
 import feedline
 from feedline.private_names import find_private
 from feedline.system import usable_cores
-from feedline.throughput.step_window import StepWindow
-from feedline.throughput.windows import RateMeter, error_of
+from feedline.throughput.windows import RateMeter, StepWindow, error_of
 from feedline.tuning.loaders import TunableLoader
 from feedline.tuning.search import LoaderSetting, LoaderTrial
 from feedline.tuning.training_step import Step
@@ -194,15 +193,13 @@ class StepBenchmark:
                 enough = error <= small or (slower and error < _SLOWER)
             if enough or (passed >= max_s and len(times) >= 2):
                 break
-        window = StepWindow.between(
-            before,
-            loader.stage_timings(),
+        window = StepWindow(
             phase=self._phase,
             steps=len(times),
             seconds=sum(each.step_s for each in times),
             wait_s=sum(each.wait_s for each in times),
             workers=setting.workers,
-        )
+        ).with_tasks(before, loader.stage_timings())
         wait_cpu_s = statistics.fmean(each.wait_cpu_s for each in times)
         if not setting.workers:  # the wait is the work
             on_core = wait_cpu_s * window.steps / window.wait_s if window.wait_s else 1.0

@@ -19,9 +19,9 @@ from feedline.errors import ResourceError, UsageError
 from feedline.loader import DataLoader
 from feedline.order.schedule import Phase
 from feedline.system import available_memory_bytes, usable_cores
-from feedline.throughput.limits import WorkerLimits
-from feedline.throughput.memory_budget import Room
-from feedline.throughput.phase_rates import Rates
+from feedline.throughput.bottleneck import bottleneck
+from feedline.throughput.estimates import Rates
+from feedline.throughput.limits import MemoryBudget, WorkerLimits
 from feedline.tuning.loaders import TunableFeedlineLoader, TunableLoader, TunableTorchLoader
 from feedline.tuning.result import SearchStatus, TunedPhase, TuningResult
 from feedline.tuning.search import LoaderSetting, LoaderTrial, Search, check_budget, check_step_ms
@@ -326,10 +326,11 @@ def _bottleneck(rates: Rates | None) -> str:
     if rates is None:
         return ""
     load = rates.now.load
-    if load.limit == "cores":
+    part = bottleneck(load).part
+    if part == "cores":
         return "the cores"
-    if load.limit == "step":
-        return "handing batches over"
+    if part != "workers":
+        return "the step" if part == "compute" else "handing batches over"
     if not load.workers:
         return "the work of the batches"
     if load.late_ms > 0:
@@ -337,10 +338,10 @@ def _bottleneck(rates: Rates | None) -> str:
     return "the workers, of which more were not faster"
 
 
-def _memory_budget(start: LoaderSetting, batch_bytes: int) -> Room:
+def _memory_budget(start: LoaderSetting, batch_bytes: int) -> MemoryBudget:
     """Memory budget for workers and their prefetched batches."""
     whole_batches = start.task_ms is None
-    return Room(
+    return MemoryBudget(
         free=int(_MEMORY_SHARE * available_memory_bytes()),
         workers=start.workers,
         ahead=start.prefetch if whole_batches else 0,

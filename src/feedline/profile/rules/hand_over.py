@@ -176,7 +176,12 @@ def small_batch(facts: RunFacts) -> Finding | None:
 
     def change(load: StepLoad) -> StepLoad:
         # Scaled to one of the current batches: only the fixed cost of a batch shrinks.
-        return replace(load, hand_ms=load.hand_ms / by, beside_cpu_ms=load.beside_cpu_ms / by)
+        return replace(
+            load,
+            hand_ms=load.hand_ms / by,
+            copy_ms=load.copy_ms / by,
+            beside_cpu_ms=load.beside_cpu_ms / by,
+        )
 
     return Finding(
         rule="small-batch",

@@ -102,6 +102,7 @@ def busy_machine(facts: RunFacts) -> Finding | None:
             work_cpu_ms=load.work_cpu_ms / of_workers,
             beside_cpu_ms=load.beside_cpu_ms / of_workers,
             hand_ms=load.hand_ms / facts.crowding,
+            copy_ms=load.copy_ms / facts.crowding,
             step_cpu_ms=load.step_cpu_ms / facts.crowding,
         )
 

@@ -58,6 +58,7 @@ def float_copy(facts: RunFacts) -> Finding | None:
         return replace(
             own,
             hand_ms=own.hand_ms * _AS_PIXELS,
+            copy_ms=own.copy_ms * _AS_PIXELS,
             hand_cpu_ms=own.hand_cpu_ms * _AS_PIXELS,
             beside_cpu_ms=own.beside_cpu_ms * _AS_PIXELS,
         )
@@ -112,7 +113,7 @@ def unpinned_copy(facts: RunFacts) -> Finding | None:
     if (at_most_ms if copied is None else copied) < 0.05 * facts.step_ms:
         return None
     if copied is not None:
-        gain = gain_of(facts, lambda load: replace(load, hand_ms=max(0.0, load.hand_ms - copied)))
+        gain = gain_of(facts, lambda load: replace(load, copy_ms=max(0.0, load.copy_ms - copied)))
     return Finding(
         rule="unpinned-copy",
         cause="Batches are in pageable memory: a copy to the device cannot overlap with the step.",

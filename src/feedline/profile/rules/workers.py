@@ -8,7 +8,7 @@ from feedline.profile.facts import RunFacts
 from feedline.profile.finding import Finding
 from feedline.profile.gains import best_workers, gain_of, gain_of_more_workers, gain_of_saved
 from feedline.text import as_ms, as_share, plural
-from feedline.throughput.step_model import BLOCKED_SHARE, StepLoad
+from feedline.throughput.step_model import THRESHOLDS, StepLoad
 
 __all__ = [
     "loader_rebuilt",
@@ -53,7 +53,7 @@ def too_few_workers(facts: RunFacts) -> Finding | None:
         + (
             f"; for {as_ms(lanes.blocked_ms)} of it a worker waits for something, and more workers "
             "help only if that can serve more of them"
-            if lanes.blocked_share > BLOCKED_SHARE
+            if lanes.blocked_share > THRESHOLDS.may_hold_lock
             else ""
         ),
         fix=f"Set num_workers={best}.",

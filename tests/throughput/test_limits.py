@@ -6,13 +6,15 @@ import itertools
 
 import pytest
 
-from feedline.throughput.memory_budget import Room
+from feedline.throughput.limits import MemoryBudget
 
 MB = 1 << 20
 
 
-def room(free: int, *, workers: int = 2, ahead: int = 2, batch: int = 10 * MB) -> Room:
-    return Room(free=free, workers=workers, ahead=ahead, worker_bytes=64 * MB, batch_bytes=batch)
+def room(free: int, *, workers: int = 2, ahead: int = 2, batch: int = 10 * MB) -> MemoryBudget:
+    return MemoryBudget(
+        free=free, workers=workers, ahead=ahead, worker_bytes=64 * MB, batch_bytes=batch
+    )
 
 
 @pytest.mark.parametrize("free", [0, 84 * MB, 1000 * MB])

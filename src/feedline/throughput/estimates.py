@@ -1,0 +1,658 @@
+"""Estimates of a training: with other workers, cores or a faster device, and along a schedule.
+
+The load of a step is that of the measured worker pool most similar to the requested one, with the
+change applied; the model of a step gives its time. Measured steps are a little longer than modelled
+ones. This factor is kept if steps wait both before and after the change, or neither; otherwise the
+prediction lies between both.
+
+A size between two measured ones: step time and work of an image are interpolated by the pixels.
+Beyond the measured sizes only the step time is scaled by the pixels.
+
+Guarantees: pure; an unchanged setting predicts its measurement, and no prediction lies outside of
+its interval; estimates from rates that were not measured are marked.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from numbers import Integral, Real
+from typing import Any
+
+from feedline.errors import UsageError
+from feedline.order.schedule import Phase, Schedule, is_count
+from feedline.text import as_seconds, format_table, wrap_text
+from feedline.throughput.bottleneck import Part, bottleneck, workers_needed
+from feedline.throughput.limits import MAX_WORKERS
+from feedline.throughput.step_model import THRESHOLDS, StepLoad, with_workers
+from feedline.throughput.windows import StepWindow
+
+__all__ = [
+    "Changes",
+    "Forecast",
+    "PhaseForecast",
+    "PhasePrediction",
+    "PoolRate",
+    "Rates",
+    "WhatIf",
+    "forecast",
+    "pool_rate",
+    "rates_at",
+    "what_if",
+]
+
+_RANGES: dict[str, tuple[type, str, float, float]] = {
+    "workers": (Integral, "a whole number", 1, MAX_WORKERS),
+    "cores": (Integral, "a whole number", 1, 4096),
+    "gpu": (Real, "a number", 0.01, 1000.0),
+}
+_FORM = (
+    "write any of "
+    + ", ".join(f"{name}={low:g}..{high:g}" for name, (_, _, low, high) in _RANGES.items())
+    + ' (gpu: factor of the step\'s speed), comma separated, e.g. "workers=8,cores=16,gpu=2"'
+)
+_WHOLE = re.compile(r"[0-9]{1,9}", re.ASCII)
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+_MIN_MS = 1e-3  # shorter steps were not measured
+_MEASURED = "measured"
+_NOTHING = "nothing was measured, so nothing can be {}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """Changes of a training; None keeps a value.
+
+    Args:
+        workers: number of worker processes.
+        cores: number of cores available to all processes.
+        gpu: factor of the step's compute speed.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+
+    workers: int | None = None
+    cores: int | None = None
+    gpu: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, (kind, expected, low, high) in _RANGES.items():
+            value: Any = getattr(self, name)
+            number = isinstance(value, kind) and not isinstance(value, bool)
+            if value is not None and not (number and low <= value <= high):
+                raise UsageError(
+                    f"what-if: {name} must be {expected} from {low:g} to {high:g}, got {value!r}",
+                    hint=_FORM,
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> Changes:
+        """Parse changes from text.
+
+        Raises:
+            UsageError: the text is empty, a name is unknown or repeated, or a value is invalid.
+
+        Example:
+            >>> Changes.parse("workers=8,gpu=2")
+            Changes(workers=8, cores=None, gpu=2.0)
+        """
+        if not isinstance(text, str):
+            raise UsageError(f"what-if must be text, got {text!r}", hint=_FORM)
+        values: dict[str, Any] = {}
+        for part in text.split(","):
+            name, equals, value = (piece.strip() for piece in part.partition("="))
+            if not equals or name not in _RANGES:
+                problem = f"what-if {text!r}: cannot read {part.strip()!r}"
+                raise UsageError(problem if text.strip() else "empty what-if", hint=_FORM)
+            if name in values:
+                raise UsageError(f"what-if {text!r}: {name} is given twice", hint=_FORM)
+            # An invalid number stays text and is rejected by the range check.
+            if name == "gpu" and _DECIMAL.fullmatch(value):
+                values[name] = float(value)
+            else:
+                values[name] = int(value) if _WHOLE.fullmatch(value) else value
+        return cls(**values)
+
+    def __str__(self) -> str:
+        given = {name: getattr(self, name) for name in _RANGES}
+        return ", ".join(f"{name}={value:g}" for name, value in given.items() if value is not None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolRate:
+    """Measurement of one worker pool.
+
+    Args:
+        load: of a step.
+        step_ms: duration of a step, including its data wait.
+        error: half of the 95% interval of `step_ms`, relative to it; 1 if unknown.
+    """
+
+    load: StepLoad
+    step_ms: float
+    error: float
+
+    @property
+    def busy_workers(self) -> float:
+        """Mean number of busy workers."""
+        return self.load.work_ms / self.step_ms if self.step_ms > 0 else 0.0
+
+
+def pool_rate(
+    window: StepWindow,
+    *,
+    error: float,
+    cores: int,
+    compute_s: float | None,
+    step_cpu_s: float,
+    hand_cpu_s: float,
+    usual_wait_s: float | None = None,
+) -> PoolRate:
+    """Derive the load of a step from the times of a window.
+
+    If the workers are fast enough on average, a wait of every step is the hand-over of a ready
+    batch. A wait of some steps only, or a longer one, is for late batches.
+
+    Args:
+        window: times of the steps.
+        error: half of the 95% interval of the mean step time, relative to it.
+        cores: cores available to all processes.
+        compute_s: compute-bound step time; None: as in the window.
+        step_cpu_s: CPU time of the step, all threads.
+        hand_cpu_s: CPU time of the hand-over of a batch.
+        usual_wait_s: median data wait of a step; None: the mean.
+    """
+    step_ms, wait_ms = 1e3 * window.step_s, 1e3 * window.wait_s / window.steps
+    compute_ms = 1e3 * (window.own_s if compute_s is None else min(window.own_s, compute_s))
+    hand_ms = min(1e3 * hand_cpu_s, wait_ms)
+    load = replace(
+        window.load(float(cores)),
+        compute_ms=compute_ms,
+        step_cpu_ms=min(1e3 * step_cpu_s, compute_ms * cores),
+        hand_ms=hand_ms,
+        hand_cpu_ms=hand_ms,
+    )
+    # If other programs use the cores, workers are late with little work.
+    busy_ms = 1e3 * window.tasks_s / window.steps / max(1, window.workers)
+    usual_ms = wait_ms if usual_wait_s is None else 1e3 * usual_wait_s
+    limits = THRESHOLDS
+    ready_ms = max(limits.hand_over_cpu * hand_ms, min(usual_ms, limits.hand_over * step_ms))
+    late_ms = limits.late * step_ms
+    are_ready = max(load.produce_ms, busy_ms) <= limits.ready * step_ms
+    if are_ready and wait_ms <= ready_ms + late_ms:
+        load = replace(load, hand_ms=wait_ms)
+    unexplained_ms = min(step_ms - load.even_ms, wait_ms - load.hand_ms)
+    enough = load.produce_ms <= limits.ready * step_ms or not load.waits
+    if enough and unexplained_ms > late_ms:
+        load = replace(load, late_ms=unexplained_ms)
+    return PoolRate(load=load, step_ms=step_ms, error=error)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Measured rates of a phase.
+
+    Args:
+        size: image size in pixels; None if batches have no single image size.
+        rows: images in a batch; None if they cannot be counted.
+        points: measurements of worker pools; predictions are compared with the first.
+        level_px: shorter side of the copies that were read; None for the originals.
+        basis: source of the rates if they were not measured.
+    """
+
+    size: int | None
+    rows: float | None
+    points: tuple[PoolRate, ...]
+    level_px: int | None = None
+    basis: str = ""
+
+    @property
+    def now(self) -> PoolRate:
+        """Measurement that predictions are compared with."""
+        return self.points[0]
+
+    @property
+    def unit(self) -> str:
+        """Unit of the rates."""
+        return "steps/s" if self.rows is None else "images/s"
+
+    def nearest(self, workers: int) -> PoolRate:
+        """Return the measured pool most similar to a number of workers."""
+
+        def distance(point: PoolRate) -> float:
+            return abs(math.log(max(1, point.load.workers) / max(1, workers)))
+
+        return min(self.points, key=distance)
+
+    def per_s(self, step_ms: float) -> float:
+        """Return images/s, or steps/s if the images are unknown."""
+        return (self.rows or 1.0) * 1000 / max(_MIN_MS, step_ms)
+
+    @property
+    def shared(self) -> float | None:
+        """Degree to which waiting workers wait for each other, 0 to 1; None if unknown.
+
+        Measured by the growth of their waiting with the number of busy workers: proportional
+        growth is 1.
+        """
+        few = min(self.points, key=lambda point: point.busy_workers)
+        many = max(self.points, key=lambda point: point.busy_workers)
+        ratio = many.busy_workers / few.busy_workers if few.busy_workers > 0 else 0.0
+        if ratio < THRESHOLDS.pools_differ or few.load.work_blocked_ms <= 0:
+            return None
+        longer = many.load.work_blocked_ms / few.load.work_blocked_ms
+        return min(1.0, max(0.0, math.log(longer) / math.log(ratio))) if longer > 0 else 0.0
+
+    def scale(self, *, compute: float, work: float, **changes: Any) -> Rates:
+        """Scale the times of a step and of a batch's work by factors."""
+
+        def scale(point: PoolRate) -> PoolRate:
+            now = point.load
+            factors = {
+                name: compute if name in ("compute_ms", "step_cpu_ms") else work
+                for name in StepLoad.__slots__
+                if name.endswith("_ms")
+            }
+            load = replace(now, **{name: getattr(now, name) * f for name, f in factors.items()})
+            stretch = point.step_ms / now.step_ms if now.step_ms > 0 else 1.0
+            return replace(point, load=load, step_ms=load.step_ms * stretch)
+
+        return replace(self, points=tuple(map(scale, self.points)), **changes)
+
+
+def rates_at(measured: Sequence[Rates], size: int | None, rows: int | None = None) -> Rates:
+    """Return the rates of a size and a batch size, scaled if they were not measured.
+
+    Raises:
+        UsageError: the measured phases have no sizes and one is requested, or the reverse.
+    """
+    same = [each for each in measured if each.size == size]
+    # One size may be measured with several batch sizes.
+    found = min(same, key=lambda each: abs((each.rows or 0) - rows) if rows else 0, default=None)
+    if found is None:
+        sized = sorted((each for each in measured if each.size), key=lambda each: each.size or 0)
+        if size is None or not sized:
+            raise UsageError(
+                f"the schedule has {size or 'no'} px, but the measured phases have "
+                f"{'other sizes' if sized else 'no sizes'}",
+                hint="measure the sizes of the schedule",
+            )
+        found = _interpolate(sized, size)
+    if rows and found.rows and rows != round(found.rows):
+        factor = rows / found.rows
+        note = f"scaled from batches of {found.rows:.0f}"
+        basis = f"{found.basis}, {note}" if found.basis else note
+        found = found.scale(compute=factor, work=factor, rows=float(rows), basis=basis)
+    return found
+
+
+def _interpolate(sized: Sequence[Rates], size: int) -> Rates:
+    """Return the rates of a size that was not measured."""
+    pixels = {each.size or 0: (each.size or 0) ** 2 for each in sized}
+    near = min(sized, key=lambda each: abs(pixels[each.size or 0] - size**2))
+    low = next((each for each in reversed(sized) if (each.size or 0) < size), None)
+    high = next((each for each in sized if (each.size or 0) > size), None)
+    if low is None or high is None:
+        return near.scale(
+            compute=size**2 / pixels[near.size or 0],
+            work=1.0,
+            size=size,
+            basis=f"not measured: scaled from {near.size} px, with a step time proportional to the "
+            "pixels and the same work for an image",
+        )
+    low_px, high_px = pixels[low.size or 0], pixels[high.size or 0]
+    share = (size**2 - low_px) / (high_px - low_px)
+
+    def factor(name: str) -> float:
+        """Ratio of an interpolated time to that of the nearer size."""
+        first, last, own = (
+            getattr(each.now.load, name) / (each.rows or 1.0) for each in (low, high, near)
+        )
+        return float(((1 - share) * first + share * last) / own) if own > 0 else 1.0
+
+    return near.scale(
+        compute=factor("compute_ms"),
+        work=factor("work_ms"),
+        size=size,
+        basis=f"interpolated between {low.size} and {high.size} px by the pixels",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhasePrediction:
+    """Prediction of a phase after a change; rates are images/s, or steps/s.
+
+    Args:
+        size: image size in pixels; None if the phase has none.
+        rows: images in a batch; None if they cannot be counted.
+        workers: current number of workers.
+        now: measured rate.
+        then: predicted rate.
+        low: lower limit of the prediction.
+        high: upper limit of the prediction.
+        limit: predicted bottleneck.
+        notes: reasons for the uncertainty.
+    """
+
+    size: int | None
+    rows: float | None
+    workers: int
+    now: float
+    then: float
+    low: float
+    high: float
+    limit: Part
+    notes: tuple[str, ...] = ()
+
+    @property
+    def factor(self) -> float:
+        """Ratio of the predicted rate to the measured one."""
+        return self.then / self.now
+
+    @property
+    def text(self) -> str:
+        """Predicted rate, or its limits if they differ much."""
+        if self.high > THRESHOLDS.wide_range * self.low:
+            return f"{self.low:.0f} to {self.high:.0f}"
+        return f"{self.then:.0f}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhatIf:
+    """Prediction of a training after changes.
+
+    Args:
+        changes: the changes.
+        phases: predictions in the order of the measurement.
+        unit: unit of the rates.
+    """
+
+    changes: Changes
+    phases: tuple[PhasePrediction, ...]
+    unit: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a JSON-compatible dictionary."""
+        return {
+            "changes": asdict(self.changes),
+            "unit": self.unit,
+            "phases": [{**asdict(phase), "factor": phase.factor} for phase in self.phases],
+        }
+
+    def __str__(self) -> str:
+        """Return a table of the phases, and the notes."""
+        sizes = [phase.size for phase in self.phases]
+        rows = [("", "workers", "now", "then", "factor", "bottleneck")]
+        for phase in self.phases:
+            name = _phase_name(phase.size)
+            if phase.rows and sizes.count(phase.size) > 1:
+                name += f", batches of {phase.rows:.0f}"
+            rates = f"{phase.now:.0f}", phase.text, f"{phase.factor:.2f}"
+            rows.append((name, str(phase.workers), *rates, phase.limit))
+        notes = dict.fromkeys(note for phase in self.phases for note in phase.notes)
+        lines = [f"what if {self.changes} ({self.unit})", *format_table(rows)]
+        return "\n".join([*lines, *(line for note in notes for line in wrap_text(note))])
+
+
+def what_if(phases: Iterable[Rates], changes: str | Changes) -> WhatIf:
+    """Predict each phase after changes.
+
+    Args:
+        phases: measured rates.
+        changes: see `Changes.parse`.
+
+    Raises:
+        UsageError: invalid changes; nothing was measured.
+    """
+    parsed = changes if isinstance(changes, Changes) else Changes.parse(changes)
+    measured = list(phases)
+    if not measured:
+        raise UsageError(_NOTHING.format("predicted"), hint="give it more time")
+    found = tuple(_predict_phase(rates, parsed) for rates in measured)
+    return WhatIf(changes=parsed, phases=found, unit=measured[0].unit)
+
+
+def _predict_phase(rates: Rates, changes: Changes) -> PhasePrediction:
+    now = rates.now
+    base = now if changes.workers is None else rates.nearest(changes.workers)
+    loads, notes = _possible_loads(rates, base.load, changes)
+    steps = [_step_range(base, load) for load in loads]
+    then_ms = math.sqrt(steps[0][0] * steps[0][1])
+    error, spread = base.error, [each for pair in steps for each in pair]
+    if loads[0] == base.load:
+        error, spread = 0.0, [then_ms]
+    return PhasePrediction(
+        size=rates.size,
+        rows=rates.rows,
+        workers=now.load.workers,
+        now=rates.per_s(now.step_ms),
+        then=rates.per_s(then_ms),
+        low=rates.per_s(max(spread) * (1 + error)),
+        high=rates.per_s(min(spread) / (1 + error)),
+        limit=bottleneck(loads[0]).part,
+        notes=tuple(notes),
+    )
+
+
+def _step_range(base: PoolRate, then: StepLoad) -> tuple[float, float]:
+    """Return the shortest and longest predicted step in ms.
+
+    Args:
+        base: measured worker pool.
+        then: load of a step after the change.
+    """
+    now = base.load
+    if then == now:
+        return base.step_ms, base.step_ms
+    model_ms = then.step_ms
+    long_ms = model_ms * base.step_ms / now.step_ms if now.step_ms > 0 else model_ms
+    return min(model_ms, long_ms) if now.waits and not then.waits else long_ms, long_ms
+
+
+def _possible_loads(
+    rates: Rates, now: StepLoad, changes: Changes
+) -> tuple[Sequence[StepLoad], list[str]]:
+    """Return the possible loads of a step after a change, the likeliest first, and the reasons.
+
+    Args:
+        rates: rates of the phase.
+        now: load with the measured worker pool most similar to the requested one.
+        changes: the changes.
+    """
+    notes = list[str]()
+    loads = [replace(now, cores=float(changes.cores or now.cores))]
+    if (faster := changes.gpu) is not None:
+        compute_ms, cpu_ms = now.compute_ms / faster, now.step_cpu_ms / faster
+        loads = [replace(loads[0], compute_ms=compute_ms, step_cpu_ms=cpu_ms)]
+        on_core = min(now.step_cpu_ms, now.compute_ms)
+        if faster > 1 and on_core > loads[0].compute_ms:
+            # Its CPU time may be kernel launches.
+            loads.append(replace(loads[0], compute_ms=on_core, step_cpu_ms=now.step_cpu_ms))
+            notes.append("part of the step runs on the CPU, which a faster GPU may not shorten")
+    workers = changes.workers
+    if workers is not None and workers != now.workers:
+        shared, same = rates.shared, loads[0]
+        loads = [with_workers(load, workers, shared or 0.0) for load in loads]
+        if now.blocked_share > THRESHOLDS.may_hold_lock and shared is None:
+            loads.append(same)  # their CPU time may be serialised, too
+            notes.append(
+                "workers mostly wait: the estimate holds only if the storage serves all of them at "
+                "once"
+            )
+    if now.late_ms and loads[0] != now:
+        then = loads[0]
+        # A shorter step may wait for late batches by the time that it saves.
+        delays = {max(0.0, now.late_ms + now.compute_ms - then.compute_ms)}
+        if then.workers > now.workers or then.cores > now.cores:
+            delays.add(0.0)
+        if then.workers < now.workers:
+            delays.add(now.late_ms)
+        loads += [replace(then, late_ms=late_ms) for late_ms in sorted(delays)]
+        notes.append(
+            "batches arrive unevenly: some are late although the workers are fast enough on "
+            "average, and their delay after the change is unknown"
+        )
+    return loads, notes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseForecast:
+    """Estimate of one phase of a schedule; rates are images/s, or steps/s.
+
+    Args:
+        image_size: in pixels; None if batches have no single image size.
+        epochs: number of epochs.
+        rate: with the requested number of workers.
+        compute_bound_rate: of the step without data wait.
+        num_workers: requested number of workers.
+        bottleneck: part that bounds the step.
+        num_workers_needed: number without data wait; None if no number is certain to suffice.
+        cores_needed: number of cores for these workers and the step.
+        is_uneven: True if some batches are late although the workers are fast enough on average.
+        seconds: duration; None if the number of images in an epoch is unknown.
+        basis: source of the rates.
+    """
+
+    image_size: int | None
+    epochs: int
+    rate: float
+    compute_bound_rate: float
+    num_workers: int
+    bottleneck: Part
+    num_workers_needed: int | None
+    cores_needed: int
+    is_uneven: bool
+    seconds: float | None
+    basis: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """Estimate of a schedule.
+
+    Args:
+        images_per_epoch: images in an epoch; None if unknown.
+        unit: unit of the rates.
+        seconds: duration of all phases, without pauses between epochs; None if unknown.
+        fixed_size_px: largest size; None if the schedule has a single size.
+        fixed_size_s: duration of all epochs at that size; None likewise.
+        phases: in order.
+    """
+
+    images_per_epoch: int | None
+    unit: str
+    seconds: float | None
+    fixed_size_px: int | None
+    fixed_size_s: float | None
+    phases: tuple[PhaseForecast, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a JSON-compatible dictionary."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Return a table of the phases, and the notes."""
+        heads = (
+            "",
+            "epochs",
+            self.unit,
+            "compute-bound",
+            "workers",
+            "needed",
+            "time",
+            "bottleneck",
+        )
+        rows, notes = [heads], list[str]()
+        for each in self.phases:
+            name = _phase_name(each.image_size)
+            cells = (
+                *(f"{each.epochs}", f"{each.rate:.0f}", f"{each.compute_bound_rate:.0f}"),
+                *(f"{each.num_workers}", f"{each.num_workers_needed or '-'}"),
+                "-" if each.seconds is None else as_seconds(each.seconds),
+            )
+            rows.append((name, *cells, each.bottleneck))
+            if each.basis != _MEASURED:
+                notes.append(f"{name}: {each.basis}")
+        epochs = str(sum(each.epochs for each in self.phases))
+        for name, seconds in (
+            ("total", self.seconds if len(self.phases) > 1 else None),
+            (f"all at {self.fixed_size_px} px", self.fixed_size_s),
+        ):
+            if seconds is not None:
+                rows.append((name, epochs, "", "", "", "", as_seconds(seconds), ""))
+        if any(each.is_uneven for each in self.phases):
+            notes.append("batches arrive unevenly: no number of workers is certain to suffice")
+        lines = [line for note in notes for line in wrap_text(note)]
+        return "\n".join([f"forecast ({self.unit})", *format_table(rows), *lines])
+
+
+def forecast(
+    measured: Sequence[Rates],
+    schedule: str | Schedule | Phase | Iterable[Phase],
+    *,
+    images: int | None = None,
+    workers: int | None = None,
+) -> Forecast:
+    """Estimate each phase of a schedule.
+
+    Args:
+        measured: rates of at least one size.
+        schedule: the phases.
+        images: images in an epoch.
+        workers: number of workers; None: as measured in each phase.
+
+    Raises:
+        UsageError: nothing was measured; the schedule has sizes and the measured phases have none;
+            invalid numbers of images or workers.
+    """
+    phases = Schedule.of(schedule).phases
+    if not measured:
+        raise UsageError(_NOTHING.format("estimated"), hint="give it more time")
+    if images is not None and (not is_count(images) or images < 1):
+        raise UsageError(f"must be a whole number of at least 1, got {images!r}", argument="images")
+    Changes(workers=workers)  # checks the number
+    found = [_forecast_phase(measured, phase, images, workers) for phase in phases]
+    several = len({each.image_size for each in found}) > 1
+    largest = max(found, key=lambda each: each.image_size or 0)
+    fixed_s = None
+    if images is not None and several:
+        fixed_s = sum(each.epochs for each in found) * images / largest.rate
+    return Forecast(
+        images_per_epoch=images,
+        unit=measured[0].unit,
+        seconds=None if images is None else sum(each.seconds or 0.0 for each in found),
+        fixed_size_px=largest.image_size if several else None,
+        fixed_size_s=fixed_s,
+        phases=tuple(found),
+    )
+
+
+def _forecast_phase(
+    measured: Sequence[Rates], phase: Phase, images: int | None, workers: int | None
+) -> PhaseForecast:
+    rates = rates_at(measured, phase.image_size, phase.batch_size)
+    number = rates.now.load.workers if workers is None else workers
+    then = _predict_phase(rates, Changes(workers=number or None))  # without workers: unchanged
+    shared = rates.shared or 0.0
+    load = with_workers(rates.nearest(number).load, number, shared)
+    uneven = then.limit == "workers" and load.late_ms > THRESHOLDS.alike * load.consume_ms
+    cores = load.cores_ms * load.cores / load.consume_ms if load.consume_ms > 0 else 1.0
+    return PhaseForecast(
+        image_size=rates.size,
+        epochs=phase.epochs,
+        rate=then.then,
+        compute_bound_rate=rates.per_s(rates.now.load.consume_ms),
+        num_workers=number,
+        bottleneck=then.limit,
+        num_workers_needed=None if uneven else workers_needed(load, shared=shared),
+        cores_needed=max(1, math.ceil(cores / (1 + THRESHOLDS.alike))),
+        is_uneven=uneven,
+        seconds=None if images is None else phase.epochs * images / then.then,
+        basis=rates.basis or _MEASURED,
+    )
+
+
+def _phase_name(size: int | None) -> str:
+    return f"{size} px" if size else "all batches"

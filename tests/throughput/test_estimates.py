@@ -1,0 +1,501 @@
+"""Estimates: valid changes, phases with something changed, and schedules, from made-up numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.errors import UsageError
+from feedline.throughput.bottleneck import bottleneck
+from feedline.throughput.estimates import (
+    Changes,
+    PhasePrediction,
+    PoolRate,
+    Rates,
+    forecast,
+    pool_rate,
+    rates_at,
+    what_if,
+)
+from feedline.throughput.step_model import StepLoad
+from feedline.throughput.windows import StepWindow
+from throughput.phases import load, point, rates
+from tuning.uneven import Uneven
+
+
+def test_all_names_in_any_order_and_with_spaces() -> None:
+    found = Changes.parse(" gpu = 2.5 ,cores=16 , workers=8")
+    assert found == Changes(workers=8, cores=16, gpu=2.5)
+    assert str(found) == "workers=8, cores=16, gpu=2.5"
+
+
+@given(
+    workers=st.none() | st.integers(1, 512),
+    cores=st.none() | st.integers(1, 4096),
+    gpu=st.none() | st.integers(1, 100_000).map(lambda cents: cents / 100),
+)
+def test_text_form_round_trips(**given: Any) -> None:
+    changes = Changes(**given)
+    if any(value is not None for value in given.values()):
+        assert Changes.parse(str(changes)) == changes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "  ",
+        ",",
+        "workers",
+        "workers=",
+        "workers=0",
+        "workers=-1",
+        "workers=513",
+        "workers=2.5",
+        "workers=two",
+        "workers=1_0",
+        "workers=٣",
+        "workers=" + "9" * 5000,
+        "workers=2,workers=3",
+        "workers=2,",
+        "workers=2 cores=3",
+        "cores=0",
+        "cores=4097",
+        "cache=256",
+        "gpu=0",
+        "gpu=0.001",
+        "gpu=-2",
+        "gpu=nan",
+        "gpu=inf",
+        "gpu=1e3",
+        "gpu=1001",
+        "gpu=" + "9" * 400,
+        "disk=4",
+        "Workers=2",
+        "=2",
+        "workers==2",
+    ],
+)
+def test_unparsable_change_is_usage_error_with_expected_form(text: str) -> None:
+    with pytest.raises(UsageError, match=r"(?s)what-if.*workers=8,cores=16,gpu=2"):
+        Changes.parse(text)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
+    try:
+        found = Changes.parse(text)
+    except UsageError:
+        return
+    assert str(found)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"workers": 0},
+        {"workers": 2.5},
+        {"workers": True},
+        {"cores": -1},
+        {"gpu": 0},
+        {"gpu": float("nan")},
+        {"gpu": "2"},
+    ],
+)
+def test_value_out_of_range_is_rejected(given: Any) -> None:
+    with pytest.raises(UsageError, match=next(iter(given))):
+        Changes(**given)
+
+
+def test_non_text_is_rejected() -> None:
+    wrong: Any = 8
+    with pytest.raises(UsageError, match="must be text"):
+        Changes.parse(wrong)
+
+
+def seen(window: dict[str, Any], **options: Any) -> PoolRate:
+    usual: dict[str, Any] = {
+        "phase": None,
+        "steps": 10,
+        "seconds": 0.4,
+        "wait_s": 0.3,
+        "tasks_s": 0.8,
+        "on_core": 0.5,
+        "queued": 0.25,
+        "workers": 2,
+    }
+    given: dict[str, Any] = {
+        "error": 0.02,
+        "cores": 4,
+        "compute_s": 0.009,
+        "step_cpu_s": 0.001,
+        "hand_cpu_s": 0.002,
+    }
+    return pool_rate(StepWindow(**(usual | window)), **(given | options))
+
+
+def test_waiting_for_a_core_is_not_work_and_rest_is_split() -> None:
+    found = seen({})
+    load = found.load
+    assert (found.step_ms, found.error) == (pytest.approx(40), 0.02)
+    assert (load.workers, load.cores) == (2, 4.0)
+    # 80 ms of a batch, of which 20 are spent in wait for a core: two thirds of the rest on one.
+    assert load.work_cpu_ms == pytest.approx(40)
+    assert load.work_blocked_ms == pytest.approx(20)
+    assert (load.compute_ms, load.step_cpu_ms) == (pytest.approx(9), pytest.approx(1))
+    assert load.hand_ms == load.hand_cpu_ms == pytest.approx(2)
+
+
+def test_step_time_is_bounded_by_observation_and_cores() -> None:
+    assert seen({}, compute_s=0.5).load.compute_ms == pytest.approx(10)
+    assert seen({}, compute_s=None).load.compute_ms == pytest.approx(10)
+    assert seen({}, step_cpu_s=1.0).load.step_cpu_ms == pytest.approx(36)
+    assert seen({"wait_s": 0.001}, hand_cpu_s=1.0).load.hand_ms == pytest.approx(0.1)
+
+
+def test_ready_batches_make_wait_a_hand_over() -> None:
+    ready = seen({"tasks_s": 0.2, "wait_s": 0.05}, compute_s=0.035).load
+    assert ready.hand_ms == pytest.approx(5)
+    assert ready.hand_cpu_ms == pytest.approx(2)
+    assert ready.step_ms == pytest.approx(40)
+
+
+def test_occasional_late_batches_are_not_hand_over() -> None:
+    # Workers are at work a quarter of the time, and steps wait for more than half of theirs.
+    uneven = seen({"tasks_s": 0.2, "wait_s": 0.25}, compute_s=0.015).load
+    assert uneven.hand_ms == pytest.approx(2)
+    assert uneven.late_ms == pytest.approx(40 - 15 - 2)
+    assert uneven.step_ms == pytest.approx(40)
+    assert bottleneck(uneven).part == "workers"
+
+
+def test_waits_of_few_steps_are_due_to_late_batches() -> None:
+    few = {"tasks_s": 0.2, "wait_s": 0.06}
+    some = seen(few, compute_s=0.034, usual_wait_s=0.0, hand_cpu_s=0.0005).load
+    assert (some.hand_ms, some.late_ms) == (pytest.approx(0.5), pytest.approx(5.5))
+    each = seen(few, compute_s=0.034, usual_wait_s=0.006, hand_cpu_s=0.0005).load
+    assert (each.hand_ms, each.late_ms) == (pytest.approx(6), 0)
+
+
+def test_workers_that_other_programs_keep_from_their_cores_have_no_batches_ready() -> None:
+    late = {"tasks_s": 0.75, "queued": 0.8, "wait_s": 0.3}
+    load = seen(late).load
+    assert load.produce_ms < 0.6 * 40  # little work, but busy nearly all the time
+    assert load.hand_ms == pytest.approx(2)
+    assert load.consume_ms == pytest.approx(11)
+    assert bottleneck(load).part == "workers"
+
+
+def test_equally_busy_worker_counts_reveal_nothing_about_sharing() -> None:
+    waits: dict[str, Any] = {"work_cpu_ms": 1.0, "work_blocked_ms": 9.0}
+    busy = point(workers=1, compute_ms=10.0, **waits)
+    # One worker is at work all the time; so are two of which each has half of it to do.
+    assert rates(224, busy, point(workers=2, compute_ms=10.0, **waits)).shared is None
+    assert rates(224, busy).shared is None
+    assert rates(224, point(work_cpu_ms=0.0)).shared is None
+
+
+def test_no_figure_is_infinite() -> None:
+    still = PoolRate(load=point(compute_ms=0.0, work_cpu_ms=0.0).load, step_ms=0.0, error=0.0)
+    assert math.isfinite(rates(224, still).per_s(0.0))
+    assert still.busy_workers == 0.0
+    assert rates(224, still, point(workers=4)).nearest(4).load.workers == 4
+
+
+MS = st.floats(0.01, 1000.0)
+LOADS = st.builds(
+    StepLoad,
+    workers=st.integers(1, 64),
+    cores=st.integers(1, 64).map(float),
+    compute_ms=MS,
+    step_cpu_ms=st.floats(0.0, 10.0),
+    hand_ms=st.floats(0.0, 10.0),
+    hand_cpu_ms=st.floats(0.0, 10.0),
+    work_cpu_ms=MS,
+    work_blocked_ms=st.floats(0.0, 1000.0),
+    beside_cpu_ms=st.floats(0.0, 10.0),
+    late_ms=st.floats(0.0, 100.0),
+)
+PHASES = st.builds(
+    lambda load, stretch, error: rates(
+        224, PoolRate(load=load, step_ms=load.step_ms * stretch, error=error)
+    ),
+    LOADS,
+    st.floats(0.8, 1.5),
+    st.floats(0.0, 1.0),
+)
+
+
+def then(phase: Rates, changes: str) -> PhasePrediction:
+    (found,) = what_if([phase], changes).phases
+    return found
+
+
+def near(value: float) -> Any:
+    return pytest.approx(value, rel=1e-6)
+
+
+def test_computing_workers_scale_up_to_cores() -> None:
+    phase = rates()
+    assert then(phase, "workers=2").now == near(1600)
+    assert (then(phase, "workers=1").then, then(phase, "workers=1").limit) == (near(800), "workers")
+    four = then(phase, "workers=4")
+    assert four.then == near(3200)
+    assert four.limit == "compute"
+    slow = rates(224, point(compute_ms=1.0))
+    assert then(slow, "workers=4").limit == "cores"
+    assert then(slow, "workers=64").then == then(slow, "workers=4").then == near(3200)
+    assert then(slow, "workers=8,cores=8").then == near(6400)
+
+
+def test_faster_step_helps_only_if_it_is_the_limit() -> None:
+    bound = rates(224, point(compute_ms=40.0))
+    assert then(bound, "gpu=2").then == near(1600)
+    assert then(bound, "gpu=0.5").then == near(400)
+    assert then(bound, "gpu=4").then == near(1600)
+    assert then(rates(), "gpu=2").factor == near(1.0)
+    assert then(rates(), "gpu=2").limit == "workers"
+
+
+def test_nothing_measured_is_usage_error() -> None:
+    with pytest.raises(UsageError, match="nothing was measured"):
+        what_if([], "workers=2")
+
+
+def test_waiting_workers_have_a_lower_and_an_upper_estimate() -> None:
+    phase = rates(224, point(work_cpu_ms=4.0, work_blocked_ms=36.0))
+    found = then(phase, "workers=4")
+    assert (found.low, found.then, found.high) == (near(1600), near(3200), near(3200))
+    assert "at once" in found.notes[0]
+    assert "1600 to 3200" in str(what_if([phase], "workers=4"))
+    assert then(phase, "workers=2").notes == ()
+
+
+def test_waits_of_several_worker_counts_predict_gain_of_more() -> None:
+    waits: dict[str, Any] = {"compute_ms": 1.0, "work_cpu_ms": 4.0}
+    one = point(workers=1, work_blocked_ms=36.0, **waits)
+    alone = rates(224, point(work_blocked_ms=36.0, **waits), one)
+    assert alone.shared == 0.0
+    assert then(alone, "workers=4").factor == near(2.0)
+    serial = rates(224, point(work_blocked_ms=76.0, **waits), one)
+    assert serial.shared is not None
+    assert 0.9 < serial.shared <= 1.0
+    assert then(serial, "workers=4").factor < 1.2
+    assert then(serial, "workers=4").notes == ()
+
+
+def test_measured_number_of_workers_keeps_its_rate() -> None:
+    one = PoolRate(load=load(workers=1), step_ms=47.0, error=0.0)
+    phase = rates(224, point(), one)
+    assert then(phase, "workers=1").then == near(32_000 / 47)
+    # From the nearest one: it is slower than the model, and so are its neighbours.
+    assert then(rates(224, one, point(workers=64)), "workers=2").then == near(64_000 / 47)
+
+
+def test_stretch_is_uncertain_if_steps_no_longer_wait() -> None:
+    found = then(rates(224, point(stretch=1.2)), "workers=8")
+    assert (found.low, found.high) == (near(3200 / 1.2), near(3200))
+    assert found.then == near(3200 / math.sqrt(1.2))
+
+
+def test_step_on_core_may_not_be_shortened_by_gpu() -> None:
+    found = then(rates(224, point(compute_ms=100.0, step_cpu_ms=100.0)), "gpu=4")
+    assert found.low == pytest.approx(320, rel=0.001)
+    assert found.then > 1200
+    assert "CPU" in found.notes[0]
+
+
+UNEVEN = {"compute_ms": 20.0, "work_cpu_ms": 25.0, "late_ms": 10.0}
+
+
+def test_steps_that_wait_for_uneven_batches_are_not_bound_by_the_step() -> None:
+    phase = rates(224, point(**UNEVEN))
+    for changes in ("workers=1", "workers=4", "gpu=2", "cores=8"):
+        found = then(phase, changes)
+        assert found.limit == "workers"
+        assert found.low < found.high
+        assert "unevenly" in found.notes[0]
+    # As if all of the waiting went, and as if a quicker step waited for as much longer.
+    assert then(phase, "workers=4").high == near(32_000 / 20)
+    assert then(phase, "gpu=2").low == near(32_000 / 30)
+    assert then(phase, "cores=4").notes == ()
+
+
+@pytest.mark.parametrize(
+    "training", [Uneven(20, 20, 10, 20), Uneven(40, 10, 8, 60), Uneven(20, 20, 10, 30)], ids=str
+)
+def test_simulated_uneven_training_lies_within_the_estimates(training: Uneven) -> None:
+    window = training.window(2, 2)
+    seen = pool_rate(
+        window, error=0.0, cores=64, compute_s=None, step_cpu_s=0.0, hand_cpu_s=0.0, usual_wait_s=0
+    )
+    phase = rates(None, seen)
+    for changes, measured_ms in (
+        ("workers=3", training.step_ms(3, 2)),
+        ("workers=8", training.step_ms(8, 2)),
+        ("gpu=2", replace(training, own_ms=training.own_ms / 2).step_ms(2, 2)),
+        ("gpu=0.5", replace(training, own_ms=training.own_ms * 2).step_ms(2, 2)),
+    ):
+        found = then(phase, changes)
+        measured = 32_000 / measured_ms
+        assert found.low * 0.99 <= measured <= found.high * 1.01, changes
+
+
+def test_measurement_error_widens_prediction() -> None:
+    phase = rates(224, replace(point(), error=0.1))
+    found = then(phase, "workers=1")
+    assert (found.low, found.high) == (near(800 / 1.1), near(880))
+    assert then(phase, "gpu=1").low == then(phase, "gpu=1").high
+
+
+def test_table_and_json_agree() -> None:
+    found = what_if([rates(112), rates()], "workers=4,cores=8")
+    text = str(found)
+    assert "what if workers=4, cores=8 (images/s)" in text
+    assert "112 px" in text
+    assert "bottleneck" in text
+    said = found.as_dict()
+    assert said["changes"] == {"workers": 4, "cores": 8, "gpu": None}
+    assert [phase["size"] for phase in said["phases"]] == [112, 224]
+    assert said["phases"][0]["factor"] == near(2.0)
+    unknown = what_if([rates(None, rows=None)], "workers=4")
+    assert "steps/s" in str(unknown)
+    assert "all batches" in str(unknown)
+
+
+@given(PHASES, st.integers(1, 64))
+def test_more_workers_are_never_slower(phase: Rates, workers: int) -> None:
+    few, more = (then(phase, f"workers={crew}") for crew in (workers, workers + 1))
+    assert more.then >= few.then * (1 - 1e-9)
+
+
+@given(PHASES, st.integers(1, 64))
+def test_more_cores_are_never_slower(phase: Rates, cores: int) -> None:
+    few, more = (then(phase, f"cores={each}") for each in (cores, cores + 1))
+    assert more.then >= few.then * (1 - 1e-9)
+
+
+@given(PHASES)
+def test_change_to_same_value_changes_nothing(phase: Rates) -> None:
+    now = phase.now.load
+    for changes in (
+        Changes(gpu=1.0),
+        Changes(workers=now.workers),
+        Changes(cores=round(now.cores)),
+        Changes(workers=now.workers, gpu=1.0),
+    ):
+        (found,) = what_if([phase], changes).phases
+        assert found.then == near(found.now)
+        assert found.low == near(found.high)
+
+
+@given(PHASES, st.floats(0.01, 1000.0), st.integers(1, 512), st.integers(1, 4096))
+def test_estimate_lies_in_its_interval_for_any_change(
+    phase: Rates, gpu: float, workers: int, cores: int
+) -> None:
+    changes = Changes(gpu=gpu, workers=workers, cores=cores)
+    (found,) = what_if([phase], changes).phases
+    assert 0 < found.low <= found.then * (1 + 1e-9)
+    assert found.then <= found.high * (1 + 1e-9) < math.inf
+
+
+# A step's time goes with the pixels; an image of 112 px takes half of the work.
+SMALL = rates(112, point(compute_ms=10.0, work_cpu_ms=60.0))
+LARGE = rates(224, point(compute_ms=40.0, work_cpu_ms=120.0))
+
+
+def test_each_phase_lists_requirements() -> None:
+    found = forecast([SMALL, LARGE], "112x10,224x10", images=32_000, workers=2)
+    small, large = found.phases
+    assert small.compute_bound_rate == pytest.approx(3200)
+    assert (small.num_workers_needed, small.cores_needed, small.bottleneck) == (6, 6, "workers")
+    assert (large.num_workers_needed, large.bottleneck) == (3, "workers")
+    lines = [line.split() for line in str(found).splitlines()]
+    assert ["112", "px", "10", "1067", "3200", "2", "6"] in [line[:7] for line in lines]
+
+
+def test_sufficient_workers_are_reported() -> None:
+    found = forecast([LARGE], "224x1", workers=4, images=3200)
+    assert "4.0 s" in str(found)
+    assert found.phases[0].bottleneck == "compute"
+    assert forecast([LARGE], "224x1", workers=4).seconds is None
+    assert found.fixed_size_px is None
+
+
+def test_hours_are_given_for_phases_and_for_fixed_largest_size() -> None:
+    found = forecast([SMALL, LARGE], "112x10,224x10", images=32_000, workers=2)
+    # 30 ms and 60 ms for a batch of 32.
+    assert found.seconds == pytest.approx(10 * 1000 * 0.03 + 10 * 1000 * 0.06)
+    assert found.fixed_size_s == pytest.approx(20 * 1000 * 0.06)
+    text = " ".join(str(found).split())
+    for fact in ("total 20 15 min", "all at 224 px 20 20 min"):
+        assert fact in text
+    json.dumps(found.as_dict(), allow_nan=False)
+
+
+def test_intermediate_size_is_interpolated_by_pixels_and_reported() -> None:
+    middle = rates_at([SMALL, LARGE], 160)
+    share = (160**2 - 112**2) / (224**2 - 112**2)
+    assert middle.now.load.compute_ms == pytest.approx(10 + share * 30)
+    assert middle.now.load.work_ms == pytest.approx(60 + share * 60)
+    assert "between 112 and 224 px" in middle.basis
+    assert middle.basis in " ".join(str(forecast([SMALL, LARGE], "112x1,160x1,224x1")).split())
+
+
+def test_extrapolated_size_is_marked_as_not_measured() -> None:
+    beyond = rates_at([SMALL], 224)
+    assert beyond.now.load.compute_ms == pytest.approx(40)
+    assert beyond.now.load.work_ms == pytest.approx(60)
+    assert "not measured" in beyond.basis
+    assert "not measured" in str(forecast([SMALL], "112x1,224x1"))
+    assert forecast([SMALL], "224x1").as_dict()["phases"][0]["basis"] == beyond.basis
+    assert rates_at([SMALL], 112).basis == ""
+
+
+def test_a_phase_of_another_batch_size_is_scaled() -> None:
+    larger = rates_at([SMALL], 112, 64)
+    assert larger.rows == 64
+    assert larger.per_s(larger.now.step_ms) == pytest.approx(SMALL.per_s(SMALL.now.step_ms))
+    assert "batches of 32" in larger.basis
+    assert rates_at([SMALL], 112, 32) is SMALL
+
+
+def test_without_workers_a_step_waits_for_each_batch() -> None:
+    alone = rates(224, point(workers=0, work_cpu_ms=10.0))
+    (phase,) = forecast([alone], "224x1").phases
+    assert (phase.bottleneck, phase.num_workers_needed, phase.num_workers) == ("workers", 1, 0)
+    assert phase.rate == pytest.approx(1600)
+
+
+def test_zero_step_time_gives_finite_figures() -> None:
+    json.dumps(forecast([rates(8, point(compute_ms=0.0))], "8x1").as_dict(), allow_nan=False)
+
+
+def test_unpredictable_schedule_is_usage_error() -> None:
+    with pytest.raises(UsageError, match="nothing was measured"):
+        forecast([], "112x1")
+    with pytest.raises(UsageError, match="sizes"):
+        forecast([SMALL], "ownx1")
+    with pytest.raises(UsageError, match="112 px"):
+        forecast([rates(None)], "112x1")
+    for images in (0, 1.5, "32"):
+        with pytest.raises(UsageError, match="at least 1"):
+            forecast([SMALL], "112x1", images=images)  # type: ignore[arg-type]
+    for workers in (0, -1, 2.5):
+        with pytest.raises(UsageError, match="workers must be"):
+            forecast([SMALL], "112x1", workers=workers)  # type: ignore[arg-type]
+
+
+def test_no_number_of_workers_is_promised_for_uneven_batches() -> None:
+    uneven = rates(224, point(compute_ms=20.0, work_cpu_ms=25.0, late_ms=10.0))
+    found = forecast([uneven], "224x1", workers=2)
+    assert (found.phases[0].num_workers_needed, found.phases[0].bottleneck) == (None, "workers")
+    assert found.as_dict()["phases"][0]["is_uneven"]
+    assert "unevenly" in str(found)
+    assert not forecast([LARGE], "224x1").as_dict()["phases"][0]["is_uneven"]
