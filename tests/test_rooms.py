@@ -56,6 +56,12 @@ WITH_TORCH = {
 }
 
 
+def test_only_the_loader_reads_its_private_attributes() -> None:
+    for name, path in modules().items():
+        if not name.startswith("feedline.loader."):
+            assert not re.search(r"\._runtime\b|loader\._index_sampler", path.read_text()), name
+
+
 def modules() -> dict[str, Path]:
     """Every module's name and file, except feedline itself."""
     found = {}

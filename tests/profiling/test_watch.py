@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import shutil
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torchvision.transforms import v2
 
 import feedline
@@ -669,3 +670,32 @@ def test_a_record_that_cannot_be_summed_up_changes_no_exception(
             with pytest.raises(KeyError, match="sample 2 is broken"):
                 next(batches)
             assert [int(batch) for batch in batches] == [3]
+
+
+class Mixing:
+    """A collate function that is an instance."""
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return default_collate(samples)
+
+
+def scaled(samples: list[Any], factor: int) -> Any:
+    return default_collate(samples) * factor
+
+
+@pytest.mark.parametrize("kind", [DataLoader, feedline.DataLoader])
+@pytest.mark.parametrize(
+    ("collate", "name"),
+    [
+        (None, ""),
+        (default_collate, ""),
+        (Mixing(), "Mixing"),
+        (functools.partial(scaled, factor=2), "scaled"),
+        (functools.partial(Mixing()), "Mixing"),
+        (scaled, "scaled"),
+    ],
+)
+def test_collate_functions_of_any_form_are_named(kind: Any, collate: Any, name: str) -> None:
+    watched = watch(kind(list(range(4)), 2, collate_fn=collate))
+    iter(watched)
+    assert [loader.collate for loader in watched.run.loaders] == [name]

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feedline.loader import DataLoader
+from feedline.loader import DataLoader, access
 from feedline.profile.loader_probe import LoaderProbe, get_probe
 from feedline.profile.metrics import MetricsCallback
 from feedline.profile.outputs import RunOutputs
@@ -140,7 +140,7 @@ class WatchCallback(Callback):
         if self._steps is not None:
             self._steps.end(how)
         if self._own is not None:  # Lightning knows its length and requests no batch after the last
-            self._own._runtime.recording.end(how)
+            access.end_pass(self._own, how)
         if self._outputs is not None:
             self._outputs.end()
 

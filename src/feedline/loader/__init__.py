@@ -19,6 +19,7 @@ In the order in which a call passes through them:
     recording         record of the steps
     explain           description of a loader as text
     dataset_kind      kinds of datasets
+    access            functions for packages above that need more than the public attributes
 """
 
 from feedline.loader.dataloader import DataLoader

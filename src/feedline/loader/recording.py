@@ -12,8 +12,10 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
+
+from torch.utils.data import default_collate, default_convert
 
 from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engine_choice import EngineChoice, keeps_workers
@@ -26,7 +28,7 @@ from feedline.timing.pass_record import PassRecord
 from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import Loader
 
-__all__ = ["Recording", "describe_feedline_loader"]
+__all__ = ["Recording", "collate_name", "describe_feedline_loader"]
 
 _log = logging.getLogger("feedline")
 
@@ -203,7 +205,7 @@ def describe_feedline_loader(
         pin_memory=bool(options.pin_memory),
         batch_size=options.batch_size,
         start_method=options.start_method or "",
-        collate=str(find_attribute(options.collate_fn, "__qualname__", "")),
+        collate=collate_name(options.collate_fn),
         made_by=choice.engine,
         fused=", ".join(choice.fused),
         copies=str(getattr(choice.source, "copies_from", "")),
@@ -211,6 +213,15 @@ def describe_feedline_loader(
         uncompiled=choice.uncompiled,
         accepts=choice.accepts,
     )
+
+
+def collate_name(collate: Any) -> str:
+    """Name of a collate function, or of its class; "" for torch's own."""
+    if collate is None or collate is default_collate or collate is default_convert:
+        return ""
+    while isinstance(collate, partial):
+        collate = collate.func
+    return str(find_attribute(collate, "__qualname__") or type(collate).__qualname__)
 
 
 def _length(dataset: Any) -> int | None:

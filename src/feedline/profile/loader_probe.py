@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 
 from feedline.engine.worker_errors import sample_path
-from feedline.loader import DataLoader
-from feedline.loader.recording import describe_feedline_loader
+from feedline.loader import DataLoader, access
+from feedline.loader.recording import collate_name
 from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import Loader
 from feedline.timing.stage_page import StageTimings
@@ -158,7 +158,7 @@ class LoaderProbe:
     def _stage_timings(self) -> dict[int, StageTimings]:
         own = None if self._own is None else self._own()
         if own is not None:
-            return own._runtime.stream.stage_timings()
+            return access.stage_timings(own)
         return {} if self._pages is None else self._pages.stage_timings()
 
     def _worker_pids(self) -> list[int]:
@@ -205,8 +205,7 @@ def describe_loader(iterable: Iterable[Any]) -> Loader:
     try:
         inner = find_torch_loader(iterable)
         if isinstance(inner, DataLoader):
-            runtime = inner._runtime
-            return describe_feedline_loader(runtime.current_options(), runtime.stream.choice())
+            return access.describe(inner)
         if inner is None:
             return Loader(kind="other", name=name)
         return _describe_torch_loader(inner, name)
@@ -215,13 +214,11 @@ def describe_loader(iterable: Iterable[Any]) -> Loader:
 
 
 def _describe_torch_loader(loader: Any, name: str) -> Loader:
-    data = sys.modules["torch.utils.data"]
-    dataset, collate = loader.dataset, loader.collate_fn
+    dataset = loader.dataset
     try:
         samples: int | None = len(dataset)
     except Exception:  # an IterableDataset has no length, or raises when it is read
         samples = None
-    default = any(collate is each for each in (data.default_collate, data.default_convert))
     return Loader(
         kind="torch",
         name=name,
@@ -233,7 +230,7 @@ def _describe_torch_loader(loader: Any, name: str) -> Loader:
         pin_memory=loader.pin_memory,
         batch_size=loader.batch_size,
         start_method=_start_method(loader) if loader.num_workers else "",
-        collate="" if default else getattr(collate, "__qualname__", type(collate).__qualname__),
+        collate=collate_name(loader.collate_fn),
     )
 
 

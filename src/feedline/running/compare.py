@@ -28,7 +28,7 @@ from torch.utils.data import IterableDataset, Sampler
 
 from feedline.engine.attribute_walk import walk
 from feedline.engine.generators import find_generators, seed_generators_temporarily
-from feedline.loader import DataLoader
+from feedline.loader import DataLoader, access
 from feedline.loader.random_states import sampler_generators
 from feedline.private_names import find_private
 from feedline.randomness import seeded, unbroken
@@ -94,7 +94,7 @@ def compare_with_torch(
 
 def _copy_sampler(loader: DataLoader[Any]) -> Iterator[Any]:
     """Iterator of a copy of the sampler, which shares only the parts of the dataset."""
-    sampler = loader._index_sampler
+    sampler = access.index_sampler(loader)
     shared = [
         part for _, part in walk(("dataset", loader.dataset)) if not isinstance(part, _COPIED)
     ]
@@ -110,7 +110,7 @@ def _count(loader: DataLoader[Any], keys: Sequence[Any]) -> int:
 
 
 def _arguments(loader: DataLoader[Any], keys: list[Any], workers: int) -> dict[str, Any]:
-    given = loader._runtime.arguments
+    given = access.constructor_arguments(loader)
     is_single = loader.batch_sampler is None
     arguments: dict[str, Any] = {
         **({"sampler": keys, "batch_size": None} if is_single else {"batch_sampler": keys}),

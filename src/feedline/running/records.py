@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.errors import FeedlineError
-from feedline.loader import DataLoader
+from feedline.loader import DataLoader, access
 from feedline.profile.loader_probe import get_probe
 from feedline.profile.watched_pass import RecordedPass
 from feedline.system import rank_and_world
@@ -93,10 +93,7 @@ class LoaderRecords:
         with contextlib.suppress(TypeError):  # a class without a hash
             self._of[loader] = record
         if isinstance(loader, DataLoader):
-            recording = loader._runtime.recording
-            recording.recorder, recording.class_name = record.recorder, name
-            # Called before the loader closes its workers, whose timings it reads.
-            weakref.finalize(loader, recording.leave_run)
+            access.share_recorder(loader, record.recorder, name)
 
     def begin(self, loader: Any) -> LoaderRecord | None:
         """Note that a pass over a loader begins. Return its record, if it has one."""

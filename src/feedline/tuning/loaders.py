@@ -16,8 +16,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from functools import partial, reduce
-from operator import iadd
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -28,14 +27,12 @@ from torch.utils.data import Dataset
 from feedline.engine.defaults import DEFAULT_PREFETCH, DEFAULT_PREFETCH_FACTOR, worker_count
 from feedline.engine.process import block_interrupt
 from feedline.errors import ResourceError, UsageError
-from feedline.loader import DataLoader
-from feedline.loader.batch_stream import BatchStream
-from feedline.loader.position import PlannedPosition
+from feedline.loader import DataLoader, access
 from feedline.order.batch_spec import TASK_NS
-from feedline.order.schedule import Phase, Schedule
+from feedline.order.schedule import Phase
 from feedline.system import usable_cores
 from feedline.throughput.estimates import PoolRate, Rates, pool_rate
-from feedline.timing.stage_page import StageTimings
+from feedline.timing.stage_page import StageTimings, sum_timings
 from feedline.timing.torch_workers import TorchWorkers, end_torch_workers
 from feedline.tuning.search import LoaderSetting, LoaderTrial, SearchSpace
 
@@ -148,13 +145,13 @@ class TunableFeedlineLoader(TunableLoader):
     def __init__(self, loader: DataLoader[Any], *, min_workers: int = 1) -> None:
         if loader.num_workers < min_workers:
             raise UsageError("the loader has no workers", hint="build it with num_workers='auto'")
-        if loader._runtime.stream.options.iterable:
+        if access.is_iterable(loader):
             raise UsageError(
                 "torch splits an IterableDataset by the number of workers, so tune cannot change "
                 "it",
                 hint="time separate loaders with different numbers of workers",
             )
-        choice = loader._runtime.stream.choice()
+        choice = access.engine_choice(loader)
         if choice.engine == "tensors":
             raise UsageError(
                 "this loader slices batches from tensors in the training process and needs no "
@@ -165,7 +162,7 @@ class TunableFeedlineLoader(TunableLoader):
         self._original = loader.num_workers, loader.adapts
         self._original_prefetch = loader.prefetch, loader.task_ms, loader.prefetch_factor
         self._state = loader.state_dict()
-        self._allocated = loader._runtime.stream.options.allocated_prefetch
+        self._allocated = access.allocated_prefetch(loader)
         self._here: DataLoader[Any] | None = None  # makes batches in this process
         loader.adapts = False
         self._batches = _endless(loader)
@@ -204,7 +201,7 @@ class TunableFeedlineLoader(TunableLoader):
     def phases(self) -> list[Phase]:
         """The first phase of each image size and batch size."""
         found: dict[tuple[int | None, int | None], Phase] = {}
-        for phase in self._loader._runtime.stream.options.effective_schedule.phases:
+        for phase in access.phases(self._loader):
             found.setdefault((phase.image_size, phase.batch_size or self._loader.batch_size), phase)
         return list(found.values())
 
@@ -214,7 +211,7 @@ class TunableFeedlineLoader(TunableLoader):
         self._end_here()
         # A pass that ends here counts no batch of another phase.
         self._batches.close()
-        _set_phase(self._loader._runtime.stream, phase)
+        access.repeat_phase(self._loader, phase)
         self._batches = _endless(self._loader)
 
     def change(self, setting: LoaderSetting) -> int:
@@ -225,7 +222,7 @@ class TunableFeedlineLoader(TunableLoader):
                 self._begin_here()
             return 0
         self._end_here()
-        stale = loader._runtime.stream.engine.in_flight
+        stale = access.batches_in_flight(loader)
         if loader.num_workers != setting.workers:
             loader.num_workers = setting.workers
         if setting.task_ms is not None:
@@ -246,7 +243,7 @@ class TunableFeedlineLoader(TunableLoader):
 
     def stage_timings(self) -> StageTimings:
         """Return the stage timings of the workers."""
-        return reduce(iadd, self._loader._runtime.stream.stage_timings().values(), StageTimings())
+        return sum_timings(access.stage_timings(self._loader).values())
 
     def rates(
         self, trials: Sequence[LoaderTrial], *, compute_s: float | None, step_cpu_s: float
@@ -269,7 +266,7 @@ class TunableFeedlineLoader(TunableLoader):
         if passes and all(each.samples is not None for each in passes):
             batches = max(1, sum(each.batches for each in passes))
             rows = sum(each.samples or 0 for each in passes) / batches or rows
-        choice = self._loader._runtime.stream.choice()
+        choice = access.engine_choice(self._loader)
         return Rates(
             size=size,
             rows=rows,
@@ -282,7 +279,7 @@ class TunableFeedlineLoader(TunableLoader):
         loader, (workers, adapts) = self._loader, self._original
         self._end_here()
         self._batches.close()
-        _set_phase(loader._runtime.stream, None)
+        access.repeat_phase(loader, None)
         loader.load_state_dict(self._state)
         if loader.num_workers != workers:
             loader.num_workers = workers
@@ -302,7 +299,7 @@ class TunableFeedlineLoader(TunableLoader):
             arguments["dataset"] = _copy_dataset(self._loader.dataset)
         self._here = build(kind, arguments)
         if self._phase is not None:
-            _set_phase(self._here._runtime.stream, self._phase)
+            access.repeat_phase(self._here, self._phase)
         self._batches_here = _endless(self._here)
 
     def _end_here(self) -> None:
@@ -403,7 +400,7 @@ class TunableTorchLoader(TunableLoader):
     def stage_timings(self) -> StageTimings:
         """Return the stage timings of the workers."""
         now = {} if self._pages is None else self._pages.stage_timings()
-        return reduce(iadd, now.values(), StageTimings())
+        return sum_timings(now.values())
 
     def rates(
         self, trials: Sequence[LoaderTrial], *, compute_s: float | None, step_cpu_s: float
@@ -477,21 +474,3 @@ def _point(
         return found
     # Nothing is handed over, and no batch is late.
     return replace(found, load=replace(found.load, hand_ms=0.0, late_ms=0.0))
-
-
-def _set_phase(stream: BatchStream, phase: Phase | None) -> None:
-    """Plan endless batches of one phase; None restores the order, for a state to be loaded.
-
-    Without an end workers continue over epochs, as within a schedule.
-    """
-    order = stream.options.order
-    if order is not None:
-        if phase is not None:
-            order = replace(order, schedule=Schedule((phase,)))
-        position = stream.position
-        assert isinstance(position, PlannedPosition), "the order is planned"
-        position.set_order(order, None)
-        position.endless = phase is not None or stream.options.schedule is None
-        stream.engine.restart_prefetch()
-    elif phase is not None and phase.image_size is not None:
-        stream.set_image_size(phase.image_size)
