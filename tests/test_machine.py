@@ -18,44 +18,37 @@ from feedline.machine import (
     FilePart,
     Gpu,
     Gpus,
+    OtherPrograms,
+    OwnCpuTime,
     find_disk,
     find_gpus,
-    load_of_others,
     stays_in_memory,
 )
+from feedline.system import usable_cores
 from machine_files import ADDRESS, CARD, DRIVER, LINK, link_files, write_files
 from processes import eventually
 
 # Other programs
 
 
-@pytest.mark.parametrize(
-    ("text", "own", "load"),
-    [
-        ("9.10 8.00 7.00 10/140 999\n", 1, 9.0),
-        ("0.00 0.00 0.00 1/140 999\n", 1, 0.0),
-        ("0.00 0.00 0.00 3/140 999\n", 5, 0.0),
-        ("0.00 0.00 0.00 0/0 999\n", 1, None),
-        ("odd", 1, None),
-        ("", 1, None),
-    ],
-)
-def test_other_programs_are_counted(
-    text: str, own: int, load: float | None, tmp_path: Path
-) -> None:
-    root = write_files(tmp_path, {"/proc/loadavg": text})
-    assert load_of_others(0.0, own=own, root=root) == load
+def busy_loops() -> list[subprocess.Popen[bytes]]:
+    loop = [sys.executable, "-c", "while True: pass"]
+    return [subprocess.Popen(loop) for _ in range(usable_cores())]
 
 
-@pytest.mark.skipif(load_of_others(0.0) is None, reason="this system does not report it")
-def test_busy_programs_are_seen() -> None:
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+def test_cores_used_by_other_programs_are_measured() -> None:
+    others, time_of_own = OtherPrograms(), OwnCpuTime()
+    loops = busy_loops()  # not in the family yet, so they count as others
     try:
-        assert eventually(lambda: (load_of_others(0.1) or 0.0) >= 3, 30)
+        assert eventually(lambda: others.cores() > 0.5 * usable_cores(), 60)
+        assert time_of_own.seconds() < 5
+        time_of_loops = OwnCpuTime()
+        assert eventually(lambda: time_of_loops.seconds() > 1, 60)
     finally:
-        for process in busy:
+        for process in loops:
             process.kill()
             process.wait()
+    assert others.cores() <= usable_cores()
 
 
 # Disks

@@ -24,12 +24,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from feedline.system import core_limits, memory_limits, read_text
+import psutil
+
+from feedline.system import core_limits, memory_limits, read_text, usable_cores
 
 __all__ = [
+    "NOTABLE_SHARE",
     "DeviceWatch",
     "Disk",
     "DiskKind",
@@ -37,6 +39,8 @@ __all__ = [
     "Gpu",
     "Gpus",
     "Machine",
+    "OtherPrograms",
+    "OwnCpuTime",
     "ReadFrom",
     "cpu_model",
     "device_name",
@@ -44,7 +48,6 @@ __all__ = [
     "environment",
     "find_disk",
     "find_gpus",
-    "load_of_others",
     "package_version",
     "stays_in_memory",
     "this_machine",
@@ -152,29 +155,57 @@ def environment(*packages: str) -> dict[str, Any]:
     }
 
 
-_LOAD_EVERY_S = 0.01
+class OwnCpuTime:
+    """CPU time of this process and its current descendants since construction."""
+
+    def __init__(self) -> None:
+        head = psutil.Process()
+        self._family = [head, *head.children(recursive=True)]
+        self._start_s = self._total_s()
+
+    def seconds(self) -> float:
+        """User and system time, in seconds."""
+        return max(0.0, self._total_s() - self._start_s)
+
+    def _total_s(self) -> float:
+        total_s = 0.0
+        for process in self._family:
+            with contextlib.suppress(psutil.Error):  # it has ended
+                times = process.cpu_times()
+                total_s += times.user + times.system
+        return total_s
 
 
-def load_of_others(seconds: float, *, own: int = 1, root: Path = _ROOT) -> float | None:
-    """Mean number of threads of other programs that run or are ready to run, on all cores.
+NOTABLE_SHARE = 0.1
+"""Share of the usable cores: use by other programs that is reported with a measurement."""
 
-    Waits for `seconds`. None if the system does not report it.
+
+class OtherPrograms:
+    """CPU use of other programs since construction, from the system's clocks and the own ones.
+
+    The own workers are started before it.
 
     Args:
-        seconds: time to sample, at least once.
-        own: threads of this program that run meanwhile, with the calling one.
-        root: folder that contains /proc.
+        cores: number of cores this process may use.
     """
-    end, counts = time.monotonic() + seconds, list[int]()
-    while True:
-        # Field 4 of proc(5): "runnable/all" scheduling entities at this moment.
-        runnable, _, total = "".join(read_text(root / "proc/loadavg").split()[3:4]).partition("/")
-        if not (runnable.isdecimal() and total.isdecimal() and int(total)):
-            return None
-        counts.append(max(0, int(runnable) - own))
-        if time.monotonic() >= end:
-            return mean(counts)
-        time.sleep(_LOAD_EVERY_S)
+
+    def __init__(self, cores: int | None = None) -> None:
+        self._usable = usable_cores() if cores is None else cores
+        self._own, self._start_s, self._idle_s = OwnCpuTime(), time.monotonic(), _idle_s()
+
+    def cores(self) -> float:
+        """Mean number of this process's usable cores that other programs used.
+
+        If the process may not use all cores of the machine, others may use the rest.
+        """
+        seconds = max(1e-9, time.monotonic() - self._start_s)
+        free = (_idle_s() - self._idle_s + self._own.seconds()) / seconds
+        return min(float(self._usable), max(0.0, self._usable - free))
+
+
+def _idle_s() -> float:
+    times = psutil.cpu_times()
+    return float(times.idle + getattr(times, "iowait", 0.0))
 
 
 DiskKind: TypeAlias = Literal[

@@ -388,6 +388,7 @@ def result(**changes: Any) -> BenchmarkResult:
         settings=BenchmarkOptions(folder="photos"),
         workers=2,
         cores_used=2,
+        other_cores=0.1,
         data=DATA,
         rows=rows(),
         one_image=StageCosts(
@@ -440,6 +441,7 @@ def test_unusual_circumstances_are_noted() -> None:
     assert "224 px" in said[0]
     assert "2 images are fewer than a batch of 64" in said[1]
     assert "1 for 2 usable cores" in said[2]
+    assert "other programs used 1.4 of 2 cores" in notes(result(other_cores=1.4))[0]
     noisy = rows(Rated("torch", 100, 250, 260))
     assert "differ by up to 64% (torch)" in notes(result(rows=noisy))[0]
 

@@ -122,23 +122,14 @@ def test_real_affinity_of_one_core_is_detected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "load", "status"),
-    [
-        ({"machine": 2, "affinity": 2}, 11.0, "warn"),
-        ({"machine": 2, "affinity": 2}, 1.0, "warn"),
-        ({"machine": 2, "affinity": 2}, 0.5, "note"),
-        ({"machine": 2, "affinity": 2}, 0.2, "ok"),
-        ({"affinity": 2}, 3.0, "ok"),  # on the other six cores
-        ({"affinity": 2}, 9.0, "warn"),
-        ({"processes": 4}, 9.0, "warn"),
-        ({}, None, "unknown"),
-    ],
+    ("cores", "other_cores", "status"),
+    [(2, 2.0, "warn"), (2, 1.0, "warn"), (2, 0.4, "note"), (2, 0.2, "ok"), (16, 1.0, "ok")],
 )
 def test_other_programs_on_the_usable_cores_are_a_warning(
-    changes: dict[str, object], load: float | None, status: str
+    cores: int, other_cores: float, status: str
 ) -> None:
-    result = check_other_programs(limits(**changes), load)
-    assert (result.status, result.details["other_load"]) == (status, load)
+    result = check_other_programs(limits(machine=cores, affinity=cores), other_cores)
+    assert (result.status, result.details["other_cores"]) == (status, other_cores)
 
 
 # Memory

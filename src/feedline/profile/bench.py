@@ -26,7 +26,13 @@ from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.codec_registry import Decoder
 from feedline.images.folder import ImageFolder, sample_folder
 from feedline.images.resize import fill
-from feedline.machine import FilePart, drop_from_memory, environment
+from feedline.machine import (
+    NOTABLE_SHARE,
+    FilePart,
+    OtherPrograms,
+    drop_from_memory,
+    environment,
+)
 from feedline.order.batch_spec import Item
 from feedline.order.schedule import MAX_IMAGE_SIZE
 from feedline.order.seeds import mix
@@ -220,6 +226,7 @@ class BenchmarkResult:
         settings: the options.
         workers: processes that loaded images; 0: the training process loaded them.
         cores_used: number of cores the processes can use: the usable ones, at most one a process.
+        other_cores: mean number of usable cores that other programs used while images were counted.
         data: the images.
         rows: the loaders; the first is feedline's.
         one_image: cost of one image in one process.
@@ -232,6 +239,7 @@ class BenchmarkResult:
     settings: BenchmarkOptions
     workers: int
     cores_used: int
+    other_cores: float
     data: BenchmarkData
     rows: tuple[BenchmarkRow, ...]
     one_image: StageCosts
@@ -282,12 +290,15 @@ def run_benchmark(settings: BenchmarkOptions, report: ProgressListener) -> Bench
         rounds = count_rounds(len(loaders), seconds, refill_s)
         report.begin("measuring", rounds * len(loaders))
         turn_s = seconds / (len(loaders) * rounds)
+        others = OtherPrograms()
         turns = take_turns(loaders, rounds, turn_s, left_out, report.advance)
+        other_cores = others.cores()
         broken |= set(loaders[0].skipped)
     return BenchmarkResult(
         settings=settings,
         workers=workers,
         cores_used=cores,
+        other_cores=other_cores,
         data=BenchmarkData(
             images=len(everything),
             classes=len(folder.classes),
@@ -634,13 +645,15 @@ def notes(result: BenchmarkResult) -> list[str]:
     cores = result.machine["cores_usable"]
     if result.workers < cores:
         found.append(f"more workers could help: {result.workers} for {cores} usable cores")
+    if result.other_cores >= NOTABLE_SHARE * cores:
+        found.append(
+            f"other programs used {result.other_cores:.1f} of {plural(cores, 'core')}: without "
+            "them the rates are higher"
+        )
     rates = [(row.images_per_s, row.name) for row in result.rows]
     noise, noisiest = max(((each.high - each.low) / each.median, name) for each, name in rates)
     if noise > _NOISY:
-        found.append(
-            f"rounds differ by up to {noise:.0%} ({noisiest}): other programs were busy, or "
-            "--seconds is too short"
-        )
+        found.append(f"rounds differ by up to {noise:.0%} ({noisiest}): measure for more --seconds")
     if result.one_image.read_cold_ms is None:
         why = result.one_image.cold_not_measured
         found.append(f"reading from the disk was not measured: {why}")

@@ -14,7 +14,6 @@ Relies on: torchvision for torch's loaders, which feedline itself does not need.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 import warnings
@@ -23,13 +22,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import psutil
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.engine.normalise import IMAGENET_MEAN, IMAGENET_STD
 from feedline.images.crops import TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
+from feedline.machine import OwnCpuTime
 from feedline.order.batch_spec import Field, Item
 from feedline.throughput.windows import RateMeter
 
@@ -198,11 +197,10 @@ class MeasuredLoader:
         """Count images for at least `seconds`."""
         for _ in range(self._ahead + self._unit):
             next(self._batches)
-        cpu_s = _family_clock()
-        used_s, meter = cpu_s(), RateMeter(seconds)
+        used, meter = OwnCpuTime(), RateMeter(seconds)
         while meter.add(sum(next(self._batches) for _ in range(self._unit))):
             pass
-        return Turn(images=meter.count, seconds=meter.seconds, cpu_s=max(0.0, cpu_s() - used_s))
+        return Turn(images=meter.count, seconds=meter.seconds, cpu_s=used.seconds())
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
@@ -273,29 +271,13 @@ def torch_loader(
         return MeasuredLoader(TORCH_FORMS[form], build, ahead=ahead, unit=unit)
 
 
-def _family_clock() -> Callable[[], float]:
-    """Return a clock of the CPU seconds of this process and all its current descendants."""
-    head = psutil.Process()
-    family = [head, *head.children(recursive=True)]
-
-    def cpu_s() -> float:
-        total = 0.0
-        for process in family:
-            with contextlib.suppress(psutil.Error):  # it has ended
-                times = process.cpu_times()
-                total += times.user + times.system
-        return total
-
-    return cpu_s
-
-
 def settle_down() -> None:
     """Wait until all processes of the family are idle, i.e. their prefetch buffers are full."""
-    cpu_s, deadline = _family_clock(), time.monotonic() + _LONGEST_PAUSE_S
-    before = cpu_s()
+    used, deadline = OwnCpuTime(), time.monotonic() + _LONGEST_PAUSE_S
+    before_s = 0.0
     while time.monotonic() < deadline:
         time.sleep(_PAUSE_S)
-        now = cpu_s()
-        if now - before <= _TICK_S:
+        now_s = used.seconds()
+        if now_s - before_s <= _TICK_S:
             return
-        before = now
+        before_s = now_s

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import platform
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from feedline.engine.defaults import (
 from feedline.engine.process import THREAD_SETTINGS
 from feedline.engine.start_pool import pool_bytes
 from feedline.images.native import COMPILE_HINT, NATIVE_MODULES
-from feedline.machine import cpu_model, load_of_others, package_version
+from feedline.machine import NOTABLE_SHARE, OtherPrograms, cpu_model, package_version
 from feedline.order.batch_spec import Field
 from feedline.profile.doctor_checks import CheckResult, CheckTable, Status
 from feedline.system import CoreLimits, MemoryLimits, core_limits, memory_limits
@@ -134,30 +135,30 @@ def check_core_share(limits: CoreLimits) -> CheckResult:
     return CheckResult("ok", line, details)
 
 
-_LOAD_S = 0.2
-_SOME, _MUCH = 0.25, 0.5  # of the usable cores
+_LOAD_S = 0.3
+_MUCH = 0.5  # of the usable cores
 
 
-@MACHINE_CHECKS.fact("load")
-def find_load(root: Path) -> float | None:
-    """Threads of other programs that run or are ready to run."""
-    return load_of_others(_LOAD_S, root=root)
+@MACHINE_CHECKS.fact("other_cores")
+def find_other_cores(limits: CoreLimits) -> float:
+    """Usable cores that other programs use."""
+    others = OtherPrograms(limits.usable)
+    time.sleep(_LOAD_S)
+    return others.cores()
 
 
 @MACHINE_CHECKS.check("other-programs")
-def check_other_programs(limits: CoreLimits, load: float | None) -> CheckResult:
+def check_other_programs(limits: CoreLimits, other_cores: float) -> CheckResult:
     """Check that other programs leave the usable cores to the training."""
-    details = {"other_load": load, "usable_cores": limits.usable, "machine_cores": limits.machine}
-    if load is None:
-        return CheckResult("unknown", "this system does not report their load", details)
-    # If this process may use only some cores, other programs may run on the others.
-    shared = min(1.0, max(0.0, load - (limits.machine - limits.usable)) / limits.usable)
-    line = f"they are ready to use {load:.1f} of {plural(limits.machine, 'core')}"
-    if shared >= _MUCH:
+    details = {"other_cores": round(other_cores, 2), "usable_cores": limits.usable}
+    line = f"they use {other_cores:.1f} of {plural(limits.usable, 'usable core')}"
+    if other_cores >= _MUCH * limits.usable:
         line += "; training and figures measured now are slower than on an idle machine"
         fix = "stop other programs (`top` lists them), or wait until they end"
         return CheckResult("warn", line, details, fix)
-    return CheckResult("note" if shared >= _SOME else "ok", line, details)
+    return CheckResult(
+        "note" if other_cores >= NOTABLE_SHARE * limits.usable else "ok", line, details
+    )
 
 
 @MACHINE_CHECKS.check("memory")
@@ -363,16 +364,20 @@ def _why_missing(name: str) -> tuple[str, str] | None:
 
 @MACHINE_CHECKS.check("jpeg-decoder")
 def check_jpeg_decoder(missing_modules: Mapping[str, object]) -> CheckResult:
-    """Describe the JPEG decoder: `_jpeg` with Pillow's library, or simplejpeg with its own."""
+    """Describe the JPEG decoder: `_jpeg` with its own or Pillow's library, or slower ones."""
     import PIL
     from PIL import _imaging, features
 
     crop_only, simplejpeg = "_jpeg" not in missing_modules, package_version("simplejpeg")
     turbo = features.version_feature("libjpeg_turbo") if features.check("libjpeg_turbo") else None
-    # True if feedline can read the Huffman codes for Pillow's libjpeg.
-    reads_codes = crop_only and bool(
-        importlib.import_module("feedline.images._jpeg").Decoder(_imaging.__file__).reads_codes
-    )
+    library, reads_codes = f"Pillow {PIL.__version__} with ", False
+    library += f"libjpeg-turbo {turbo}" if turbo else "a libjpeg other than libjpeg-turbo"
+    if crop_only:
+        module = importlib.import_module("feedline.images._jpeg")
+        # True if feedline can read the Huffman codes for this libjpeg.
+        reads_codes = bool(module.Decoder(_imaging.__file__).reads_codes)
+        if module.CONTAINED_LIBJPEG:
+            turbo, library = module.CONTAINED_LIBJPEG, f"libjpeg-turbo {module.CONTAINED_LIBJPEG}"
     details = {
         "crop_only": crop_only,
         "reads_codes": reads_codes,
@@ -380,11 +385,11 @@ def check_jpeg_decoder(missing_modules: Mapping[str, object]) -> CheckResult:
         "libjpeg_turbo": turbo,
         "simplejpeg": simplejpeg,
     }
-    library = f"Pillow {PIL.__version__} with "
-    library += f"libjpeg-turbo {turbo}" if turbo else "a libjpeg other than libjpeg-turbo"
     line = f"decodes only the crop of an image, with {library}"
     if not crop_only:  # the check "compiled-parts" reports the fix
-        line = f"simplejpeg {simplejpeg} decodes whole images, and {library} the formats it lacks"
+        line = f"{library} decodes whole images"
+        if simplejpeg:
+            line = f"simplejpeg {simplejpeg} decodes whole images, {library} the formats it lacks"
     elif not reads_codes:
         line += ", which reads the Huffman codes itself, more slowly than feedline would: feedline "
         line += "does not know the internal structures of this version"
@@ -420,29 +425,14 @@ def check_png_decoder(missing_modules: Mapping[str, object]) -> CheckResult:
     return CheckResult("ok" if is_compiled and isal else "note", line, details)
 
 
-_REQUIRED = [
-    "numpy",
-    "pillow",
-    "simplejpeg",
-    "psutil",
-    "rich",
-    "jinja2",
-    "typer",
-    "xxhash",
-    "msgspec",
+_REQUIRED = (
+    *("numpy", "pillow", "psutil", "rich", "jinja2", "typer", "xxhash", "msgspec"),
     "braceexpand",
-]
-_OPTIONAL = [
-    "isal",
-    "torchvision",
-    "timm",
-    "lmdb",
-    "pyarrow",
-    "fsspec",
-    "s3fs",
-    "ray",
-    "nvidia-ml-py",
-]
+)
+_OPTIONAL = (
+    *("isal", "torchvision", "timm", "lmdb", "pyarrow", "fsspec", "s3fs", "ray", "nvidia-ml-py"),
+    "simplejpeg",
+)
 _MODULES = {"pillow": "PIL"}
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from feedline.errors import UsageError
 from feedline.loader.saved_settings import SavedSettings
+from feedline.machine import NOTABLE_SHARE
 from feedline.order.schedule import Schedule
 from feedline.system import usable_cores
 from feedline.text import as_share, format_table, plural
@@ -20,7 +21,6 @@ from feedline.tuning.step_benchmark import UserCodeFailure
 
 __all__ = ["SearchStatus", "TunedPhase", "TuningResult", "phase_names", "worker_name"]
 
-_BUSY_MACHINE = 0.1  # of the usable cores: use by other programs that is reported
 _ONE_FOR_ALL = (
     "one setting for all phases, enough for the busiest; num_workers='auto' adapts to each phase"
 )
@@ -230,7 +230,7 @@ class TuningResult:
     def busy_machine(self) -> str:
         """Sentence on other programs that used the cores meanwhile; "" if they used few."""
         cores = usable_cores()
-        if self.other_cores < _BUSY_MACHINE * cores:
+        if self.other_cores < NOTABLE_SHARE * cores:
             return ""
         return (
             f"other programs used {self.other_cores:.1f} of {plural(cores, 'core')} during the "

@@ -7,7 +7,6 @@ that other programs used meanwhile.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import statistics
@@ -18,19 +17,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-import psutil
 import torch
 from torch import Tensor
 
 import feedline
+from feedline.machine import OtherPrograms
 from feedline.private_names import find_private
-from feedline.system import usable_cores
 from feedline.throughput.windows import RateMeter, StepWindow, error_of
 from feedline.tuning.loaders import TunableLoader
 from feedline.tuning.search import LoaderSetting, LoaderTrial
 from feedline.tuning.training_step import Step
 
-__all__ = ["MeteredStep", "OtherPrograms", "StepBenchmark", "UserCodeFailure"]
+__all__ = ["MeteredStep", "StepBenchmark", "UserCodeFailure"]
 
 _pytree = find_private("torch.utils._pytree")
 
@@ -46,38 +44,6 @@ _START_TIMEOUT_S = 60.0
 _LIBRARIES = tuple(f"{Path(module.__file__ or '').parent}/" for module in (feedline, torch))
 _WORKER_TRACEBACK = "\nOriginal Traceback"  # torch's text in the exception of a worker
 _MAX_CHARACTERS = 300
-
-
-class OtherPrograms:
-    """CPU use of other programs since construction, from the system's clocks and the own ones."""
-
-    def __init__(self) -> None:
-        self._start_s, self._idle_s, self._own_s = time.monotonic(), _idle_s(), _family_s()
-
-    def cores(self) -> float:
-        """Mean number of this process's usable cores that other programs used.
-
-        If the process may not use all cores of the machine, others may use the rest.
-        """
-        seconds = max(1e-9, time.monotonic() - self._start_s)
-        own_s = sum(used - self._own_s.get(pid, 0.0) for pid, used in _family_s().items())
-        free = (_idle_s() - self._idle_s + own_s) / seconds
-        return min(float(usable_cores()), max(0.0, usable_cores() - free))
-
-
-def _idle_s() -> float:
-    times = psutil.cpu_times()
-    return float(times.idle + getattr(times, "iowait", 0.0))
-
-
-def _family_s() -> dict[int, float]:
-    """CPU time of this process and its descendants, in seconds by process id."""
-    head, cpu_s = psutil.Process(), dict[int, float]()
-    for process in (head, *head.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):  # the process ended
-            times = process.cpu_times()
-            cpu_s[process.pid] = times.user + times.system
-    return cpu_s
 
 
 @dataclass(frozen=True, slots=True)
