@@ -38,7 +38,7 @@ ROOMS = (
     "errors",
 )
 # Methods for convenience, which import when they are called.
-CALLED_LATER = {("feedline.loader.dataloader", "feedline.profile.print_why")}
+CALLED_LATER = {("feedline.loader.dataloader", "feedline.profile")}
 # Modules of the engine that run a torch Dataset or make tensors; worker pools are without them.
 WITH_TORCH = {
     "attribute_changes",

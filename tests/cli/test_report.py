@@ -15,7 +15,7 @@ import pytest
 from command_line import Command
 
 from feedline.profile.finding import Diagnosis, Finding, PhaseSplit
-from feedline.profile.report_data import load_report
+from feedline.profile.report import load_report
 from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder
 from feedline.timing.run import Loader, Run
@@ -82,7 +82,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
                 findings=[Finding(rule=rule, cause="A cause.", evidence="400 steps")],
             )
 
-        monkeypatch.setattr("feedline.profile.report_data.diagnose", diagnose)
+        monkeypatch.setattr("feedline.profile.report.diagnose", diagnose)
 
     return judge
 

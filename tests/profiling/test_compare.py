@@ -9,9 +9,8 @@ from runs import LOADER, MACHINE, PHASE, points, verdict
 
 from feedline.errors import UsageError
 from feedline.profile.compare import compare, relative_spread
-from feedline.profile.comparison_view import summarise_comparison
-from feedline.profile.history import build_history
-from feedline.profile.report_data import ReportData, build_report
+from feedline.profile.finding import Finding
+from feedline.profile.report import ReportData, build_report, rate_intervals
 from feedline.timing.run import Run
 
 WOBBLE = (0.98, 1.02, 1.0, 0.97, 1.03)
@@ -36,30 +35,50 @@ def test_a_run_that_is_faster_beyond_the_spread_is_called_so() -> None:
     assert found.ratio.times == pytest.approx(1.2)
     assert found.ratio.low is not None
     assert 1.1 < found.ratio.low < 1.2
-    status, said = summarise_comparison(found)
-    assert (status, said.endswith("faster, beyond the spread.")) == (0, True)
+    assert (found.status, found.said.endswith("faster, beyond the spread.")) == (0, True)
     (pair,) = found.phases
     assert pair.rates == (1000, 1200)
 
 
 def test_a_run_that_is_slower_beyond_the_spread_fails() -> None:
-    status, said = summarise_comparison(compare(facts(1000), facts(900)))
-    assert (status, said.endswith("slower, beyond the spread.")) == (1, True)
+    found = compare(facts(1000), facts(900))
+    assert (found.status, found.said.endswith("slower, beyond the spread.")) == (1, True)
 
 
 def test_difference_within_spread_is_not_reported() -> None:
-    status, said = summarise_comparison(compare(facts(1000), facts(999)))
-    assert (status, said.endswith("no difference beyond the spread.")) == (0, True)
+    found = compare(facts(1000), facts(999))
+    assert (found.status, found.said.endswith("no difference beyond the spread.")) == (0, True)
 
 
 def test_a_run_that_is_too_short_is_inconclusive() -> None:
-    short = facts(1200, throughput_history=build_history(points([1200.0, 1200.0])))
-    status, said = summarise_comparison(compare(facts(1000), short))
-    assert status == 3
-    assert "1.20x as fast as A; a run is too short" in said
+    short = facts(1200, throughput_history=rate_intervals(points([1200.0, 1200.0])))
+    found = compare(facts(1000), short)
+    assert found.status == 3
+    assert "1.20x as fast as A; a run is too short" in found.said
     unknown = facts(phases=[replace(PHASE, images_per_s=None)])
-    assert summarise_comparison(compare(facts(), unknown))[0] == 3
-    assert summarise_comparison(compare(facts(1000), facts(1200, bound="inconclusive")))[0] == 3
+    assert compare(facts(), unknown).status == 3
+    assert compare(facts(1000), facts(1200, bound="inconclusive")).status == 3
+
+
+def test_a_run_disturbed_by_other_programs_is_not_comparable() -> None:
+    busy = Finding(rule="busy-machine", cause="Other programs.", evidence="load 9")
+    other = Finding(rule="decode-bound", cause="Decoding.", evidence="75%")
+    for pair in ((facts(), facts(700, findings=[busy])), (facts(findings=[busy]), facts(700))):
+        assert compare(*pair).status == 4
+    # If there is another cause, the difference may be that one's.
+    assert compare(facts(), facts(700, findings=[busy, other])).status == 1
+
+
+def test_starts_of_passes_count_in_the_whole_run_and_not_in_a_phase() -> None:
+    slow_starts = {"starts": 1.6, "wait": 0.0, "copy": None, "compute": 1.6}
+    steps_alone = {"starts": 0.0, "wait": 0.0, "copy": None, "compute": 1.6}
+    found = compare(facts(time_split_s=slow_starts), facts(time_split_s=steps_alone))
+    (pair,) = found.phases
+    assert pair.rates == (1000, 1000)
+    assert found.rates == pytest.approx((500, 1000))
+    assert found.ratio is not None
+    assert found.ratio.times == pytest.approx(2.0)
+    assert found.status == 0
 
 
 def test_phases_are_compared_one_by_one_and_together_by_their_time() -> None:
@@ -70,7 +89,7 @@ def test_phases_are_compared_one_by_one_and_together_by_their_time() -> None:
             replace(PHASE, images_per_s=first),
             replace(PHASE, image_size=128, images_per_s=second),
         ]
-        return facts(phases=phases, throughput_history=build_history(course))
+        return facts(phases=phases, throughput_history=rate_intervals(course))
 
     found = compare(two(1000, 500), two(1000, 1000))
     assert [pair.ratio.times for pair in found.phases if pair.ratio] == [1.0, 2.0]
@@ -130,9 +149,9 @@ def test_changed_or_unknown_facts_are_reported_without_error() -> None:
 
 
 def test_spread_reflects_the_variation_of_the_rate() -> None:
-    steady = build_history(points([500.0] * 40)).stretches
+    steady = rate_intervals(points([500.0] * 40))
     assert relative_spread(steady) == pytest.approx(0)
-    wild = build_history(points([100.0] * 20 + [900.0] * 20)).stretches
+    wild = rate_intervals(points([100.0] * 20 + [900.0] * 20))
     spread = relative_spread(wild)
     assert spread is not None
     assert spread > 0.5
@@ -146,7 +165,7 @@ def test_interval_of_batch_means_has_nominal_coverage() -> None:
     fill_idle = 0
     for seed in range(400):
         noise = np.random.default_rng(seed).normal(1000, 100, 100).tolist()
-        stretches = build_history(points(noise)).stretches
+        stretches = rate_intervals(points(noise))
         mean = sum(each.images_per_s or 0.0 for each in stretches) / len(stretches)
         spread = relative_spread(stretches)
         assert spread is not None

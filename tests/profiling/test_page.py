@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from runs import MACHINE, UNKNOWN, named, recorded, verdict
 
-from feedline.profile.chart import ticks
 from feedline.profile.finding import Finding, Gain
-from feedline.profile.page import diagnosis_html, page
-from feedline.profile.report_data import ReportData, build_report
+from feedline.profile.page import diagnosis_html, page, ticks, training_curves
+from feedline.profile.report import EpochMetrics, ReportData, build_report
 from feedline.timing.run import Run
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -62,7 +64,8 @@ def assert_harmless(text: str) -> Elements:
                 name == "style" and value in ("position:absolute", "stroke-width:1")
             )
     assert re.findall(r"url\(([^)]*)\)", text) == [
-        f"#fl-{name}" for name in ("making", "copying", "nobody", "unknown", "others", "behind")
+        f"#fl-{name}"
+        for name in ("making", "starts", "copying", "nobody", "unknown", "others", "behind")
     ]
     assert "@import" not in text
     return made
@@ -89,7 +92,6 @@ def test_page_has_content_of_terminal_report(facts: ReportData) -> None:
         "Gain 1.80x as fast (1.60 to 2.00)",
         "The latest steps",
         "worker 0",
-        "not recorded",
         "64 px",
         "96 px",
         "transform: Resize",
@@ -103,7 +105,14 @@ def test_every_figure_has_a_text_alternative(facts: ReportData) -> None:
     made = Elements(page(facts, "runs/1"))
     for tag, attributes in made.found:
         if tag == "svg" and attributes.get("role") != "img" and "aria-hidden" not in attributes:
-            assert set(attributes) <= {"y", "width", "height", "overflow"}  # within a picture
+            assert set(attributes) <= {
+                "y",
+                "width",
+                "height",
+                "overflow",
+                "viewbox",
+                "preserveaspectratio",
+            }  # within a picture
     labels = [a["aria-label"] or "" for t, a in made.found if t == "svg" and "aria-label" in a]
     assert any(label.startswith("worker 0: ") for label in labels)
     assert any(label.startswith("Time: waiting") for label in labels)
@@ -160,3 +169,99 @@ def test_page_of_empty_run_renders() -> None:
 )
 def test_an_axis_has_a_few_round_places(length: float, found: list[float]) -> None:
     assert ticks(length) == pytest.approx(found)
+
+
+def trained(*losses: float | None, sizes: tuple[int, ...] = (64, 64, 96, 96)) -> list[EpochMetrics]:
+    """Epochs with these training losses."""
+    return [
+        EpochMetrics(
+            epoch=k,
+            image_size=sizes[min(k, len(sizes)) - 1],
+            loss=loss,
+            val_loss=None if loss is None else 1.25 * loss,
+            top1=1 - 1 / (k + 1),
+        )
+        for k, loss in enumerate(losses, 1)
+    ]
+
+
+def places(path: str) -> list[tuple[float, float]]:
+    """Points of a line."""
+    pairs = (part.removesuffix("h0").split() for part in re.split("[ML]", path)[1:])
+    return [(float(x), float(y)) for x, y in pairs]
+
+
+def test_curves_show_known_values_and_phases() -> None:
+    chart = training_curves(trained(2.0, 1.0, 0.75, 0.5))
+    assert chart is not None
+    assert list(chart["lines"]) == ["training", "validation"]
+    assert "training loss 2 in epoch 1, 0.5 in 4, best 0.5 in 4" in chart["words"]
+    assert "validation accuracy 50% in epoch 1, 80% in 4, best 80% in 4" in chart["words"]
+    assert [(mark.at, mark.label) for mark in chart["phases"]] == [(0, "64 px"), (50, "96 px")]
+    xs, ys = zip(*places(chart["lines"]["training"]), strict=True)
+    assert xs == (12.5, 37.5, 62.5, 87.5)
+    assert list(ys) == sorted(ys), "a loss that falls goes down"
+    assert chart["resumed"] is None
+
+
+def test_missing_figure_leaves_a_gap_and_one_epoch_is_a_dot() -> None:
+    chart = training_curves(trained(5.0, 4.0, None, 2.0))
+    assert chart is not None
+    assert chart["lines"]["training"].count("M") == 2
+    chart = training_curves(trained(5.0))
+    assert chart is not None
+    assert places(chart["lines"]["training"])[0][0] == 50
+
+
+def test_thousands_of_epochs_are_drawn_in_some_hundred() -> None:
+    chart = training_curves(trained(*(1 / k for k in range(1, 3001))))
+    assert chart is not None
+    assert 100 < len(places(chart["lines"]["training"])) <= 200
+
+
+def test_resumed_start_is_marked() -> None:
+    run = recorded()
+    epochs = trained(4.0, 3.0, 2.0, 1.0)
+    assert build_report(run, verdict(), epochs).resumed_at_epoch is None
+    for each in run.passes:
+        each.epoch += 2
+    report = build_report(run, verdict(), epochs)
+    assert report.resumed_at_epoch == 2
+    chart = training_curves(report.epochs_trained, report.resumed_at_epoch)
+    assert chart is not None
+    assert chart["resumed"] == 50
+    assert "the latest start resumed here" in page(report, "x")
+
+
+def test_page_shows_training_as_curves_text_and_table() -> None:
+    epochs = trained(2.0, 1.0, sizes=(64, 96))
+    text = page(build_report(recorded(sizes=(64, 96)), verdict(), epochs), "runs/1")
+    said = Elements(text).text
+    assert "Training curves" in said
+    assert "best 67% in 2" in said
+    assert text.count('<path class="line-validation"') == 2  # and in the legend
+    assert "Training curves" not in page(build_report(Run(machine=MACHINE), UNKNOWN), "x")
+    unfinished = build_report(Run(machine=MACHINE, settings={"model": "x"}), UNKNOWN)
+    assert "No epoch has finished." in page(unfinished, "x")
+
+
+_figure = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.tuples(_figure, st.none() | st.integers(1, 1 << 30)), max_size=30))
+def test_any_figures_can_be_drawn(figures: list[tuple[Any, Any]]) -> None:
+    epochs = [
+        EpochMetrics(epoch=k, loss=loss, image_size=size)
+        for k, (loss, size) in enumerate(figures, 1)
+    ]
+    chart = training_curves(epochs)
+    assert (chart is None) == (not figures)
+    for path in chart["lines"].values() if chart else ():
+        assert all(0 <= value <= 100 for point in places(path) for value in point)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e-300, 1e300])
+def test_a_figure_that_never_changes_has_a_place(value: float) -> None:
+    chart = training_curves([EpochMetrics(epoch=k, loss=value) for k in (1, 2)])
+    assert chart is not None
+    assert places(chart["lines"]["training"])[0][1] == pytest.approx(50)

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from runs import named, recorded, verdict
 
-from feedline.profile.epoch_metrics import EpochMetrics
 from feedline.profile.page import diagnosis_html, page
-from feedline.profile.report_data import build_report
+from feedline.profile.report import EpochMetrics, build_report
 from slow import slow
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -34,6 +33,11 @@ LEARNED = [
         lr=0.1,
     )
     for k in range(1, 9)
+]
+
+KINDS = [
+    *("making", "starts", "copying", "nobody", "unknown", "others", "behind"),
+    *("compute", "shape"),
 ]
 
 Opened = Callable[..., Any]
@@ -138,14 +142,13 @@ def test_text_has_contrast_in_light_and_dark_mode(opened: Opened, scheme: str) -
 def test_kinds_of_idleness_are_distinguishable_without_colour(opened: Opened, scheme: str) -> None:
     tab = opened("usual", scheme=scheme)
     tab.evaluate(
-        """() => {
-          const kinds = ['making', 'copying', 'nobody', 'unknown', 'others', 'behind', 'compute']
+        """kinds => {
           document.body.innerHTML = document.querySelector('svg').outerHTML + kinds.map(kind =>
             `<svg id="${kind}" width="42" height="42" style="display:block">` +
             `<rect class="${kind}" width="42" height="42"/></svg>`).join('')
           document.documentElement.style.filter = 'grayscale(1)'
-        }"""
+        }""",
+        KINDS,
     )
-    kinds = ["making", "copying", "nobody", "unknown", "others", "behind", "compute"]
-    pictures = {tab.locator(f"#{kind}").screenshot() for kind in kinds}
-    assert len(pictures) == len(kinds)
+    pictures = {tab.locator(f"#{kind}").screenshot() for kind in KINDS}
+    assert len(pictures) == len(KINDS)

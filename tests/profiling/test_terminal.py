@@ -1,24 +1,32 @@
-"""Terminal report: unknown values are marked, and control characters in names are escaped."""
+"""Text views: unknown values are marked, and control characters in names are escaped."""
 
 from __future__ import annotations
 
 import io
+import sys
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console, RenderableType
 from runs import MACHINE, UNKNOWN, named, points, recorded, verdict
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import TensorDataset
 
-from feedline.profile.history import build_history
-from feedline.profile.report_data import ReportData, build_report
-from feedline.profile.terminal import report_view
-from feedline.profile.terminal_timeline import (
+import feedline
+from feedline.profile.report import ReportData, build_report, rate_intervals
+from feedline.profile.terminal import (
     ASCII,
     BLOCKS,
-    course_lines,
+    DiagnosisView,
+    diagnosis_text,
     glyphs_for,
+    history_lines,
     lane_lines,
     legend,
+    report_view,
+    show,
 )
 from feedline.profile.timeline import timeline_of
 from feedline.timing.run import Event, Run, StageTime, TimelineSample
@@ -52,8 +60,6 @@ def test_report_has_verdict_ceiling_split_findings_figures_and_tables(
         "gain 1.80x as fast (1.60 to 2.00)",
         "The latest steps: ",
         "worker 0",
-        "ready not recorded",
-        "copy not recorded",
         "a worker makes a batch, a step computes",
         "Throughput over time images/s",
         "64 @8 1-2 200 1000 41% 3.00/6.00/41.0 not measured 4.00/4.50/9.00 2.50",
@@ -130,20 +136,17 @@ def test_lane_shows_longest_activity_of_each_interval() -> None:
         Event(lane="step", stage="wait", begun_ms=50, ended_ms=100, batch=1),
         Event(lane="worker 0", stage="make", begun_ms=0, ended_ms=25, batch=0),
         Event(lane="worker 0", stage="make", begun_ms=50, ended_ms=100, batch=1),
-        Event(lane="ready", stage="queued", begun_ms=0, ended_ms=50, batch=1),
     ]
     timeline = timeline_of(TimelineSample(why="latest", begun_s=0.0, events=events), "steps")
     assert timeline is not None
     lines, used = lane_lines(timeline, BLOCKS, 31)
     assert [line.plain for line in lines] == [
         "worker 0   █████·····██████████",
-        "ready      ██████████▒▒▒▒▒▒▒▒▒▒",
-        "copy       not recorded",
         "step       ██████████▒▒▒▒▒▒▒▒▒▒",
         "           0             100 ms",
     ]
     said = [line.plain for line in legend(used, BLOCKS)]
-    assert [line.split(" ")[0] for line in said] == ["█", "▒", "·", ""]
+    assert [line.split(" ")[0] for line in said] == ["█", "▒", "·"]
 
 
 def test_many_workers_are_not_all_drawn() -> None:
@@ -154,7 +157,7 @@ def test_many_workers_are_not_all_drawn() -> None:
     timeline = timeline_of(TimelineSample(why="latest", begun_s=0.0, events=events), "steps")
     assert timeline is not None
     lines = [line.plain for line in lane_lines(timeline, BLOCKS, 60)[0]]
-    assert len(lines) == 16 + 3 + 2
+    assert len(lines) == 16 + 1 + 2
     assert "and 48 more workers" in lines[-2]
 
 
@@ -162,10 +165,10 @@ def test_phases_are_marked_under_the_throughput() -> None:
     late = points([100.0] * 10, size=128)
     for point in late:
         point.begun_s += 10
-    course = build_history([*points([50.0] * 10), *late])
-    bars, marks, said = (line.plain for line in course_lines(course, BLOCKS, 31))
+    history = rate_intervals([*points([50.0] * 10), *late])
+    bars, marks, said = (line.plain for line in history_lines(history, BLOCKS, 31))
     assert bars == "images/s   ▄▄▄▄▄▄▄▄▄▄██████████"
-    assert marks == "           ┬64 px    ┬128 px   "
+    assert marks == "           ┬64 px    ┬128 px"
     assert said.endswith("highest 100 images/s, over 20 s")
 
 
@@ -175,3 +178,56 @@ def test_long_table_is_truncated_with_a_note() -> None:
     text = printed(report_view(build_report(run, verdict()), "x", BLOCKS, 100))
     assert len(text.splitlines()) < 200
     assert "4900 more rows are in the JSON." in " ".join(text.split())
+
+
+def test_a_verdict_is_text_of_at_most_100_columns() -> None:
+    text = diagnosis_text(verdict())
+    assert text == str(DiagnosisView(verdict())) == repr(DiagnosisView(verdict()))
+    assert text.startswith("Highly input-bound: data wait is 41%")
+    assert "1. decode-bound" in text
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_verdict_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    show(UNKNOWN)
+    printed = capsys.readouterr().out
+    assert printed.startswith("Inconclusive")
+    assert "There are too few steps." in printed
+
+
+def test_notebook_shows_html(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[DiagnosisView] = []
+    ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
+    ipython.get_ipython = lambda: SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
+    display.display = shown.append  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    show(verdict())
+    assert capsys.readouterr().out == ""
+    (why,) = shown
+    assert "Highly input-bound" in why._repr_html_()
+
+
+def test_ipython_in_a_terminal_gets_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ipython = ModuleType("IPython")
+    ipython.get_ipython = lambda: SimpleNamespace()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    show(verdict())
+    assert "Highly input-bound" in capsys.readouterr().out
+
+
+def test_loaders_have_a_why_method(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = TensorDataset(torch.arange(12))
+    with feedline.DataLoader(numbers, batch_size=2) as loader:
+        assert len(list(loader)) == 6
+        loader.why()
+    assert "inconclusive" in capsys.readouterr().out  # six steps are too few
+    watched = feedline.watch(TorchLoader(numbers, batch_size=2), name="of a test")
+    assert len(list(watched)) == 6
+    watched.why()
+    assert "inconclusive" in capsys.readouterr().out

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import recorded
 
-from feedline.profile.chart import describe_lane, lane_shapes
-from feedline.profile.terminal_timeline import ASCII, BLOCKS, lane_lines
+from feedline.profile.page import describe_lane, lane_shapes
+from feedline.profile.terminal import ASCII, BLOCKS, lane_lines
 from feedline.profile.timeline import Span, Timeline, timeline_of, worst_step
 from feedline.timing.run import Event, TimelineSample
 
-LANES = ("worker 0", "worker 1", "ready", "copy", "step", "odd")
+LANES = ("worker 0", "worker 1", "step", "odd")
 
 
 def sample_timeline(*events: tuple[str, str, float, float]) -> TimelineSample:
@@ -56,24 +56,8 @@ def test_step_waiting_for_worker_names_worker_state() -> None:
         (10, 15, "idle", "others"),
         (15, 20, "make", ""),
     ]
-    assert spans(timeline, "ready") == spans(timeline, "copy") == []
     assert (timeline.steps, timeline.wait_ms, timeline.length_ms) == (1, 10, 20)
     assert timeline.begun_s == 3.0
-
-
-def test_step_waiting_for_copy_is_reported() -> None:
-    timeline = drawn(
-        ("step", "compute", 0, 10),
-        ("step", "wait", 10, 20),
-        ("worker 0", "make", 0, 12),
-        ("copy", "copy", 12, 20),
-    )
-    assert spans(timeline, "step")[1:] == [(10, 12, "idle", "making"), (12, 20, "idle", "copying")]
-    assert spans(timeline, "copy") == [
-        (0, 10, "idle", "behind"),
-        (10, 12, "idle", "making"),
-        (12, 20, "copy", ""),
-    ]
 
 
 def test_wait_without_busy_worker_differs_from_unobserved_wait() -> None:
@@ -105,23 +89,11 @@ def test_time_between_epochs_is_not_waiting() -> None:
     assert spans(timeline, "step")[1] == (10, 30, "idle", "between")
 
 
-def test_batches_that_are_ready_at_once_are_counted() -> None:
-    timeline = drawn(
-        ("step", "compute", 0, 40),
-        ("ready", "queued", 5, 25),
-        ("ready", "queued", 10, 20),
-        ("ready", "queued", 25, 30),
-    )
-    (ready,) = [each.spans for each in timeline.lanes if each.name == "ready"]
-    depths = [(each.begun_ms, each.ended_ms, each.depth) for each in ready]
-    assert depths == [(0, 5, 0), (5, 10, 1), (10, 20, 2), (20, 25, 1), (25, 30, 1), (30, 40, 0)]
-
-
-def test_lanes_are_in_the_order_of_a_batchs_way_and_of_numbers() -> None:
+def test_workers_are_in_the_order_of_their_numbers_above_the_step() -> None:
     events = [(f"worker {k}", "make", 0.0, 9.0) for k in (10, 2, 0)]
     timeline = drawn(("step", "compute", 0, 9), *events)
     names = [lane.name for lane in timeline.lanes]
-    assert names == ["worker 0", "worker 2", "worker 10", "ready", "copy", "step"]
+    assert names == ["worker 0", "worker 2", "worker 10", "step"]
 
 
 def test_events_of_another_clock_are_skipped_and_counted() -> None:
@@ -184,7 +156,7 @@ def _says_why(span: Span) -> bool:
 
 
 times = st.floats(-50, 150).map(lambda ms: round(ms, 2))
-stages = st.sampled_from(("make", "wait", "compute", "copy", "queued"))
+stages = st.sampled_from(("make", "wait", "compute"))
 
 
 @given(st.lists(st.tuples(st.sampled_from(LANES), stages, times, times), max_size=40))
@@ -203,7 +175,6 @@ def test_each_lane_is_covered_once_for_any_events(
             for lane in timeline.lanes:
                 for shape in lane_shapes(lane, timeline.length_ms):
                     assert -0.1 <= shape.x <= shape.x + shape.width <= 100.1
-                    assert 0 <= shape.y <= shape.y + shape.height <= 100.1
                 assert describe_lane(lane)
 
 
@@ -216,7 +187,7 @@ def test_recorded_loop_shows_workers_below_steps() -> None:
         assert timeline.left_out == 0
         lanes = {lane.name: lane for lane in timeline.lanes}
         # A worker that had not yet done a task when the longest wait ended has no lane in it.
-        assert list(lanes)[-3:] == ["ready", "copy", "step"]
+        assert list(lanes)[-1] == "step"
         assert any(lane.shares.get("make") for lane in lanes.values())
         assert lanes["step"].shares["compute"] > 0
         # Two workers take 25 times as long as a step.

@@ -21,7 +21,7 @@ from tiny_training import Recorder, assert_same_training
 from feedline.errors import FeedlineError, StateError, UsageError
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
-from feedline.profile.report_data import load_report
+from feedline.profile.report import load_report
 from feedline.train.checkpoint import CheckpointWriter, load_checkpoint
 from feedline.train.config import make_recipe, read_config
 from feedline.train.history import TrainResult

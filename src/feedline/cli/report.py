@@ -37,7 +37,7 @@ def report(
 
     Reads what feedline train or feedline.watch(..., run=FOLDER) recorded. Exit status: 0 if there
     is nothing to fix, 1 with a finding, 3 if too little was measured. With --compare: 1 if B is
-    slower than A by more than the spread.
+    slower than A by more than the spread, 4 if other programs disturbed a run.
 
     Example: feedline report runs/resnet18-1 --html report.html
     """
@@ -50,11 +50,8 @@ def report(
         return
     assert run is not None
 
-    from feedline.profile.json_form import as_json
-    from feedline.profile.report_data import load_report
-    from feedline.profile.report_limits import report_status
-    from feedline.profile.terminal import report_view
-    from feedline.profile.terminal_timeline import glyphs_for
+    from feedline.profile.report import load_report, report_status, to_json
+    from feedline.profile.terminal import glyphs_for, report_view
 
     facts = load_report(run)
     say(report_view(facts, str(run), glyphs_for(sys.stdout), columns()))
@@ -63,21 +60,18 @@ def report(
 
         write_text(html, page(facts, str(run)))
         echo("", f"wrote {html}")
-    write_json(json, as_json(facts))
+    write_json(json, to_json(facts))
     raise typer.Exit(report_status(facts))
 
 
 def _compare(runs: tuple[Path, Path], json: Path | None) -> None:
-    from feedline.profile.compare import compare
-    from feedline.profile.comparison_view import comparison_view, summarise_comparison
-    from feedline.profile.json_form import plain
-    from feedline.profile.report_data import load_report
+    from feedline.profile.compare import compare, comparison_view
+    from feedline.profile.report import load_report, to_json
 
     found = compare(*(load_report(run) for run in runs))
-    status, said = summarise_comparison(found)
     say(comparison_view(found, [str(run) for run in runs]))
-    write_json(json, {**plain(found), "said": said})
-    raise typer.Exit(status)
+    write_json(json, to_json(found))
+    raise typer.Exit(found.status)
 
 
 def check(
@@ -103,9 +97,7 @@ def check(
     if min_images_per_s is not None and not 0 < min_images_per_s < float("inf"):
         raise UsageError(f"--min-images-per-s must be above 0, got {min_images_per_s}")
 
-    from feedline.profile.json_form import plain
-    from feedline.profile.report_data import load_report
-    from feedline.profile.report_limits import check_limits
+    from feedline.profile.report import check_limits, load_report, to_json
 
     facts = load_report(run)
     found = check_limits(facts, max_wait_pct, min_images_per_s)
@@ -118,7 +110,7 @@ def check(
     results = [each.passed for each in found]
     status = _FAILED if False in results else _INCONCLUSIVE if None in results else 0
     passed = None if status == _INCONCLUSIVE else status == 0
-    checks = [plain(each) for each in found]
+    checks = [to_json(each) for each in found]
     write_json(json, {"passed": passed, "bound": facts.bound, "checks": checks})
     raise typer.Exit(status)
 
@@ -162,9 +154,11 @@ def explain_overlap(
     from feedline.engine.defaults import worker_count
     from feedline.images.folder import ImageFolder
     from feedline.profile.bench import BenchmarkOptions  # loads torch
-    from feedline.profile.overlap_loops import OverlapSettings, measure_overlap
-    from feedline.profile.overlap_view import overlap_json, overlap_svg, overlap_view
-    from feedline.profile.terminal_timeline import glyphs_for
+    from feedline.profile.overlap import measure_overlap
+    from feedline.profile.page import overlap_svg
+    from feedline.profile.report import to_json
+    from feedline.profile.terminal import glyphs_for, overlap_view
+    from feedline.profile.timeline import OverlapSettings
     from feedline.train.data import find_splits
 
     # Checked as for `feedline bench`.
@@ -192,4 +186,4 @@ def explain_overlap(
     say(overlap_view(found, glyphs_for(sys.stdout), columns()))
     if svg is not None:
         write_text(svg, overlap_svg(found))
-    write_json(json, overlap_json(found))
+    write_json(json, to_json(found))

@@ -555,7 +555,7 @@ class DataLoader(TorchDataLoader[_T]):
 
         HTML in a notebook, coloured in a terminal, plain text otherwise.
         """
-        from feedline.profile.print_why import print_why
+        from feedline.profile import print_why
 
         print_why(self.run)
 

@@ -1,1 +1,20 @@
 """Recording of a loop over any iterable of batches: data wait, compute time and bottleneck."""
+
+from __future__ import annotations
+
+from feedline.randomness import seeded, unbroken
+from feedline.timing.run import Run
+
+__all__ = ["print_why"]
+
+
+def print_why(run: Run) -> None:
+    """Print the bottleneck of a run, and what to change. The global random states are unchanged.
+
+    As HTML in a notebook, in colours in a terminal, as text elsewhere.
+    """
+    with unbroken(), seeded(0):  # rich draws from Python's random state when it is imported
+        from feedline.profile.diagnose import diagnose
+        from feedline.profile.terminal import show
+
+        show(diagnose(run))

@@ -1,7 +1,7 @@
-"""Comparison of two runs.
+"""Comparison of two runs, its exit status, and its view in a terminal.
 
-Guarantees: pure; runs that differ in other factors of the rate than data loading are refused, with
-all differences; values unknown for one of them are noted, not guessed.
+Guarantees: runs that differ in other factors of the rate than data loading are refused, with all
+differences; values unknown for one of them are noted, not guessed.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
 from feedline.errors import UsageError
-from feedline.profile.finding import Bound, PhaseSplit
-from feedline.profile.history import RateInterval
-from feedline.profile.report_data import ReportData
-from feedline.profile.sentences import StepPart, parts
+from feedline.profile.finding import Bound, PhaseSplit, TimePart
+from feedline.profile.report import PART_NAMES, RateInterval, ReportData, part_shares
+from feedline.profile.tables import ReportTable
+from feedline.profile.terminal import table_view
+from feedline.text import NOT_MEASURED, as_percent, as_rate, as_share, printable
 from feedline.throughput.windows import error_of_means
 
-__all__ = [
-    "Comparison",
-    "PhaseKey",
-    "PhasePair",
-    "Ratio",
-    "compare",
-    "differences",
-    "phase_label",
-    "phases_of",
-    "relative_spread",
-]
+__all__ = ["Comparison", "PhasePair", "Ratio", "compare", "comparison_view", "relative_spread"]
+
+_FINE, _SLOWER, _INCONCLUSIVE, _DISTURBED = 0, 1, 3, 4
+_SAME_MEMORY = 0.05  # relative: the memory that a cgroup leaves varies a little
+_BLOCKS = 10
+
+_PhaseKey: TypeAlias = "tuple[int | None, int | None]"  # image size in pixels, batch size
+_Phases: TypeAlias = "dict[_PhaseKey, list[PhaseSplit]]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,12 +47,10 @@ class Ratio:
     low: float | None
     high: float | None
 
-    @property
-    def is_significant(self) -> bool | None:
-        """True if they differ by more than the spread; None if the spread is unknown."""
+    def __str__(self) -> str:
         if self.low is None or self.high is None:
-            return None
-        return self.low > 1 or self.high < 1
+            return f"{self.times:.2f}x"
+        return f"{self.times:.2f}x ({self.low:.2f} to {self.high:.2f})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +60,7 @@ class PhasePair:
     Args:
         image_size: in pixels.
         batch_size: samples of a batch.
-        rates: of the first and the second run.
+        rates: within passes, of the first and the second run.
         wait_pct: data wait in percent of the steps, of the first and the second run.
         ratio: of the rates.
     """
@@ -78,21 +77,27 @@ class Comparison:
     """Comparison of two runs.
 
     Args:
+        status: exit status: 0 as fast or faster, 1 slower beyond the spread, 3 inconclusive, 4 not
+            comparable because other programs disturbed a run.
+        said: the result in a sentence.
         bound: how far each is input-bound.
-        rates: images/s of each, over the phases in the proportions of the first run.
+        rates: images/s of each, over the phases in the proportions of the first run, with starts
+            of passes and the time between them.
         ratio: of these.
         wait_pct: data wait in percent of the time.
-        time_split: parts of the time of each.
+        time_split_s: parts of the time of each.
         phases: each phase.
         changed: differences in settings, loader and software: name, first, second.
         notes: remarks on the comparison.
     """
 
+    status: int
+    said: str
     bound: tuple[Bound, Bound]
     rates: tuple[float | None, float | None]
     ratio: Ratio | None
     wait_pct: tuple[float | None, float | None]
-    time_split: tuple[list[StepPart], list[StepPart]]
+    time_split_s: tuple[dict[TimePart, float | None], dict[TimePart, float | None]]
     phases: list[PhasePair]
     changed: list[tuple[str, str, str]]
     notes: list[str]
@@ -104,168 +109,158 @@ def compare(first: ReportData, second: ReportData) -> Comparison:
     Raises:
         UsageError: they cannot be compared; lists all differences.
     """
-    differs = differences(first, second)
+    differs = _differences(first, second)
     if differs:
         raise UsageError(
             "these runs cannot be compared: " + "; ".join(differs),
             hint="compare runs of the same data, batches and image sizes on the same machine",
         )
-    before, after = phases_of(first), phases_of(second)
+    before, after = _phases_of(first), _phases_of(second)
     pairs = [_pair(before[key], after[key], first, second) for key in before]
+    rates = _total_rate(first, before, before), _total_rate(second, after, before)
+    ratio = _total_ratio(rates, pairs, before)
+    status, said = _conclude(first, second, ratio)
     return Comparison(
+        status=status,
+        said=said,
         bound=(first.bound, second.bound),
-        rates=_rates(before, after),
-        ratio=_overall(pairs, before),
+        rates=rates,
+        ratio=ratio,
         wait_pct=(first.wait_pct, second.wait_pct),
-        time_split=(parts(first), parts(second)),
+        time_split_s=(first.time_split_s, second.time_split_s),
         phases=pairs,
-        changed=_find_changes(first, second),
+        changed=_changes(first, second),
         notes=_notes(first, second),
     )
 
 
-def _rate(phases: list[PhaseSplit]) -> float | None:
-    """Images/s over phases of one size."""
-    seconds = 0.0
-    for phase in phases:
-        if not phase.images_per_s:
-            return None
-        seconds += phase.steps / phase.images_per_s
-    return sum(phase.steps for phase in phases) / seconds
-
-
-def _wait_pct(phases: list[PhaseSplit]) -> float | None:
-    """Data wait over phases of one size, weighted by their times."""
-    if len(phases) == 1:
-        return phases[0].wait_pct
-    waited = total = 0.0
-    for phase in phases:
-        if phase.wait_pct is None or not phase.images_per_s:
-            return None
-        total += phase.steps / phase.images_per_s
-        waited += phase.steps / phase.images_per_s * phase.wait_pct
-    return waited / total
-
-
-def _pair(
-    before: list[PhaseSplit], after: list[PhaseSplit], first: ReportData, second: ReportData
-) -> PhasePair:
-    size, a, b = before[0].image_size, _rate(before), _rate(after)
-    ratio = None
-    if a and b:
-        spreads = [
-            relative_spread(
-                [each for each in facts.throughput_history.stretches if each.image_size == size]
+def _conclude(first: ReportData, second: ReportData, ratio: Ratio | None) -> tuple[int, str]:
+    """Return the exit status, and the result in a sentence."""
+    if "inconclusive" in (first.bound, second.bound):
+        also = "" if ratio is None else f" B / A is {ratio}."
+        return _INCONCLUSIVE, f"Inconclusive: a run is too short.{also}"
+    if ratio is None:
+        return _INCONCLUSIVE, "Inconclusive: the images/s of a run were not measured."
+    for name, run in (("A", first), ("B", second)):
+        if {finding.rule for finding in run.findings} == {"busy-machine"}:
+            return _DISTURBED, (
+                f"Not comparable: other programs held the cores while {name} ran, at B / A {ratio}."
+                " Repeat it on an idle machine."
             )
-            for facts in (first, second)
-        ]
-        ratio = _with_spread(b / a, *spreads)
-    return PhasePair(
-        image_size=size,
-        batch_size=before[0].batch_size,
-        rates=(a, b),
-        wait_pct=(_wait_pct(before), _wait_pct(after)),
-        ratio=ratio,
-    )
+    if ratio.low is None or ratio.high is None:
+        return _INCONCLUSIVE, f"B is {ratio} as fast as A; a run is too short for a spread."
+    if ratio.low <= 1 <= ratio.high:
+        return _FINE, f"B is {ratio} as fast as A: no difference beyond the spread."
+    faster = ratio.times > 1
+    word = "faster" if faster else "slower"
+    return (_FINE if faster else _SLOWER), f"B is {ratio} as fast as A: {word}, beyond the spread."
 
 
-def _with_spread(times: float, one: float | None, two: float | None) -> Ratio:
-    if one is None or two is None:
-        return Ratio(times=times, low=None, high=None)
-    half = times * math.hypot(one, two)
-    return Ratio(times=times, low=max(0.0, times - half), high=times + half)
+def _phases_of(run: ReportData) -> _Phases:
+    """Group the phases that have steps by image size and batch size, in order."""
+    found: _Phases = {}
+    for phase in run.phases:
+        if phase.steps:
+            found.setdefault((phase.image_size, phase.batch_size), []).append(phase)
+    return found
 
 
 def _images(phases: list[PhaseSplit]) -> float:
     return sum(phase.steps * (phase.batch_size or 1) for phase in phases)
 
 
-def _rates(
-    before: dict[PhaseKey, list[PhaseSplit]], after: dict[PhaseKey, list[PhaseSplit]]
-) -> tuple[float | None, float | None]:
-    """Images/s of both, for as many images of each phase as the first run had."""
-    found: list[float | None] = []
-    for each in (before, after):
-        seconds, images = 0.0, 0.0
-        for key, phases in before.items():
-            rate = _rate(each[key])
-            seconds += _images(phases) / rate if rate else math.nan
-            images += _images(phases)
-        found.append(images / seconds if seconds > 0 else None)
-    return found[0], found[1]
+def _seconds(phases: list[PhaseSplit]) -> float:
+    """Time of the steps of phases; NaN if not measured."""
+    return sum(
+        _images([phase]) / phase.images_per_s if phase.images_per_s else math.nan
+        for phase in phases
+    )
 
 
-def _overall(pairs: list[PhasePair], before: dict[PhaseKey, list[PhaseSplit]]) -> Ratio | None:
-    """Ratio over all phases: of the sums of their times, with the spread of each."""
-    one = two = variance = 0.0
-    known = True
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _pair(
+    before: list[PhaseSplit], after: list[PhaseSplit], first: ReportData, second: ReportData
+) -> PhasePair:
+    size, rates, waits, ratio = before[0].image_size, list[float | None](), [], None
+    for phases in (before, after):
+        seconds = _seconds(phases)
+        unknown = any(phase.wait_pct is None for phase in phases)
+        waited = sum(_seconds([phase]) * (phase.wait_pct or 0.0) for phase in phases)
+        rates.append(_known(_images(phases) / seconds))
+        waits.append(None if unknown else _known(waited / seconds))
+    if rates[0] and rates[1]:
+        spreads = [
+            relative_spread([each for each in run.throughput_history if each.image_size == size])
+            for run in (first, second)
+        ]
+        half = None if None in spreads else math.hypot(*(each or 0.0 for each in spreads))
+        ratio = _ratio(rates[1] / rates[0], half)
+    return PhasePair(
+        image_size=size,
+        batch_size=before[0].batch_size,
+        rates=(rates[0], rates[1]),
+        wait_pct=(waits[0], waits[1]),
+        ratio=ratio,
+    )
+
+
+def _ratio(times: float, spread: float | None) -> Ratio:
+    """Ratio with an interval; `spread` is half of it, as a share of the ratio."""
+    if spread is None:
+        return Ratio(times=times, low=None, high=None)
+    return Ratio(times=times, low=max(0.0, times * (1 - spread)), high=times * (1 + spread))
+
+
+def _total_rate(run: ReportData, own: _Phases, weights: _Phases) -> float | None:
+    """Images/s for as many images of each phase as `weights` has, with the run's own overhead."""
+    images = sum(map(_images, weights.values()))
+    seconds = sum(_seconds(own[key]) / _images(own[key]) * _images(weights[key]) for key in weights)
+    overhead_s = sum(run.time_split_s.get(part) or 0.0 for part in ("starts", "between"))
+    if images:
+        seconds += overhead_s / sum(map(_images, own.values())) * images
+    return _known(images / seconds) if seconds else None
+
+
+def _total_ratio(
+    rates: tuple[float | None, float | None], pairs: list[PhasePair], before: _Phases
+) -> Ratio | None:
+    """Ratio over all phases, with the spread of each by its time in the second run."""
+    if not rates[0] or not rates[1]:
+        return None
+    variance, known = 0.0, True
+    total_s = sum(map(_images, before.values())) / rates[1]
     for pair, phases in zip(pairs, before.values(), strict=True):
-        if pair.ratio is None or not pair.rates[0]:
-            return None
-        time_s = _images(phases) / pair.rates[0]
-        one, two = one + time_s, two + time_s / pair.ratio.times
-        if pair.ratio.high is None:
+        if pair.ratio is None or pair.ratio.high is None or not pair.rates[1]:
             known = False
         else:
-            variance += (time_s / pair.ratio.times * (pair.ratio.high / pair.ratio.times - 1)) ** 2
-    if not two > 0:
-        return None
-    half = math.sqrt(variance) / two
-    times = one / two
-    if not known:
-        return Ratio(times=times, low=None, high=None)
-    return Ratio(times=times, low=max(0.0, times * (1 - half)), high=times * (1 + half))
+            share = _images(phases) / pair.rates[1] / total_s
+            variance += (share * (pair.ratio.high / pair.ratio.times - 1)) ** 2
+    return _ratio(rates[1] / rates[0], math.sqrt(variance) if known else None)
 
 
-def _find_changes(first: ReportData, second: ReportData) -> list[tuple[str, str, str]]:
-    """Return differences that may explain the ratio."""
-    sides: list[dict[str, Any]] = []
-    for facts in (first, second):
-        side: dict[str, Any] = dict(facts.settings)
-        for number, loader in enumerate(facts.loaders):
-            prefix = "loader" if len(facts.loaders) == 1 else f"loader {number}"
-            side |= {f"{prefix}: {name}": value for name, value in asdict(loader).items()}
-        side |= {f"version: {name}": value for name, value in facts.machine.versions.items()}
-        side |= {"system": facts.machine.platform, "host": facts.machine.host}
-        sides.append(side)
-    names = dict.fromkeys([*sides[0], *sides[1]])
-    rows = [(name, _shown(sides[0].get(name)), _shown(sides[1].get(name))) for name in names]
-    return [each for each in rows if each[1] != each[2]]
+def relative_spread(intervals: Sequence[RateInterval]) -> float | None:
+    """Half of the 95% interval of the mean rate, as a share of it; None if there is too little
+    data.
 
-
-def _shown(value: object) -> str:
-    if isinstance(value, tuple | list):
-        return ", ".join(map(str, value))
-    return "" if value is None else str(value)
-
-
-def _notes(first: ReportData, second: ReportData) -> list[str]:
-    notes = []
-    if first.machine.host != second.machine.host:
-        notes.append("The runs were on two different hosts with the same hardware description.")
-    for name in ("dataset", "samples"):
-        unknown = [
-            place
-            for place, facts in (("first", first), ("second", second))
-            if any(getattr(each, name) in ("", None) for each in facts.loaders) or not facts.loaders
-        ]
-        if unknown:
-            label = "dataset" if name == "dataset" else "number of samples"
-            notes.append(f"The {label} of the {' and the '.join(unknown)} run is unknown.")
-    notes.append(
-        "The interval covers the variation within each run. Rates also vary between runs: repeat "
-        "both runs to be sure."
+    Neighbouring intervals are correlated, so the time is divided into ten blocks.
+    """
+    known = [each for each in intervals if each.images_per_s is not None and each.seconds > 0]
+    total_s = sum(each.seconds for each in known)
+    images, seconds, ended_s = [0.0] * _BLOCKS, [0.0] * _BLOCKS, 0.0
+    for each in known:
+        place = min(_BLOCKS - 1, int((ended_s + each.seconds / 2) / total_s * _BLOCKS))
+        ended_s += each.seconds
+        images[place] += (each.images_per_s or 0.0) * each.seconds
+        seconds[place] += each.seconds
+    return error_of_means(
+        [count / time for count, time in zip(images, seconds, strict=True) if time > 0]
     )
-    return notes
 
 
-_SAME_MEMORY = 0.05  # relative: the memory that a cgroup leaves varies a little
-
-PhaseKey: TypeAlias = "tuple[int | None, int | None]"
-"""A phase's image size in pixels, and its batch size."""
-
-
-def differences(first: ReportData, second: ReportData) -> list[str]:
+def _differences(first: ReportData, second: ReportData) -> list[str]:
     """Return the differences that make two runs incomparable."""
     one, two = first.machine, second.machine
     pairs: list[tuple[str, Any, Any]] = [
@@ -275,68 +270,105 @@ def differences(first: ReportData, second: ReportData) -> list[str]:
         ("CPU quota", one.quota_cores, two.quota_cores),
         ("GPU", one.gpu, two.gpu),
         ("processes of the training", first.world_size, second.world_size),
+        ("number of loaders", len(first.loaders), len(second.loaders)),
     ]
     if not math.isclose(one.memory_bytes, two.memory_bytes, rel_tol=_SAME_MEMORY):
         pairs.append(("memory", one.memory_bytes, two.memory_bytes))
-    if len(first.loaders) != len(second.loaders):
-        pairs.append(("number of loaders", len(first.loaders), len(second.loaders)))
     for old, new in zip(first.loaders, second.loaders, strict=False):
-        if old.dataset and new.dataset:
-            pairs.append(("dataset", old.dataset, new.dataset))
         for name, a, b in (
+            ("dataset", old.dataset or None, new.dataset or None),
             ("samples", old.samples, new.samples),
             ("batch size", old.batch_size, new.batch_size),
         ):
             if a is not None and b is not None:
                 pairs.append((name, a, b))
-    found = [f"{name} {_format(a)} and {_format(b)}" for name, a, b in pairs if a != b]
-    before, after = phases_of(first).keys(), phases_of(second).keys()
-    if before != after:
-        found.append(f"phases {_format_phases(before)} and {_format_phases(after)}")
+    before, after = list(_phases_of(first)), list(_phases_of(second))
+    found = [f"{name} {_quoted(a)} and {_quoted(b)}" for name, a, b in pairs if a != b]
+    if set(before) != set(after):
+        names = (", ".join(_label(*key) for key in keys) or "none" for keys in (before, after))
+        found.append(f"phases {' and '.join(names)}")
     return list(dict.fromkeys(found))
 
 
-def _format(value: object) -> str:
+def _quoted(value: object) -> str:
     return "none" if value is None else repr(value) if isinstance(value, str) else str(value)
 
 
-def _format_phases(keys: Any) -> str:
-    return ", ".join(phase_label(*key) for key in keys) or "none"
-
-
-def phase_label(image_size: int | None, batch_size: int | None) -> str:
+def _label(image_size: int | None, batch_size: int | None) -> str:
     """Label of a phase, without its epochs."""
     size = "no image size" if image_size is None else f"{image_size} px"
     return size if batch_size is None else f"{size} @{batch_size}"
 
 
-def phases_of(facts: ReportData) -> dict[PhaseKey, list[PhaseSplit]]:
-    """Group the phases that have steps by image size and batch size, in order."""
-    found: dict[PhaseKey, list[PhaseSplit]] = {}
-    for phase in facts.phases:
-        if phase.steps:
-            found.setdefault((phase.image_size, phase.batch_size), []).append(phase)
-    return found
+def _changes(first: ReportData, second: ReportData) -> list[tuple[str, str, str]]:
+    """Return differences that may explain the ratio."""
+    sides: list[dict[str, Any]] = []
+    for run in (first, second):
+        side: dict[str, Any] = dict(run.settings)
+        for number, loader in enumerate(run.loaders):
+            prefix = "loader" if len(run.loaders) == 1 else f"loader {number}"
+            side |= {f"{prefix}: {name}": value for name, value in asdict(loader).items()}
+        side |= {f"version: {name}": value for name, value in run.machine.versions.items()}
+        sides.append(side | {"system": run.machine.platform, "host": run.machine.host})
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    rows = [(name, _cell(sides[0].get(name)), _cell(sides[1].get(name))) for name in names]
+    return [each for each in rows if each[1] != each[2]]
 
 
-_BLOCKS = 10
+def _cell(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)
 
 
-def relative_spread(stretches: Sequence[RateInterval]) -> float | None:
-    """Half of the 95% interval of the mean rate, as a share of it; None if there is too little
-    data.
+def _notes(first: ReportData, second: ReportData) -> list[str]:
+    notes = []
+    if first.machine.host != second.machine.host:
+        notes.append("The runs were on two different hosts with the same hardware description.")
+    for name, label in (("dataset", "dataset"), ("samples", "number of samples")):
+        unknown = [
+            place
+            for place, run in (("first", first), ("second", second))
+            if not run.loaders or any(getattr(each, name) in ("", None) for each in run.loaders)
+        ]
+        if unknown:
+            notes.append(f"The {label} of the {' and the '.join(unknown)} run is unknown.")
+    notes.append(
+        "The interval covers the variation within each run. Rates also vary between runs: repeat "
+        "both runs to be sure."
+    )
+    return notes
 
-    Neighbouring intervals are correlated, so the time is divided into ten blocks.
-    """
-    known = [each for each in stretches if each.images_per_s is not None and each.seconds > 0]
-    total_s = sum(each.seconds for each in known)
-    images, seconds = [0.0] * _BLOCKS, [0.0] * _BLOCKS
-    ended_s = 0.0
-    for each in known:
-        assert each.images_per_s is not None
-        place = min(_BLOCKS - 1, int((ended_s + each.seconds / 2) / total_s * _BLOCKS))
-        ended_s += each.seconds
-        images[place] += each.images_per_s * each.seconds
-        seconds[place] += each.seconds
-    rates = [count / time for count, time in zip(images, seconds, strict=True) if time > 0]
-    return error_of_means(rates)
+
+def comparison_view(found: Comparison, names: Sequence[str]) -> RenderableType:
+    """Show two runs as a table, their differences, and the result."""
+    ratio = NOT_MEASURED if found.ratio is None else str(found.ratio)
+    shares = [part_shares(split_s) for split_s in found.time_split_s]
+    rows = [
+        ["diagnosis", *found.bound, ""],
+        *(
+            [
+                _label(pair.image_size, pair.batch_size),
+                *map(as_rate, pair.rates),
+                NOT_MEASURED if pair.ratio is None else str(pair.ratio),
+            ]
+            for pair in found.phases
+        ),
+        ["whole run", *map(as_rate, found.rates), ratio],
+        ["data wait", *map(as_percent, found.wait_pct), ""],
+        *(
+            [name, *(as_share(side.get(part)) for side in shares), ""]
+            for part, name in PART_NAMES.items()
+            if any(side.get(part) for side in shares)
+        ),
+    ]
+    changed = [[printable(each) for each in row] for row in found.changed]
+    views: list[RenderableType] = [
+        Text(f"A: {printable(names[0])}\nB: {printable(names[1])}\n"),
+        table_view(ReportTable(title="Runs", heads=["", "A", "B", "B / A"], rows=rows)),
+    ]
+    if changed:
+        table = ReportTable(title="Differences", heads=["", "A", "B"], rows=changed)
+        views += [Text(""), table_view(table)]
+    views += [Text(f"\n{found.said}", "bold"), *(Text(note, "dim") for note in found.notes)]
+    return Group(*views)

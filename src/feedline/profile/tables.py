@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from feedline.profile.finding import PhaseSplit
-from feedline.profile.report_data import ReportData
+from feedline.profile.report import ReportData
+from feedline.profile.timeline import LoopTimes, Overlap
 from feedline.text import (
     NOT_MEASURED,
     as_bytes,
@@ -13,12 +14,14 @@ from feedline.text import (
     as_percent,
     as_rate,
     as_seconds,
+    as_share,
     finite,
+    plural,
     printable,
 )
-from feedline.timing.run import Process
+from feedline.timing.run import Loader, Process
 
-__all__ = ["ReportTable", "learned_table", "loader_table", "machine_table", "tables"]
+__all__ = ["ReportTable", "overlap_table", "report_tables"]
 
 _SLOWEST, _LOADERS, _EPOCHS, _MAX_ROWS = 12, 8, 20, 100
 
@@ -48,20 +51,34 @@ class ReportTable:
     note: str = ""
 
 
-def tables(facts: ReportData) -> list[ReportTable]:
+def report_tables(report: ReportData) -> list[ReportTable]:
     """Return all tables of a report that have rows."""
+    loaders = report.loaders[:_LOADERS]
+    numbers = [f" {k}" for k in range(len(loaders))] if len(report.loaders) > 1 else [""]
+    settings = [[printable(name), printable(value)] for name, value in report.settings.items()]
     made = [
-        phase_table(facts),
-        learned_table(facts),
-        stage_table(facts),
-        process_table(facts),
-        slowest_table(facts),
-        *(loader_table(facts, k) for k in range(min(_LOADERS, len(facts.loaders)))),
-        settings_table(facts),
-        use_table(facts),
-        machine_table(facts),
+        _phases(report),
+        _epochs(report),
+        _stages(report),
+        _processes(report),
+        ReportTable(
+            title="Slowest samples",
+            heads=["sample", "took"],
+            rows=[[printable(each.name), as_ms(each.ms)] for each in report.slowest[:_SLOWEST]],
+        ),
+        *(
+            _pairs(f"Loader{number}", _loader(loader))
+            for number, loader in zip(numbers, loaders, strict=False)
+        ),
+        ReportTable(title="Settings of the recipe", rows=settings),
+        _pairs("Use of the machine", _use(report)),
+        _pairs("Machine", _machine(report)),
     ]
     return [_cut(table) for table in made if table.rows]
+
+
+def _pairs(title: str, values: dict[str, str]) -> ReportTable:
+    return ReportTable(title=title, rows=[[name, value] for name, value in values.items() if value])
 
 
 def _cut(table: ReportTable) -> ReportTable:
@@ -72,51 +89,43 @@ def _cut(table: ReportTable) -> ReportTable:
     return replace(table, rows=table.rows[:_MAX_ROWS], note=note)
 
 
-def _three(figures: tuple[float, float, float] | None) -> str:
-    """Format median, 95th percentile and longest, in ms."""
-    if figures is None:
-        return NOT_MEASURED
-    return "/".join(as_ms(each).removesuffix(" ms") for each in figures)
+def _phases(report: ReportData) -> ReportTable:
+    def three(figures: tuple[float, float, float] | None) -> str:
+        if figures is None:
+            return NOT_MEASURED
+        return "/".join(as_ms(each).removesuffix(" ms") for each in figures)
 
+    def row(phase: PhaseSplit) -> list[str]:
+        batch = "" if phase.batch_size is None else f" @{phase.batch_size}"
+        return [
+            f"{'-' if phase.image_size is None else phase.image_size}{batch}",
+            "-".join(str(epoch + 1) for epoch in dict.fromkeys(phase.epochs)),
+            str(phase.steps),
+            as_rate(phase.images_per_s).removesuffix(" images/s"),
+            as_percent(phase.wait_pct),
+            three(phase.wait_ms),
+            three(phase.copy_ms),
+            three(phase.compute_ms),
+            as_ms(phase.hidden_ms).removesuffix(" ms"),
+        ]
 
-def phase_table(facts: ReportData) -> ReportTable:
-    """Split of the step, phase by phase."""
+    heads = ["px @batch", "epochs", "steps", "images/s", "wait", "wait ms", "copy ms", "compute ms"]
     return ReportTable(
         title="Phases",
-        heads=[
-            *("px @batch", "epochs", "steps", "images/s", "wait"),
-            *("wait ms", "copy ms", "compute ms", "hidden"),
-        ],
-        rows=[_split_row(each) for each in facts.phases],
-        note="px @batch: image size and batch size. Parts of a step in ms: median/95th "
-        "percentile/longest. hidden: work of the workers for a batch during the steps, in ms per "
-        "worker.",
+        heads=[*heads, "hidden"],
+        rows=[row(each) for each in report.phases],
+        note="Steps alone, without the starts of passes. px @batch: image size and batch size. "
+        "Parts of a step in ms: median/95th percentile/longest. hidden: work of the workers for a "
+        "batch during the steps, in ms per worker.",
     )
 
 
-def _split_row(phase: PhaseSplit) -> list[str]:
-    return [
-        f"{'-' if phase.image_size is None else phase.image_size}"
-        + ("" if phase.batch_size is None else f" @{phase.batch_size}"),
-        "-".join(str(epoch + 1) for epoch in dict.fromkeys(phase.epochs)),
-        str(phase.steps),
-        as_rate(phase.images_per_s).removesuffix(" images/s"),
-        as_percent(phase.wait_pct),
-        _three(phase.wait_ms),
-        _three(phase.copy_ms),
-        _three(phase.compute_ms),
-        as_ms(phase.hidden_ms).removesuffix(" ms"),
-    ]
-
-
-def learned_table(facts: ReportData) -> ReportTable:
-    """Metrics of the latest epochs."""
-    latest = facts.epochs_trained[-_EPOCHS:]
-    more = len(facts.epochs_trained) - len(latest)
-
+def _epochs(report: ReportData) -> ReportTable:
     def cell(value: float | None, form: str = ".4g") -> str:
         return "-" if value is None else f"{value:{form}}"
 
+    latest = report.epochs_trained[-_EPOCHS:]
+    more = len(report.epochs_trained) - len(latest)
     return ReportTable(
         title="Learning",
         heads=["epoch", "px", "loss", "val loss", "top-1", "top-5", "lr", "trained for"],
@@ -137,37 +146,52 @@ def learned_table(facts: ReportData) -> ReportTable:
     )
 
 
-def stage_table(facts: ReportData) -> ReportTable:
-    """Cost of making a sample, by stage."""
-    rows = [
-        [
-            printable(each.name),
-            NOT_MEASURED if each.share is None else as_percent(100 * each.share),
-            as_ms(each.mean_ms),
-            as_ms(each.longest_ms),
-            NOT_MEASURED if each.on_core is None else as_percent(100 * each.on_core),
-            str(each.count),
-        ]
-        for each in facts.stages
-    ]
+def _stages(report: ReportData) -> ReportTable:
     return ReportTable(
         title="Stages of making a sample",
         heads=["stage", "share", "mean", "longest", "on a core", "times"],
-        rows=rows,
+        rows=[
+            [
+                printable(each.name),
+                as_share(each.share),
+                as_ms(each.mean_ms),
+                as_ms(each.longest_ms),
+                as_share(each.on_core),
+                str(each.count),
+            ]
+            for each in report.stages
+        ],
         note="From the workers' timed tasks, which are a part of all tasks.",
     )
 
 
-def slowest_table(facts: ReportData) -> ReportTable:
-    """Samples that took longest."""
-    rows = [[printable(each.name), as_ms(each.ms)] for each in facts.slowest[:_SLOWEST]]
-    return ReportTable(title="Slowest samples", heads=["sample", "took"], rows=rows)
+def _processes(report: ReportData) -> ReportTable:
+    heads = ["watched", "on a core", "waited for a core", "read from disk", "page faults"]
+
+    def row(each: Process) -> list[str]:
+        watched = finite(each.seconds) or 0.0
+        shares = [
+            seconds / watched if seconds is not None and watched > 0 else None
+            for seconds in (each.cpu_s, each.queued_s)
+        ]
+        return [
+            f"{each.role} {each.pid}",
+            as_seconds(each.seconds),
+            *map(as_share, shares),
+            as_bytes(each.read_bytes),
+            _count(each.major_faults, NOT_MEASURED),
+        ]
+
+    return ReportTable(
+        title="Processes",
+        heads=["process", *heads],
+        rows=[row(each) for each in report.use.processes],
+        note="From the kernel's counters: the trainer, and the longest-lived workers.",
+    )
 
 
-def loader_table(facts: ReportData, number: int) -> ReportTable:
-    """Settings of a loader."""
-    loader = facts.loaders[number]
-    rows = {
+def _loader(loader: Loader) -> dict[str, str]:
+    return {
         "class": printable(loader.name),
         "kind": loader.kind,
         "dataset": printable(loader.dataset),
@@ -184,91 +208,68 @@ def loader_table(facts: ReportData, number: int) -> ReportTable:
         "because": printable(loader.because),
         "copies read": printable(loader.copies),
     }
-    title = "Loader" if len(facts.loaders) == 1 else f"Loader {number}"
-    return ReportTable(title=title, rows=[[name, value] for name, value in rows.items() if value])
 
 
-def _count(value: int | None) -> str:
-    return "unknown" if value is None else str(value)
+def _count(value: int | None, missing: str = "unknown") -> str:
+    return missing if value is None else str(value)
 
 
 def _yes(value: bool | None) -> str:
     return "unknown" if value is None else "yes" if value else "no"
 
 
-def settings_table(facts: ReportData) -> ReportTable:
-    """Settings of the recipe."""
-    rows = [[printable(name), printable(value)] for name, value in facts.settings.items()]
-    return ReportTable(title="Settings of the recipe", rows=rows)
-
-
-def machine_table(facts: ReportData) -> ReportTable:
-    """Machine and software of the run."""
-    machine = facts.machine
-    quota = "none" if machine.quota_cores is None else f"{machine.quota_cores:g} cores"
-    rows = {
-        "host": printable(machine.host),
-        "processor": printable(machine.cpu),
-        "logical cores": str(machine.cores),
-        "usable cores": str(machine.usable_cores),
-        "training processes": str(machine.shared_by),
-        "CPU quota": quota,
-        "memory": as_bytes(machine.memory_bytes),
-        "GPU": "none" if machine.gpu is None else printable(machine.gpu),
-        "system": printable(machine.platform),
-    }
-    rows |= {
-        printable(name): "not installed" if version is None else printable(version)
-        for name, version in machine.versions.items()
-    }
-    return ReportTable(title="Machine", rows=[[name, value] for name, value in rows.items()])
-
-
-def use_table(facts: ReportData) -> ReportTable:
-    """Use of the machine."""
-    use = facts.use
-    rows = {
-        "GPU busy": NOT_MEASURED if use.gpu_busy is None else as_percent(100 * use.gpu_busy),
+def _use(report: ReportData) -> dict[str, str]:
+    use = report.use
+    no_quota = use.throttled_s is None and report.machine.quota_cores is None
+    return {
+        "GPU busy": as_share(use.gpu_busy),
         "worker processes": str(use.worker_starts),
         "worker deaths": str(use.worker_deaths),
-        "throttled by the CPU quota": "no quota"
-        if use.throttled_s is None and facts.machine.quota_cores is None
-        else as_seconds(use.throttled_s),
+        "throttled by the CPU quota": "no quota" if no_quota else as_seconds(use.throttled_s),
         "torch threads, trainer": _count(use.threads),
         "threads, busiest worker": _count(use.worker_threads),
         "/dev/shm": as_bytes(use.shared_memory_bytes),
         "memory for cached files": as_bytes(use.cacheable_bytes),
         "all samples": as_bytes(use.dataset_bytes),
     }
+
+
+def _machine(report: ReportData) -> dict[str, str]:
+    machine = report.machine
+    return {
+        "host": printable(machine.host),
+        "processor": printable(machine.cpu),
+        "logical cores": str(machine.cores),
+        "usable cores": str(machine.usable_cores),
+        "training processes": str(machine.shared_by),
+        "CPU quota": "none" if machine.quota_cores is None else f"{machine.quota_cores:g} cores",
+        "memory": as_bytes(machine.memory_bytes),
+        "GPU": "none" if machine.gpu is None else printable(machine.gpu),
+        "system": printable(machine.platform),
+    } | {
+        printable(name): "not installed" if version is None else printable(version)
+        for name, version in machine.versions.items()
+    }
+
+
+def overlap_table(found: Overlap) -> ReportTable:
+    """Measurements of two loops."""
+
+    def wait(side: LoopTimes) -> str:
+        return f"{as_ms(side.wait_ms)} ({as_share(side.wait_ms / side.step_ms)})"
+
     return ReportTable(
-        title="Use of the machine", rows=[[name, value] for name, value in rows.items()]
+        title="Measured",
+        heads=["", *(plural(side.workers, "worker") for side in found.sides)],
+        rows=[
+            ["images/s", *(as_rate(side.images_per_s) for side in found.sides)],
+            ["step", *(as_ms(side.step_ms) for side in found.sides)],
+            ["waiting", *map(wait, found.sides)],
+            ["computing", *(as_ms(side.compute_ms) for side in found.sides)],
+            ["loading a batch", *(as_ms(side.load_ms) for side in found.sides)],
+            ["steps counted", *(str(side.steps) for side in found.sides)],
+        ],
+        note=f"{plural(found.images, 'image')} in batches of {found.settings.batch_size} at "
+        f"{found.settings.size_px} px. The step is a sleep of {as_ms(found.step_ms)}, which leaves "
+        "the CPU to the loading, as a step on a GPU does.",
     )
-
-
-def process_table(facts: ReportData) -> ReportTable:
-    """Activity of each process."""
-    heads = [
-        "process",
-        "watched",
-        "on a core",
-        "waited for a core",
-        "read from disk",
-        "page faults",
-    ]
-    rows = [_process(each) for each in facts.use.processes]
-    note = "From the kernel's counters: the trainer, and the longest-lived workers."
-    return ReportTable(title="Processes", heads=heads, rows=rows, note=note)
-
-
-def _process(each: Process) -> list[str]:
-    watched = finite(each.seconds) or 0.0
-    return [
-        f"{each.role} {each.pid}",
-        as_seconds(each.seconds),
-        as_percent(100 * each.cpu_s / watched) if watched > 0 else NOT_MEASURED,
-        NOT_MEASURED
-        if each.queued_s is None or watched <= 0
-        else as_percent(100 * each.queued_s / watched),
-        as_bytes(each.read_bytes),
-        NOT_MEASURED if each.major_faults is None else str(each.major_faults),
-    ]

@@ -1,4 +1,4 @@
-"""Timeline of the steps of a recorded sample.
+"""Timelines of recorded steps, and of two loops over the same batches: without and with workers.
 
 Guarantees: pure; idle time has a cause, which follows from the state of the other lanes at that
 moment. Events outside the steps, such as those of a process with another clock, are left out and
@@ -14,66 +14,180 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
 
+from feedline.text import as_ms, as_percent, as_ratio, as_seconds, plural
 from feedline.timing.run import Event, TimelineSample
 
 __all__ = [
     "CAUSES",
-    "NOISE_MS",
     "Cause",
-    "IdleCauses",
     "Lane",
+    "LoopTimes",
+    "Overlap",
+    "OverlapSettings",
     "Span",
     "Timeline",
-    "fill_idle",
-    "makes_batches",
+    "describe_overlap",
+    "timeline_heading",
     "timeline_of",
-    "too_large",
+    "timelines_of",
     "visible_lanes",
     "worst_step",
 ]
 
+Cause = Literal["", "making", "nobody", "unknown", "others", "between", "behind"]
+"""Cause of a lane's idle time; "" if it is busy."""
 
+CAUSES: dict[Cause, str] = {
+    "making": "the step waits: its batch is being made",
+    "nobody": "the step waits, and no worker makes a batch",
+    "unknown": "the step waits; the reason was not recorded",
+    "others": "idle, while the step waits for another worker",
+    "between": "between two passes over the data",
+    "behind": "idle while the step computes, which costs nothing",
+}
+"""Meaning of each cause, worst first."""
+
+_STEP = "step"
 _LONG_MS = 1e12
-_MAX_EVENTS, _MAX_LANES = 20_000, 200
-_LANES = ("loading", "worker", "ready", "copy", "step")
+_NOISE_MS = 0.001  # shorter intervals are ignored
+_MAX_TIMELINES, _MAX_EVENTS, _MAX_LANES = 4, 20_000, 200
+_MAX_WORKERS = 16  # drawn
+
+_Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """Part of a lane, in ms from the timeline's start.
+
+    Args:
+        begun_ms: start.
+        ended_ms: end.
+        stage: "make" or "compute"; "idle" between them; "unknown" if nothing was recorded.
+        cause: of the idle time.
+        batch: counted from the run's start; None if not recorded.
+    """
+
+    begun_ms: float
+    ended_ms: float
+    stage: str
+    cause: Cause = ""
+    batch: int | None = None
+
+    @property
+    def length_ms(self) -> float:
+        """Length."""
+        return self.ended_ms - self.begun_ms
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lane:
+    """One worker, or the step; without spans if its events are left out."""
+
+    name: str
+    spans: list[Span]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the time of each busy stage and of each cause of idle time, 0 to 1.
+
+        "unknown" is a wait whose reason was not recorded, "blank" is time that was not recorded.
+        """
+        length = sum(span.length_ms for span in self.spans)
+        found: dict[str, float] = {}
+        for span in self.spans:
+            key = "blank" if span.stage == "unknown" else span.cause or span.stage
+            found[key] = found.get(key, 0.0) + span.length_ms / length
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline:
+    """Steps with their lanes.
+
+    Args:
+        title: which steps.
+        begun_s: their start, from the run's start.
+        length_ms: from the first moment to the last.
+        steps: number of steps.
+        wait_ms: sum of their waits.
+        lanes: workers first, then the step.
+        left_out: number of events outside the steps.
+    """
+
+    title: str
+    begun_s: float
+    length_ms: float
+    steps: int
+    wait_ms: float
+    lanes: list[Lane]
+    left_out: int
+
+
+def timeline_heading(timeline: Timeline) -> str:
+    """Return the heading of a timeline."""
+    first, rest = timeline.title[:1].upper(), timeline.title[1:]
+    share = timeline.wait_ms / timeline.length_ms * 100
+    return (
+        f"{first}{rest}: {plural(timeline.steps, 'step')} in {as_ms(timeline.length_ms)}, data "
+        f"wait {as_percent(share)}, {as_seconds(timeline.begun_s)} after the start"
+    )
+
+
+def visible_lanes(timeline: Timeline) -> tuple[list[Lane], int]:
+    """Return the lanes that fit into a picture, and the number of hidden workers."""
+    workers = [lane for lane in timeline.lanes if lane.name != _STEP]
+    steps = [lane for lane in timeline.lanes if lane.name == _STEP]
+    return [*workers[:_MAX_WORKERS], *steps], max(0, len(workers) - _MAX_WORKERS)
+
+
+def timelines_of(samples: Sequence[TimelineSample]) -> tuple[list[Timeline], list[str]]:
+    """Return the timelines of a run's samples, and remarks on missing parts."""
+    found, remarks = [], []
+    for each in samples[:_MAX_TIMELINES]:
+        if len(each.events) <= _MAX_EVENTS and len({e.lane for e in each.events}) <= _MAX_LANES:
+            latest = each.why == "latest"
+            made = timeline_of(each, "the latest steps") if latest else worst_step(each)
+            found += [made] if made else []
+        else:  # more than a recorder writes
+            remarks = ["timeline samples with too many events to draw are left out"]
+    if outside := sum(timeline.left_out for timeline in found):
+        remarks.append(
+            f"{plural(outside, 'event')} outside the steps they belong to, not drawn: their process"
+            " has another clock, as in another container or on another machine"
+        )
+    return found, remarks
 
 
 def timeline_of(
-    excerpt: TimelineSample, title: str, most_steps: int | None = None
+    sample: TimelineSample, title: str, most_steps: int | None = None
 ) -> Timeline | None:
     """Return the timeline of a sample's steps, or of its latest ones; None if it has none."""
-    steps = [event for event in excerpt.events if event.lane == "step" and _is_valid(event)]
+    steps = _steps(sample)
     if not steps:
         return None
-    begun, ended = min(e.begun_ms for e in steps), max(e.ended_ms for e in steps)
-    if most_steps is not None:
-        begins = sorted(event.begun_ms for event in steps if event.stage == "compute")
-        begun = begins[-most_steps:][0] if begins else begun
-    return _between(excerpt, title, begun, ended)
+    begins = [event.begun_ms for event in steps if event.stage == "compute"]
+    begun = steps[0].begun_ms if most_steps is None or not begins else begins[-most_steps:][0]
+    return _cut(sample, title, begun, max(event.ended_ms for event in steps))
 
 
-def worst_step(excerpt: TimelineSample, before: int = 2) -> Timeline | None:
+def worst_step(sample: TimelineSample, before: int = 2) -> Timeline | None:
     """Return the timeline of the longest-waiting step and some before it; None if none waited."""
-    steps = sorted(
-        (event for event in excerpt.events if event.lane == "step" and _is_valid(event)),
-        key=lambda event: event.begun_ms,
-    )
-    waits = [event for event in steps if event.stage == "wait" and _length(event) > NOISE_MS]
+    steps = _steps(sample)
+    waits = [event for event in steps if event.stage == "wait" and _length(event) > _NOISE_MS]
     if not waits:
         return None
     worst = max(waits, key=_length)
     begins = [e.begun_ms for e in steps if e.stage == "compute" and e.begun_ms < worst.begun_ms]
     begun = begins[-1 - before :][0] if begins else worst.begun_ms
     after = [e.ended_ms for e in steps if e.stage == "compute" and e.begun_ms >= worst.ended_ms]
-    ended = after[0] if after else worst.ended_ms
     title = f"the longest wait of a step, {_length(worst):.1f} ms"
-    return _between(excerpt, title, begun, ended)
+    return _cut(sample, title, begun, after[0] if after else worst.ended_ms)
 
 
-def too_large(excerpt: TimelineSample) -> bool:
-    """Return True if a sample has more events than a recorder writes."""
-    lanes = {event.lane for event in excerpt.events}
-    return len(excerpt.events) > _MAX_EVENTS or len(lanes) > _MAX_LANES
+def _steps(sample: TimelineSample) -> list[Event]:
+    steps = [event for event in sample.events if event.lane == _STEP and _is_valid(event)]
+    return sorted(steps, key=lambda event: event.begun_ms)
 
 
 def _is_valid(event: Event) -> bool:
@@ -84,75 +198,63 @@ def _length(event: Event) -> float:
     return event.ended_ms - event.begun_ms
 
 
-def _between(excerpt: TimelineSample, title: str, begun: float, ended: float) -> Timeline | None:
+def _cut(sample: TimelineSample, title: str, begun: float, ended: float) -> Timeline | None:
     """Return the part of a sample between two moments."""
-    if not ended - begun > NOISE_MS:
+    length, steps = ended - begun, _steps(sample)
+    if not length > _NOISE_MS:
         return None
-    steps = [event for event in excerpt.events if event.lane == "step" and _is_valid(event)]
-    first, last = min(e.begun_ms for e in steps), max(e.ended_ms for e in steps)
+    first, last = steps[0].begun_ms, max(event.ended_ms for event in steps)
     foreign = last - first  # the same clock records nothing this far from the steps
-    lanes: dict[str, list[Span]] = {event.lane: [] for event in excerpt.events}
-    known: dict[str, tuple[float, float]] = {}
+    busy: dict[str, list[Span]] = {event.lane: [] for event in sample.events}
+    seen: dict[str, _Interval] = {}
+    waits: list[Span] = []
     left_out = 0
-    for event in excerpt.events:
-        if not _is_valid(event) or (
-            event.ended_ms < first - foreign or event.begun_ms > last + foreign
-        ):
+    for event in sample.events:
+        outside = event.ended_ms < first - foreign or event.begun_ms > last + foreign
+        if outside or not _is_valid(event):
             left_out += 1
             continue
-        low, high = known.get(event.lane, (event.begun_ms, event.ended_ms))
-        known[event.lane] = min(low, event.begun_ms), max(high, event.ended_ms)
-        lanes[event.lane].append(
-            Span(
-                begun_ms=min(max(event.begun_ms, begun), ended) - begun,
-                ended_ms=min(max(event.ended_ms, begun), ended) - begun,
-                stage=event.stage,
-                batch=event.batch if event.batch >= 0 else None,
-            )
+        low, high = seen.get(event.lane, (event.begun_ms, event.ended_ms))
+        seen[event.lane] = min(low, event.begun_ms), max(high, event.ended_ms)
+        span = Span(
+            begun_ms=min(max(event.begun_ms, begun), ended) - begun,
+            ended_ms=min(max(event.ended_ms, begun), ended) - begun,
+            stage=event.stage,
+            batch=event.batch if event.batch >= 0 else None,
         )
-    length = ended - begun
-    busy = {name: [s for s in spans if s.stage != "wait"] for name, spans in lanes.items()}
-    seen = {
-        name: (max(0.0, low - begun), min(length, high - begun))
-        for name, (low, high) in known.items()
-        if makes_batches(name)
-    }
-    why = IdleCauses(busy, [s for s in lanes.get("step", []) if s.stage == "wait"], seen)
-    names = sorted(lanes.keys() | {"ready", "copy"}, key=_place)
+        if event.stage != "wait":
+            busy[event.lane].append(span)
+        elif event.lane == _STEP:
+            waits.append(span)
+    causes = _IdleCauses(
+        busy,
+        waits,
+        {
+            name: (max(0.0, low - begun), min(length, high - begun))
+            for name, (low, high) in seen.items()
+            if name != _STEP
+        },
+    )
     return Timeline(
         title=title,
-        begun_s=excerpt.begun_s + begun / 1e3,
+        begun_s=sample.begun_s + begun / 1e3,
         length_ms=length,
-        steps=sum(s.stage == "compute" and s.ended_ms > s.begun_ms for s in lanes["step"]),
-        wait_ms=sum(high - low for low, high in why.waits),
+        steps=sum(span.stage == "compute" and span.length_ms > 0 for span in busy[_STEP]),
+        wait_ms=sum(high - low for low, high in causes.waits),
         lanes=[
-            Lane(name=name, spans=fill_idle(name, busy[name], length, why) if name in known else [])
-            for name in names
+            Lane(name=name, spans=_fill(name, busy[name], length, causes) if name in seen else [])
+            for name in sorted(busy, key=_lane_order)
         ],
         left_out=left_out,
     )
 
 
-def _place(name: str) -> tuple[int, int, str]:
-    """Return the sort key of a lane."""
-    kind = name.split(" ")[0]
+def _lane_order(name: str) -> tuple[bool, int, str]:
     number = re.search(r"\d{1,9}", name)
-    place = _LANES.index(kind) if kind in _LANES else 1
-    return place, int(number[0]) if number else 0, name
+    return name == _STEP, int(number[0]) if number else 0, name
 
 
-NOISE_MS = 0.001
-"""Shorter intervals are ignored."""
-
-_Interval = tuple[float, float]
-
-
-def makes_batches(lane: str) -> bool:
-    """Return True if a lane makes batches: a worker's, or that of loading without workers."""
-    return lane not in ("ready", "copy", "step")
-
-
-class IdleCauses:
+class _IdleCauses:
     """Finds the cause of a lane's idle time from the state of the other lanes.
 
     Args:
@@ -167,28 +269,16 @@ class IdleCauses:
     ) -> None:
         self.waits = _union(waits)
         self.seen = seen
-        self._steps = _union([*waits, *busy.get("step", [])])
-        self._copies = _union(busy.get("copy", []))
-        self._makes = _union(
-            s for name, spans in busy.items() if makes_batches(name) for s in spans
-        )
-        edges = {
-            edge
-            for part in (self.waits, self._steps, self._copies, self._makes, seen.values())
-            for interval in part
-            for edge in interval
-        }
-        self._edges = sorted(edges)
+        self._steps = _union([*waits, *busy.get(_STEP, [])])
+        self._makes = _union(s for name, spans in busy.items() if name != _STEP for s in spans)
+        parts = (self.waits, self._steps, self._makes, seen.values())
+        self._edges = sorted({edge for part in parts for interval in part for edge in interval})
 
     def idle(self, lane: str, begun: float, ended: float) -> Iterator[Span]:
         """Yield the idle time of a lane, split if its cause changes."""
-        inner = self._edges[
-            bisect.bisect_right(self._edges, begun) : bisect.bisect_left(self._edges, ended)
-        ]
-        parts = pairwise([begun, *inner, ended])
-        for (stage, cause), group in groupby(
-            parts, lambda part: self._cause((part[0] + part[1]) / 2, lane)
-        ):
+        low, high = bisect.bisect_right(self._edges, begun), bisect.bisect_left(self._edges, ended)
+        parts = pairwise([begun, *self._edges[low:high], ended])
+        for (stage, cause), group in groupby(parts, lambda part: self._cause(sum(part) / 2, lane)):
             same = list(group)
             yield Span(begun_ms=same[0][0], ended_ms=same[-1][1], stage=stage, cause=cause)
 
@@ -200,22 +290,19 @@ class IdleCauses:
             return "idle", "between"
         if not _within(self.waits, at):
             return "idle", "behind"
-        if _within(self._copies, at):
-            return "idle", "copying"
         if _within(self._makes, at):
-            return "idle", "others" if makes_batches(lane) else "making"
+            return "idle", "making" if lane == _STEP else "others"
         known = self.seen and all(low <= at <= high for low, high in self.seen.values())
         return "idle", "nobody" if known else "unknown"
 
 
-def fill_idle(name: str, busy: Sequence[Span], length: float, why: IdleCauses) -> list[Span]:
+def _fill(name: str, busy: Sequence[Span], length: float, causes: _IdleCauses) -> list[Span]:
     """Return the busy spans of a lane, with idle spans between them."""
-    spans = _stack(busy) if name == "ready" else _one_by_one(busy)
     found: list[Span] = []
     at = 0.0
-    for span in [*spans, Span(begun_ms=length, ended_ms=length, stage="")]:
-        if span.begun_ms - at > NOISE_MS:
-            found += why.idle(name, at, span.begun_ms)
+    for span in [*_one_by_one(busy), Span(begun_ms=length, ended_ms=length, stage="")]:
+        if span.begun_ms - at > _NOISE_MS:
+            found += causes.idle(name, at, span.begun_ms)
         if span.stage:
             found.append(span)
         at = max(at, span.ended_ms)
@@ -226,29 +313,10 @@ def _one_by_one(spans: Iterable[Span]) -> Iterator[Span]:
     """Yield spans in order; of two that overlap, the later one is shortened."""
     at = 0.0
     for span in sorted(spans, key=lambda span: (span.begun_ms, span.ended_ms)):
-        begun = max(at, span.begun_ms)
-        if span.ended_ms > begun:
-            yield Span(
-                begun_ms=begun,
-                ended_ms=span.ended_ms,
-                stage=span.stage,
-                depth=1,
-                batch=span.batch,
-            )
+        if span.ended_ms > max(at, span.begun_ms):
+            begun = max(at, span.begun_ms)
+            yield Span(begun_ms=begun, ended_ms=span.ended_ms, stage=span.stage, batch=span.batch)
             at = span.ended_ms
-
-
-def _stack(spans: Sequence[Span]) -> Iterator[Span]:
-    """Convert overlapping spans to consecutive ones with their depth."""
-    changes: dict[float, int] = {}
-    for span in spans:
-        changes[span.begun_ms] = changes.get(span.begun_ms, 0) + 1
-        changes[span.ended_ms] = changes.get(span.ended_ms, 0) - 1
-    depth = 0
-    for low, high in pairwise(sorted(changes)):
-        depth += changes[low]
-        if depth > 0:
-            yield Span(begun_ms=low, ended_ms=high, stage="queued", depth=depth)
 
 
 def _union(spans: Iterable[Span]) -> list[_Interval]:
@@ -267,91 +335,76 @@ def _within(intervals: Sequence[_Interval], at: float) -> bool:
     return k >= 0 and intervals[k][1] > at
 
 
-Cause = Literal["", "making", "copying", "nobody", "unknown", "others", "between", "behind"]
-"""Cause of a lane's idle time; "" if it is busy."""
-
-CAUSES: dict[Cause, str] = {
-    "making": "the step waits: its batch is being made",
-    "copying": "the step waits: its batch is being copied",
-    "nobody": "the step waits, and no worker makes a batch",
-    "unknown": "the step waits; the reason was not recorded",
-    "others": "idle, while the step waits for another worker",
-    "between": "between two passes over the data",
-    "behind": "idle while the step computes, which costs nothing",
-}
-"""Meaning of each cause, worst first."""
-
-_MAX_WORKERS = 16
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
-    """Part of a lane, in ms from the timeline's start.
+class OverlapSettings:
+    """Options of a comparison of two loops.
 
     Args:
-        begun_ms: start.
-        ended_ms: end.
-        stage: "make", "copy", "compute" or "queued"; "idle" between them; "unknown" if nothing was
-            recorded.
-        cause: of the idle time.
-        depth: number of ready batches, in the lane "ready"; elsewhere 1 or 0.
-        batch: counted from the run's start; None if not recorded.
+        size_px: side of the images.
+        batch_size: images in a batch.
+        workers: processes of the second loop, at least one.
+        step_ms: computing time of a step; None: the time of one process to load a batch.
+        seconds: measuring time of each loop; some steps at least.
     """
 
-    begun_ms: float
-    ended_ms: float
-    stage: str
-    cause: Cause = ""
-    depth: int = 0
-    batch: int | None = None
+    size_px: int = 224
+    batch_size: int = 32
+    workers: int = 2
+    step_ms: float | None = None
+    seconds: float = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lane:
-    """One worker, queue, copy stream or step; without spans if it was not recorded."""
-
-    name: str
-    spans: list[Span]
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Share of the time of each busy stage and of each cause of idle time, 0 to 1.
-
-        "unknown" is a wait whose reason was not recorded, "blank" is time that was not recorded.
-        """
-        length = sum(span.ended_ms - span.begun_ms for span in self.spans)
-        found: dict[str, float] = {}
-        for span in self.spans:
-            key = "blank" if span.stage == "unknown" else span.cause or span.stage
-            found[key] = found.get(key, 0.0) + (span.ended_ms - span.begun_ms) / length
-        return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timeline:
-    """Steps with their lanes.
+class LoopTimes:
+    """Measurements of one loop.
 
     Args:
-        title: which steps.
-        begun_s: their start, from the run's start.
-        length_ms: from the first moment to the last.
-        steps: number of steps.
-        wait_ms: sum of their waits.
-        lanes: workers first, then the ready queue, the copy and the step.
-        left_out: number of events outside the steps.
+        workers: processes that loaded; 0 if the loop itself loaded.
+        steps: number of counted steps.
+        images_per_s: over these.
+        step_ms: mean step, including waiting.
+        wait_ms: part in which it waited for its batch.
+        compute_ms: part in which it computed.
+        load_ms: mean time to load a batch, in one process.
+        timeline: of the latest steps.
     """
 
-    title: str
-    begun_s: float
-    length_ms: float
+    workers: int
     steps: int
+    images_per_s: float
+    step_ms: float
     wait_ms: float
-    lanes: list[Lane]
-    left_out: int
+    compute_ms: float
+    load_ms: float
+    timeline: Timeline
 
 
-def visible_lanes(timeline: Timeline) -> tuple[list[Lane], int]:
-    """Return the lanes that fit into a picture, and the number of hidden workers."""
-    others = [lane for lane in timeline.lanes if lane.name in ("ready", "copy", "step")]
-    workers = [lane for lane in timeline.lanes if lane not in others]
-    return [*workers[:_MAX_WORKERS], *others], max(0, len(workers) - _MAX_WORKERS)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overlap:
+    """Two loops over the same batches: loading before each step, and loading in workers.
+
+    Args:
+        settings: options of the comparison.
+        step_ms: computing time of a step.
+        images: number of images.
+        sides: without workers, and with them.
+    """
+
+    settings: OverlapSettings
+    step_ms: float
+    images: int
+    sides: list[LoopTimes]
+
+
+def describe_overlap(found: Overlap) -> list[str]:
+    """Describe the measurements in sentences."""
+    alone, overlapped = found.sides
+    return [
+        f"Without workers a step first waits for its batch, {as_ms(alone.wait_ms)}, and then "
+        f"computes, {as_ms(alone.compute_ms)}: {as_ms(alone.step_ms)} in total.",
+        f"With {plural(overlapped.workers, 'worker')} the next batches are made while a step "
+        f"computes. A batch takes a worker {as_ms(overlapped.load_ms)}; in addition to its "
+        f"{as_ms(overlapped.compute_ms)} of computing, the step waits "
+        f"{as_ms(overlapped.wait_ms)}: {as_ms(overlapped.step_ms)} in total.",
+        f"That is {as_ratio(overlapped.images_per_s / alone.images_per_s)} as many images/s.",
+    ]

@@ -15,10 +15,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
+from feedline.profile import print_why
 from feedline.profile.loader_probe import get_probe
 from feedline.profile.metrics import MetricsCallback
 from feedline.profile.outputs import RunOutputs
-from feedline.profile.print_why import print_why
 from feedline.profile.step_recorder import DeviceClock
 from feedline.profile.watched_pass import RecordedPass, WatchedPass
 from feedline.system import rank_and_world

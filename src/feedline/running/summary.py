@@ -13,7 +13,7 @@ from pathlib import Path
 from feedline.errors import FeedlineError
 from feedline.profile.diagnose import diagnose
 from feedline.profile.finding import Diagnosis, Finding, as_gain
-from feedline.profile.sentences import parts
+from feedline.profile.report import parts_of_time
 from feedline.running.launch import PatchSettings
 from feedline.text import as_percent, as_rate, as_seconds, finite, plural, printable
 from feedline.timing.run import Loader, Run
@@ -98,7 +98,7 @@ class _LoaderText:
         rates = [rate for rate in map(_rate, ranks) if rate is not None]
         shares = ", ".join(
             f"{part.name} {as_percent(100 * part.share)}"
-            for part in parts(self.diagnosis)
+            for part in parts_of_time(self.diagnosis)
             if part.share is not None
         )
         samples = sum(each.samples or 0 for run in ranks for each in run.passes)

@@ -9,7 +9,7 @@ The step is a sleep: it leaves the CPU to the loading, as a step on a GPU does.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from feedline.errors import UsageError
@@ -17,69 +17,17 @@ from feedline.images.folder import ImageFolder
 from feedline.loader.dataloader import DataLoader
 from feedline.profile.bench import ProgressListener
 from feedline.profile.bench_loaders import ImageSample
+from feedline.profile.timeline import LoopTimes, Overlap, OverlapSettings, timeline_of
+from feedline.text import plural
 from feedline.timing import RECORD_SWITCH
 from feedline.timing.run import Run, TimelineSample
 
-__all__ = ["LoopTimes", "Overlap", "OverlapSettings", "measure_overlap"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OverlapSettings:
-    """Options of the comparison.
-
-    Args:
-        size_px: side of the images.
-        batch_size: images in a batch.
-        workers: processes of the second loop, at least one.
-        step_ms: computing time of a step; None: the time of one process to load a batch.
-        seconds: measuring time of each loop; some steps at least.
-    """
-
-    size_px: int = 224
-    batch_size: int = 32
-    workers: int = 2
-    step_ms: float | None = None
-    seconds: float = 3.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoopTimes:
-    """Measurements of one loop.
-
-    Args:
-        workers: processes that loaded; 0 if the loop itself loaded.
-        steps: number of counted steps.
-        images_per_s: over these.
-        step_ms: mean step, including waiting.
-        wait_ms: part in which it waited for its batch.
-        compute_ms: part in which it computed.
-        load_ms: mean time to load a batch, in one process.
-        excerpt: timeline sample of some steps.
-    """
-
-    workers: int
-    steps: int
-    images_per_s: float
-    step_ms: float
-    wait_ms: float
-    compute_ms: float
-    load_ms: float
-    excerpt: TimelineSample
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Overlap:
-    """Options of the comparison, and both loops."""
-
-    settings: OverlapSettings
-    step_ms: float
-    images: int
-    sides: list[LoopTimes]
-
+__all__ = ["measure_overlap"]
 
 _WARMUP_STEPS = 3  # a pass of their own: workers start, caches fill
 _MIN_STEPS = 14
 _MAX_STEPS = 2000
+_DRAWN_STEPS = 10
 
 
 def measure_overlap(
@@ -97,7 +45,7 @@ def measure_overlap(
         step_ms = _run_loop(folder, settings, 0, 0.0, 0.0, report).load_ms
     sides = []
     for workers in (0, settings.workers):
-        report.begin(f"{workers} workers", _MAX_STEPS)
+        report.begin(plural(workers, "worker"), _MAX_STEPS)
         sides.append(_run_loop(folder, settings, workers, step_ms, settings.seconds, report))
     return Overlap(settings=settings, step_ms=step_ms, images=len(folder), sides=sides)
 
@@ -133,7 +81,10 @@ def _run_loop(
 
 def _loop_times(run: Run, workers: int, ahead: int) -> LoopTimes:
     """Figures of the last pass of a run, and its latest steps; `ahead` batches were left over."""
-    if not run.passes:
+    timeline = None
+    if run.passes:
+        timeline = timeline_of(_excerpt(run, workers), plural(workers, "worker"), _DRAWN_STEPS)
+    if timeline is None:
         raise UsageError(
             "the loader recorded no steps", hint=f"unset {RECORD_SWITCH}, which disables records"
         )
@@ -149,7 +100,7 @@ def _loop_times(run: Run, workers: int, ahead: int) -> LoopTimes:
         wait_ms=wait_ms,
         compute_ms=compute_ms,
         load_ms=(entry.tasks_ms or 0.0) / (entry.batches + ahead),
-        excerpt=_excerpt(run, workers),
+        timeline=timeline,
     )
 
 

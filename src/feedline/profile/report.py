@@ -1,0 +1,569 @@
+"""Data of a report: the diagnosis of a run with its figures, from which every form is made.
+
+`ReportData` is the JSON of `feedline report --json`; `python -m feedline.profile.report` prints its
+schema, `docs/schema/report.schema.json`. The sentences of a diagnosis are here, once for terminal,
+page and notebook.
+
+Guarantees: everything shown of a run is in here and follows from the run and its diagnosis alone;
+None is a value that was not measured; a missing or damaged metrics file is no error.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from feedline import __version__
+from feedline.profile.diagnose import diagnose
+from feedline.profile.finding import Diagnosis, TimePart
+from feedline.profile.timeline import Timeline, timelines_of
+from feedline.text import (
+    as_ms,
+    as_percent,
+    as_rate,
+    as_ratio,
+    as_seconds,
+    as_share,
+    encodable,
+    finite,
+)
+from feedline.timing.run import (
+    Loader,
+    Machine,
+    ResourceUse,
+    Run,
+    SlowSample,
+    StageTime,
+    ThroughputPoint,
+)
+from feedline.timing.run_file import read_run
+
+__all__ = [
+    "PART_NAMES",
+    "EpochMetrics",
+    "PartOfTime",
+    "RateInterval",
+    "ReportData",
+    "StageSummary",
+    "build_report",
+    "check_limits",
+    "describe_throughput",
+    "headline",
+    "json_schema",
+    "load_report",
+    "merge_neighbours",
+    "part_shares",
+    "parts_of_time",
+    "rate_intervals",
+    "read_epoch_metrics",
+    "report_status",
+    "to_json",
+]
+
+_METRICS_FILE = "metrics.jsonl"
+_MAX_METRICS_BYTES = 64 << 20
+_MAX_EPOCHS = 100_000
+_MAX_INTERVALS = 400
+_MAX_NOTES = 50
+_LONG_S = 1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochMetrics:
+    """Finished epoch of `feedline train`.
+
+    Args:
+        epoch: counted from 1.
+        image_size: of its training images, in pixels; None if unknown.
+        ended_s: training time up to its end, from the first epoch on: steps, waiting and
+            validation, without the time between two starts; None if unknown.
+        loss: mean training loss, with label smoothing, over the epoch.
+        val_loss: validation loss; None without validation.
+        top1: accuracy in validation, 0 to 1; None without validation.
+        top5: top-5 accuracy in validation, 0 to 1; None without validation.
+        lr: learning rate after its last step.
+    """
+
+    epoch: int
+    image_size: int | None = None
+    ended_s: float | None = None
+    loss: float | None = None
+    val_loss: float | None = None
+    top1: float | None = None
+    top5: float | None = None
+    lr: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RateInterval:
+    """Interval of a run's throughput history.
+
+    Args:
+        begun_s: start, from the run's start.
+        seconds: length.
+        images_per_s: rate; None if unknown.
+        wait_pct: data wait in percent.
+        image_size: of its batches, in pixels; None if they have none.
+    """
+
+    begun_s: float
+    seconds: float
+    images_per_s: float | None
+    wait_pct: float | None
+    image_size: int | None
+
+    @property
+    def ended_s(self) -> float:
+        """End, from the run's start."""
+        return self.begun_s + self.seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageSummary:
+    """Cost of a stage of making samples, in the workers' timed tasks.
+
+    Args:
+        name: of the stage.
+        count: number of times it ran.
+        mean_ms: mean time.
+        longest_ms: longest time.
+        on_core: share of the time on a core, 0 to 1; None if not measured.
+        share: of all stages' time, 0 to 1.
+    """
+
+    name: str
+    count: int
+    mean_ms: float | None
+    longest_ms: float
+    on_core: float | None
+    share: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportData(Diagnosis):
+    """Diagnosis and data of a run.
+
+    Args:
+        form: version of this format.
+        feedline: version of feedline that made the report.
+        steps: number of measured steps.
+        timelines: the latest steps, and the step with the longest wait, lane by lane.
+        throughput_history: throughput over time, a few hundred intervals at most.
+        epochs_trained: loss, accuracy and learning rate of each finished epoch; empty if unknown.
+        resumed_at_epoch: epoch, from 0, at which the latest start of a training resumed; None if it
+            did not resume.
+        stages: of making samples, most expensive first.
+        slowest: samples, slowest first.
+        loaders: loaders that made the batches, without duplicates.
+        settings: of the recipe, by name; empty for a custom training loop.
+        machine: machine of the run.
+        use: use of the machine.
+        started: start, in seconds since 1970 by the machine's clock.
+        seconds: length of the recording.
+        rank: of the process.
+        world_size: number of processes.
+        notes: missing measurements, with reasons.
+    """
+
+    form: Literal[1]
+    feedline: str
+    steps: int
+    timelines: list[Timeline]
+    throughput_history: list[RateInterval]
+    epochs_trained: list[EpochMetrics]
+    resumed_at_epoch: int | None
+    stages: list[StageSummary]
+    slowest: list[SlowSample]
+    loaders: list[Loader]
+    settings: dict[str, str]
+    machine: Machine
+    use: ResourceUse
+    started: float
+    seconds: float
+    rank: int
+    world_size: int
+    notes: list[str]
+
+
+def load_report(where: str | os.PathLike[str]) -> ReportData:
+    """Load the run in a folder or a file, with its diagnosis.
+
+    Raises:
+        UsageError: it is missing, damaged, not a run, or written by a newer feedline.
+    """
+    run = read_run(where)
+    path = Path(where)
+    epochs, note = read_epoch_metrics(path if path.is_dir() else path.parent)
+    return build_report(run, diagnose(run), epochs, note)
+
+
+def build_report(
+    run: Run, diagnosis: Diagnosis, epochs: Sequence[EpochMetrics] = (), note: str = ""
+) -> ReportData:
+    """Build the data of a report.
+
+    Args:
+        run: as recorded.
+        diagnosis: of the run.
+        epochs: its finished epochs, including those of earlier starts.
+        note: remark on epochs that could not be read, or "".
+    """
+    timelines, remarks = timelines_of(run.excerpts)
+    first_epoch = min((each.epoch for each in run.passes), default=0)
+    return ReportData(
+        **{each.name: getattr(diagnosis, each.name) for each in fields(Diagnosis)},
+        form=1,
+        feedline=__version__,
+        steps=sum(phase.steps for phase in diagnosis.phases),
+        timelines=timelines,
+        throughput_history=rate_intervals(run.course),
+        epochs_trained=list(epochs),
+        resumed_at_epoch=first_epoch if epochs and first_epoch > 0 else None,
+        stages=_stages(run.stages),
+        slowest=_slowest(run.slowest),
+        loaders=list(dict.fromkeys(run.loaders)),
+        settings={encodable(name): encodable(value) for name, value in run.settings.items()},
+        machine=run.machine,
+        use=run.use,
+        started=run.started,
+        seconds=run.seconds,
+        rank=run.rank,
+        world_size=run.world_size,
+        notes=[*run.notes[:_MAX_NOTES], *([note] if note else []), *remarks],
+    )
+
+
+def _slowest(samples: Sequence[SlowSample]) -> list[SlowSample]:
+    """Remove duplicate samples and sort them, slowest first."""
+    longest: dict[str, float] = {}
+    for each in samples:
+        name = encodable(each.name)
+        longest[name] = max(each.ms, longest.get(name, 0.0))
+    ordered = sorted(longest.items(), key=lambda item: -item[1])
+    return [SlowSample(name=name, ms=ms) for name, ms in ordered]
+
+
+def _stages(stages: Sequence[StageTime]) -> list[StageSummary]:
+    all_ms = sum(stage.total_ms for stage in stages)
+
+    def share(part: float | None, whole: float) -> float | None:
+        return None if part is None or whole <= 0 else finite(part / whole)
+
+    return [
+        StageSummary(
+            name=stage.name,
+            count=stage.count,
+            mean_ms=share(stage.total_ms, stage.count),
+            longest_ms=stage.longest_ms,
+            on_core=share(
+                None if stage.cpu_ms is None else min(stage.cpu_ms, stage.total_ms), stage.total_ms
+            ),
+            share=share(stage.total_ms, all_ms),
+        )
+        for stage in stages
+    ]
+
+
+def rate_intervals(points: Sequence[ThroughputPoint]) -> list[RateInterval]:
+    """Convert recorded points to a throughput history, without impossible ones."""
+    found = []
+    for point in points:
+        if not (0 < point.seconds < _LONG_S and abs(point.begun_s) < _LONG_S and point.batches > 0):
+            continue
+        rate = None
+        if point.samples is not None and point.samples >= 0:
+            rate = finite(min(point.samples, 10**18) / point.seconds)
+        found.append(
+            RateInterval(
+                begun_s=point.begun_s,
+                seconds=point.seconds,
+                images_per_s=rate,
+                wait_pct=finite(max(0.0, min(100.0, point.wait_ms / point.seconds / 10))),
+                image_size=point.image_size,
+            )
+        )
+    return merge_neighbours(found, _MAX_INTERVALS)
+
+
+def merge_neighbours(intervals: Sequence[RateInterval], most: int) -> list[RateInterval]:
+    """Reduce to about `most` intervals by merging neighbours of one image size."""
+    share = -(-len(intervals) // most)
+    groups: list[list[RateInterval]] = []
+    for each in intervals:
+        last = groups[-1] if groups else []
+        if last and len(last) < share and last[-1].image_size == each.image_size:
+            last.append(each)
+        else:
+            groups.append([each])
+    return [
+        RateInterval(
+            begun_s=group[0].begun_s,
+            seconds=group[-1].ended_s - group[0].begun_s,
+            images_per_s=_mean(group, [each.images_per_s for each in group]),
+            wait_pct=_mean(group, [each.wait_pct for each in group]),
+            image_size=group[0].image_size,
+        )
+        if len(group) > 1
+        else group[0]
+        for group in groups
+    ]
+
+
+def _mean(group: Sequence[RateInterval], values: Sequence[float | None]) -> float | None:
+    """Mean over the time of intervals; None if a value is unknown."""
+    total = sum(each.seconds for each in group)
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return sum(each.seconds * value for each, value in zip(group, known, strict=True)) / total
+
+
+def read_epoch_metrics(folder: Path) -> tuple[list[EpochMetrics], str]:
+    """Read the epochs of a run's folder, in order, with a note on unreadable parts, or "".
+
+    Args:
+        folder: of the run; without a metrics file there are no epochs.
+    """
+    file = folder / _METRICS_FILE
+    if not file.is_file():
+        return [], ""
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(_MAX_METRICS_BYTES + 1)
+    except OSError as error:
+        return [], f"{_METRICS_FILE} cannot be read: {error.strerror}"
+    if len(data) > _MAX_METRICS_BYTES:
+        return [], f"{_METRICS_FILE} is larger than {_MAX_METRICS_BYTES >> 20} MiB, and is left out"
+    lines = [line for line in data.split(b"\n") if line.strip()]
+    found: list[EpochMetrics] = []
+    ended_s: float | None = 0.0
+    for line in lines[:_MAX_EPOCHS]:
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        epoch = _whole(values.get("epoch")) if isinstance(values, dict) else None
+        if epoch is None or (found and epoch <= found[-1].epoch):
+            continue
+        seconds = _number(values.get("seconds"))
+        if ended_s is None or seconds is None or seconds < 0:
+            ended_s = None
+        else:
+            more = (_number(values.get(name)) or 0.0 for name in ("first_wait_s", "val_seconds"))
+            ended_s += seconds + sum(max(0.0, each) for each in more)
+        found.append(
+            EpochMetrics(
+                epoch=epoch,
+                image_size=_whole(values.get("size_px")),
+                ended_s=ended_s,
+                loss=_number(values.get("train_loss")),
+                val_loss=_number(values.get("val_loss")),
+                top1=_number(values.get("val_top1"), most=1),
+                top5=_number(values.get("val_top5"), most=1),
+                lr=_number(values.get("lr")),
+            )
+        )
+    unread = len(lines) - len(found)
+    note = f"{unread} lines of {_METRICS_FILE} are invalid or out of order, and are left out"
+    return found, note if unread else ""
+
+
+def _number(value: object, most: float = math.inf) -> float | None:
+    """Return a finite number, from 0 to `most` if that is given; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = finite(float(value))
+    except OverflowError:
+        return None
+    return number if number is None or most == math.inf or 0 <= number <= most else None
+
+
+def _whole(value: object) -> int | None:
+    known = isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 1 << 31
+    return value if known else None  # type: ignore[return-value]
+
+
+def to_json(thing: Any) -> dict[str, Any]:
+    """Convert report data, or another dataclass, to JSON types; NaN and infinity become null."""
+    converted: dict[str, Any] = json.loads(msgspec.json.encode(thing))
+    return converted
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema, draft 2020-12, of report data."""
+    made = json.loads(msgspec.json.encode(msgspec.json.schema(ReportData)))
+    for each in made["$defs"].values():
+        text = inspect.cleandoc(each.get("description", ""))
+        each["description"] = " ".join(text.partition("Args:")[0].split())
+        _describe(each, text)
+    _describe(made["$defs"]["ReportData"], inspect.getdoc(Diagnosis) or "")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "feedline report",
+        **made,
+    }
+
+
+def _describe(definition: dict[str, Any], docstring: str) -> None:
+    """Copy the documentation of each field from the docstring of its class."""
+    for argument in re.split(r"\n {4}(?! )", docstring.partition("Args:")[2]):
+        names, _, text = argument.partition(": ")
+        for name in names.split(", "):
+            if name in definition.get("properties", {}):
+                definition["properties"][name]["description"] = " ".join(text.split())
+
+
+PART_NAMES: dict[TimePart, str] = {
+    "starts": "starts of passes",
+    "wait": "waiting for a batch",
+    "copy": "copying to the device",
+    "core": "waiting for a core",
+    "shape": "first steps at a new size",
+    "compute": "computing",
+    "between": "between passes",
+}
+"""Printed names of the parts of a run's time."""
+
+_ALWAYS = ("wait", "copy", "compute")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartOfTime:
+    """Part of a run's time.
+
+    Args:
+        key: of `Diagnosis.time_split_s`.
+        name: printed name.
+        seconds: its time, as text.
+        step_ms: its time in a mean step, as text; "" if it is not part of a step.
+        share: of the whole, 0 to 1; None if not measured.
+    """
+
+    key: TimePart
+    name: str
+    seconds: str
+    step_ms: str
+    share: float | None
+
+
+def part_shares(split_s: Mapping[TimePart, float | None]) -> dict[TimePart, float | None]:
+    """Return the share of each part of a run's time, 0 to 1; None if not measured."""
+    known = {part: finite(seconds) for part, seconds in split_s.items()}
+    total = sum(seconds or 0.0 for seconds in known.values())
+    return {part: None if s is None or total <= 0 else s / total for part, s in known.items()}
+
+
+def parts_of_time(diagnosis: Diagnosis) -> list[PartOfTime]:
+    """Return the parts of a run's time. Their shares add up to 1."""
+    shares = part_shares(diagnosis.time_split_s)
+    steps = sum(phase.steps for phase in diagnosis.phases)
+    made = []
+    for key, name in PART_NAMES.items():
+        seconds = finite(diagnosis.time_split_s.get(key))
+        if seconds or key in _ALWAYS:
+            in_step = key not in ("starts", "between") and steps and seconds is not None
+            made.append(
+                PartOfTime(
+                    key=key,
+                    name=name,
+                    seconds=as_seconds(seconds),
+                    step_ms=as_ms(1000 * (seconds or 0.0) / steps) if in_step else "",
+                    share=shares.get(key),
+                )
+            )
+    return made
+
+
+def headline(diagnosis: Diagnosis) -> str:
+    """Describe the diagnosis in a sentence."""
+    if diagnosis.bound == "inconclusive":
+        return "Inconclusive: too little was measured to find the bottleneck of this run."
+    compute_bound = any(finding.rule == "compute-bound" for finding in diagnosis.findings)
+    bound = "Compute-bound" if compute_bound else diagnosis.bound.capitalize()
+    if finite(diagnosis.wait_pct) is None:
+        return f"{bound}; the data wait was not measured."
+    shares = part_shares(diagnosis.time_split_s)
+    where = ""
+    if shares.get("starts"):
+        steps, starts = as_share(shares.get("wait")), as_share(shares["starts"])
+        where = f" ({steps} in steps, {starts} at the starts of passes)"
+    return f"{bound}: data wait is {as_percent(diagnosis.wait_pct)} of the time{where}."
+
+
+def describe_throughput(diagnosis: Diagnosis) -> list[str]:
+    """Describe the compute-bound throughput, and the rates of storage and workers."""
+    found = diagnosis.compute_bound
+    if found is None:
+        return ["The compute-bound throughput was not measured."]
+    bound, now = finite(found.images_per_s), finite(diagnosis.images_per_s)
+    times = f", {as_ratio(bound / now)} as fast" if bound is not None and now else ""
+    lines = [f"Now {as_rate(now)}; compute-bound {as_rate(bound)}{times}."]
+    for source, rate in (
+        ("Storage alone delivers", found.storage_images_per_s),
+        ("Workers alone, with all data in memory, make", found.workers_images_per_s),
+    ):
+        if rate is not None:
+            lines.append(f"{source} {as_rate(rate)}.")
+    return lines
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LimitCheck:
+    """Limit, and if a run respects it.
+
+    Args:
+        name: "wait_pct" or "images_per_s".
+        limit: the limit.
+        measured: the figure; None if not measured.
+        passed: None if it cannot be decided.
+        said: the result in a sentence.
+    """
+
+    name: str
+    limit: float
+    measured: float | None
+    passed: bool | None
+    said: str
+
+
+def check_limits(
+    report: ReportData, max_wait_pct: float | None, min_images_per_s: float | None
+) -> list[LimitCheck]:
+    """Check each limit that is not None. A run of too few steps neither passes nor fails."""
+
+    def check(name: str, limit: float, measured: float | None, sign: int, text: str) -> LimitCheck:
+        decided = measured is not None and report.bound != "inconclusive"
+        passed = sign * ((measured or 0.0) - limit) >= 0 if decided else None
+        return LimitCheck(name=name, limit=limit, measured=measured, passed=passed, said=text)
+
+    found = []
+    if max_wait_pct is not None:
+        text = f"data wait: {as_percent(report.wait_pct)} of the time, limit {max_wait_pct:g}%"
+        found.append(check("wait_pct", max_wait_pct, report.wait_pct, -1, text))
+    if min_images_per_s is not None:
+        rate = report.images_per_s
+        text = f"throughput: {as_rate(rate)}, minimum {min_images_per_s:g} images/s"
+        found.append(check("images_per_s", min_images_per_s, rate, 1, text))
+    return found
+
+
+def report_status(report: ReportData) -> int:
+    """Return the exit status of a report: 0 nothing to fix, 1 a finding, 3 inconclusive."""
+    if report.bound == "inconclusive":
+        return 3
+    has_fix = any(each.rule not in ("compute-bound", "inconclusive") for each in report.findings)
+    return 1 if has_fix or report.bound != "not input-bound" else 0
+
+
+if __name__ == "__main__":
+    print(json.dumps(json_schema(), indent=2))

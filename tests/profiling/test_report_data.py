@@ -1,0 +1,319 @@
+"""Data of a report: figures of a run, its epochs, its JSON and schema, and limits."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import LOADER, MACHINE, PHASE, UNKNOWN, named, points, recorded, verdict
+
+from feedline.profile.report import (
+    EpochMetrics,
+    ReportData,
+    build_report,
+    check_limits,
+    json_schema,
+    merge_neighbours,
+    rate_intervals,
+    read_epoch_metrics,
+    to_json,
+)
+from feedline.profile.tables import report_tables
+from feedline.timing.batch_probe import BatchInfo
+from feedline.timing.recorder import Recorder
+from feedline.timing.run import Run, SlowSample, ThroughputPoint
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "report.schema.json"
+
+
+@pytest.fixture(scope="module")
+def facts() -> ReportData:
+    return build_report(recorded(), verdict())
+
+
+@pytest.mark.skipif(not SCHEMA.exists(), reason="tests run apart from the repository")
+def test_published_schema_matches_the_code() -> None:
+    said = "write it with python -m feedline.profile.report > docs/schema/report.schema.json"
+    assert json.loads(SCHEMA.read_text()) == json_schema(), said
+
+
+def test_output_matches_schema(facts: ReportData) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    validator = jsonschema.Draft202012Validator(json_schema())
+    for each in (facts, build_report(Run(machine=MACHINE), UNKNOWN)):
+        assert list(validator.iter_errors(to_json(each))) == []
+    broken = to_json(facts)
+    broken["findings"][0]["gain"]["low"] = "much"
+    assert len(list(validator.iter_errors(broken))) == 1
+
+
+def test_documented_fields_are_present(facts: ReportData) -> None:
+    said = to_json(facts)
+    assert said["bound"] == "highly input-bound"
+    assert said["time_split_s"] == {"starts": 0, "wait": 0.66, "copy": None, "compute": 0.94}
+    (finding,) = said["findings"]
+    assert list(finding) == ["rule", "cause", "evidence", "fix", "gain"]
+    assert finding["rule"] == "decode-bound"
+    assert finding["gain"] == {"predicted": 1.8, "low": 1.6, "high": 2.0}
+    (phase,) = said["phases"]
+    assert phase["copy_ms"] is None
+
+
+def test_non_finite_numbers_are_null(facts: ReportData) -> None:
+    said = to_json(replace(facts, seconds=float("nan"), wait_pct=float("inf")))
+    assert said["seconds"] is said["wait_pct"] is None
+    json.dumps(said, allow_nan=False)
+
+
+def test_a_recorded_run_has_all_its_facts() -> None:
+    run = recorded(sizes=(64, 96))
+    facts = build_report(run, verdict())
+    assert facts.bound == "highly input-bound"
+    assert facts.images_per_s == pytest.approx(1000)
+    assert facts.steps == 200
+    assert facts.timelines[0].title == "the latest steps"
+    sizes = [each.image_size for each in facts.throughput_history]
+    assert list(dict.fromkeys(sizes)) == [64, 96]
+    names = [stage.name for stage in facts.stages]
+    assert names == ["decode", "transform: Resize"]
+    assert sum(stage.share or 0 for stage in facts.stages) == pytest.approx(1)
+    assert facts.stages[0].share == pytest.approx(0.75, abs=0.01)
+    assert facts.slowest[0].name.startswith("/data/train/cat/")
+    assert facts.loaders == [LOADER]
+    assert facts.machine == MACHINE
+    assert facts.notes == run.notes
+
+
+def rows_of(facts: ReportData, title: str) -> dict[str, str]:
+    """Names and values of a table of pairs."""
+    (table,) = (table for table in report_tables(facts) if table.title == title)
+    return dict(table.rows)  # type: ignore[arg-type]
+
+
+def test_people_read_epochs_from_1_and_json_holds_the_index() -> None:
+    facts = build_report(recorded(), verdict())
+    assert facts.phases[0].epochs == (0, 1)
+    (phases,) = (table for table in report_tables(facts) if table.title == "Phases")
+    assert dict(zip(phases.heads, phases.rows[0], strict=True))["epochs"] == "1-2"
+
+
+def test_the_engine_of_a_loader_has_its_name() -> None:
+    facts = build_report(recorded(), verdict())
+    facts = replace(facts, loaders=[replace(LOADER, kind="feedline", made_by="image rows")])
+    assert rows_of(facts, "Loader")["engine"] == "image-row engine"
+
+
+def test_empty_run_has_no_facts() -> None:
+    facts = build_report(Run(machine=MACHINE), UNKNOWN)
+    assert facts.images_per_s is facts.wait_pct is facts.compute_bound is None
+    assert set(facts.time_split_s.values()) == {None}
+    assert facts.timelines == facts.stages == facts.throughput_history == []
+    assert facts.steps == 0
+
+
+def test_a_run_of_ten_hours_of_steps_stays_small() -> None:
+    recorder = Recorder()
+    recorder.register_loader(LOADER)
+    now, step = time.monotonic_ns(), 2_000_000_000
+    steps = 10 * 3600 // 2
+    record = recorder.begin(0, 0, now)
+    for number in range(steps):
+        batch = BatchInfo(image_size=128 if number < steps // 2 else 160, samples=64)
+        record.add_batch(batch, now, now + step // 5)
+        now += step
+    recorder.end(record, "exhausted")
+    facts = build_report(recorder.run(), verdict())
+    history = facts.throughput_history
+    assert len(history) <= 400
+    assert history[-1].ended_s - history[0].begun_s == pytest.approx(36000, rel=0.01)
+    shown = merge_neighbours(history, 160)
+    sizes = [each.image_size for each in shown]
+    assert sizes == sorted(sizes, key=[128, 160].index)
+    assert 100 < len(shown) <= 170
+    rates = [each.images_per_s for each in shown]
+    assert rates == pytest.approx([32.0] * len(rates), rel=0.02)
+    assert all(timeline.steps <= 32 for timeline in facts.timelines)
+
+
+def test_no_collate_is_shown_of_a_loader_that_has_none() -> None:
+    def names(kind: str) -> list[str]:
+        loader = replace(LOADER, kind=kind, collate="")  # type: ignore[arg-type]
+        facts = build_report(Run(machine=MACHINE, loaders=[loader]), UNKNOWN)
+        return list(rows_of(facts, "Loader"))
+
+    assert "collate" in names("torch")
+    assert "collate" not in names("other")
+
+
+def test_repeated_entries_are_listed_once() -> None:
+    slow = [SlowSample(name="a", ms=3.0), SlowSample(name="b", ms=2.0), SlowSample(name="a", ms=5)]
+    other = replace(LOADER, workers=4)
+    run = Run(machine=MACHINE, loaders=[LOADER, other, LOADER], slowest=slow)
+    facts = build_report(run, UNKNOWN)
+    assert [(each.name, each.ms) for each in facts.slowest] == [("a", 5.0), ("b", 2.0)]
+    assert facts.loaders == [LOADER, other]
+
+
+def test_non_utf8_names_are_escaped() -> None:
+    facts = build_report(named("caf\udce9.jpg"), UNKNOWN)
+    assert facts.slowest[0].name == "caf\\udce9.jpg"
+
+
+def test_events_of_another_clock_are_reported() -> None:
+    run = named("worker 0")
+    event = run.excerpts[0].events[0]
+    run.excerpts[0].events.append(replace(event, begun_ms=1e12, ended_ms=1e12 + 5))
+    assert "1 event outside" in build_report(run, UNKNOWN).notes[-1]
+
+
+def test_an_interval_whose_images_are_not_known_has_no_rate() -> None:
+    made = points([100.0, 200.0])
+    made.append(
+        ThroughputPoint(
+            begun_s=2.0, seconds=1.0, batches=3, samples=None, wait_ms=10.0, image_size=64
+        )
+    )
+    made.append(
+        ThroughputPoint(begun_s=3.0, seconds=0.0, batches=1, samples=8, wait_ms=10.0, image_size=64)
+    )
+    history = rate_intervals(made)
+    assert [each.images_per_s for each in history] == [100.0, 200.0, None]
+    (joined,) = merge_neighbours(history, 1)
+    assert (joined.images_per_s, joined.seconds) == (None, 3.0)
+    assert joined.wait_pct == pytest.approx((10 + 10 + 1) / 3)
+
+
+runs = st.builds(
+    Run,
+    machine=st.just(MACHINE),
+    started=st.floats(),
+    seconds=st.floats(),
+    course=st.lists(
+        st.builds(
+            ThroughputPoint,
+            begun_s=st.floats(),
+            seconds=st.floats(),
+            batches=st.integers(-5, 5),
+            samples=st.none() | st.integers(),
+            wait_ms=st.floats(),
+            image_size=st.none() | st.integers(),
+        ),
+        max_size=4,
+    ),
+)
+
+
+@given(runs)
+def test_facts_are_finite_for_any_figures_in_a_file(run: Run) -> None:
+    facts = build_report(run, UNKNOWN)
+    for each in facts.throughput_history:
+        assert each.images_per_s is None or abs(each.images_per_s) < float("inf")
+
+
+@pytest.mark.parametrize(
+    ("most", "least", "passed"),
+    [
+        (50.0, None, [True]),
+        (41.0, None, [True]),
+        (5.0, None, [False]),
+        (None, 1000.0, [True]),
+        (None, 1000.1, [False]),
+        (5.0, 900.0, [False, True]),
+    ],
+)
+def test_limits_pass_or_fail(most: float | None, least: float | None, passed: list[bool]) -> None:
+    found = check_limits(build_report(Run(machine=MACHINE), verdict()), most, least)
+    assert [each.passed for each in found] == passed
+
+
+def test_unmeasured_values_neither_pass_nor_fail() -> None:
+    found = check_limits(build_report(Run(machine=MACHINE), UNKNOWN), 5.0, 900.0)
+    assert [(each.measured, each.passed) for each in found] == [(None, None), (None, None)]
+    assert all("not measured" in each.said for each in found)
+
+
+def test_a_run_of_too_few_steps_neither_passes_nor_fails() -> None:
+    facts = build_report(
+        Run(machine=MACHINE), verdict(bound="inconclusive", wait_pct=1.0, phases=[PHASE])
+    )
+    found = check_limits(facts, 5.0, 900.0)
+    assert [(each.measured, each.passed) for each in found] == [(1.0, None), (1000.0, None)]
+
+
+def line(epoch: int, size: int = 64, **changes: Any) -> dict[str, Any]:
+    return {
+        "epoch": epoch,
+        "size_px": size,
+        "seconds": 10.0,
+        "first_wait_s": 1.0,
+        "val_seconds": 2.0,
+        "train_loss": 2.0 / epoch,
+        "val_loss": 2.5 / epoch,
+        "val_top1": 1 - 1 / (epoch + 1),
+        "val_top5": None,
+        "lr": 0.1 * epoch,
+        **changes,
+    }
+
+
+def write(folder: Path, lines: list[Any]) -> Path:
+    text = "".join(each if isinstance(each, str) else json.dumps(each) + "\n" for each in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    return folder
+
+
+def learned(folder: Path, *lines: Any) -> list[EpochMetrics]:
+    found, note = read_epoch_metrics(write(folder, list(lines)))
+    assert note == ""
+    return found
+
+
+def test_all_lines_of_a_long_file_are_read(tmp_path: Path) -> None:
+    text = "".join(f'{{"epoch": {epoch}}}\n' for epoch in range(1, 100_001))
+    (tmp_path / "metrics.jsonl").write_text(text)
+    epochs, note = read_epoch_metrics(tmp_path)
+    assert (len(epochs), epochs[-1].epoch, note) == (100_000, 100_000, "")
+
+
+def test_epochs_are_read_with_the_time_trained_by_their_end(tmp_path: Path) -> None:
+    found = learned(tmp_path, line(1), line(2, 96, val_seconds=None))
+    assert [each.ended_s for each in found] == [13.0, 24.0]
+    assert found[1].image_size == 96
+    assert found[0].top5 is None
+    assert found[0].top1 == 0.5
+
+
+def test_a_folder_without_figures_has_no_epochs(tmp_path: Path) -> None:
+    assert read_epoch_metrics(tmp_path) == ([], "")
+    write(tmp_path, [])
+    assert read_epoch_metrics(tmp_path) == ([], "")
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").mkdir()
+    assert read_epoch_metrics(tmp_path) == ([], "")
+
+
+def test_invalid_epochs_are_skipped_and_counted(tmp_path: Path) -> None:
+    torn = ['{"epoch": 3, "tra\n', "[1]\n", '{"epoch": "4"}\n', "[" * 100_000 + "\n"]
+    found, note = read_epoch_metrics(
+        write(tmp_path, [line(1), *torn, line(1), {"epoch": 0}, line(5)])
+    )
+    assert [each.epoch for each in found] == [1, 5]
+    assert note.startswith("6 lines of metrics.jsonl")
+
+
+def test_non_numbers_are_not_figures(tmp_path: Path) -> None:
+    (found,) = learned(
+        tmp_path,
+        line(1, train_loss=math.nan, val_loss=math.inf, val_top1=7.0, lr="x", size_px=True),
+    )
+    assert found == EpochMetrics(epoch=1, ended_s=13.0)
+    big = '{"epoch": 1, "train_loss": 1' + "0" * 400 + "}\n"
+    (found,) = learned(tmp_path, big)
+    assert (found.loss, found.ended_s) == (None, None)
