@@ -96,13 +96,21 @@ def test_slow_steps_are_measured_beyond_the_time_limit(
     assert phase.epoch_s > 5 * 0.25, "an epoch has five steps"
 
 
-def test_loading_is_the_bottleneck_if_steps_wait(plan: PlannedRun) -> None:
+def test_plan_names_the_bottleneck_and_a_fix_with_its_gain(plan: PlannedRun) -> None:
     for phase in plan.phases:
-        assert (phase.bottleneck == "loading") == (phase.measured.wait_share > 0.05)
-        for bottleneck in ("loading", "compute"):
-            phases = (replace(phase, bottleneck=bottleneck),)
-            hint = "hint: loading" in str(replace(plan, phases=phases))
-            assert hint == (bottleneck == "loading")
+        assert (phase.bottleneck == "compute") == (phase.measured.wait_share < 0.05)
+        for bottleneck, rate, gain in (("workers", 200, "2.00"), ("workers", 51, None)):
+            measured = replace(
+                phase.measured,
+                images_per_s=50,
+                compute_images_per_s=rate,
+                wait_share=0.5,
+                bottleneck=bottleneck,
+            )
+            phases = (replace(phase, measured=measured, bottleneck=bottleneck),)
+            text = " ".join(str(replace(plan, phases=phases)).split())
+            assert ("hint: steps wait" in text) == (gain is not None)
+            assert gain is None or f"{gain} times as fast" in text
 
 
 @pytest.mark.parametrize(("wait_share", "gain"), [(0.2, 1.25), (0.9, 4.0)])

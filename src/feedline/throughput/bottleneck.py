@@ -29,17 +29,21 @@ class Bottleneck:
     """Part that bounds a step.
 
     Args:
-        part: the bottleneck.
         shares: share of each part in the step time.
     """
 
-    part: Part
     shares: Mapping[Part, float]
 
     @property
-    def data_wait(self) -> float:
-        """Share of the step time spent in wait for data, without its copy."""
-        return self.shares["hand-over"] + self.shares["workers"] + self.shares["cores"]
+    def part(self) -> Part:
+        """Part that bounds the step."""
+        return "compute" if is_compute_bound(1 - self.shares["compute"]) else self.waits_for
+
+    @property
+    def waits_for(self) -> Part:
+        """Longest part besides computing."""
+        others: list[Part] = [part for part in self.shares if part != "compute"]
+        return max(others, key=lambda part: self.shares[part])
 
 
 def is_compute_bound(data_wait: float) -> bool:
@@ -66,12 +70,9 @@ def bottleneck(load: StepLoad) -> Bottleneck:
     }
     whole_ms = sum(parts.values())
     if whole_ms <= 0:
-        return Bottleneck(part="compute", shares={part: float(part == "compute") for part in parts})
+        return Bottleneck(shares={part: float(part == "compute") for part in parts})
     shares = {part: ms / whole_ms for part, ms in parts.items()}
-    others: list[Part] = [part for part in shares if part != "compute"]
-    longest = max(others, key=lambda part: shares[part])
-    compute_bound = is_compute_bound(1 - shares["compute"])
-    return Bottleneck(part="compute" if compute_bound else longest, shares=shares)
+    return Bottleneck(shares=shares)
 
 
 def workers_needed(load: StepLoad, spare: float = 1.0, *, shared: float = 0.0) -> int | None:

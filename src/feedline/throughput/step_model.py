@@ -56,6 +56,18 @@ class Thresholds:
     mostly_blocked: float = 0.5
     workers_per_core: int = 4  # if nearly all of their work is waiting
 
+    # Search of settings. Trials are compared within `alike`, so it looks for more than the verdict
+    # asks for. A trial ends once its error is small, or another setting is clearly faster.
+    search_wait: float = 0.03  # data wait from which on other settings may be faster
+    tiny_step_s: float = 0.01  # longest step to try without workers, if their work is unknown
+    repeat_rounds: int = 2
+    trial_steps: int = 16  # two for each block of `error_of`, before a small error is trusted
+    trial_error: float = 0.01
+    later_trial_error: float = 0.03  # halfway from the shortest duration to the longest
+    clearly_slower: float = 0.1
+    warmup_steps: int = 2  # cuDNN chooses kernels in the first, the allocator settles in the second
+    kept_batches: int = 3  # in memory, for the compute-bound rate: different data, little memory
+
     # Hand-over and late batches of a measured step.
     ready: float = 0.6  # of a step for a batch: below, one is usually ready in time
     hand_over: float = 0.3  # of a step: longest wait for a batch that is ready

@@ -214,8 +214,3 @@ class StepWindow:
         """Share of the workers' time spent on tasks."""
         held = self.seconds * self.workers
         return min(1.0, self.tasks_s / held) if held > 0 else 0.0
-
-    @property
-    def is_uneven(self) -> bool:
-        """True if steps wait although workers are idle at times."""
-        return self.wait_share >= THRESHOLDS.data_wait and 0 < self.busy < THRESHOLDS.busy

@@ -20,8 +20,10 @@ import torch
 
 from feedline.engine.devices import synchronize
 from feedline.errors import UsageError
-from feedline.system import rank_and_world
+from feedline.system import rank_and_world, usable_cores
 from feedline.text import as_bytes, as_seconds, format_table, plural, wrap_text
+from feedline.throughput.bottleneck import Part, bottleneck, is_compute_bound, workers_needed
+from feedline.throughput.step_model import THRESHOLDS
 from feedline.train.assignment import Assignment
 from feedline.train.data import no_image_error, train_loader
 from feedline.train.prepare import PreparedRun, prepare
@@ -35,7 +37,7 @@ from feedline.train.runtime import (
 )
 from feedline.train.train_state import StepCounter, TrainState, lr_factor, train_step
 from feedline.tuning.loaders import TunableFeedlineLoader
-from feedline.tuning.step_benchmark import StepBenchmark
+from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark
 
 __all__ = ["BUDGET_S", "PlannedPhase", "PlannedRun", "ShapeRates", "dry_run"]
 
@@ -45,7 +47,6 @@ BUDGET_S = 10.0
 _MIN_S, _MAX_S = 1.0, 3600.0
 _ALONE = 1 / 3  # of the time, for the compute-bound steps
 _FORWARD = 1 / 3  # time of a validation image to that of a training step; backward is about twice
-_DATA_BOUND = 0.05  # wait share above which loading is the bottleneck (TensorFlow's analyzer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +59,8 @@ class ShapeRates:
     wait_share: float
     num_workers: int
     memory_bytes: int | None  # at the peak, on a GPU
+    bottleneck: Part
+    workers_needed: int | None  # for steps that do not wait; None if unknown
 
     @property
     def gain_without_waits(self) -> float:
@@ -78,7 +81,7 @@ class PlannedPhase:
     val_s: float
     epoch_s: float
     epochs_left: int
-    bottleneck: str  # "loading" or "compute"
+    bottleneck: Part
 
     @property
     def left_s(self) -> float:
@@ -154,11 +157,11 @@ class PlannedRun:
             "workers, checkpoints, and reading from a disk what is in the page cache now",
         ]
         for each in self.phases:
-            if each.bottleneck == "loading":
-                gain = each.measured.gain_without_waits
+            gain = each.measured.gain_without_waits
+            if each.bottleneck != "compute" and gain >= THRESHOLDS.min_gain:
                 notes.append(
-                    f"hint: loading is the bottleneck at {each.phase.size} px; the model could "
-                    f"train {gain:.1f} times as fast. `feedline cache build` or more workers help"
+                    f"hint: steps wait for data at {each.phase.size} px; without, the model would "
+                    f"train {gain:.2f} times as fast. {_fix(each.measured)}"
                 )
         sizes = {each.phase.size for each in self.phases}
         sizes |= {each.phase.val_image_size or 0 for each in self.phases if self.val_images}
@@ -169,6 +172,16 @@ class PlannedRun:
                 "avoids padding"
             )
         return notes
+
+
+def _fix(measured: ShapeRates) -> str:
+    """Name a fix for steps that wait for data."""
+    needed, now = measured.workers_needed, measured.num_workers
+    if measured.bottleneck == "workers" and needed and now < min(needed, usable_cores()):
+        return f"Use --workers {min(needed, usable_cores())}, or `feedline cache build`"
+    if measured.bottleneck == "hand-over":
+        return "Handing batches over takes that long: larger batches need it less often"
+    return "The cores are busy: `feedline cache build` makes batches with less work"
 
 
 def dry_run(
@@ -259,7 +272,7 @@ def _plan(
                 val_s=val_s,
                 epoch_s=images / rates.images_per_s + val_s,
                 epochs_left=min(phase.epochs, max(0, last + 1 - done)),
-                bottleneck="loading" if rates.wait_share > _DATA_BOUND else "compute",
+                bottleneck=rates.bottleneck,
             )
         )
         first = last + 1
@@ -284,7 +297,8 @@ def _measure(
         synchronize(device)
         rows.append(len(batch[0]))
 
-    benchmark = StepBenchmark(tunable, step, phase.size, single_warmup=True)
+    metered = MeteredStep(step)
+    benchmark = StepBenchmark(tunable, metered, phase.size, single_warmup=True)
     loading_s = (1 - _ALONE) * budget_s
     with memory_error(f"a batch of {phase.batch_size} images at {phase.size} px"):
         tunable.begin(
@@ -300,11 +314,17 @@ def _measure(
             torch.cuda.reset_peak_memory_stats(device)
         trial = benchmark.trial(tunable.start, min_s=loading_s / 2, max_s=loading_s)
     images = fmean(rows)
+    window = trial.window
+    rates = tunable.rates((trial,), compute_s=1 / alone, step_cpu_s=metered.cpu_s)
+    load = window.load() if rates is None else rates.now.load
+    waits = not is_compute_bound(window.wait_share)
     return ShapeRates(
-        steps=trial.window.steps,
+        steps=window.steps,
         images_per_s=images * trial.steps_per_s,
         compute_images_per_s=images * alone,
-        wait_share=trial.window.wait_share,
+        wait_share=window.wait_share,
         num_workers=trial.workers,
         memory_bytes=torch.cuda.max_memory_reserved(device) if on_cuda else None,
+        bottleneck=bottleneck(load).waits_for if waits else "compute",
+        workers_needed=workers_needed(load) if load.work_ms > 0 else None,
     )

@@ -26,21 +26,13 @@ from dataclasses import dataclass, replace
 from numbers import Real
 
 from feedline.errors import UsageError
-from feedline.throughput.limits import MemoryBudget, WorkerLimits
+from feedline.throughput.bottleneck import is_compute_bound, workers_needed
+from feedline.throughput.limits import MAX_WORKERS, MemoryBudget, WorkerLimits
+from feedline.throughput.step_model import THRESHOLDS
 from feedline.throughput.windows import StepWindow
 
 __all__ = ["LoaderSetting", "LoaderTrial", "Search", "SearchSpace", "check_budget", "check_step_ms"]
 
-_ALIKE = 0.02  # rates that differ by less are equal, or by less than their error
-_CLOSE = 0.07  # relative difference that may be noise,
-_CLOSE_ON_ALL_CORES = 0.3  # and if the other setting leaves no core to the training loop
-_MAX_BLOCKED = 0.5  # share of work spent waiting, up to which workers need cores
-_COMPUTE_BOUND = 0.98  # of the compute-bound rate
-_WAITS = 0.03  # share of data wait from which a gain is possible
-_SUPERLINEAR = 0.05  # possible gain of more workers beyond their proportion
-_BUSY = 0.9  # share of the workers' time: above, there are too few workers, not uneven batches
-_TINY_STEP_S = 0.01  # if the work is unknown, the longest step to try without workers
-_MAX_ROUNDS = 2  # of repeated trials
 _MIN_BUDGET_S = 2.0  # two of the shortest trials
 
 
@@ -105,12 +97,15 @@ class LoaderTrial:
     @property
     def noise(self) -> float:
         """Relative difference from an equally fast setting that may be noise."""
-        return max(_ALIKE, min(self.error, 2 * _ALIKE))
+        return max(THRESHOLDS.alike, min(self.error, 2 * THRESHOLDS.alike))
 
     @property
     def is_uneven(self) -> bool:
         """True if steps wait although workers are idle at times."""
-        return self.window.wait_share > _WAITS and 0 < self.window.busy < _BUSY
+        return (
+            self.window.wait_share > THRESHOLDS.search_wait
+            and 0 < self.window.busy < THRESHOLDS.busy
+        )
 
     def beats(self, other: LoaderTrial) -> bool:
         """Return True if this trial is faster by more than noise."""
@@ -118,7 +113,9 @@ class LoaderTrial:
 
     def uses_all_cores(self, cores: int) -> bool:
         """Return True if computing workers leave no core to the training loop."""
-        return self.workers >= max(2, cores) and self.window.blocked_share <= _MAX_BLOCKED
+        return (
+            self.workers >= max(2, cores) and self.window.blocked_share <= THRESHOLDS.mostly_blocked
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,7 +230,9 @@ class Search:
         Each twice, forward and backward, so that the middle one needs no change.
         """
         known = [self.trials[setting] for setting in self._candidates]
-        if self.rounds == _MAX_ROUNDS or (known and _answer(known).setting == self._expected):
+        if self.rounds == THRESHOLDS.repeat_rounds or (
+            known and _answer(known).setting == self._expected
+        ):
             return
         candidates = self._find_candidates()
         if len(candidates) > 1:
@@ -253,7 +252,13 @@ class Search:
     @property
     def is_compute_bound(self) -> bool:
         """True if the step bounds the fastest trial, and no setting of the loader."""
-        return self._ceiling is not None and self.fastest >= _COMPUTE_BOUND * self._ceiling
+        return self._ceiling is not None and is_compute_bound(1 - self.fastest / self._ceiling)
+
+    @property
+    def _is_as_fast_as_possible(self) -> bool:
+        """True if no setting can be faster. Trials are compared more finely than the verdict."""
+        ceiling = self._ceiling
+        return ceiling is not None and self.fastest >= (1 - THRESHOLDS.alike) * ceiling
 
     @property
     def fastest(self) -> float:
@@ -263,7 +268,11 @@ class Search:
     def _find_candidates(self) -> list[LoaderTrial]:
         """Return the trials that may hold the answer: fewer workers, the best, and a faster one."""
         best, trials = self.best, list(self.trials.values())
-        close = _CLOSE_ON_ALL_CORES if best.uses_all_cores(self._limits.cores) else _CLOSE
+        close = (
+            THRESHOLDS.close_on_all_cores
+            if best.uses_all_cores(self._limits.cores)
+            else THRESHOLDS.close
+        )
         fewer = [
             trial
             for trial in trials
@@ -274,8 +283,8 @@ class Search:
             for trial in trials
             if trial.workers >= best.workers
             and trial is not best
-            and not self.is_compute_bound
-            and trial.steps_per_s >= (1 - _CLOSE) * best.steps_per_s
+            and not self._is_as_fast_as_possible
+            and trial.steps_per_s >= (1 - THRESHOLDS.close) * best.steps_per_s
         ]
         chosen = [max(few, key=lambda trial: trial.steps_per_s) for few in (fewer, faster) if few]
         return sorted([best, *chosen], key=lambda trial: trial.workers)
@@ -296,7 +305,7 @@ class Search:
         """Return a setting with more prefetch or smaller tasks, if batches arrive unevenly."""
         trials = self._by_workers
         largest, enough = trials[max(trials)], self._enough
-        uneven = [] if self.is_compute_bound else [largest]
+        uneven = [] if self._is_as_fast_as_possible else [largest]
         if enough is not None:
             # Workers that were added against uneven batches may not be needed.
             slow = [workers for workers in trials if workers < enough - 1]
@@ -329,7 +338,7 @@ class Search:
         largest = max(trials)
         trial, window = trials[largest], trials[largest].window
         most = self._max_workers(window.blocked_share)
-        if self.is_compute_bound or largest >= most:
+        if self._is_as_fast_as_possible or largest >= most:
             return None
         others = [trials[workers] for workers in trials if workers < largest]
         if self._is_fast(trial):
@@ -338,7 +347,7 @@ class Search:
         if any(other.steps_per_s >= (1 - other.noise) * trial.steps_per_s for other in others):
             return None  # more did not help
         wanted = max(largest + 1, self._needed_workers(trial))
-        if 0 < window.busy < _BUSY and window.own_s > 0:
+        if 0 < window.busy < THRESHOLDS.busy and window.own_s > 0:
             # Against uneven batches each worker counts as much as the others.
             wanted = max(wanted, math.ceil(largest * window.step_s / window.own_s))
         return replace(self._base, workers=min(most, wanted))
@@ -353,8 +362,8 @@ class Search:
             return None
         if slow:
             # Too few workers are always busy, so the rate is proportional to their number.
-            lacking = (1 - _ALIKE) * self.fastest / trials[slow].steps_per_s
-            if slow * lacking > (1 + _SUPERLINEAR) * (enough - 1):
+            lacking = (1 - THRESHOLDS.alike) * self.fastest / trials[slow].steps_per_s
+            if slow * lacking > (1 + THRESHOLDS.superlinear) * (enough - 1):
                 return None  # even the largest of these would need a more than proportional gain
             workers = max(slow + 1, min(enough - 1, math.ceil(slow * lacking)))
             return replace(self._base, workers=workers)
@@ -368,7 +377,7 @@ class Search:
     def _one_core_free(self) -> LoaderSetting | None:
         """Return the best setting with one worker less, if it uses all cores."""
         best = self.best
-        if self.is_compute_bound or not best.uses_all_cores(self._limits.cores):
+        if self._is_as_fast_as_possible or not best.uses_all_cores(self._limits.cores):
             return None
         other = replace(best.setting, workers=best.workers - 1)
         return None if other in self.trials else other
@@ -399,8 +408,10 @@ class Search:
         window = best.window
         own_s = window.own_s if self._ceiling is None else min(window.own_s, 1.0 / self._ceiling)
         if window.work_s > 0:
-            return other if own_s + window.work_s <= (1 + _CLOSE) * window.step_s else None
-        return other if window.step_s <= _TINY_STEP_S else None
+            return (
+                other if own_s + window.work_s <= (1 + THRESHOLDS.close) * window.step_s else None
+            )
+        return other if window.step_s <= THRESHOLDS.tiny_step_s else None
 
     def _max_workers(self, blocked_share: float) -> int:
         """Largest number of workers whose work waits for a share of its time."""
@@ -410,13 +421,13 @@ class Search:
         return most
 
     def _needed_workers(self, trial: LoaderTrial) -> int:
-        """Number of workers that are always busy if steps never wait."""
-        own_s = trial.window.own_s
+        """Number of workers that make batches as fast as steps; 0 if unknown."""
+        load = trial.window.load()
         if self._ceiling is not None:
-            own_s = min(own_s, 1.0 / self._ceiling)
-        if own_s <= 0 or trial.window.work_s <= 0:
+            load = replace(load, compute_ms=min(load.compute_ms, 1e3 / self._ceiling))
+        if load.compute_ms <= 0 or load.work_ms <= 0:
             return 0
-        return max(1, math.ceil(trial.window.work_s / own_s))
+        return workers_needed(load) or MAX_WORKERS
 
 
 def _cost(trial: LoaderTrial) -> tuple[int, int]:
@@ -426,7 +437,7 @@ def _cost(trial: LoaderTrial) -> tuple[int, int]:
 def _answer(trials: Sequence[LoaderTrial]) -> LoaderTrial:
     """Return the trial of the fewest workers among those that are alike fast."""
     fastest = max(trial.steps_per_s for trial in trials)
-    fast = (each for each in trials if each.steps_per_s >= (1 - _ALIKE) * fastest)
+    fast = (each for each in trials if each.steps_per_s >= (1 - THRESHOLDS.alike) * fastest)
     return min(fast, key=_cost)
 
 

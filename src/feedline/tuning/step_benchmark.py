@@ -23,6 +23,7 @@ from torch import Tensor
 import feedline
 from feedline.machine import OtherPrograms
 from feedline.private_names import find_private
+from feedline.throughput.step_model import THRESHOLDS
 from feedline.throughput.windows import RateMeter, StepWindow, error_of
 from feedline.tuning.loaders import TunableLoader
 from feedline.tuning.search import LoaderSetting, LoaderTrial
@@ -33,12 +34,6 @@ __all__ = ["MeteredStep", "StepBenchmark", "UserCodeFailure"]
 _pytree = find_private("torch.utils._pytree")
 
 
-_SMALL_ERROR = 0.01  # relative error that ends a trial
-_SMALL_ERROR_LATER = 0.03  # the same halfway from the shortest duration to the longest
-_SLOWER = 0.1  # than the fastest, beyond the error: then a trial ends early
-_MIN_STEPS = 16  # before a small error is trusted
-_KEPT_BATCHES = 3
-_WARMUP_STEPS = 2
 _START_TIMEOUT_S = 60.0
 
 _LIBRARIES = tuple(f"{Path(module.__file__ or '').parent}/" for module in (feedline, torch))
@@ -76,7 +71,7 @@ class StepBenchmark:
         self._loader = loader
         self._step = step
         self._phase = phase
-        self._warmup_steps = 1 if single_warmup else _WARMUP_STEPS
+        self._warmup_steps = 1 if single_warmup else THRESHOLDS.warmup_steps
         self.batch_bytes = 0
         """Size of the tensors in a batch; 0 before `ceiling` has loaded one."""
 
@@ -106,7 +101,7 @@ class StepBenchmark:
             Exception: any error of the step or the dataset.
         """
         kept = []
-        for _ in range(_KEPT_BATCHES):
+        for _ in range(THRESHOLDS.kept_batches):
             batch = _pytree.tree_map(_clone, self._loader.next())
             kept.append(batch)
             start = time.perf_counter()
@@ -115,7 +110,7 @@ class StepBenchmark:
                 return 1 / max(1e-9, time.perf_counter() - start)
         tensors = [leaf for leaf in _pytree.tree_leaves(kept) if isinstance(leaf, Tensor)]
         self.batch_bytes = sum(each.numel() * each.element_size() for each in tensors) // len(kept)
-        meter = RateMeter(seconds, least=_KEPT_BATCHES, until=until)
+        meter = RateMeter(seconds, least=THRESHOLDS.kept_batches, until=until)
         for batch in itertools.cycle(kept):
             self._step(batch)
             if not meter.add():
@@ -151,12 +146,18 @@ class StepBenchmark:
         while True:
             times.append(self._time_step())
             passed = time.perf_counter() - start
-            enough = len(times) >= _MIN_STEPS and passed >= min_s
+            enough = len(times) >= THRESHOLDS.trial_steps and passed >= min_s
             if enough:
                 error = error_of([each.step_s for each in times])
-                small = _SMALL_ERROR if passed < (min_s + max_s) / 2 else _SMALL_ERROR_LATER
-                slower = len(times) / passed * (1 + error) < (1 - _SLOWER) * (fastest or 0.0)
-                enough = error <= small or (slower and error < _SLOWER)
+                small = (
+                    THRESHOLDS.trial_error
+                    if passed < (min_s + max_s) / 2
+                    else THRESHOLDS.later_trial_error
+                )
+                slower = len(times) / passed * (1 + error) < (1 - THRESHOLDS.clearly_slower) * (
+                    fastest or 0.0
+                )
+                enough = error <= small or (slower and error < THRESHOLDS.clearly_slower)
             if enough or (passed >= max_s and len(times) >= 2):
                 break
         window = StepWindow(

@@ -22,6 +22,7 @@ from feedline.system import available_memory_bytes, usable_cores
 from feedline.throughput.bottleneck import bottleneck
 from feedline.throughput.estimates import Rates
 from feedline.throughput.limits import MemoryBudget, WorkerLimits
+from feedline.throughput.step_model import THRESHOLDS
 from feedline.tuning.loaders import TunableFeedlineLoader, TunableLoader, TunableTorchLoader
 from feedline.tuning.result import SearchStatus, TunedPhase, TuningResult
 from feedline.tuning.search import LoaderSetting, LoaderTrial, Search, check_budget, check_step_ms
@@ -39,7 +40,6 @@ _MIN_STEPS = 4  # of a trial: two for warm-up and two that count
 _USUAL_TRIALS = 5
 _USUAL_REPEATS = 4  # of _MIN_S each
 _STEPS = 8  # of a trial, including those of the previous setting
-_MEMORY_SHARE = 0.5  # of the available memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -342,7 +342,7 @@ def _memory_budget(start: LoaderSetting, batch_bytes: int) -> MemoryBudget:
     """Memory budget for workers and their prefetched batches."""
     whole_batches = start.task_ms is None
     return MemoryBudget(
-        free=int(_MEMORY_SHARE * available_memory_bytes()),
+        free=int(THRESHOLDS.memory_share * available_memory_bytes()),
         workers=start.workers,
         ahead=start.prefetch if whole_batches else 0,
         worker_bytes=WORKER_BYTES,
