@@ -41,105 +41,69 @@ def recognised(root, *steps):
     return dataset, recognition
 
 
-# What is fixed: how many floats a grey level is, and the steps.
 FIXED = {
-    "v1 usual": (0.225 * 255, [v1.Resize(40), v1.CenterCrop(32), *V1_FLOATS]),
-    "v1 odd corner": (0.225 * 255, [v1.Resize(41), v1.CenterCrop(32), *V1_FLOATS]),
-    "v1 square": (255, [v1.Resize((32, 32)), v1.ToTensor()]),
-    "v1 square, larger": (255, [v1.Resize((64, 64)), v1.ToTensor()]),
-    "v1 square, centre": (255, [v1.Resize([40, 40]), v1.CenterCrop(32), v1.ToTensor()]),
-    "v1 whole short side": (255, [v1.Resize([32]), v1.CenterCrop([32]), v1.ToTensor()]),
-    "v1 floats before the crop": (255, [v1.Resize(40), v1.ToTensor(), v1.CenterCrop(32)]),
-    "v1 bytes": (1, [v1.Resize(40), v1.CenterCrop(32), v1.PILToTensor()]),
-    "v1 bytes first": (1, [v1.PILToTensor(), v1.Resize(40), v1.CenterCrop(32)]),
-    "v1 bytes, then floats": (
-        0.225 * 255,
-        [
-            *(v1.PILToTensor(), v1.Resize(40), v1.CenterCrop(32)),
-            *(v1.ConvertImageDtype(torch.float32), v1.Normalize(MEAN, STD)),
-        ],
-    ),
-    "v1 Sequential": (
-        255,
-        [nn.Sequential(v1.Resize(40), nn.Sequential(v1.CenterCrop(32))), v1.ToTensor()],
-    ),
-    "v1 Pillow's own name for bilinear": (
-        255,
-        [v1.Resize((32, 32), Image.Resampling.BILINEAR), v1.ToTensor()],
-    ),
+    "v1 usual": [v1.Resize(40), v1.CenterCrop(32), *V1_FLOATS],
+    "v1 odd corner": [v1.Resize(41), v1.CenterCrop(32), *V1_FLOATS],
+    "v1 square": [v1.Resize((32, 32)), v1.ToTensor()],
+    "v1 square, larger": [v1.Resize((64, 64)), v1.ToTensor()],
+    "v1 square, centre": [v1.Resize([40, 40]), v1.CenterCrop(32), v1.ToTensor()],
+    "v1 whole short side": [v1.Resize([32]), v1.CenterCrop([32]), v1.ToTensor()],
+    "v1 floats before the crop": [v1.Resize(40), v1.ToTensor(), v1.CenterCrop(32)],
+    "v1 bytes": [v1.Resize(40), v1.CenterCrop(32), v1.PILToTensor()],
+    "v1 bytes first": [v1.PILToTensor(), v1.Resize(40), v1.CenterCrop(32)],
+    "v1 bytes, then floats": [
+        *(v1.PILToTensor(), v1.Resize(40), v1.CenterCrop(32)),
+        *(v1.ConvertImageDtype(torch.float32), v1.Normalize(MEAN, STD)),
+    ],
+    "v1 Sequential": [
+        nn.Sequential(v1.Resize(40), nn.Sequential(v1.CenterCrop(32))),
+        v1.ToTensor(),
+    ],
+    "v1 Pillow's own name for bilinear": [
+        v1.Resize((32, 32), Image.Resampling.BILINEAR),
+        v1.ToTensor(),
+    ],
     **{
-        f"v1 {mode.value}": (
-            0.225 * 255,
-            [v1.Resize(40, mode), v1.CenterCrop(32), *V1_FLOATS],
-        )
+        f"v1 {mode.value}": [v1.Resize(40, mode), v1.CenterCrop(32), *V1_FLOATS]
         for mode in InterpolationMode
     },
-    "v1 bicubic, by Pillow's number": (255, [v1.Resize((32, 32), 3), v1.ToTensor()]),
-    "v2 bicubic": (
-        0.225 * 255,
-        [v2.Resize(40, 3), v2.CenterCrop(32), v2.ToImage(), *V2_FLOATS],
-    ),
-    "v2 bicubic bytes": (
-        255,
-        [v2.ToImage(), v2.Resize((32, 32), 3), V2_FLOATS[0]],
-    ),
-    "v1 bicubic bytes": (1, [v1.PILToTensor(), v1.Resize((32, 32), 3)]),
-    "v2 nearest bytes": (
-        1,
-        [v2.ToImage(), v2.Resize((32, 32), 0)],
-    ),
-    "v1 bytes first, larger": (1, [v1.PILToTensor(), v1.Resize((64, 64))]),
-    "v2 bytes first, larger": (1, [v2.PILToTensor(), v2.Resize((64, 64))]),
-    "v1 antialias does not matter to PIL": (
-        255,
-        [v1.Resize((32, 32), antialias=None), v1.ToTensor()],
-    ),
-    "v1 oblong": (0.225 * 255, [v1.Resize((32, 20)), *V1_FLOATS]),
-    "v1 oblong centre": (255, [v1.Resize([24, 40]), v1.CenterCrop((18, 32)), v1.ToTensor()]),
-    "v2 oblong centre": (1, [v2.Resize(40), v2.CenterCrop((24, 32)), v2.PILToTensor()]),
-    "v2 oblong bytes": (1, [v2.ToImage(), v2.Resize((20, 32), 3)]),
-    "v2 usual": (0.225 * 255, [v2.Resize(40), v2.CenterCrop(32), v2.ToImage(), *V2_FLOATS]),
-    "v2 image first": (
-        0.225 * 255,
-        [v2.ToImage(), v2.Resize(40, antialias=True), v2.CenterCrop(32), *V2_FLOATS],
-    ),
-    "v2 nested": (
-        0.225 * 255,
-        [v2.Compose([v2.ToImage(), v2.Compose([v2.Resize((32, 32))])]), v2.Compose(V2_FLOATS)],
-    ),
-    "v2 names": (1, [v2.Resize((32, 32), interpolation="bilinear"), v2.PILToTensor()]),
-    "v2 number": (1, [v2.Resize((32, 32), interpolation=2), v2.PILToTensor()]),
-    "v2 pure": (
-        255,
-        [v2.ToImage(), v2.Resize((32, 32)), V2_FLOATS[0], v2.ToPureTensor(), v2.Identity()],
-    ),
-    "v2 pure first": (1, [v2.ToImage(), v2.ToPureTensor(), v2.Resize((32, 32))]),
-    "v2 unscaled": (1, [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float32)]),
-    "v2 doubles": (
-        255,
-        [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float64, scale=True)],
-    ),
-    "v2 halves": (
-        255,
-        [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float16, scale=True)],
-    ),
-    "v2 integers": (128, [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.int16, scale=True)]),
-    "v2 by kind": (
-        255,
-        [
-            *(v2.Resize((32, 32)), v2.ToImage()),
-            v2.ToDtype({torch.Tensor: None, "others": torch.float32}, scale=True),
-        ],
-    ),
-    "v2 old name": (1, [v2.Resize((32, 32)), v2.ToImage(), v2.ConvertImageDtype(torch.uint8)]),
-    "both": (
-        0.225 * 255,
-        [v2.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v2.Normalize(MEAN, STD)],
-    ),
-    "one mean for all": (
-        0.25 * 255,
-        [v1.Resize((32, 32)), v1.ToTensor(), v1.Normalize([0.5], [0.25], inplace=True)],
-    ),
+    "v1 bicubic, by Pillow's number": [v1.Resize((32, 32), 3), v1.ToTensor()],
+    "v2 bicubic": [v2.Resize(40, 3), v2.CenterCrop(32), v2.ToImage(), *V2_FLOATS],
+    "v2 bicubic bytes": [v2.ToImage(), v2.Resize((32, 32), 3), V2_FLOATS[0]],
+    "v1 bicubic bytes": [v1.PILToTensor(), v1.Resize((32, 32), 3)],
+    "v2 nearest bytes": [v2.ToImage(), v2.Resize((32, 32), 0)],
+    "v1 bytes first, larger": [v1.PILToTensor(), v1.Resize((64, 64))],
+    "v2 bytes first, larger": [v2.PILToTensor(), v2.Resize((64, 64))],
+    "v1 antialias does not matter to PIL": [v1.Resize((32, 32), antialias=None), v1.ToTensor()],
+    "v1 oblong": [v1.Resize((32, 20)), *V1_FLOATS],
+    "v1 oblong centre": [v1.Resize([24, 40]), v1.CenterCrop((18, 32)), v1.ToTensor()],
+    "v2 oblong centre": [v2.Resize(40), v2.CenterCrop((24, 32)), v2.PILToTensor()],
+    "v2 oblong bytes": [v2.ToImage(), v2.Resize((20, 32), 3)],
+    "v2 usual": [v2.Resize(40), v2.CenterCrop(32), v2.ToImage(), *V2_FLOATS],
+    "v2 image first": [v2.ToImage(), v2.Resize(40, antialias=True), v2.CenterCrop(32), *V2_FLOATS],
+    "v2 nested": [
+        v2.Compose([v2.ToImage(), v2.Compose([v2.Resize((32, 32))])]),
+        v2.Compose(V2_FLOATS),
+    ],
+    "v2 names": [v2.Resize((32, 32), interpolation="bilinear"), v2.PILToTensor()],
+    "v2 number": [v2.Resize((32, 32), interpolation=2), v2.PILToTensor()],
+    "v2 pure": [v2.ToImage(), v2.Resize((32, 32)), V2_FLOATS[0], v2.ToPureTensor(), v2.Identity()],
+    "v2 pure first": [v2.ToImage(), v2.ToPureTensor(), v2.Resize((32, 32))],
+    "v2 unscaled": [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float32)],
+    "v2 doubles": [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float64, scale=True)],
+    "v2 halves": [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float16, scale=True)],
+    "v2 integers": [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.int16, scale=True)],
+    "v2 by kind": [
+        *(v2.Resize((32, 32)), v2.ToImage()),
+        v2.ToDtype({torch.Tensor: None, "others": torch.float32}, scale=True),
+    ],
+    "v2 old name": [v2.Resize((32, 32)), v2.ToImage(), v2.ConvertImageDtype(torch.uint8)],
+    "both": [v2.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v2.Normalize(MEAN, STD)],
+    "one mean for all": [
+        v1.Resize((32, 32)),
+        v1.ToTensor(),
+        v1.Normalize([0.5], [0.25], inplace=True),
+    ],
 }
 
 
@@ -180,9 +144,8 @@ RANDOM = {
 
 
 @pytest.mark.parametrize("case", FIXED)
-def test_deterministic_pipeline_matches_torchvision_within_a_fifth_of_a_grey_level(root, case):
-    per_unit, steps = FIXED[case]
-    dataset, recognition = recognised(root, *steps)
+def test_deterministic_pipeline_has_torchvision_values(root, case):
+    dataset, recognition = recognised(root, *FIXED[case])
     source = recognition.pipeline
     assert recognition.unchanged == ()
     assert recognition.reasons == ()
@@ -192,9 +155,7 @@ def test_deterministic_pipeline_matches_torchvision_within_a_fifth_of_a_grey_lev
         assert ours.shape == tuple(theirs.shape)
         assert ours.dtype == theirs.numpy().dtype
         assert number == label
-        if ours.dtype == np.int16:
-            per_unit = 1 / 128
-        assert pixel_error(ours, theirs) * per_unit <= 0.06
+        assert pixel_error(ours, theirs) == 0
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -202,7 +163,7 @@ def test_deterministic_pipeline_matches_torchvision_within_a_fifth_of_a_grey_lev
 def test_steps_after_pixels_match_torch_exactly(root, case, compiled, monkeypatch):
     if not compiled:
         monkeypatch.setattr(resize, "compiled_lut", None)
-    _, steps = FIXED[case]
+    steps = FIXED[case]
     _, recognition = recognised(root, *steps)
     shape = recognition.pipeline.fused.shape_at(32)
     noise = np.random.default_rng(1).integers(0, 256, (*shape, 3), dtype=np.uint8)
@@ -216,7 +177,7 @@ def test_steps_after_pixels_match_torch_exactly(root, case, compiled, monkeypatc
 
 @pytest.mark.parametrize("case", [*FIXED, *RANDOM])
 def test_a_sample_has_the_pixels_of_the_row_and_the_type_of_torchvisions(root, case):
-    dataset, recognition = recognised(root, *(FIXED[case][1] if case in FIXED else RANDOM[case]))
+    dataset, recognition = recognised(root, *(FIXED[case] if case in FIXED else RANDOM[case]))
     kept = []
     for number in range(3):
         theirs, label = dataset[number]
@@ -246,7 +207,7 @@ def test_loader_accepts_rectangular_images(root):
         images, _ = next(iter(loader))
         expected = torch.stack([data[k][0] for k in range(7)])
         assert images.shape == expected.shape == (7, 3, 32, 20)
-        assert pixel_error(images, expected) * 0.225 * 255 <= 0.06
+        assert torch.equal(images, expected)
         loader.set_image_size(16)
         assert next(iter(loader))[0].shape == (7, 3, 16, 10)
 
@@ -284,7 +245,7 @@ def test_random_pipeline_matches_torchvision_for_same_draws(root, case, monkeypa
             theirs, label = dataset[sample]
             ours, number = item_row(source, sample, seed=seed)
             assert number == label
-            assert pixel_error(ours, theirs) * 0.225 * 255 <= 0.06
+            assert pixel_error(ours, theirs) == 0
     assert {box.flip for box in boxes} == {False, True}
 
 
@@ -334,7 +295,7 @@ def test_an_item_may_ask_for_another_size(root, size):
     other = v1.Compose([v1.Resize(40 * size // 32), v1.CenterCrop(size), *V1_FLOATS])
     for sample, (theirs, _) in enumerate(ImageFolder(str(root), other)):
         ours, _ = item_row(source, sample, size)
-        assert pixel_error(ours, theirs) * 0.225 * 255 <= 0.06
+        assert pixel_error(ours, theirs) == 0
     _, recognition = recognised(root, *RANDOM["v1 usual"])
     assert item_row(recognition.pipeline, 0, size)[0].shape == (3, size, size)
 

@@ -34,8 +34,6 @@ from image_inputs import (
 )
 from torchvision_folder import image, pixel_error
 
-FLOAT = 0.225 * 255  # of a normalised value, in grey levels
-ROUNDING = 0.1  # grey levels on average: some of a small image's pixels are rounded otherwise
 NAMES = (
     *("plain.jpg", "wide.jpg", "progressive.jpg", "grey.jpg", "cmyk.jpg", "turned.jpg"),
     *("frames.mpo", "plain.png", "palette.png", "see-through.png", "deep.png", "frames.gif"),
@@ -70,7 +68,7 @@ def test_file_gives_same_result_in_every_form(pictures, name):
         state = torch.get_rng_state()
         ours = compiled(given)
         assert (type(ours), ours.dtype, ours.shape) == (type(theirs), theirs.dtype, theirs.shape)
-        assert pixel_error(ours, theirs) * FLOAT <= ROUNDING
+        assert pixel_error(ours, theirs) == 0
         assert torch.equal(torch.get_rng_state(), state), "nothing is drawn here"
 
 
@@ -83,7 +81,7 @@ def test_lazily_opened_image_matches_pipeline(pictures, name):
         theirs, ours = pipeline(one), compiled(other)
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         if one.mode == "RGB":
-            assert pixel_error(ours, theirs) <= ROUNDING
+            assert pixel_error(ours, theirs) == 0
         else:
             assert torch.equal(ours, theirs), "the pipeline itself ran"
 
@@ -113,7 +111,7 @@ def test_random_crops_match_torchvision_for_same_draws(pictures, monkeypatch):
             for ours in results:
                 assert type(ours) is type(theirs)
                 assert torch.equal(ours, results[0]), "the form of what is given changes nothing"
-            assert pixel_error(results[0], theirs) * FLOAT <= ROUNDING
+            assert pixel_error(results[0], theirs) == 0
     assert flips == {False, True}
 
 
@@ -243,7 +241,7 @@ def test_modified_image_is_used_with_its_changes(pictures, change):
     one, other = (change(Image.open(pictures["plain.jpg"])) for _ in range(2))
     theirs, ours = pipeline(one), compiled(other)
     assert ours.shape == theirs.shape
-    assert pixel_error(ours, theirs) <= ROUNDING
+    assert pixel_error(ours, theirs) == 0
     plain = compiled(pictures["plain.jpg"])
     if change not in (loaded, with_a_method, derived):
         assert ours.shape != plain.shape or pixel_error(ours, plain) > 0.3
@@ -256,7 +254,7 @@ def test_selected_frame_is_decoded(pictures):
         one.seek(1)
         other.seek(1)
         theirs = pipeline(one)
-        assert pixel_error(compiled(other), theirs) <= ROUNDING
+        assert pixel_error(compiled(other), theirs) == 0
     assert pixel_error(compiled(pictures["frames.mpo"]), theirs) > 10
 
 
@@ -499,7 +497,7 @@ def test_timm_pipelines_are_compiled(pictures):
     assert ours.explain().startswith("fused ")
     for name in ("plain.jpg", "plain.png"):
         theirs = evaluation(opened(pictures[name]))
-        assert pixel_error(ours(pictures[name]), theirs) * FLOAT <= ROUNDING
+        assert pixel_error(ours(pictures[name]), theirs) == 0
     training = feedline.compile(create(32, is_training=True, auto_augment="rand-m9-mstd0.5"))
     results = []
     for _ in range(2):

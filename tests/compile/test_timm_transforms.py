@@ -16,8 +16,6 @@ from feedline.images.compile.datasets import class_names, folder_fingerprint
 from feedline.order.batch_spec import Item
 from torchvision_folder import item_row, pixel_error, write_images
 
-STD = 0.225
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _timm():
@@ -48,7 +46,7 @@ def test_evaluation_matches_timm_pixels(root, interpolation, crop_pct):
     for sample, (theirs, label) in enumerate(dataset):
         ours, number = item_row(recognition.pipeline, sample)
         assert number == label
-        assert pixel_error(ours, theirs) * STD * 255 <= 0.2
+        assert pixel_error(ours, theirs) == 0
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "random"])
@@ -74,7 +72,7 @@ def test_training_matches_timm_for_same_draws(root, interpolation, monkeypatch):
             boxes.append(crop.place(height, width, Item(sample, 32, seed, 1.0)))
             theirs, _ = dataset[sample]
             ours, _ = item_row(recognition.pipeline, sample, seed=seed)
-            assert pixel_error(ours, theirs) * STD * 255 <= 0.2
+            assert pixel_error(ours, theirs) == 0
     assert {box.filter for box in boxes} == (
         {"bilinear", "bicubic"} if interpolation == "random" else {interpolation}
     )
@@ -143,7 +141,7 @@ def test_timm_dataset_of_a_folder_is_compiled(root, options):
         ours, number = item_row(pipeline, sample)
         assert number == label
         assert ours.dtype == theirs.numpy().dtype
-        assert pixel_error(ours, theirs) * (1 if ours.dtype == np.uint8 else STD * 255) <= 0.2
+        assert pixel_error(ours, theirs) == 0
 
 
 def test_timm_labels_are_transformed_and_its_classes_are_named(root):

@@ -24,8 +24,6 @@ from feedline.order.seeds import extend
 from image_inputs import opened, own_step, random_pipeline, usual_pipeline, write_pictures
 from torchvision_folder import image, pixel_error, write_images
 
-FLOAT = 0.225 * 255
-
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
@@ -57,7 +55,7 @@ def test_each_view_matches_its_pipeline_for_same_draws(pictures, name, monkeypat
                 patch.setattr(torch, "rand", lambda *_, flip=flip: flip)
                 theirs = pipeline(picture)
             assert (type(ours), ours.shape) == (type(theirs), theirs.shape)
-            assert pixel_error(ours, theirs) * FLOAT <= 0.1
+            assert pixel_error(ours, theirs) == 0
 
 
 def test_all_forms_of_an_image_give_the_same(pictures):

@@ -1,5 +1,5 @@
-"""The compiled resize, by every implementation this processor has: torch's bytes, for every image
-and window, and never a byte too far."""
+"""The compiled resize, by every implementation this processor has: torch's bytes, or Pillow's, for
+every image and window, and never a byte too far."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision import transforms
+from torchvision.transforms import v2
 
+import feedline
 from feedline.images import resize
-from feedline.images.crops import Box
+from feedline.images.crops import Box, Window
 from feedline.images.resize import FILTERS
 
 pytestmark = pytest.mark.skipif(resize.compiled is None, reason="not compiled")
@@ -103,6 +106,56 @@ def test_bicubic_has_torch_bytes(task):
     row = np.zeros((size, size, 3), np.uint8)
     assert resample(cut(image, part), row, *whole, *corner, flip, False, BICUBIC)
     assert np.array_equal(row, torchs(image, part, whole, corner, size, flip, "bicubic"))
+
+
+PIPELINES = {
+    "usual": lambda v: [v.Resize(64), v.CenterCrop(56)],
+    "usual size": lambda v: [v.Resize(256), v.CenterCrop(224)],
+    "bicubic": lambda v: [v.Resize(61, interpolation=3), v.CenterCrop((47, 33))],
+    "square": lambda v: [v.Resize((48, 48))],
+    "box": lambda v: [v.Resize((40, 57), interpolation=v.InterpolationMode.BOX)],
+    "hamming": lambda v: [v.Resize((40, 57), interpolation=v.InterpolationMode.HAMMING)],
+    "lanczos": lambda v: [v.Resize(96, interpolation=1), v.CenterCrop(96)],
+}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Files of grey and RGB images, some reduced 16:1, some enlarged."""
+    folder, paths = tmp_path_factory.mktemp("pictures"), []
+    shapes = (375, 500), (131, 97), (90, 300), (21, 33), (5, 64), (1024, 1250), (1600, 130)
+    for number, (shape, mode) in enumerate(product(shapes, ("L", "RGB"))):
+        paths.append(folder / f"{number}.png")
+        Image.fromarray(noise(*shape)).convert(mode).save(paths[-1], compress_level=0)
+    return paths
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("version", [transforms, v2])
+def test_evaluation_pipelines_have_pillow_pixels(version, pipeline, pictures):
+    whole = version.Compose([*PIPELINES[pipeline](version), version.PILToTensor()])
+    compiled = feedline.compile(whole)
+    assert "\nunchanged" not in compiled.explain()
+    for path in pictures:
+        with Image.open(path) as image:
+            assert torch.equal(compiled(path), whole(image.convert("RGB"))), path
+
+
+@settings(max_examples=300, deadline=None)
+@given(tasks(), st.sampled_from(FILTERS), st.sampled_from([1, 2, 3, 4]))
+@example(((120, 120), (0, 0, 120, 120), (2, 3), (0, 0), 2, True), "bicubic", 3)
+@example(((90, 90), (0, 0, 90, 90), (30, 60), (0, 3), 30, True), "bilinear", 3)
+def test_every_part_and_window_has_pillow_bytes(task, filter, channels):
+    shape, part, whole, corner, size, flip = task
+    image = np.random.default_rng(2).integers(0, 256, (*shape, channels), dtype=np.uint8)
+    source, row = cut(image, part), np.zeros((size, size, channels), np.uint8)
+    resize.fill_as("pillow", row, source, Window(*whole, *corner, flip, filter))
+    top, left = corner
+    for channel in range(channels):
+        picture = Image.fromarray(np.ascontiguousarray(source[..., channel]))
+        resized = np.asarray(picture.resize(whole[::-1], Image.Resampling[filter.upper()]))
+        window = resized[top : top + size, left : left + size]
+        assert np.array_equal(row[..., channel], window[:, ::-1] if flip else window)
 
 
 @settings(max_examples=200, deadline=None)

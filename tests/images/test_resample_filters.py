@@ -41,18 +41,7 @@ def test_pixels_equal_pillow(filter, h, w, height, width, flip):
     image = noise(h, w)
     row = made(image, Box(0, 0, h, w, flip, None, filter), height, width)
     theirs = np.asarray(Image.fromarray(image).resize((width, height), PILLOWS[filter]))
-    difference = np.abs(row.astype(int) - (theirs[:, ::-1] if flip else theirs))
-    # 16-bit weights; Pillow's have 22 bits
-    assert difference.max() <= (0 if filter == "nearest-exact" else 2)
-
-
-@pytest.mark.parametrize("filter", PILLOWS)
-@pytest.mark.parametrize("target", [(40, 52), (68, 90), (96, 31), (110, 130), (45, 35)])
-def test_few_pixels_are_not_pillows(filter, target):
-    image = noise(90, 70)
-    row = made(image, Box(0, 0, 90, 70, False, None, filter), *target)
-    theirs = np.asarray(Image.fromarray(image).resize(target[::-1], PILLOWS[filter]))
-    assert np.abs(row.astype(int) - theirs).mean() <= 0.02
+    assert np.array_equal(row, theirs[:, ::-1] if flip else theirs)
 
 
 @pytest.mark.parametrize("filter", PILLOWS)
@@ -60,9 +49,7 @@ def test_region_of_resized_image_equals_pillow(filter):
     image = noise(80, 61)
     row = made(image, Window(40, 55, 3, 7, True, filter), 30, 41)
     whole = np.asarray(Image.fromarray(image).resize((55, 40), PILLOWS[filter]))
-    difference = np.abs(row.astype(int) - whole[3:33, 7:48][:, ::-1])
-    assert difference.max() <= 2
-    assert difference.mean() <= 0.02
+    assert np.array_equal(row, whole[3:33, 7:48][:, ::-1])
 
 
 @settings(max_examples=150, deadline=None)

@@ -92,8 +92,11 @@ def fuzz_resample(dice: Dice) -> None:
     corner = [int(dice.integers(-1 if chance(dice, 0.05) else 0, t + 1)) for t in to]
     if chance(dice, 0.9):
         corner = [min(c, t - n) for c, t, n in zip(corner, to, (rows, columns), strict=True)]
-    down_first, filter = chance(dice, 0.5), int(dice.integers(-1 if chance(dice, 0.05) else 0, 5))
-    numbers = (*to, *corner, chance(dice, 0.5), down_first, filter)
+    passes, filter = (
+        int(dice.integers(0, 4)),
+        int(dice.integers(-1 if chance(dice, 0.05) else 0, 5)),
+    )
+    numbers = (*to, *corner, chance(dice, 0.5), passes, filter)
     box: tuple = ()
     if chance(dice, 0.6):
         sides = [n if chance(dice, 0.9) else 2 * n for n in image.shape[:2]]

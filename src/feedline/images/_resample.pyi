@@ -23,7 +23,7 @@ def resample(
     to_top: int,
     to_left: int,
     flip: bool,
-    down_first: bool = False,
+    passes: int = 0,
     filter: int = 0,
     box: tuple[float, float, float, float] = ...,
     /,
@@ -34,7 +34,8 @@ def resample(
         image: uint8 (h, w, channels); its rows may have padding between them.
         row: uint8 (height, width, channels), C-contiguous: the window from (to_top, to_left).
         flip: mirror the window.
-        down_first: the vertical pass comes before the horizontal one, not after it.
+        passes: sum of 1 if the vertical pass comes before the horizontal one, not after it; and 2
+            if weights have 22 bits, as Pillow's, not torch's 16 or fewer.
         filter: its index in `resize.FILTERS`.
         box: top, left, height and width of the resized area of the image; default: all of it.
 

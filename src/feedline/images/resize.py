@@ -11,8 +11,7 @@ warning for read-only or oddly strided images. Pixels, without a `ResizeMode`:
   weights); on average within 0.2 grey levels of torchvision's pipeline on PIL images;
 - box, hamming, lanczos: within 0.02 grey levels of Pillow;
 - nearest: the pixels of torch and Pillow.
-With a `ResizeMode`: the bytes of torchvision's own resize of tensors, and on average within 0.01
-grey levels of Pillow's for PIL images.
+With a `ResizeMode`: the bytes of torchvision's own resize of tensors, or of Pillow's resize.
 
 Relies on: `_resample`, compiled, which makes those bytes in about half of torch's time, at any
 ratio and with any number of channels, so a worker of image rows never imports torch. If it was not
@@ -77,7 +76,8 @@ def _bicubic(x: Floats) -> Floats:
 
 def _hamming(x: Floats) -> Floats:
     x = np.abs(x)
-    return np.where(x < 1.0, np.sinc(x) * (0.54 + 0.46 * np.cos(np.pi * x)), 0.0)
+    base, share = float(np.float32(0.54)), float(np.float32(0.46))  # floats in Pillow
+    return np.where(x < 1.0, np.sinc(x) * (base + share * np.cos(np.pi * x)), 0.0)
 
 
 KERNELS: dict[Filter, tuple[float, Callable[[Floats], Floats]]] = {
@@ -118,8 +118,9 @@ _WHOLE_LIMIT = 64
 """Largest resized whole of an elongated image, in multiples of the row's pixels."""
 
 ResizeMode: TypeAlias = Literal["pillow", "bytes", "floats"]
-"""`pillow`: as torchvision resizes PIL images. `bytes`: as version 2 of its transforms resizes
-uint8 tensors. `floats`: as version 1 resizes them, in floats that are rounded once."""
+"""`pillow`: as Pillow, and so torchvision and timm, resize PIL images. `bytes`: as version 2 of
+torchvision's transforms resizes uint8 tensors. `floats`: as version 1 resizes them, in floats that
+are rounded once."""
 
 _PILLOW_CHOOSES = int(PIL.__version__.partition(".")[0]) >= 13
 
@@ -127,7 +128,14 @@ Edges = tuple[float, float, float, float]
 """Top, left, height and width of the resized area."""
 
 
-def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool = False) -> None:
+def fill(
+    row: Pixels,
+    image: Pixels,
+    placement: Placement,
+    *,
+    down_first: bool = False,
+    pillow_precision: bool = False,
+) -> None:
     """Resize a part of an image into a row.
 
     Args:
@@ -138,6 +146,7 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
         placement: geometry and filter.
         down_first: for uint8, the vertical pass comes before the horizontal one, not after it as in
             torch: the bytes between them are rounded, so a fifth of the row's bytes differ by 1.
+        pillow_precision: for uint8, weights have Pillow's 22 bits, not torch's 16 or fewer.
     """
     rows, columns, channels = row.shape
     from_height, from_width = image.shape[:2]
@@ -155,18 +164,18 @@ def fill(row: Pixels, image: Pixels, placement: Placement, *, down_first: bool =
     elif row.itemsize > 1:
         _resize_floats(image, area, Window(height, width, top, left, filter=filter), row)
     elif compiled is not None and _resample(
-        *(image, row, height, width, top, left, flip, down_first, FILTERS.index(filter)),
-        *(() if edges is None else (edges,)),
+        *(image, row, height, width, top, left, flip, down_first + 2 * pillow_precision),
+        *(FILTERS.index(filter), *(() if edges is None else (edges,))),
     ):
         return
     elif edges is not None:
-        _resize_edges(image, row, edges, filter, down_first)
+        _resize_edges(image, row, edges, filter, down_first, pillow_precision)
     elif (height, width) == (rows, columns):
-        _resize(image, row, filter, down_first)
+        _resize(image, row, filter, down_first, pillow_precision)
     elif height * width <= _WHOLE_LIMIT * rows * columns:
         # The filter looks beyond the window's edge, so the whole is resized first.
         resized = np.empty((height, width, channels), np.uint8)
-        _resize(image, resized, filter, down_first)
+        _resize(image, resized, filter, down_first, pillow_precision)
         np.copyto(row, resized[top : top + rows, left : left + columns])
     else:  # a 1 x 3000 image would be resized to 256 x 768,000 pixels
         _resize_floats(image, area, Window(height, width, top, left, filter=filter), row)
@@ -188,7 +197,8 @@ def fill_as(mode: ResizeMode, row: Pixels, image: Pixels, placement: Placement) 
         return
     less_height, less_width = image.shape[0] - height, image.shape[1] - width
     down_first = _PILLOW_CHOOSES and less_height > max(0, 2 * less_width)
-    fill(row, image, placement, down_first=mode == "pillow" and down_first)
+    is_pillow = mode == "pillow"
+    fill(row, image, placement, down_first=is_pillow and down_first, pillow_precision=is_pillow)
 
 
 def _resample(image: Pixels, *arguments: Any) -> bool:
@@ -209,13 +219,13 @@ def _pick(image: Pixels, row: Pixels, window: Window, edges: Edges) -> None:
 
 
 def _resize_edges(
-    image: Pixels, row: Pixels, edges: Edges, filter: Filter, down_first: bool
+    image: Pixels, row: Pixels, edges: Edges, filter: Filter, down_first: bool, pillow: bool
 ) -> None:
     """Resize an area with fractional edges."""
     pixels = image.astype(np.int32)
     for axis in (0, 1) if down_first else (1, 0):
         taps, shares, precision = _whole_weights(
-            filter, image.shape[axis], edges[axis], edges[axis + 2], row.shape[axis]
+            filter, image.shape[axis], edges[axis], edges[axis + 2], row.shape[axis], pillow
         )
         shape = (-1, 1, 1) if axis == 0 else (-1, 1)
         mixed = np.full_like(np.take(pixels, taps[:, 0], axis), 1 << precision - 1)
@@ -226,7 +236,7 @@ def _resize_edges(
 
 
 def _whole_weights(
-    filter: Filter, source: int, first: float, extent: float, resized: int
+    filter: Filter, source: int, first: float, extent: float, resized: int, pillow: bool
 ) -> tuple[NDArray[Any], NDArray[np.int32], int]:
     """Source pixels that `_resample.c` weighs, shape (resized, taps), their weights as whole
     numbers, and the number of fractional bits of these.
@@ -242,7 +252,7 @@ def _whole_weights(
     shares[taps >= stops[:, None]] = 0.0
     total = np.cumsum(shares, 1)[:, -1:]  # one by one, as C adds them up
     shares /= np.where(total == 0.0, 1.0, total)
-    precision = 0
+    precision = 22 if pillow else 0
     while precision < 22 and int(0.5 + shares.max() * (1 << precision + 1)) < 1 << 15:
         precision += 1
     exact = shares * (1 << precision)
@@ -250,14 +260,14 @@ def _whole_weights(
     return np.minimum(taps, source - 1), whole, precision
 
 
-def _resize(source: Pixels, target: Pixels, filter: Filter, down_first: bool) -> None:
+def _resize(source: Pixels, target: Pixels, filter: Filter, down_first: bool, pillow: bool) -> None:
     """Resize all of `source` (h, w, channels) to all of `target` (H, W, channels)."""
-    if compiled is not None or filter not in ("bilinear", "bicubic"):
-        _resize_edges(source, target, (0.0, 0.0, *source.shape[:2]), filter, down_first)
+    if compiled is not None or pillow or filter not in ("bilinear", "bicubic"):
+        _resize_edges(source, target, (0.0, 0.0, *source.shape[:2]), filter, down_first, pillow)
         return
     if down_first:
         turned = np.empty(target.transpose(1, 0, 2).shape, np.uint8)
-        _resize(np.ascontiguousarray(source.transpose(1, 0, 2)), turned, filter, False)
+        _resize(np.ascontiguousarray(source.transpose(1, 0, 2)), turned, filter, False, False)
         np.copyto(target, turned.transpose(1, 0, 2))
         return
     if not source.flags.writeable or min(source.strides) < 0:  # torch warns, or refuses

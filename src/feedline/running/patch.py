@@ -147,8 +147,7 @@ def patch(
     """Replace torch.utils.data.DataLoader in this process, as `feedline run` does.
 
     Names of the class and subclasses have the effect too, however early they were bound. Samples,
-    their order and labels stay the same; random augmentations draw other values than torch's, and
-    resized pixels may differ by one grey level, rarely by two.
+    their order, labels and pixels stay the same, but random augmentations draw other values.
     Also turns on `feedline.lazy_images`, if Pillow is new enough.
 
     Args:

@@ -4,8 +4,9 @@ Guarantees: the bytes of torch's antialiased bilinear or bicubic resize of uint8
 algorithm with 16-bit weights: horizontal pass, rounded to bytes, then vertical pass; or the vertical
 pass first, as newer Pillows do it with some images. Pillow's box, Hamming and Lanczos filters
 likewise, at any ratio and with any number of channels. A box with fractional edges gets Pillow's
-weights. Nothing outside the image is read, nothing outside the row is written; padding between the
-image's rows does not affect the result. The GIL is released.
+weights. With Pillow's precision, all filters have Pillow's bytes: weights have 22 bits. Nothing
+outside the image is read, nothing outside the row is written; padding between the image's rows does
+not affect the result. The GIL is released.
 
 Relies on AVX2 or NEON (`_simd.h`), or plain C: the same bytes, chosen at run time.
 
@@ -15,7 +16,8 @@ third and fourth source pixels are 6 bytes further, and so on; RGB, and usual ra
 code. Two rows are processed at once. Rows between the passes are kept only while the vertical pass
 needs them, usually in the L1 cache. Mirroring only changes the shuffles and costs nothing. Memory of
 the row is prefetched shortly before it is written. The next image is not: reading it is bound by the
-memory's bandwidth, and many prefetches delay the reads of the image itself.
+memory's bandwidth, and many prefetches delay the reads of the image itself. A weight of 22 bits is a
+coarse one times 2048, plus a fine one: both are summed as int16, from the same shuffled pixels.
 
 AVX-512 makes 32 or 64 bytes of a row from 64 bytes of a source row, by byte permutations.
 
@@ -39,9 +41,14 @@ enum {
     LINE = 64, /* bytes of a cache line */
     AHEAD = 1024, /* bytes of output between what is written and what is prefetched */
     SLACK = BLOCK, /* bytes after a row between the passes that may be read and written */
+    MAX_PRECISION = 22, /* fractional bits of weights, and those of split ones, as in Pillow */
+    FINE_BITS = 11, /* of these in the fine weights */
 };
 
-/* The source pixels of an output pixel: the first, and their weights; 0 beyond the last. */
+enum { DOWN_FIRST = 1, PILLOW_PRECISION = 2 }; /* bits of an argument, as in resize.py */
+
+/* The source pixels of an output pixel: the first, and their weights; 0 beyond the last. If weights are
+split, the coarse ones of all source pixels come first, then the fine ones. */
 typedef struct {
     int start;
     const int16_t *weights;
@@ -77,10 +84,10 @@ static double sinc(double x)
     return x == 0.0 ? 1.0 : sin(x) / x;
 }
 
-static double hamming(double x)
+static double hamming(double x) /* with Pillow's floats */
 {
     x = x < 0.0 ? -x : x;
-    return x < 1.0 ? sinc(x) * (0.54 + 0.46 * cos(3.14159265358979323846 * x)) : 0.0;
+    return x < 1.0 ? sinc(x) * (0.54f + 0.46f * cos(3.14159265358979323846 * x)) : 0.0;
 }
 
 static double lanczos(double x)
@@ -95,9 +102,10 @@ static const struct {
 } filters[] = {{triangle, 1.0}, {cubic, 2.0}, {box, 0.5}, {hamming, 1.0}, {lanczos, 3.0}};
 enum { FILTERS = sizeof filters / sizeof *filters };
 
-/* One direction: pairs of source pixels of an output pixel, and fractional bits of the weights. */
+/* One direction: pairs of source pixels of an output pixel, and fractional bits of the weights;
+`is_split` if each weight is a coarse and a fine one. */
 typedef struct {
-    int pairs, precision;
+    int pairs, precision, is_split;
 } Axis;
 
 /* The horizontal pass. */
@@ -124,7 +132,7 @@ typedef struct {
     double box_top, box_left, box_height, box_width;
     int resized_height, resized_width;
     int top, left, row_height, row_width; /* the window */
-    int flip, down_first, filter;
+    int flip, down_first, filter, is_split;
     uint8_t *row;
 } Task;
 
@@ -140,8 +148,8 @@ typedef struct {
 typedef struct {
     const char *name;
     Axis (*weigh)(
-        Taps *taps, double *shares, int16_t *weights, int count, int filter, int source, double first,
-        double extent, int resized);
+        Taps *taps, double *shares, int16_t *weights, int count, int is_split, int filter, int source,
+        double first, double extent, int resized);
     void (*across)(const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2]);
     void (*down)(Axis axis, const Taps *taps, uint8_t *to, const uint8_t *const *rows, int bytes);
 } Path;
@@ -161,17 +169,19 @@ static int taps_of(int filter, int source, double extent, int resized)
     return ((room < source ? room : source) + 1) / 2 * 2;
 }
 
-/* Compute weights by torch's arithmetic for uint8, step by step: they are equal to the bit.
+/* Compute weights by torch's arithmetic for uint8, or by Pillow's if they are split, step by step: they
+are equal to the bit.
 
 The resized part begins at `first` and has `extent` of the `source` pixels. An output pixel has
 `count` of the `weights`. `shares` are those of a group of pixels after the other, by their number.
 Loops over a group have no branches, so that compilers vectorise them; `is_quick` if the filter has
 none either. */
 static INLINE Axis weigh_by(
-    Filter weight, int is_quick, Taps *taps, double *shares, int16_t *weights, int count, int filter,
-    int source, double first, double extent, int resized)
+    Filter weight, int is_quick, Taps *taps, double *shares, int16_t *weights, int count, int is_split,
+    int filter, int source, double first, double extent, int resized)
 {
     enum { GROUP = 64 };
+    const size_t own_weights = (size_t)count * (is_split ? 2 : 1);
     const double scale = extent / resized;
     const double support = support_of(filter, extent, resized);
     const double shrink = scale >= 1.0 ? 1.0 / scale : 1.0;
@@ -203,7 +213,7 @@ static INLINE Axis weigh_by(
             }
         for (int j = 0; j < group; j++) {
             totals[j] = totals[j] != 0.0 ? totals[j] : 1.0;
-            taps[i + j] = (Taps){starts[j], weights + (size_t)(i + j) * (size_t)count};
+            taps[i + j] = (Taps){starts[j], weights + (size_t)(i + j) * own_weights};
         }
         share = begin;
         for (int k = 0; k < count; k++, share += group)
@@ -215,35 +225,44 @@ static INLINE Axis weigh_by(
     }
     for (int j = 0; j < GROUP; j++)
         largest = most[j] > largest ? most[j] : largest;
-    while (precision < 22 && (int)(0.5 + largest * (1 << (precision + 1))) < 1 << 15)
+    while (precision < MAX_PRECISION
+           && (is_split || (int)(0.5 + largest * (1 << (precision + 1))) < 1 << 15))
         precision++;
     const double one = 1 << precision;
     share = shares;
     for (int i = 0; i < resized; i += GROUP) {
         const int group = resized - i < GROUP ? resized - i : GROUP;
-        int16_t *const to = weights + (size_t)i * (size_t)count;
+        int16_t *const to = weights + (size_t)i * own_weights;
         for (int k = 0; k < count; k++, share += group) {
             int whole[GROUP];
             for (int j = 0; j < group; j++) {
                 const double exact = share[j] * one;
                 whole[j] = (int)(exact + (exact < 0.0 ? -0.5 : 0.5));
             }
-            for (int j = 0; j < group; j++)
-                to[j * count + k] = (int16_t)whole[j];
+            if (!is_split) {
+                for (int j = 0; j < group; j++)
+                    to[j * count + k] = (int16_t)whole[j];
+                continue;
+            }
+            for (int j = 0; j < group; j++) { /* the fine weight may be negative */
+                const int coarse = (whole[j] + (1 << (FINE_BITS - 1))) >> FINE_BITS;
+                to[2 * j * count + k] = (int16_t)coarse;
+                to[(2 * j + 1) * count + k] = (int16_t)(whole[j] - coarse * (1 << FINE_BITS));
+            }
         }
     }
-    return (Axis){count / 2, precision};
+    return (Axis){count / 2, precision, is_split};
 }
 
 #define WEIGH(attributes, name) \
     attributes Axis name( \
-        Taps *taps, double *shares, int16_t *weights, int count, int filter, int source, \
+        Taps *taps, double *shares, int16_t *weights, int count, int is_split, int filter, int source, \
         double first, double extent, int resized) \
     { \
         switch (filter) { \
-        case 0: return weigh_by(triangle, 1, taps, shares, weights, count, filter, source, first, extent, resized); \
-        case 1: return weigh_by(cubic, 1, taps, shares, weights, count, filter, source, first, extent, resized); \
-        default: return weigh_by(filters[filter].weight, 0, taps, shares, weights, count, filter, source, first, extent, resized); \
+        case 0: return weigh_by(triangle, 1, taps, shares, weights, count, is_split, filter, source, first, extent, resized); \
+        case 1: return weigh_by(cubic, 1, taps, shares, weights, count, is_split, filter, source, first, extent, resized); \
+        default: return weigh_by(filters[filter].weight, 0, taps, shares, weights, count, is_split, filter, source, first, extent, resized); \
         } \
     }
 
@@ -254,6 +273,18 @@ WEIGH(SIMD, weigh_simd)
 #ifdef WIDE_NAME
 WEIGH(WIDE, weigh_wide)
 #endif
+
+/* Pairs of weights of an output pixel. */
+static INLINE int weight_pairs(Axis axis)
+{
+    return axis.is_split ? 2 * axis.pairs : axis.pairs;
+}
+
+/* A weight as one number. */
+static INLINE int32_t weight_of(Axis axis, const int16_t *weights, int k)
+{
+    return axis.is_split ? weights[k] * (1 << FINE_BITS) + weights[2 * axis.pairs + k] : weights[k];
+}
 
 static INLINE int32_t pair_of(const int16_t *weights, int pair)
 {
@@ -329,12 +360,12 @@ static void plan_blocks(Plan *plan)
             int32_t *lane = step + byte / 4 * 8 + byte % 4;
             const int at = taps ? channels * (taps->start - low) + byte % channels : 0;
             lane[0] = lane[4] = taps ? pick_two(at, channels) : (int32_t)0x80808080u;
-            for (int pair = 0; pair < plan->axis.pairs; pair++) {
+            for (int pair = 0; pair < weight_pairs(plan->axis); pair++) {
                 lane += 8 * plan->vectors;
                 lane[0] = lane[4] = taps ? pair_of(taps->weights, pair) : 0;
             }
         }
-        step += 8 * (Py_ssize_t)plan->vectors * (1 + plan->axis.pairs);
+        step += 8 * (Py_ssize_t)plan->vectors * (1 + weight_pairs(plan->axis));
     }
     for (int lane = 0; is_steep(plan) && lane < 16; lane++) /* two vectors */
         step[lane] = pick_two(lane / 8 * 2 * channels + lane % 4, channels);
@@ -355,7 +386,7 @@ static void across_scalar(const Plan *plan, uint8_t *const to[2], const uint8_t 
                 const uint8_t *source = from[row] + channels * taps->start + channel;
                 int32_t sum = 1 << (plan->axis.precision - 1);
                 for (int k = 0; k < 2 * plan->axis.pairs; k++)
-                    sum += taps->weights[k] * source[channels * k];
+                    sum += weight_of(plan->axis, taps->weights, k) * source[channels * k];
                 to[row][channels * x + channel] = clip(sum >> plan->axis.precision);
             }
         }
@@ -370,33 +401,53 @@ static void down_scalar(
         int32_t sums[AT_ONCE];
         for (int i = 0; i < count; i++)
             sums[i] = 1 << (axis.precision - 1);
-        for (int k = 0; k < 2 * axis.pairs; k++)
+        for (int k = 0; k < 2 * axis.pairs; k++) {
+            const int32_t weight = weight_of(axis, taps->weights, k);
             for (int i = 0; i < count; i++)
-                sums[i] += taps->weights[k] * rows[k][at + i];
+                sums[i] += weight * rows[k][at + i];
+        }
         for (int i = 0; i < count; i++)
             to[at + i] = clip(sums[i] >> axis.precision);
     }
 }
 
 #ifdef SIMD_NAME
+/* Add the sums by coarse weights to those by fine ones. */
+SIMD INLINE void add_coarse(Vector sums[4], const Vector coarse[4])
+{
+    for (int k = 0; k < 4; k++)
+        sums[k] = add_shifted(sums[k], coarse[k], FINE_BITS);
+}
+
 SIMD INLINE void across(
-    int pairs, int vectors, int channels, const Plan *plan, uint8_t *const to[2],
+    int pairs, int is_split, int vectors, int channels, const Plan *plan, uint8_t *const to[2],
     const uint8_t *const from[2])
 {
     const Plan local = *plan; /* which no store can change */
     const uint8_t *const low = from[0], *const high = from[1];
     uint8_t *const to_low = to[0], *const to_high = to[1];
-    const Vector half = repeat(1 << (local.axis.precision - 1));
+    const Vector half = repeat(1 << (local.axis.precision - 1)), none = repeat(0);
     const int32_t *step = local.program;
     for (int block = 0; block < local.blocks; block++) {
         const int source = local.source[block], target = channels * block_start(&local, block);
         const int32_t *weights = step + 8 * vectors;
-        Vector sums[4] = {half, half, half, half};
+        Vector sums[4] = {half, half, half, half}, coarse[4] = {none, none, none, none};
         for (int pair = 0; pair < pairs; pair++) {
             const int at = source + 2 * channels * pair;
             const Vector bytes = load_halves(low + at, high + at);
-            for (int k = 0; k < vectors; k++, weights += 8)
-                sums[k] = multiply_add(sums[k], shuffle(bytes, load(step + 8 * k)), load(weights));
+            for (int k = 0; k < vectors; k++, weights += 8) {
+                const Vector pixels = shuffle(bytes, load(step + 8 * k));
+                if (is_split) {
+                    coarse[k] = multiply_add(coarse[k], pixels, load(weights));
+                    sums[k] = multiply_add(sums[k], pixels, load(weights + 8 * vectors * pairs));
+                } else {
+                    sums[k] = multiply_add(sums[k], pixels, load(weights));
+                }
+            }
+        }
+        if (is_split) {
+            add_coarse(sums, coarse);
+            weights += 8 * vectors * pairs;
         }
         store_halves(to_low + target, to_high + target, pack(sums, local.axis.precision));
         step = weights;
@@ -405,70 +456,85 @@ SIMD INLINE void across(
 
 /* The same if `is_steep`: the shuffles of the first four source pixels are equal in all blocks, and the
 weights are read where they are. */
-SIMD INLINE void across_steep(const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
+SIMD INLINE void across_steep(
+    int is_split, const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
 {
     const Plan local = *plan;
     const uint8_t *const low = from[0], *const high = from[1];
     uint8_t *const to_low = to[0], *const to_high = to[1];
-    const Vector half = repeat(1 << (local.axis.precision - 1));
+    const Vector half = repeat(1 << (local.axis.precision - 1)), none = repeat(0);
     const Vector first = load(local.program), second = load(local.program + 8);
+    const int pairs = local.axis.pairs;
     for (int x = 0; x < local.width; x++) {
         const int16_t *weights = local.first[x * local.step].weights;
-        Vector sums[4] = {half, half, half, half};
+        Vector sums[4] = {half, half, half, half}, coarse[4] = {none, none, none, none};
         int at = local.source[x];
-        for (int pair = 0; pair < local.axis.pairs; pair += 2, at += 4 * local.channels) {
+        for (int pair = 0; pair < pairs; pair++) {
             const Vector bytes = load_halves(low + at, high + at);
-            sums[0] = multiply_add(sums[0], shuffle(bytes, first), repeat(pair_of(weights, pair)));
-            if (pair + 1 < local.axis.pairs)
-                sums[0] = multiply_add(
-                    sums[0], shuffle(bytes, second), repeat(pair_of(weights, pair + 1)));
+            const Vector pixels = shuffle(bytes, pair % 2 ? second : first);
+            Vector *const sum = is_split ? coarse : sums;
+            sum[0] = multiply_add(sum[0], pixels, repeat(pair_of(weights, pair)));
+            if (is_split)
+                sums[0] = multiply_add(sums[0], pixels, repeat(pair_of(weights, pairs + pair)));
+            at += pair % 2 ? 4 * local.channels : 0;
         }
+        if (is_split)
+            add_coarse(sums, coarse);
         store_halves(
             to_low + local.channels * x, to_high + local.channels * x,
             pack(sums, local.axis.precision));
     }
 }
 
-/* 32 bytes of a row, vertically; `held` are the first weights. */
+/* 32 bytes of a row, vertically; `held` are the weights, if they are few. */
 SIMD INLINE Vector blend(
     const uint8_t *const *rows, int at, const Vector *held, const int16_t *weights, int pairs,
-    int precision)
+    int is_split, int precision)
 {
-    const Vector half = repeat(1 << (precision - 1));
-    Vector sums[4] = {half, half, half, half};
+    const Vector half = repeat(1 << (precision - 1)), none = repeat(0);
+    Vector sums[4] = {half, half, half, half}, coarse[4] = {none, none, none, none};
     for (int pair = 0; pair < pairs; pair++) {
         Vector parts[4];
         const Vector weight = held ? held[pair] : repeat(pair_of(weights, pair));
         interleave(load(rows[2 * pair] + at), load(rows[2 * pair + 1] + at), parts);
+        Vector *const sum = is_split ? coarse : sums;
         for (int k = 0; k < 4; k++)
-            sums[k] = multiply_add(sums[k], parts[k], weight);
+            sum[k] = multiply_add(sum[k], parts[k], weight);
+        if (!is_split)
+            continue;
+        const Vector fine = held ? held[pairs + pair] : repeat(pair_of(weights, pairs + pair));
+        for (int k = 0; k < 4; k++)
+            sums[k] = multiply_add(sums[k], parts[k], fine);
     }
+    if (is_split)
+        add_coarse(sums, coarse);
     return pack(sums, precision);
 }
 
 SIMD INLINE void blend_all(
     const uint8_t *const *rows, uint8_t *to, int bytes, const Vector *held, const int16_t *weights,
-    int pairs, int precision)
+    int pairs, int is_split, int precision)
 {
     if (bytes < 2 * HALF) {
         uint8_t few[2 * HALF];
-        store(few, blend(rows, 0, held, weights, pairs, precision));
+        store(few, blend(rows, 0, held, weights, pairs, is_split, precision));
         memcpy(to, few, (size_t)bytes);
         return;
     }
     for (int at = 0; at < bytes; at += 2 * HALF) {
         at = at + 2 * HALF <= bytes ? at : bytes - 2 * HALF; /* the last overlap those before */
-        store(to + at, blend(rows, at, held, weights, pairs, precision));
+        store(to + at, blend(rows, at, held, weights, pairs, is_split, precision));
     }
 }
 
 SIMD INLINE void down(
-    int pairs, int precision, const Taps *taps, uint8_t *to, const uint8_t *const *rows, int bytes)
+    int pairs, int is_split, int precision, const Taps *taps, uint8_t *to, const uint8_t *const *rows,
+    int bytes)
 {
-    Vector held[USUAL_PAIRS];
-    for (int pair = 0; pair < pairs; pair++)
+    Vector held[2 * USUAL_PAIRS];
+    for (int pair = 0; pair < (is_split ? 2 * pairs : pairs); pair++)
         held[pair] = repeat(pair_of(taps->weights, pair));
-    blend_all(rows, to, bytes, held, NULL, pairs, precision);
+    blend_all(rows, to, bytes, held, NULL, pairs, is_split, precision);
 }
 
 /* The usual numbers of pairs and vectors get their own code, without inner loops. */
@@ -478,22 +544,27 @@ SIMD INLINE void down(
     case 3: function(3, __VA_ARGS__); break; \
     case 4: function(4, __VA_ARGS__); break; \
     case USUAL_PAIRS: function(USUAL_PAIRS, __VA_ARGS__); break;
-#define ACROSS_PAIRS(vectors, channels) \
+#define ACROSS_PAIRS(is_split, vectors, channels) \
     switch (plan->axis.pairs) { \
-    EACH_PAIRS(across, vectors, channels, plan, to, from) \
-    default: across(plan->axis.pairs, vectors, channels, plan, to, from); \
+    EACH_PAIRS(across, is_split, vectors, channels, plan, to, from) \
+    default: across(plan->axis.pairs, is_split, vectors, channels, plan, to, from); \
     }
 #define ACROSS(vectors) \
-    if (plan->channels == CHANNELS) { \
-        ACROSS_PAIRS(vectors, CHANNELS) \
+    if (plan->axis.is_split) { \
+        ACROSS_PAIRS(1, vectors, plan->channels) \
+    } else if (plan->channels == CHANNELS) { \
+        ACROSS_PAIRS(0, vectors, CHANNELS) \
     } else { \
-        ACROSS_PAIRS(vectors, plan->channels) \
+        ACROSS_PAIRS(0, vectors, plan->channels) \
     }
 
 SIMD void across_simd(const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
 {
     if (is_steep(plan)) {
-        across_steep(plan, to, from);
+        if (plan->axis.is_split)
+            across_steep(1, plan, to, from);
+        else
+            across_steep(0, plan, to, from);
         return;
     }
     switch (plan->vectors) {
@@ -507,9 +578,16 @@ SIMD void across_simd(const Plan *plan, uint8_t *const to[2], const uint8_t *con
 SIMD void down_simd(
     Axis axis, const Taps *taps, uint8_t *to, const uint8_t *const *rows, int bytes)
 {
+    if (axis.is_split) {
+        switch (axis.pairs) {
+        EACH_PAIRS(down, 1, MAX_PRECISION, taps, to, rows, bytes)
+        default: blend_all(rows, to, bytes, NULL, taps->weights, axis.pairs, 1, MAX_PRECISION);
+        }
+        return;
+    }
     switch (axis.pairs) {
-    EACH_PAIRS(down, axis.precision, taps, to, rows, bytes)
-    default: blend_all(rows, to, bytes, NULL, taps->weights, axis.pairs, axis.precision);
+    EACH_PAIRS(down, 0, axis.precision, taps, to, rows, bytes)
+    default: blend_all(rows, to, bytes, NULL, taps->weights, axis.pairs, 0, axis.precision);
     }
 }
 #ifdef WIDE_NAME
@@ -577,7 +655,7 @@ static INLINE void write_program(int kernel, int vectors, const Plan *plan)
     unsigned byte = 0;
     for (int x = 0; x < local.width; x++) {
         const Taps taps = local.first[x * local.step];
-        uint32_t lanes[1 + USUAL_PAIRS] = {(uint32_t)channels << 16};
+        uint32_t lanes[1 + 2 * USUAL_PAIRS] = {(uint32_t)channels << 16};
         if (kernel == QUADS) { /* 65536ths: their sum, as the first term, and their upper and lower bytes */
             lanes[0] = (uint32_t)channels * 0x03020100u;
             lanes[1] = 128;
@@ -629,7 +707,7 @@ static int plan_wide(Plan *plan)
     switch (wide.kernel) {
     case LINEAR: write_program(LINEAR, 2, &wide); break;
     case QUADS: write_program(QUADS, 4, &wide); break;
-    default: write_program(PAIRS, 1 + plan->axis.pairs, &wide);
+    default: write_program(PAIRS, 1 + weight_pairs(plan->axis), &wide);
     }
     *plan = wide;
     return 1;
@@ -696,14 +774,21 @@ WIDE void across_quads(const Plan *plan, uint8_t *const to[2], const uint8_t *co
     }
 }
 
+/* Add a sum by coarse weights to one by fine weights. */
+WIDE INLINE Wide add_coarse_wide(Wide sum, Wide coarse)
+{
+    return _mm512_add_epi32(sum, _mm512_slli_epi32(coarse, FINE_BITS));
+}
+
 WIDE INLINE void across_pairs(
-    int pairs, const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
+    int pairs, int is_split, const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
 {
     enum { PARTS = BLOCK / PAIRS_PART };
     const Plan local = *plan;
     const uint8_t *const low = from[0], *const high = from[1];
     uint8_t *const to_low = to[0], *const to_high = to[1];
     const Wide half = _mm512_set1_epi32(1 << (local.axis.precision - 1));
+    const Wide none = _mm512_setzero_si512();
     const Wide next = _mm512_set1_epi32(0x010001 * 2 * local.channels);
     const __mmask64 bytes = 0x5555555555555555u; /* widened to 16 bits */
     const Wide in_order
@@ -717,15 +802,28 @@ WIDE INLINE void across_pairs(
             const Wide low_bytes = load_wide(low + source[part]);
             const Wide high_bytes = load_wide(high + source[part]);
             Wide shuffle = load_once(step);
-            Wide low_sum = half, high_sum = half;
+            Wide low_sum = half, high_sum = half, low_coarse = none, high_coarse = none;
             step += BLOCK;
             for (int pair = 0; pair < pairs; pair++, step += BLOCK) {
                 const Wide weights = load_once(step);
-                low_sum = _mm512_dpwssd_epi32(
-                    low_sum, _mm512_maskz_permutexvar_epi8(bytes, shuffle, low_bytes), weights);
-                high_sum = _mm512_dpwssd_epi32(
-                    high_sum, _mm512_maskz_permutexvar_epi8(bytes, shuffle, high_bytes), weights);
+                const Wide low_pixels = _mm512_maskz_permutexvar_epi8(bytes, shuffle, low_bytes);
+                const Wide high_pixels = _mm512_maskz_permutexvar_epi8(bytes, shuffle, high_bytes);
+                if (is_split) {
+                    const Wide fine = load_once(step + BLOCK * pairs);
+                    low_coarse = _mm512_dpwssd_epi32(low_coarse, low_pixels, weights);
+                    high_coarse = _mm512_dpwssd_epi32(high_coarse, high_pixels, weights);
+                    low_sum = _mm512_dpwssd_epi32(low_sum, low_pixels, fine);
+                    high_sum = _mm512_dpwssd_epi32(high_sum, high_pixels, fine);
+                } else {
+                    low_sum = _mm512_dpwssd_epi32(low_sum, low_pixels, weights);
+                    high_sum = _mm512_dpwssd_epi32(high_sum, high_pixels, weights);
+                }
                 shuffle = _mm512_add_epi32(shuffle, next);
+            }
+            if (is_split) {
+                low_sum = add_coarse_wide(low_sum, low_coarse);
+                high_sum = add_coarse_wide(high_sum, high_coarse);
+                step += BLOCK * pairs;
             }
             low_sums[part] = low_sum;
             high_sums[part] = high_sum;
@@ -758,46 +856,59 @@ WIDE void down_linear(int16_t weight, uint8_t *to, const uint8_t *const *rows, i
 /* 64 bytes of a row, vertically. */
 WIDE INLINE Wide blend_wide(
     const uint8_t *const *rows, int at, const Wide *held, const int16_t *weights, int pairs,
-    int precision)
+    int is_split, int precision)
 {
     const Wide half = _mm512_set1_epi32(1 << (precision - 1)), zero = _mm512_setzero_si512();
-    Wide sums[4] = {half, half, half, half};
+    Wide sums[4] = {half, half, half, half}, coarse[4] = {zero, zero, zero, zero};
     for (int pair = 0; pair < pairs; pair++) {
         const Wide weight = held ? held[pair] : _mm512_set1_epi32(pair_of(weights, pair));
         const Wide above = load_wide(rows[2 * pair] + at), below = load_wide(rows[2 * pair + 1] + at);
         const Wide low = _mm512_unpacklo_epi8(above, below);
         const Wide high = _mm512_unpackhi_epi8(above, below);
-        sums[0] = _mm512_dpwssd_epi32(sums[0], _mm512_unpacklo_epi8(low, zero), weight);
-        sums[1] = _mm512_dpwssd_epi32(sums[1], _mm512_unpackhi_epi8(low, zero), weight);
-        sums[2] = _mm512_dpwssd_epi32(sums[2], _mm512_unpacklo_epi8(high, zero), weight);
-        sums[3] = _mm512_dpwssd_epi32(sums[3], _mm512_unpackhi_epi8(high, zero), weight);
+        const Wide parts[4] = {
+            _mm512_unpacklo_epi8(low, zero), _mm512_unpackhi_epi8(low, zero),
+            _mm512_unpacklo_epi8(high, zero), _mm512_unpackhi_epi8(high, zero)};
+        Wide *const sum = is_split ? coarse : sums;
+        for (int k = 0; k < 4; k++)
+            sum[k] = _mm512_dpwssd_epi32(sum[k], parts[k], weight);
+        if (!is_split)
+            continue;
+        const Wide fine
+            = held ? held[pairs + pair] : _mm512_set1_epi32(pair_of(weights, pairs + pair));
+        for (int k = 0; k < 4; k++)
+            sums[k] = _mm512_dpwssd_epi32(sums[k], parts[k], fine);
     }
+    for (int k = 0; is_split && k < 4; k++)
+        sums[k] = add_coarse_wide(sums[k], coarse[k]);
     return pack_wide(sums, precision);
 }
 
 WIDE INLINE void blend_all_wide(
     const uint8_t *const *rows, uint8_t *to, int bytes, const Wide *held, const int16_t *weights,
-    int pairs, int precision)
+    int pairs, int is_split, int precision)
 {
     int at = 0;
     for (; at + BLOCK <= bytes; at += BLOCK)
-        store_wide(to + at, blend_wide(rows, at, held, weights, pairs, precision));
+        store_wide(to + at, blend_wide(rows, at, held, weights, pairs, is_split, precision));
     if (at < bytes)
         store_wide(to + bytes - BLOCK,
-                   blend_wide(rows, bytes - BLOCK, held, weights, pairs, precision));
+                   blend_wide(rows, bytes - BLOCK, held, weights, pairs, is_split, precision));
 }
 
 WIDE INLINE void down_pairs(
-    int pairs, int precision, const Taps *taps, uint8_t *to, const uint8_t *const *rows, int bytes)
+    int pairs, int is_split, int precision, const Taps *taps, uint8_t *to, const uint8_t *const *rows,
+    int bytes)
 {
     const uint8_t *local[2 * USUAL_PAIRS];
-    Wide held[USUAL_PAIRS];
+    Wide held[2 * USUAL_PAIRS];
     for (int pair = 0; pair < pairs; pair++) {
         held[pair] = _mm512_set1_epi32(pair_of(taps->weights, pair));
+        if (is_split)
+            held[pairs + pair] = _mm512_set1_epi32(pair_of(taps->weights, pairs + pair));
         local[2 * pair] = rows[2 * pair];
         local[2 * pair + 1] = rows[2 * pair + 1];
     }
-    blend_all_wide(local, to, bytes, held, NULL, pairs, precision);
+    blend_all_wide(local, to, bytes, held, NULL, pairs, is_split, precision);
 }
 
 WIDE void across_wide(const Plan *plan, uint8_t *const to[2], const uint8_t *const from[2])
@@ -805,7 +916,13 @@ WIDE void across_wide(const Plan *plan, uint8_t *const to[2], const uint8_t *con
     switch (plan->kernel) {
     case LINEAR: across_linear(plan, to, from); break;
     case QUADS: across_quads(plan, to, from); break;
-    case PAIRS: switch (plan->axis.pairs) { EACH_PAIRS(across_pairs, plan, to, from) } break;
+    case PAIRS:
+        if (plan->axis.is_split) {
+            switch (plan->axis.pairs) { EACH_PAIRS(across_pairs, 1, plan, to, from) }
+        } else {
+            switch (plan->axis.pairs) { EACH_PAIRS(across_pairs, 0, plan, to, from) }
+        }
+        break;
     default: across_simd(plan, to, from);
     }
 }
@@ -817,10 +934,15 @@ WIDE void down_wide(
         down_simd(axis, taps, to, rows, bytes);
     } else if (is_linear(axis, taps->weights)) {
         down_linear(linear_weight(axis, taps->weights), to, rows, bytes);
+    } else if (axis.is_split) {
+        switch (axis.pairs) {
+        EACH_PAIRS(down_pairs, 1, MAX_PRECISION, taps, to, rows, bytes)
+        default: blend_all_wide(rows, to, bytes, NULL, taps->weights, axis.pairs, 1, MAX_PRECISION);
+        }
     } else {
         switch (axis.pairs) {
-        EACH_PAIRS(down_pairs, axis.precision, taps, to, rows, bytes)
-        default: blend_all_wide(rows, to, bytes, NULL, taps->weights, axis.pairs, axis.precision);
+        EACH_PAIRS(down_pairs, 0, axis.precision, taps, to, rows, bytes)
+        default: blend_all_wide(rows, to, bytes, NULL, taps->weights, axis.pairs, 0, axis.precision);
         }
     }
 }
@@ -937,25 +1059,25 @@ static int run_task(const Task *task)
     const int across = taps_of(task->filter, task->width, task->box_width, width);
     const int down = taps_of(task->filter, task->height, task->box_height, height);
     Plan plan = {
-        .axis = {across / 2, 0}, .channels = channels, .width = task->row_width,
+        .axis = {across / 2, 0, task->is_split}, .channels = channels, .width = task->row_width,
         .pixels = block_pixels(task),
     };
     plan.vectors = channels > MAX_CHANNELS ? 0 : (channels * plan.pixels + 3) / 4;
     plan.blocks = (plan.width + plan.pixels - 1) / plan.pixels;
-    const Axis most = {down / 2, 0};
+    const Axis most = {down / 2, 0, task->is_split};
     Space space = {.copy_bytes = channels * (task->width - 1) + block_reach(channels, across / 2)};
     space.copy_bytes = space.copy_bytes > channels * task->width + SLACK
         ? space.copy_bytes : channels * task->width + SLACK;
 
     const size_t columns = (size_t)width * (size_t)across, lines = (size_t)height * (size_t)down;
     const size_t vectors = is_steep(&plan) ? 2
-        : (size_t)plan.blocks * (size_t)plan.vectors * (size_t)(1 + across / 2);
+        : (size_t)plan.blocks * (size_t)plan.vectors * (size_t)(1 + weight_pairs(plan.axis));
     size_t program = vectors * 2 * HALF, source_count = (size_t)plan.blocks;
 #ifdef WIDE_NAME
     const int is_wide = with->across == across_wide;
     if (is_wide && across / 2 <= USUAL_PAIRS) {
         const size_t parts = BLOCK / PAIRS_PART * (size_t)wide_blocks(channels * plan.width);
-        const size_t wide = parts * BLOCK * (size_t)(2 + across / 2);
+        const size_t wide = parts * BLOCK * (size_t)(2 + weight_pairs(plan.axis));
         program = wide > program ? wide : program;
         source_count = parts > source_count ? parts : source_count;
     }
@@ -964,7 +1086,8 @@ static int run_task(const Task *task)
     const size_t taps = (size_t)(height + width) * sizeof(Taps);
     const size_t rows = (size_t)down * sizeof *space.rows;
     const size_t sources = source_count * sizeof *plan.source;
-    const size_t weights = (columns + lines) * sizeof(int16_t);
+    const size_t split = task->is_split ? 2 : 1;
+    const size_t weights = split * (columns + lines) * sizeof(int16_t);
     const size_t made = (size_t)ring_rows(most) * pitch_of(channels * plan.width);
     uint8_t *const allocated = malloc(
         LINE + made + program + shares + taps + rows + sources + weights
@@ -980,14 +1103,14 @@ static int run_task(const Task *task)
     space.rows = (const uint8_t **)(line + height);
     plan.source = (int *)(space.rows + down);
     int16_t *weight = (int16_t *)(plan.source + source_count);
-    space.copies = (uint8_t *)(weight + columns + lines);
+    space.copies = (uint8_t *)(weight + split * (columns + lines));
 
     plan.axis = with->weigh(
-        column, share, weight, across, task->filter, task->width, task->box_left, task->box_width,
-        width);
+        column, share, weight, across, task->is_split, task->filter, task->width, task->box_left,
+        task->box_width, width);
     const Axis vertical = with->weigh(
-        line, share, weight + columns, down, task->filter, task->height, task->box_top,
-        task->box_height, height);
+        line, share, weight + split * columns, down, task->is_split, task->filter, task->height,
+        task->box_top, task->box_height, height);
     plan.step = task->flip ? -1 : 1;
     plan.first = column + task->left + (task->flip ? plan.width - 1 : 0);
 #ifdef WIDE_NAME
@@ -1035,6 +1158,7 @@ int resample_run(const Request *request)
         .top = (int)request->to_top, .left = (int)request->to_left,
         .row_height = (int)request->rows, .row_width = (int)request->columns,
         .flip = request->flip, .down_first = request->down_first, .filter = request->filter,
+        .is_split = request->is_split,
         .row = request->row,
     };
     return run_task(&task);
@@ -1050,20 +1174,24 @@ static PyObject *resample(PyObject *module, PyObject *args)
     PyObject *arrays[2], *result = NULL;
     Py_buffer views[2];
     Request request = {.box_height = -1.0, .box_width = -1.0};
+    int passes = 0;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOnnnnp|pi(dddd):resample", &arrays[0], &arrays[1],
+    if (!PyArg_ParseTuple(args, "OOnnnnp|ii(dddd):resample", &arrays[0], &arrays[1],
                           &request.to_height, &request.to_width, &request.to_top, &request.to_left,
-                          &request.flip, &request.down_first, &request.filter, &request.top,
+                          &request.flip, &passes, &request.filter, &request.top,
                           &request.left, &request.box_height, &request.box_width)
         || !get_buffers(views, arrays, 2, PyBUF_STRIDES | PyBUF_FORMAT))
         return NULL;
     const Py_buffer *image = &views[0], *row = &views[1];
     if (!is_image(image) || !is_image(row) || image->shape[2] != row->shape[2]
-        || request.filter < 0 || request.filter >= FILTERS) {
+        || request.filter < 0 || request.filter >= FILTERS
+        || (passes & ~(DOWN_FIRST | PILLOW_PRECISION))) {
         PyErr_SetString(PyExc_ValueError, "image and row must be uint8 (h, w, channels), with "
                         "equal channels, and the filter in FILTERS");
         goto done;
     }
+    request.down_first = passes & DOWN_FIRST;
+    request.is_split = passes & PILLOW_PRECISION;
     request.channels = image->shape[2];
     request.image = image->buf;
     request.row = row->buf;

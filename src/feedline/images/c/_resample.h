@@ -16,7 +16,7 @@ typedef struct {
     Py_ssize_t stride, height, width, channels;
     double top, left, box_height, box_width;
     Py_ssize_t to_height, to_width, to_top, to_left;
-    int flip, down_first, filter;
+    int flip, down_first, filter, is_split; /* split weights: Pillow's precision */
     uint8_t *row; /* (rows, columns, channels), contiguous */
     Py_ssize_t rows, columns;
 } Request;

@@ -63,6 +63,12 @@ SIMD INLINE Vector multiply_add(Vector sum, Vector pairs, Vector weights)
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, weights));
 }
 
+/* Add sums, shifted left. */
+SIMD INLINE Vector add_shifted(Vector sum, Vector other, int bits)
+{
+    return _mm256_add_epi32(sum, _mm256_slli_epi32(other, bits));
+}
+
 /* Pair the bytes of two vectors, as int16. */
 SIMD INLINE void interleave(Vector above, Vector below, Vector pairs[4])
 {
@@ -161,6 +167,15 @@ SIMD INLINE Vector multiply_add(Vector sum, Vector pairs, Vector weights)
         sum.half[k] = vreinterpretq_u8_s32(
             vaddq_s32(vreinterpretq_s32_u8(sum.half[k]), products));
     }
+    return sum;
+}
+
+SIMD INLINE Vector add_shifted(Vector sum, Vector other, int bits)
+{
+    for (int k = 0; k < 2; k++)
+        sum.half[k] = vreinterpretq_u8_s32(vaddq_s32(
+            vreinterpretq_s32_u8(sum.half[k]),
+            vshlq_s32(vreinterpretq_s32_u8(other.half[k]), vdupq_n_s32(bits))));
     return sum;
 }
 

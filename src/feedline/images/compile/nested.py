@@ -6,11 +6,10 @@ a torchvision folder by one that leaves images undecoded. So the user's code run
 read, and finds the same objects with the same attributes; `uninstall` restores the classes.
 
 Guarantees: a fused call draws from the library's generators what the pipeline itself draws, in the
-same order, and returns its result: without random steps bit for bit, otherwise with pixels within
-two grey levels after the resize. Anything but one RGB Pillow image of some pixels is passed to the
-pipeline itself, and so is every image once an attribute of the pipeline or of its steps has been
-set to another value. An image looks loaded to any other code: Pillow decodes its pixels when they
-are first used.
+same order, and returns its result bit for bit; pixels of torchvision's blur are within one grey
+level. Anything but one RGB Pillow image of some pixels is passed to the pipeline itself, and so is
+every image once an attribute of the pipeline or of its steps has been set to another value. An
+image looks loaded to any other code: Pillow decodes its pixels when they are first used.
 
 Relies on: Python's assignment of `__class__`; `get_params` and `make_params` of crops, which need
 only the size of an image; on attributes of `PIL.Image.Image`.
@@ -45,7 +44,7 @@ from feedline.images.compile.library_steps import (
 )
 from feedline.images.compile.self_check import check_loader
 from feedline.images.compile.views import Compiled
-from feedline.images.crops import Box, Part, Placement
+from feedline.images.crops import Part
 from feedline.sources.store import Pixels
 
 __all__ = ["NestedPipelines", "UndecodedImage"]
@@ -57,13 +56,6 @@ _DECODER_SHARE = 0.5
 """Time to find the pixels of a part in its file, in proportion to the rows above the part's end."""
 _MIN_PIXELS = 64
 """Images with fewer pixels are not fused: timm's crops of them may be empty, and black."""
-_PILLOW_FILTERS = {
-    "bicubic": Image.Resampling.BICUBIC,
-    "bilinear": Image.Resampling.BILINEAR,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-    "lanczos": Image.Resampling.LANCZOS,
-}
 
 
 class UndecodedImage(Image.Image):
@@ -161,7 +153,6 @@ class _NestedPipeline:
         views = [_values(each) for each in _containers(self.pipeline, set())]
         self._attributes = [(view, [*map(id, view)]) for view in views]
         self._kept = [tuple(view) for view in views]  # so that no other object gets an id
-        self._is_random = getattr(self.fused.crop, "draws", True)
         self.kind = self._create_class()
 
     def run(self, image: Any) -> Any:
@@ -173,10 +164,7 @@ class _NestedPipeline:
             part = undecoded.read(placement.part)
         else:
             part = self.history.read(undecoded, placement.part)
-        if self._is_random or not _has_pillow_resize(self.fused, placement):
-            pixels = self.fused.resize(part, placement, self.fused.image_size)
-        else:
-            pixels = _resize_with_pillow(part, placement, self.fused.shape)
+        pixels = self.fused.resize(part, placement, self.fused.image_size)
         return self.fused.tail.run(pixels, None)
 
     def accepts(self, inputs: tuple[Any, ...]) -> bool:
@@ -223,22 +211,6 @@ class _NestedPipeline:
 
 def _unchanged(thing: Any) -> Any:
     return thing
-
-
-def _has_pillow_resize(fused: FusedTransform, placement: Placement) -> bool:
-    return fused.resize_mode == "pillow" and placement.filter in _PILLOW_FILTERS
-
-
-def _resize_with_pillow(image: Pixels, placement: Placement, shape: tuple[int, int]) -> Pixels:
-    """Resize like torchvision, bit for bit, in several times the time of feedline's resize."""
-    filter = _PILLOW_FILTERS[placement.filter]
-    rows, columns = shape
-    picture = Image.fromarray(np.ascontiguousarray(image))
-    if isinstance(placement, Box):
-        return np.array(picture.resize((columns, rows), filter))
-    whole = picture.resize((placement.width, placement.height), filter)
-    top, left = placement.top, placement.left
-    return np.array(whole.crop((left, top, left + columns, top + rows)))
 
 
 class NestedPipelines:

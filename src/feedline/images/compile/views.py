@@ -241,8 +241,7 @@ def compile(transform: Callable[..., Any]) -> Compiled | Views:
 
     The result accepts a path (str or Path), the bytes of an image file, or a Pillow image, and
     returns what the pipeline returns: the same type, the same random distribution, the same pixels
-    except for rounding (0.002 grey levels on average over 125 ImageNet photographs at 224 px, 0.08
-    in the worst photograph, 2 at most).
+    (those of torchvision's GaussianBlur within one grey level).
 
     A path or bytes are read like torchvision's loader does, `Image.open(file).convert("RGB")`. Of a
     JPEG, also one that `Image.open` has opened but not loaded or changed, only the visible region
