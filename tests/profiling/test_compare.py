@@ -22,7 +22,7 @@ def facts(rate: float = 1000.0, **changed: object) -> ReportData:
         Run(
             machine=MACHINE,
             loaders=[LOADER],
-            course=points([rate * wobble for wobble in WOBBLE * 8]),
+            course=points([rate * wobble for wobble in WOBBLE * 9]),
         ),
         verdict(phases=[replace(PHASE, images_per_s=rate)]),
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from feedline.throughput.windows import RateMeter, StepWindow, error_of, error_of_means
+from feedline.throughput.windows import RateMeter, StepWindow, error_of
 from feedline.timing.stage_page import StageTimings
 
 
@@ -41,10 +41,11 @@ def test_the_error_is_of_all_steps() -> None:
     assert error_of(steps) == 0.0  # differences that even out between neighbours are ignored
 
 
-def test_few_means_have_no_error() -> None:
-    assert error_of_means([1.0] * 3) is None
-    assert error_of_means([0.0] * 5) is None
-    assert error_of_means([1.0, 1.0, 1.0, 2.0]) == pytest.approx(3.182 * 0.5 / 2 / 1.25)
+def test_error_of_a_rate_is_that_of_its_time() -> None:
+    assert error_of([0.0] * 50) == 1.0
+    assert error_of([10.0, 20.0] * 40, [1.0, 2.0] * 40) == 0.0
+    wild = error_of([100.0] * 40 + [900.0] * 40, [1.0] * 80)
+    assert wild == pytest.approx(2.365 * 400 * (8 / 7) ** 0.5 / 8**0.5 / 500)
 
 
 BEFORE = StageTimings(

@@ -20,13 +20,12 @@ from feedline.profile.report import PART_NAMES, RateInterval, ReportData, part_s
 from feedline.profile.tables import ReportTable
 from feedline.profile.terminal import table_view
 from feedline.text import NOT_MEASURED, as_percent, as_rate, as_share, printable
-from feedline.throughput.windows import error_of_means
+from feedline.throughput.windows import error_of
 
 __all__ = ["Comparison", "PhasePair", "Ratio", "compare", "comparison_view", "relative_spread"]
 
 _FINE, _SLOWER, _INCONCLUSIVE, _DISTURBED = 0, 1, 3, 4
 _SAME_MEMORY = 0.05  # relative: the memory that a cgroup leaves varies a little
-_BLOCKS = 10
 
 _PhaseKey: TypeAlias = "tuple[int | None, int | None]"  # image size in pixels, batch size
 _Phases: TypeAlias = "dict[_PhaseKey, list[PhaseSplit]]"
@@ -242,22 +241,12 @@ def _total_ratio(
 
 
 def relative_spread(intervals: Sequence[RateInterval]) -> float | None:
-    """Half of the 95% interval of the mean rate, as a share of it; None if there is too little
-    data.
-
-    Neighbouring intervals are correlated, so the time is divided into ten blocks.
-    """
+    """Half of the 95% interval of the mean rate, as a share of it; None if unknown."""
     known = [each for each in intervals if each.images_per_s is not None and each.seconds > 0]
-    total_s = sum(each.seconds for each in known)
-    images, seconds, ended_s = [0.0] * _BLOCKS, [0.0] * _BLOCKS, 0.0
-    for each in known:
-        place = min(_BLOCKS - 1, int((ended_s + each.seconds / 2) / total_s * _BLOCKS))
-        ended_s += each.seconds
-        images[place] += (each.images_per_s or 0.0) * each.seconds
-        seconds[place] += each.seconds
-    return error_of_means(
-        [count / time for count, time in zip(images, seconds, strict=True) if time > 0]
-    )
+    seconds = [each.seconds for each in known]
+    images = [(each.images_per_s or 0.0) * each.seconds for each in known]
+    error = error_of(images, seconds)
+    return None if error >= 1 else error
 
 
 def _differences(first: ReportData, second: ReportData) -> list[str]:

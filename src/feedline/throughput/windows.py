@@ -64,27 +64,28 @@ class RateMeter:
         return self.count / max(1e-9, self.seconds)
 
 
-def error_of(times: Sequence[float], counts: Sequence[float] | None = None) -> float:
-    """Relative half-width of the 95% confidence interval of the mean step time, from block means.
+def error_of(values: Sequence[float], per: Sequence[float] | None = None) -> float:
+    """Relative half-width of the 95% confidence interval of a mean, such as that of step times.
 
     Args:
-        times: step times, in order; returns 1.0 if there are fewer than blocks.
-        counts: things that each step finished; then the mean time of one of them counts. None: a
-            step.
+        values: in the order of the measurement.
+        per: weights, such as seconds for numbers of images; None: 1 for each.
+
+    Returns:
+        1.0 if there are fewer values than blocks, or their mean is not above 0.
     """
     blocks = THRESHOLDS.window_steps
-    if len(times) < blocks:
-        return 1.0
     # No step is left out: a window often ends with the one that was waited for.
-    edges = [len(times) * k // blocks for k in range(blocks + 1)]
-    each = [1.0] * len(times) if counts is None else counts
-    sums = [(sum(times[a:b]), sum(each[a:b])) for a, b in pairwise(edges)]
-    error = error_of_means([seconds / count for seconds, count in sums if count > 0])
+    edges = [len(values) * k // blocks for k in range(blocks + 1)]
+    weights = [1.0] * len(values) if per is None else per
+    sums = [(sum(values[a:b]), sum(weights[a:b])) for a, b in pairwise(edges)]
+    means = [total / weight for total, weight in sums if weight > 0]
+    error = error_of_means(means) if len(means) == blocks else None
     return 1.0 if error is None else error
 
 
 def error_of_means(means: Sequence[float]) -> float | None:
-    """Relative half-width of the 95% confidence interval of the mean of 4 to 10 block means.
+    """`error_of`, from the means of 4 to 10 blocks.
 
     Neighbouring steps are correlated, so the means of long blocks of them count as independent
     ("method of batch means"). None with too few means, or if their mean is not above 0.

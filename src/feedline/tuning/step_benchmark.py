@@ -142,23 +142,15 @@ class StepBenchmark:
         others = OtherPrograms()
         for _ in range(self._warmup_steps):
             self._time_step()
-        before, start, times = loader.stage_timings(), time.perf_counter(), list[_StepTimes]()
+        before, times = loader.stage_timings(), list[_StepTimes]()
+        meter = RateMeter(min_s, least=THRESHOLDS.trial_steps)
         while True:
             times.append(self._time_step())
-            passed = time.perf_counter() - start
-            enough = len(times) >= THRESHOLDS.trial_steps and passed >= min_s
-            if enough:
-                error = error_of([each.step_s for each in times])
-                small = (
-                    THRESHOLDS.trial_error
-                    if passed < (min_s + max_s) / 2
-                    else THRESHOLDS.later_trial_error
-                )
-                slower = len(times) / passed * (1 + error) < (1 - THRESHOLDS.clearly_slower) * (
-                    fastest or 0.0
-                )
-                enough = error <= small or (slower and error < THRESHOLDS.clearly_slower)
-            if enough or (passed >= max_s and len(times) >= 2):
+            more = meter.add()
+            if meter.steps < 2 or (more and meter.seconds < max_s):
+                continue
+            error = error_of([each.step_s for each in times])
+            if meter.seconds >= max_s or _is_precise(meter, error, (min_s + max_s) / 2, fastest):
                 break
         window = StepWindow(
             phase=self._phase,
@@ -174,7 +166,7 @@ class StepBenchmark:
         return LoaderTrial(
             setting=setting,
             window=window,
-            error=error_of([each.step_s for each in times]),
+            error=error,
             start_s=loader.start_s,
             usual_wait_s=statistics.median(each.wait_s for each in times),
             wait_cpu_s=wait_cpu_s,
@@ -187,6 +179,15 @@ class StepBenchmark:
         loaded, loaded_cpu = time.perf_counter(), time.thread_time()
         self._step(batch)
         return _StepTimes(time.perf_counter() - start, loaded - start, loaded_cpu - start_cpu)
+
+
+def _is_precise(meter: RateMeter, error: float, half_s: float, fastest: float | None) -> bool:
+    """Return True if the error is small, or another setting is clearly faster."""
+    early = meter.seconds < half_s
+    small = THRESHOLDS.trial_error if early else THRESHOLDS.later_trial_error
+    slower = THRESHOLDS.clearly_slower
+    is_slower = meter.per_s * (1 + error) < (1 - slower) * (fastest or 0.0)
+    return error <= small or (is_slower and error < slower)
 
 
 def _clone(leaf: Any) -> Any:
