@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Literal
 
 from feedline.cli import options
@@ -33,26 +32,21 @@ def bench(
     Example: feedline bench demo-data --image-size 224 --against torch
     """
     from feedline.cli.progress import ProgressBar
-    from feedline.profile.bench import (  # loads torch
-        BenchmarkOptions,
-        benchmark_table,
-        notes,
-        run_benchmark,
-        verdict,
-    )
+    from feedline.profile.bench import benchmark_table, run_benchmark  # loads torch
     from feedline.train.data import find_splits
 
     images = find_splits(folder).train
-    settings = BenchmarkOptions(
-        folder=str(images),
-        size_px=image_size,
-        batch_size=batch_size,
-        workers=options.parse_workers(workers),
-        against=against,
-        seconds=seconds,
-    )
+    count = options.parse_workers(workers)
     use_folder(folder, images)
     with ProgressBar("starting", clock="elapsed", steady=True) as bar:
-        result = run_benchmark(settings, bar)
+        result = run_benchmark(
+            images,
+            bar,
+            image_size=image_size,
+            batch_size=batch_size,
+            workers=count,
+            against=against,
+            seconds=seconds,
+        )
     echo_text(benchmark_table(result))
-    write_json(json, {**asdict(result), "verdict": verdict(result), "notes": notes(result)})
+    write_json(json, result)

@@ -153,7 +153,7 @@ def explain_overlap(
     from feedline.cli.progress import ProgressBar
     from feedline.engine.defaults import worker_count
     from feedline.images.folder import ImageFolder
-    from feedline.profile.bench import BenchmarkOptions  # loads torch
+    from feedline.profile.bench import check_options  # loads torch
     from feedline.profile.overlap import measure_overlap
     from feedline.profile.page import overlap_svg
     from feedline.profile.report import to_json
@@ -161,8 +161,7 @@ def explain_overlap(
     from feedline.profile.timeline import OverlapSettings
     from feedline.train.data import find_splits
 
-    # Checked as for `feedline bench`.
-    BenchmarkOptions(folder=str(folder), size_px=image_size, batch_size=batch_size, seconds=seconds)
+    check_options(image_size, batch_size, seconds)
     settings = OverlapSettings(
         size_px=image_size,
         batch_size=batch_size,

@@ -1,8 +1,8 @@
-"""Benchmark: survey the images, time one image by stage, and measure all loaders in turn.
+"""Benchmark: examine the images, time one image by stage, and measure all loaders in turn.
 
 Guarantees: wrong options are reported before anything is measured. Every figure was measured in
 the same run. No process is left when it returns or fails. If a loader of torch fails, it is left
-out with the reason.
+out with the reason. The result is its JSON form: plain values, whose names end in the units.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import mean, median
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -50,64 +50,31 @@ from feedline.sources.files import read_file
 from feedline.system import usable_cores
 from feedline.text import format_table, plural, wrap_text
 
-__all__ = [
-    "BenchmarkOptions",
-    "BenchmarkResult",
-    "ProgressListener",
-    "benchmark_table",
-    "notes",
-    "run_benchmark",
-    "verdict",
-]
+__all__ = ["ProgressListener", "benchmark_table", "check_options", "run_benchmark"]
 
 _MAX_BATCH_SIZE = 1 << 24
 _MAX_SECONDS = 24 * 3600.0
 _PACKAGES = ("numpy", "simplejpeg", "Pillow")
-_SURVEY_SHARE, _STAGES_SHARE = 0.1, 0.05  # of the seconds, in addition to them
-_MIN_SURVEYED, _MIN_TIMED = 32, 8  # images, however slow they are
+_SURVEY_SHARE, _STAGES_SHARE = 0.15, 0.05  # of the seconds, in addition to them
+_MIN_IMAGES, _MIN_TIMED = 32, 8  # however slow they are
 _REPEATS = 3
 _ROUNDS, _FEWER_ROUNDS = 5, 3
 
+Result: TypeAlias = dict[str, Any]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchmarkOptions:
-    """Options of a benchmark, checked.
 
-    Args:
-        folder: the images, one sub-folder per class.
-        size_px: side of the batches' images.
-        batch_size: images in a batch.
-        workers: "auto", or the number of processes that load images; 0 loads in this one.
-        against: "torch" also measures torch's DataLoader with torchvision; None does not.
-        seconds: total time of counting images.
-        seed: selects the images if there are more than needed, and all crops.
-
-    Raises:
-        UsageError: a value is out of range.
-    """
-
-    folder: str
-    size_px: int = 224
-    batch_size: int = 64
-    workers: int | Literal["auto"] = "auto"
-    against: Literal["torch"] | None = None
-    seconds: float = 30.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, value, most in (
-            ("image_size", self.size_px, MAX_IMAGE_SIZE),
-            ("batch_size", self.batch_size, _MAX_BATCH_SIZE),
-        ):
-            if not 1 <= value <= most:
-                raise UsageError(
-                    f"must be a whole number from 1 to {most}, got {value!r}", argument=name
-                )
-        if not (math.isfinite(self.seconds) and 0 < self.seconds <= _MAX_SECONDS):
-            raise UsageError(
-                f"must be above 0 and at most {_MAX_SECONDS:.0f}, got {self.seconds!r}",
-                argument="seconds",
-            )
+def check_options(image_size: int, batch_size: int, seconds: float) -> None:
+    """Raise a UsageError if an option of a measurement is out of range."""
+    for name, value, most in (
+        ("image_size", image_size, MAX_IMAGE_SIZE),
+        ("batch_size", batch_size, _MAX_BATCH_SIZE),
+    ):
+        if not 1 <= value <= most:
+            raise UsageError(f"must be a whole number from 1 to {most}, got {value}", argument=name)
+    if not (math.isfinite(seconds) and 0 < seconds <= _MAX_SECONDS):
+        raise UsageError(
+            f"must be above 0 and at most {_MAX_SECONDS:.0f}, got {seconds}", argument="seconds"
+        )
 
 
 class ProgressListener(Protocol):
@@ -120,216 +87,105 @@ class ProgressListener(Protocol):
         """Set the number of finished parts; `what` renames the work unless it is ""."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Median, minimum and maximum of some values, at least one."""
-
-    median: float
-    low: float
-    high: float
-
-
-def spread_of(values: Sequence[float]) -> Spread:
-    """Return the spread of at least one value."""
-    return Spread(median(values), min(values), max(values))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchmarkData:
-    """Images of a benchmark.
+def run_benchmark(
+    images: str | os.PathLike[str],
+    report: ProgressListener,
+    *,
+    image_size: int = 224,
+    batch_size: int = 64,
+    workers: int | Literal["auto"] = "auto",
+    against: Literal["torch"] | None = None,
+    seconds: float = 30.0,
+    seed: int = 0,
+) -> Result:
+    """Measure feedline's loader on the images of a folder, and torch's on request.
 
     Args:
-        images, classes: numbers of images and classes in the folder.
-        images_measured: number of images that were read and decoded.
-        images_shorter_than_size: of these with a side shorter than the batches' images.
-        file_bytes_mean, height_px_median, width_px_median: over the measured images.
-    """
-
-    images: int
-    classes: int
-    images_measured: int
-    images_shorter_than_size: int
-    file_bytes_mean: float
-    height_px_median: int
-    width_px_median: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageCosts:
-    """Mean cost of one image in one process.
-
-    Args:
-        images: number of measured images.
-        read_ms: reading the file from memory.
-        read_cold_ms: reading it from the disk; None if not measured.
-        cold_not_measured: the reason if it was not measured, or "".
-        decode_ms: decoding as many pixels as the crop needs, and drawing the crop.
-        resize_ms: resizing the crop into its row, mirrored or not.
-        total_ms: of reading from memory, decoding and resizing.
-    """
-
-    images: int
-    read_ms: float
-    read_cold_ms: float | None
-    cold_not_measured: str
-    decode_ms: float
-    resize_ms: float
-    total_ms: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchmarkRow:
-    """Measurements of one loader, one turn per round.
-
-    Args:
-        name: printed name.
-        loader: its library.
-        images_per_s: over the rounds.
-        images_per_s_per_core: the median, by the cores in use.
-        ratio_to_feedline: this rate / feedline's, of the same rounds.
-        first_batch_s: time from building the loader to its first batch.
-        cpu_s_per_1000_images: CPU seconds of all its processes, over all rounds.
-        turns: one per round.
-    """
-
-    name: str
-    loader: Literal["feedline", "torch"]
-    images_per_s: Spread
-    images_per_s_per_core: float
-    ratio_to_feedline: Spread
-    first_batch_s: float
-    cpu_s_per_1000_images: float
-    turns: tuple[Turn, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Omission:
-    """Requested measurement that was not made, and the reason."""
-
-    what: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenFile:
-    """Image that could not be loaded, and the reason."""
-
-    file: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchmarkResult:
-    """Measurements of a benchmark; as a dict they are its JSON form.
-
-    Args:
-        settings: the options.
-        workers: processes that loaded images; 0: the training process loaded them.
-        cores_used: number of cores the processes can use: the usable ones, at most one a process.
-        other_cores: mean number of usable cores that other programs used while images were counted.
-        data: the images.
-        rows: the loaders; the first is feedline's.
-        one_image: cost of one image in one process.
-        left_out: measurements that could not be made.
-        skipped: images that could not be loaded.
-        machine, versions: machine and software.
-        elapsed_s: total time.
-    """
-
-    settings: BenchmarkOptions
-    workers: int
-    cores_used: int
-    other_cores: float
-    data: BenchmarkData
-    rows: tuple[BenchmarkRow, ...]
-    one_image: StageCosts
-    left_out: list[Omission]
-    skipped: list[BrokenFile]
-    machine: dict[str, Any]
-    versions: dict[str, str | None]
-    elapsed_s: float
-
-
-def run_benchmark(settings: BenchmarkOptions, report: ProgressListener) -> BenchmarkResult:
-    """Run the benchmark that the settings describe.
+        images: folder with one sub-folder per class.
+        report: receives the progress.
+        image_size: side of the batches' images, in pixels.
+        batch_size: images in a batch.
+        workers: "auto", or the number of processes that load images; 0 loads in this one.
+        against: "torch" also measures torch's DataLoader with torchvision.
+        seconds: total time of counting images.
+        seed: selects the images if there are more than needed, and all crops.
 
     Raises:
-        UsageError: the folder or a setting cannot be used, or torchvision is missing.
+        UsageError: the folder or an option cannot be used, or torchvision is missing.
         ResourceError: there is too little memory.
         DatasetError: no image can be decoded.
         WorkerError: a process died or hung.
     """
-    started, seconds = time.perf_counter(), settings.seconds
-    workers = worker_count(settings.workers)
-    cores = min(max(1, workers), usable_cores())
+    started = time.perf_counter()
+    check_options(image_size, batch_size, seconds)
+    count = worker_count(workers)
+    cores = min(max(1, count), usable_cores())
     report.begin("listing the images", 1)
-    everything = ImageFolder(settings.folder)
-    _require_memory(everything, settings, workers)
-    folder = sample_folder(everything, settings.seed)
-    if settings.against is not None:
+    everything = ImageFolder(images)
+    _require_memory(everything.fields(image_size), batch_size, count, against is not None)
+    folder = sample_folder(everything, seed)
+    if against is not None:
         report.begin("importing torchvision", 1)
         _import_torchvision()
-    report.begin("surveying the images", len(folder))
-    images, broken = survey_images(folder, seconds=_SURVEY_SHARE * seconds, tell=report.advance)
-    report.begin("timing one image", 1)
-    numbers = [image.sample for image in images]
-    costs = measure_stages(folder, numbers, settings.size_px, _STAGES_SHARE * seconds)
+    report.begin("timing images", len(folder))
+    survey = survey_images(folder, image_size, seconds, report.advance)
+    sample = ImageSample(folder, [image.sample for image in survey.images])
+    costs, left_out = survey.costs, dict[str, str]()
     report.begin("starting the loaders", 1)
-    sample = ImageSample(folder, numbers)
-    left_out: list[Omission] = []
-    shape = settings.batch_size, settings.size_px, workers
     with contextlib.ExitStack() as stack:
-        loaders = [stack.enter_context(feedline_loader(sample, *shape))]
-        for form in TORCH_FORMS if settings.against else ():
+        loaders = [stack.enter_context(feedline_loader(sample, batch_size, image_size, count))]
+        for form in TORCH_FORMS if against else ():
             settle_down()
             try:
-                loaders.append(stack.enter_context(torch_loader(form, sample, *shape)))
+                loader = torch_loader(form, sample, batch_size, image_size, count)
+                loaders.append(stack.enter_context(loader))
             except Exception as error:
-                left_out.append(_omission(TORCH_FORMS[form], error))
-        refill_s = PREFETCH * settings.batch_size * costs.total_ms / 1000 / cores
+                left_out[TORCH_FORMS[form]] = _last_line(error)
+        refill_s = PREFETCH * batch_size * costs["total_ms"] / 1000 / cores
         rounds = count_rounds(len(loaders), seconds, refill_s)
         report.begin("measuring", rounds * len(loaders))
-        turn_s = seconds / (len(loaders) * rounds)
-        others = OtherPrograms()
+        others, turn_s = OtherPrograms(), seconds / (len(loaders) * rounds)
         turns = take_turns(loaders, rounds, turn_s, left_out, report.advance)
         other_cores = others.cores()
-        broken |= set(loaders[0].skipped)
-    return BenchmarkResult(
-        settings=settings,
-        workers=workers,
-        cores_used=cores,
-        other_cores=other_cores,
-        data=BenchmarkData(
-            images=len(everything),
-            classes=len(folder.classes),
-            images_measured=len(images),
-            images_shorter_than_size=sum(
-                min(image.height_px, image.width_px) < settings.size_px for image in images
-            ),
-            file_bytes_mean=mean(image.file_bytes for image in images),
-            height_px_median=round(median(image.height_px for image in images)),
-            width_px_median=round(median(image.width_px for image in images)),
-        ),
-        rows=make_rows(turns, cores),
-        one_image=costs,
-        left_out=left_out,
-        skipped=[BrokenFile(path, reason) for path, reason in sorted(broken)],
-        **environment(*_PACKAGES, *([] if settings.against is None else ["torchvision"])),
-        elapsed_s=time.perf_counter() - started,
-    )
+        broken = {**survey.broken, **dict(loaders[0].skipped)}
+    result: Result = {
+        "settings": {
+            "folder": os.fspath(images),
+            "size_px": image_size,
+            "batch_size": batch_size,
+            "workers": workers,
+            "against": against,
+            "seconds": seconds,
+            "seed": seed,
+        },
+        "workers": count,
+        "cores_used": cores,
+        "other_cores": other_cores,
+        "data": {
+            "images": len(everything),
+            "classes": len(folder.classes),
+            **survey.summary(image_size),
+        },
+        "rows": make_rows(turns, cores),
+        "one_image": costs,
+        "left_out": [{"what": name, "reason": why} for name, why in left_out.items()],
+        "skipped": [{"file": file, "reason": why} for file, why in sorted(broken.items())],
+        **environment(*_PACKAGES, *([] if against is None else ["torchvision"])),
+        "elapsed_s": time.perf_counter() - started,
+    }
+    return {**result, "verdict": verdict(result), "notes": notes(result)}
 
 
-def _require_memory(folder: ImageFolder, settings: BenchmarkOptions, workers: int) -> None:
+def _require_memory(fields: Any, batch_size: int, workers: int, against: bool) -> None:
     """Raise a ResourceError if the machine has too little memory, before anything is started."""
-    batch = batch_bytes(folder.fields(settings.size_px), settings.batch_size)
+    batch = batch_bytes(fields, batch_size)
     needed = (PREFETCH + 1) * batch + workers * WORKER_BYTES
-    if settings.against is not None:
+    if against:
         # Two batches for each worker and the current one; the bytes as uint8 and as float32.
         needed += (2 * workers + 1) * batch * 5 + 2 * workers * WORKER_BYTES
     require_memory(
         needed,
-        f"measuring {workers} workers with batches of {settings.batch_size} at "
-        f"{settings.size_px} px",
+        f"measuring {workers} workers with batches of {batch_size}",
         "use fewer --workers, a smaller --batch-size or --image-size",
     )
 
@@ -345,98 +201,103 @@ def _import_torchvision() -> None:
         ) from error
 
 
-def _omission(name: str, error: Exception) -> Omission:
+def _last_line(error: Exception) -> str:
     # torch puts its worker's traceback into the message, and the error at the end.
-    lines = str(error).splitlines()
-    return Omission(name, lines[-1] if lines else type(error).__name__)
+    return [type(error).__name__, *str(error).splitlines()][-1]
 
 
-class SurveyedImage(NamedTuple):
-    """Size of an image that can be decoded."""
+@dataclass(frozen=True, slots=True)
+class SurveyedImage:
+    """Image that can be decoded: its number, file and size."""
 
     sample: int
-    file_bytes: int
+    file: FilePart
     height_px: int
     width_px: int
 
 
-def survey_images(
-    folder: ImageFolder, *, seconds: float, tell: Callable[[int], None]
-) -> tuple[list[SurveyedImage], set[tuple[str, str]]]:
-    """Read and decode a folder's images once, until the end of the folder or of the time.
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Images that can be decoded, in order; cost of one of them; reasons of broken files by path.
 
-    This also brings the files into memory, so that the loaders are measured and not the disk.
-    Return the images that can be decoded, by sample number, and (path, reason) of the others.
+    `costs` are means in one process, in ms: "read_ms" from memory, "read_cold_ms" from the disk
+    (None for the reason "cold_not_measured"), "decode_ms" of as many pixels as the crop needs,
+    "resize_ms" of the crop, "total_ms" from memory; and the number of timed "images".
+    """
+
+    images: Sequence[SurveyedImage]
+    costs: Mapping[str, Any]
+    broken: Mapping[str, str]
+
+    def summary(self, size: int) -> dict[str, Any]:
+        """Numbers and sizes of the images, JSON-able."""
+        sides = [(image.height_px, image.width_px) for image in self.images]
+        return {
+            "images_measured": len(sides),
+            "images_shorter_than_size": sum(min(each) < size for each in sides),
+            "file_bytes_mean": mean(image.file.bytes for image in self.images),
+            "height_px_median": round(median(height for height, _ in sides)),
+            "width_px_median": round(median(width for _, width in sides)),
+        }
+
+
+def survey_images(
+    folder: ImageFolder, size: int, seconds: float, tell: Callable[[int], None]
+) -> Survey:
+    """Decode the images of a folder in their order, and time the stages of the first ones.
+
+    This also brings the files into memory, so that the loaders are measured and not the disk. The
+    fastest of an image's repetitions counts, as the others were disturbed.
 
     Args:
-        folder: the images, surveyed in their order.
-        seconds: time limit; the first few images are surveyed in any case.
+        folder: the images, with the transform.
+        size: of the row, in pixels.
+        seconds: of the benchmark; the survey ends after a share, but not before some images.
         tell: called with the number of surveyed images.
 
     Raises:
         DatasetError: none of them can be decoded.
     """
-    decoder, end = Decoder(), time.monotonic() + seconds
-    images: list[SurveyedImage] = []
-    broken: list[tuple[str, str]] = []
+    decoder, images, spans = Decoder(), list[SurveyedImage](), list[list[float]]()
+    row = np.zeros((size, size, 3), np.uint8), np.zeros((), np.int64)
+    broken: dict[str, str] = {}
+    start = time.monotonic()
     for sample in range(len(folder)):
-        if sample >= _MIN_SURVEYED and time.monotonic() > end:
+        elapsed_s = time.monotonic() - start
+        if sample >= _MIN_IMAGES and elapsed_s > _SURVEY_SHARE * seconds:
             break
         try:
-            data = read_file(folder.files.path(sample))
+            data = read_file(path := folder.files.path(sample))
             height, width = decoder.open(data)
             decoder.read()
         except ImageError as error:
-            broken.append((folder.name(sample), error.message))
+            broken[folder.name(sample)] = error.message
         else:
-            images.append(SurveyedImage(sample, len(data), height, width))
+            images.append(SurveyedImage(sample, FilePart(path, 0, len(data)), height, width))
+            if len(spans) < _MIN_TIMED or elapsed_s < _STAGES_SHARE * seconds:
+                item = Item(sample, size, mix(sample), 1.0)
+                runs = [_time_stages(folder, item, row, decoder) for _ in range(_REPEATS)]
+                spans.append([min(times) for times in zip(*runs, strict=True)])
         tell(sample + 1)
     if not images:
-        name, problem = broken[0]
+        name, problem = next(iter(broken.items()))
         raise DatasetError(
             f"{folder.root}: none of {len(broken)} images tried can be decoded. First error: "
             f"{name}: {problem}",
             hint="check that the images were downloaded and unpacked completely",
         )
-    return images, set(broken)
-
-
-def measure_stages(
-    folder: ImageFolder, numbers: Sequence[int], size: int, seconds: float
-) -> StageCosts:
-    """Time the stages of images in this process.
-
-    Reading, resizing and all of `ImageFolder.load` are timed; the rest of the latter is decoding.
-    The fastest of an image's repetitions counts, as the others were disturbed.
-
-    Args:
-        folder: the images, with the transform.
-        numbers: sample numbers of images that can be decoded.
-        size: of the row, in pixels.
-        seconds: approximate time limit; at least a few images are measured.
-    """
-    decoder = Decoder()
-    row = np.zeros((size, size, 3), np.uint8), np.zeros((), np.int64)
-    spans: list[list[float]] = []
-    end = time.monotonic() + seconds
-    for sample in numbers:
-        if len(spans) >= _MIN_TIMED and time.monotonic() > end:
-            break
-        item = Item(sample, size, mix(sample), 1.0)
-        runs = [_time_stages(folder, item, row, decoder) for _ in range(_REPEATS)]
-        spans.append([min(times) for times in zip(*runs, strict=True)])
     read_ms, resize_ms, load_ms = (mean(times) for times in zip(*spans, strict=True))
-    cold_ms, why_not = _read_cold_ms(folder, numbers[: len(spans)])
-    decode_ms = max(0.0, load_ms - read_ms - resize_ms)
-    return StageCosts(
-        images=len(spans),
-        read_ms=read_ms,
-        read_cold_ms=cold_ms,
-        cold_not_measured=why_not,
-        decode_ms=decode_ms,
-        resize_ms=resize_ms,
-        total_ms=read_ms + decode_ms + resize_ms,
-    )
+    cold_ms, why_not = _read_cold_ms([image.file for image in images[: len(spans)]])
+    costs = {
+        "images": len(spans),
+        "read_ms": read_ms,
+        "read_cold_ms": cold_ms,
+        "cold_not_measured": why_not,
+        "decode_ms": max(0.0, load_ms - read_ms - resize_ms),
+        "resize_ms": resize_ms,
+        "total_ms": max(load_ms, read_ms + resize_ms),
+    }
+    return Survey(images, costs, broken)
 
 
 def _time_stages(
@@ -457,9 +318,8 @@ def _time_stages(
     return (was_read - start) * 1e3, (resized - decoded) * 1e3, (loaded - resized) * 1e3
 
 
-def _read_cold_ms(folder: ImageFolder, numbers: Sequence[int]) -> tuple[float | None, str]:
+def _read_cold_ms(files: Sequence[FilePart]) -> tuple[float | None, str]:
     """Milliseconds to read a file from the disk, or None and the reason it is unknown."""
-    files = [FilePart(folder.files.path(sample)) for sample in numbers]
     source, timed = drop_from_memory(files)
     if len(files) < 2:
         return None, "at least two images are needed"
@@ -488,7 +348,7 @@ def take_turns(
     loaders: Sequence[MeasuredLoader],
     rounds: int,
     turn_s: float,
-    left_out: list[Omission],
+    left_out: dict[str, str],
     tell: Callable[[int, str], None],
 ) -> dict[MeasuredLoader, list[Turn]]:
     """Measure all loaders in turn, round after round; return the turns of each.
@@ -497,49 +357,53 @@ def take_turns(
         loaders: the first is feedline's, whose errors are raised; the others are torch's.
         rounds: number of turns of each.
         turn_s: length of a turn.
-        left_out: receives the loaders of torch that fail.
+        left_out: receives the names of torch's loaders that fail, and the reasons.
         tell: called with the number of finished turns and a description of the next.
     """
     turns: dict[MeasuredLoader, list[Turn]] = {loader: [] for loader in loaders}
-    done = 0
-    for number in range(rounds):
-        for loader in list(turns):
-            tell(done, f"round {number + 1} of {rounds}: {loader.name}")
-            done += 1
-            settle_down()
-            try:
-                turns[loader].append(loader.turn(turn_s))
-            except Exception as error:
-                if loader is loaders[0]:
-                    raise
-                left_out.append(_omission(loader.name, error))
-                del turns[loader]
+    for done in range(rounds * len(loaders)):
+        number, loader = done // len(loaders), loaders[done % len(loaders)]
+        if loader not in turns:
+            continue
+        tell(done, f"round {number + 1} of {rounds}: {loader.name}")
+        settle_down()
+        try:
+            turns[loader].append(loader.turn(turn_s))
+        except Exception as error:
+            if loader is loaders[0]:
+                raise
+            left_out[loader.name] = _last_line(error)
+            del turns[loader]
     return turns
 
 
-def make_rows(
-    turns: Mapping[MeasuredLoader, Sequence[Turn]], cores: int
-) -> tuple[BenchmarkRow, ...]:
-    """Summarise the turns of loaders, of which the first is feedline's."""
-    rows: list[BenchmarkRow] = []
+def make_rows(turns: Mapping[MeasuredLoader, Sequence[Turn]], cores: int) -> list[Result]:
+    """Summarise the turns of loaders, of which the first is feedline's.
+
+    Ratios are of the same rounds; CPU seconds are those of all processes of a loader.
+    """
+    rows: list[Result] = []
+    ours = [turn.images_per_s for turn in next(iter(turns.values()))]
     for loader, taken in turns.items():
         rates = [turn.images_per_s for turn in taken]
-        ours = rows[0].turns if rows else taken
-        ratios = [rate / own.images_per_s for rate, own in zip(rates, ours, strict=True)]
-        cpu_s, images = (sum(getattr(t, name) for t in taken) for name in ("cpu_s", "images"))
-        rows.append(
-            BenchmarkRow(
-                name=loader.name,
-                loader="torch" if rows else "feedline",
-                images_per_s=spread_of(rates),
-                images_per_s_per_core=median(rates) / cores,
-                ratio_to_feedline=spread_of(ratios),
-                first_batch_s=loader.first_batch_s,
-                cpu_s_per_1000_images=1000 * cpu_s / images,
-                turns=tuple(taken),
-            )
-        )
-    return tuple(rows)
+        cpu_s, images = sum(turn.cpu_s for turn in taken), sum(turn.images for turn in taken)
+        ratios = [rate / own for rate, own in zip(rates, ours, strict=True)]
+        row = {
+            "name": loader.name,
+            "loader": "torch" if rows else "feedline",
+            "images_per_s": _spread(rates),
+            "images_per_s_per_core": median(rates) / cores,
+            "ratio_to_feedline": _spread(ratios),
+            "first_batch_s": loader.first_batch_s,
+            "cpu_s_per_1000_images": 1000 * cpu_s / images,
+            "turns": [asdict(turn) for turn in taken],
+        }
+        rows.append(row)
+    return rows
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": median(values), "low": min(values), "high": max(values)}
 
 
 _SKIPPED_SHOWN = 3
@@ -547,114 +411,105 @@ _NOISY = 0.3  # range of the rates of rounds, as a share of their median
 _HEADS = ("", "images/s", "range", "per core", "x feedline", "first batch", "CPU s/1000")
 
 
-def benchmark_table(result: BenchmarkResult) -> str:
+def benchmark_table(result: Result) -> str:
     """Format the rates, the cost of one image and remarks, at most 100 columns wide."""
     rows = [
         (
-            row.name,
-            f"{row.images_per_s.median:.0f}",
-            f"{row.images_per_s.low:.0f}-{row.images_per_s.high:.0f}",
-            f"{row.images_per_s_per_core:.0f}",
-            f"{row.ratio_to_feedline.median:.2f}",
-            f"{row.first_batch_s:.2f} s",
-            f"{row.cpu_s_per_1000_images:.2f}",
+            row["name"],
+            f"{row['images_per_s']['median']:.0f}",
+            f"{row['images_per_s']['low']:.0f}-{row['images_per_s']['high']:.0f}",
+            f"{row['images_per_s_per_core']:.0f}",
+            f"{row['ratio_to_feedline']['median']:.2f}",
+            f"{row['first_batch_s']:.2f} s",
+            f"{row['cpu_s_per_1000_images']:.2f}",
         )
-        for row in result.rows
+        for row in result["rows"]
     ]
-    costs = result.one_image
-    cold = "" if costs.read_cold_ms is None else f" (from the disk {costs.read_cold_ms:.2f})"
-    remarks = [f"{each.what} left out: {each.reason}" for each in result.left_out]
-    lines = [line for text in [*remarks, *notes(result)] for line in wrap_text(text, first="")]
-    if result.skipped:
-        lines.append(f"unreadable images skipped: {len(result.skipped)}, for example")
-        lines += [f"  {each.file}: {each.reason}" for each in result.skipped[:_SKIPPED_SHOWN]]
-    return "\n".join(
-        [
-            _headline(result),
-            "",
-            *format_table([_HEADS, *rows], indent="", left=(0,)),
-            "",
-            f"one image in one process: read {costs.read_ms:.2f}{cold} + decode "
-            f"{costs.decode_ms:.2f} + crop and resize {costs.resize_ms:.2f} ms",
-            "",
-            *wrap_text(" ".join(verdict(result)), first="", following=""),
-            *([""] if lines else []),
-            *lines,
-        ]
-    )
+    costs, skipped = result["one_image"], result["skipped"]
+    cold = costs["read_cold_ms"]
+    from_disk = "" if cold is None else f" (from the disk {cold:.2f})"
+    remarks = [f"{each['what']} left out: {each['reason']}" for each in result["left_out"]]
+    lines = [line for text in [*remarks, *result["notes"]] for line in wrap_text(text, first="")]
+    if skipped:
+        lines.append(f"unreadable images skipped: {len(skipped)}, for example")
+        lines += [f"  {each['file']}: {each['reason']}" for each in skipped[:_SKIPPED_SHOWN]]
+    parts = [
+        _headline(result),
+        "",
+        *format_table([_HEADS, *rows], indent="", left=(0,)),
+        "",
+        f"one image in one process: read {costs['read_ms']:.2f}{from_disk} + decode "
+        f"{costs['decode_ms']:.2f} + crop and resize {costs['resize_ms']:.2f} ms",
+        "",
+        *wrap_text(" ".join(result["verdict"]), first="", following=""),
+        *([""] if lines else []),
+        *lines,
+    ]
+    return "\n".join(parts)
 
 
-def _headline(result: BenchmarkResult) -> str:
-    data, settings = result.data, result.settings
-    images = f"{data.images} images"
-    if data.images_measured < data.images:
-        images = f"{data.images_measured} of {images}"
-    file_bytes = data.file_bytes_mean
-    size = f"{file_bytes / 1e3:.{0 if file_bytes >= 1e4 else 1}f} KB"
-    workers = plural(result.workers, "worker") if result.workers else "no workers"
+def _headline(result: Result) -> str:
+    data, settings, workers = result["data"], result["settings"], result["workers"]
+    images, measured, file_bytes = data["images"], data["images_measured"], data["file_bytes_mean"]
     return (
-        f"{images}, {size}, {data.width_px_median}x{data.height_px_median} px, to "
-        f"{settings.size_px} px in batches of {settings.batch_size}; {workers}, "
-        f"{plural(result.machine['cores_usable'], 'core')} usable"
+        f"{f'{measured} of ' if measured < images else ''}{images} images, "
+        f"{file_bytes / 1e3:.{0 if file_bytes >= 1e4 else 1}f} KB, "
+        f"{data['width_px_median']}x{data['height_px_median']} px, to {settings['size_px']} px in "
+        f"batches of {settings['batch_size']}; "
+        f"{plural(workers, 'worker') if workers else 'no workers'}, "
+        f"{plural(result['machine']['cores_usable'], 'core')} usable"
     )
 
 
-def verdict(result: BenchmarkResult) -> list[str]:
+def verdict(result: Result) -> list[str]:
     """Describe the costliest stage, reads from the disk, and the comparison with torch."""
-    costs, torch_rows = result.one_image, result.rows[1:]
+    costs, total_ms = result["one_image"], result["one_image"]["total_ms"]
     parts = {
-        "decoding": costs.decode_ms,
-        "reading": costs.read_ms,
-        "cropping and resizing": costs.resize_ms,
+        "decoding": costs["decode_ms"],
+        "reading": costs["read_ms"],
+        "cropping and resizing": costs["resize_ms"],
     }
-    shares = {name: f"{ms / costs.total_ms:.0%}" for name, ms in parts.items()}
     first, *others = sorted(parts, key=lambda name: -parts[name])
-    rest = " and ".join(f"{name} {shares[name]}" for name in others)
-    lines = [
-        f"Most costly: {first}, {shares[first]} of the {costs.total_ms:.2f} ms of an image; {rest}."
-    ]
-    if (costs.read_cold_ms or 0.0) > costs.decode_ms + costs.resize_ms:
+    rest = " and ".join(f"{name} {parts[name] / total_ms:.0%}" for name in others)
+    share = f"{parts[first] / total_ms:.0%} of the {total_ms:.2f} ms of an image"
+    lines = [f"Most costly: {first}, {share}; {rest}."]
+    if (costs["read_cold_ms"] or 0.0) > costs["decode_ms"] + costs["resize_ms"]:
         lines.append(
             "Until the files are in memory, the bottleneck is reading them: "
-            f"{costs.read_cold_ms:.2f} ms an image from the disk, {costs.read_ms:.2f} ms from "
-            "memory."
+            f"{costs['read_cold_ms']:.2f} ms an image from the disk, {costs['read_ms']:.2f} ms "
+            "from memory."
         )
-    if torch_rows:
-        ratios = [(row.ratio_to_feedline, row.name) for row in torch_rows]
+    ratios = [(row["ratio_to_feedline"], row["name"]) for row in result["rows"][1:]]
+    if ratios:
         text = " and ".join(
-            f"{1 / each.median:.2f}x ({1 / each.high:.2f}-{1 / each.low:.2f}) {name}"
+            f"{1 / each['median']:.2f}x ({1 / each['high']:.2f}-{1 / each['low']:.2f}) {name}"
             for each, name in ratios
         )
         lines.append(f"feedline's rate is {text}.")
     return lines
 
 
-def notes(result: BenchmarkResult) -> list[str]:
+def notes(result: Result) -> list[str]:
     """Remarks on the figures, without the left-out measurements."""
-    data, settings, found = result.data, result.settings, list[str]()
-    if data.images_shorter_than_size:
-        found.append(
-            f"{data.images_shorter_than_size} of {data.images_measured} images have a side shorter "
-            f"than {settings.size_px} px: they are enlarged"
-        )
-    if data.images_measured < settings.batch_size:
-        found.append(
-            f"{data.images_measured} images are fewer than a batch of {settings.batch_size}: each "
-            "batch repeats them"
-        )
-    cores = result.machine["cores_usable"]
-    if result.workers < cores:
-        found.append(f"more workers could help: {result.workers} for {cores} usable cores")
-    if result.other_cores >= NOTABLE_SHARE * cores:
-        found.append(
-            f"other programs used {result.other_cores:.1f} of {plural(cores, 'core')}: without "
-            "them the rates are higher"
-        )
-    rates = [(row.images_per_s, row.name) for row in result.rows]
-    noise, noisiest = max(((each.high - each.low) / each.median, name) for each, name in rates)
-    if noise > _NOISY:
-        found.append(f"rounds differ by up to {noise:.0%} ({noisiest}): measure for more --seconds")
-    if result.one_image.read_cold_ms is None:
-        why = result.one_image.cold_not_measured
-        found.append(f"reading from the disk was not measured: {why}")
-    return found
+    data, settings, costs = result["data"], result["settings"], result["one_image"]
+    measured, small = data["images_measured"], data["images_shorter_than_size"]
+    cores, workers = result["machine"]["cores_usable"], result["workers"]
+    rates = {row["name"]: row["images_per_s"] for row in result["rows"]}
+    noise = {name: (rate["high"] - rate["low"]) / rate["median"] for name, rate in rates.items()}
+    noisiest = max(noise, key=lambda name: noise[name])
+    found = {
+        f"{small} of {measured} images have a side shorter than {settings['size_px']} px: they are "
+        "enlarged": small > 0,
+        f"{measured} images are fewer than a batch of {settings['batch_size']}: each batch repeats "
+        "them": measured < settings["batch_size"],
+        f"more workers could help: {workers} for {cores} usable cores": workers < cores,
+        f"other programs used {result['other_cores']:.1f} of {plural(cores, 'core')}: without them "
+        "the rates are higher": result["other_cores"] >= NOTABLE_SHARE * cores,
+        f"rounds differ by up to {noise[noisiest]:.0%} ({noisiest}): measure for more --seconds": (
+            noise[noisiest] > _NOISY
+        ),
+        f"reading from the disk was not measured: {costs['cold_not_measured']}": (
+            costs["read_cold_ms"] is None
+        ),
+    }
+    return [note for note, applies in found.items() if applies]
