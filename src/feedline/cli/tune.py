@@ -179,11 +179,7 @@ def _print_result(
         if save is not None and found.saved is not None:
             echo(f"feedline.DataLoader(..., settings={str(save)!r})")
             if found.busy_machine:
-                complain(
-                    f"{save} is from a busy machine: {found.busy_machine}",
-                    "warning",
-                    "run it again when they have ended",
-                )
+                complain(f"{save}: {found.busy_machine}", "warning", "run it on an idle machine")
         elif save is not None:
             complain(f"{save} was not written: nothing was measured", "note")
         if search.batch_sizes is not None:

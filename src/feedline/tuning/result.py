@@ -15,6 +15,7 @@ from feedline.machine import NOTABLE_SHARE
 from feedline.order.schedule import Schedule
 from feedline.system import usable_cores
 from feedline.text import as_share, format_table, plural
+from feedline.throughput.bottleneck import Part
 from feedline.throughput.estimates import Changes, Forecast, Rates, WhatIf, forecast, what_if
 from feedline.tuning.search import LoaderSetting, LoaderTrial
 from feedline.tuning.step_benchmark import UserCodeFailure
@@ -24,6 +25,14 @@ __all__ = ["SearchStatus", "TunedPhase", "TuningResult", "phase_names", "worker_
 _ONE_FOR_ALL = (
     "one setting for all phases, enough for the busiest; num_workers='auto' adapts to each phase"
 )
+
+_BOTTLENECKS: dict[Part, str] = {
+    "compute": "the step, which takes longer than alone",
+    "hand-over": "the training process, which receives the batches",
+    "copy": "copying batches to the device",
+    "workers": "the workers",
+    "cores": "the cores",
+}
 
 SearchStatus = Literal["done", "budget", "interrupted", "resources", "error"]
 """`budget`: the time limit ended the search; `interrupted`: Ctrl-C; `resources`: memory or
@@ -43,7 +52,7 @@ class TunedPhase:
         is_compute_bound: True if the step bounds this trial, and no setting of the loader.
         status: end of the search.
         full_search_s: estimated duration of a full search with these steps.
-        bottleneck: what bounds the best trial, in words; "" if unknown.
+        bottleneck: part that bounds the best trial; None if unknown.
         error: one-line description of the exception that ended the search; "" without.
         copies_px: resolution of the cache that is read; None for the originals.
     """
@@ -56,7 +65,7 @@ class TunedPhase:
     is_compute_bound: bool
     status: SearchStatus
     full_search_s: float
-    bottleneck: str = ""
+    bottleneck: Part | None = None
     error: str = ""
     copies_px: int | None = None
 
@@ -75,15 +84,13 @@ class TunedPhase:
             return f"not measured: {end}"
         workers = worker_name(self.best.workers)
         if self.is_compute_bound:
-            suffice = "suffices" if self.best.workers == 1 else "suffice"
-            text = f"compute-bound: no loader setting helps, {workers} {suffice}"
+            text = f"compute-bound: no loader setting helps, fewest that suffice: {workers}"
         else:
-            fastest = "was" if self.best.workers == 1 else "were"
-            text = f"{workers} {fastest} the fastest of {plural(len(self.trials), 'setting')}"
+            text = f"fastest of {plural(len(self.trials), 'setting')}: {workers}"
             if self.ceiling:
                 text += f", at {self.best.steps_per_s / self.ceiling:.0%} of the compute-bound rate"
-            if self.bottleneck:
-                text += f"; bottleneck: {self.bottleneck}"
+            if self.bottleneck is not None:
+                text += f"; bottleneck: {_BOTTLENECKS[self.bottleneck]}"
         return text if end is None else f"{text}; {end}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,6 +101,7 @@ class TunedPhase:
             "num_workers": None if self.best is None else self.best.workers,
             "compute_bound_batches_per_s": self.ceiling,
             "compute_bound": self.is_compute_bound,
+            "bottleneck": self.bottleneck,
             "status": self.status,
             "reason": self.reason,
             "copies_px": self.copies_px,

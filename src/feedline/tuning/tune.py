@@ -50,10 +50,8 @@ class SearchProgress:
         size: image size of the phase; None if the loader has no sizes.
         setting: setting that is tried next; None for the step without loading.
         latest: latest trial of the phase; None before the first.
-        trials: finished trials of all phases.
-        trials_left: trials that usually follow.
-        seconds: duration so far.
-        seconds_left: estimated time left, within the time limit.
+        trials, trials_left: finished trials of all phases, and those that usually follow.
+        seconds, seconds_left: duration so far, and estimated until the end.
     """
 
     size: int | None
@@ -138,14 +136,19 @@ def search_settings(
         UsageError: see `tune`.
     """
     _check(loader, step, step_ms, budget_s, warmup_batches)
-    tunable = loader if isinstance(loader, TunableLoader) else _tunable(loader)
-    batch_size = tunable.batch_size  # before a phase sets another
+    if isinstance(loader, TunableLoader):
+        tunable = loader
+    elif isinstance(loader, DataLoader):
+        tunable = TunableFeedlineLoader(loader)
+    else:
+        tunable = TunableTorchLoader(loader)
     tuning = _Tuning(tunable, budget_s, warmup_batches, on_trial, on_progress)
     largest = max(phase.image_size or 0 for phase in tuning.planned)
+    batch_size = tunable.batch_size  # before a phase sets another
     try:
         for phase in tuning.planned:
-            pace = step or _sleeping_step(step_ms or 0.0, phase.image_size, largest)
-            if tuning.search_phase(phase, MeteredStep(pace)) in ("interrupted", "error"):
+            metered = MeteredStep(step or _sleeping_step(step_ms or 0.0, phase.image_size, largest))
+            if tuning.search_phase(phase, metered) in ("interrupted", "error"):
                 break
     finally:
         tunable.close()
@@ -161,12 +164,6 @@ def search_settings(
         if warmup_batches
         else "not loaded beforehand",
     )
-
-
-def _tunable(loader: TorchDataLoader[Any]) -> TunableLoader:
-    if isinstance(loader, DataLoader):
-        return TunableFeedlineLoader(loader)
-    return TunableTorchLoader(loader)
 
 
 def _sleeping_step(step_ms: float, size: int | None, largest: int) -> Step:
@@ -186,13 +183,11 @@ class _Tuning:
         on_trial: TrialCallback | None,
         on_progress: Callable[[SearchProgress], object] | None,
     ) -> None:
-        self._tunable = tunable
-        self._budget_s = budget_s
-        self._warmup_batches = warmup_batches
-        self._on_trial = on_trial
-        self._on_progress = on_progress
+        self._tunable, self._warmup_batches = tunable, warmup_batches
+        self._on_trial, self._on_progress = on_trial, on_progress
         self._trials = 0
         self.started = time.monotonic()
+        self._end = self.started + budget_s
         self.planned = tunable.phases
         self.phases: list[TunedPhase] = []
         self.rates: list[Rates] = []
@@ -200,14 +195,12 @@ class _Tuning:
 
     def search_phase(self, phase: Phase, step: MeteredStep) -> SearchStatus:
         """Search in one phase and store its result. Return how it ended."""
-        tunable, size = self._tunable, phase.image_size
-        sharing = len(self.planned) - len(self.phases)
-        begun, ready_s = time.monotonic(), 0.0
-        until = begun + (self._budget_s - (begun - self.started)) / sharing
-        ceiling, search = None, None
+        tunable, size, begun = self._tunable, phase.image_size, time.monotonic()
+        until = begun + (self._end - begun) / (len(self.planned) - len(self.phases))
+        ceiling, search, ready_s = None, None, 0.0
         status: SearchStatus = "done"
         benchmark = StepBenchmark(tunable, step, size)
-        self._report(size, None, None, until)
+        self._report(size, until)
         try:
             tunable.begin(phase)
             benchmark.discard_batches(self._warmup_batches, until)
@@ -232,11 +225,10 @@ class _Tuning:
             raise
         except Exception as error:
             status, self.failure = "error", step.failure(error)
-        best = search.best if search is not None and search.trials else None
-        trials = tuple(search.trials.values()) if search is not None else ()
-        others = (trial for trial in trials if trial is not best)
+        trials = () if search is None else tuple(search.trials.values())
+        best = search.best if search is not None and trials else None
         rates = tunable.rates(
-            () if best is None else (best, *others),
+            sorted(trials, key=lambda trial: trial is not best),
             compute_s=1 / ceiling if ceiling else None,
             step_cpu_s=step.cpu_s,
         )
@@ -249,10 +241,12 @@ class _Tuning:
                 ceiling=ceiling,
                 trials=trials,
                 best=best,
-                is_compute_bound=search is not None and bool(trials) and search.is_compute_bound,
+                is_compute_bound=search is not None
+                and best is not None
+                and search.is_compute_bound,
                 status=status,
                 full_search_s=_full_search_s(ceiling, ready_s),
-                bottleneck=_bottleneck(rates),
+                bottleneck=None if rates is None else bottleneck(rates.now.load).part,
                 error="" if self.failure is None else self.failure.summary,
             )
         )
@@ -270,18 +264,18 @@ class _Tuning:
         latest = None
         while (setting := search.next()) is not None:
             left_s = until - time.monotonic()
-            repeats, is_new = search.turns, setting not in search.trials
-            min_s, max_s = _MIN_S, min(_MAX_S, left_s)
-            if not is_new:
+            is_new = setting not in search.trials
+            if is_new:
+                min_s, max_s = _MIN_S, min(_MAX_S, left_s)
+                if left_s < max(_MIN_S, _MIN_STEPS * step_s):
+                    return "done" if search.rounds else "budget"
+            else:
                 min_s, max_s = _MIN_S / 2, max(_MIN_S, 2 * _STEPS * step_s)
-            # Repeated trials count only if all of a round are made.
-            needs_s = repeats * (max_s + _STEPS * step_s) or max(_MIN_S, _MIN_STEPS * step_s)
-            if left_s < needs_s:
-                return "budget" if is_new and not search.rounds else "done"
-            self._report(size, setting, latest, until, search)
-            latest = benchmark.trial(
-                setting, min_s=min_s, max_s=max_s, fastest=search.fastest if is_new else None
-            )
+                if left_s < search.turns * (max_s + _STEPS * step_s):
+                    return "done"  # not without the rest of the round
+            self._report(size, until, search, setting, latest)
+            fastest = search.fastest if is_new else None
+            latest = benchmark.trial(setting, min_s=min_s, max_s=max_s, fastest=fastest)
             search.add(latest)
             self._trials += 1
             if is_new and self._on_trial is not None:
@@ -291,51 +285,29 @@ class _Tuning:
     def _report(
         self,
         size: int | None,
-        setting: LoaderSetting | None,
-        latest: LoaderTrial | None,
         until: float,
         search: Search | None = None,
+        setting: LoaderSetting | None = None,
+        latest: LoaderTrial | None = None,
     ) -> None:
         """Report the progress: a usual search is assumed until repeated trials are known."""
         if self._on_progress is None:
             return
         now, usual = time.monotonic(), _USUAL_TRIALS + _USUAL_REPEATS
-        left = usual
-        if search is not None:
-            left = search.turns or max(1, usual - len(search.trials))
-        later = len(self.planned) - len(self.phases) - 1
-        each_s = latest.window.seconds if latest is not None else _MIN_S
-        left_s = min(max(0.0, until - now), left * each_s)
-        self._on_progress(
-            SearchProgress(
-                size=size,
-                setting=setting,
-                latest=latest,
-                trials=self._trials,
-                trials_left=left + later * usual,
-                seconds=now - self.started,
-                seconds_left=min(
-                    max(0.0, self.started + self._budget_s - now), left_s + later * usual * each_s
-                ),
-            )
+        left = usual if search is None else search.turns or max(1, usual - len(search.trials))
+        later = usual * (len(self.planned) - len(self.phases) - 1)
+        each_s = _MIN_S if latest is None else latest.window.seconds
+        left_s = min(max(0.0, until - now), left * each_s) + later * each_s
+        progress = SearchProgress(
+            size=size,
+            setting=setting,
+            latest=latest,
+            trials=self._trials,
+            trials_left=left + later,
+            seconds=now - self.started,
+            seconds_left=min(max(0.0, self._end - now), left_s),
         )
-
-
-def _bottleneck(rates: Rates | None) -> str:
-    """Name what bounds the best trial; "" if unknown."""
-    if rates is None:
-        return ""
-    load = rates.now.load
-    part = bottleneck(load).part
-    if part == "cores":
-        return "the cores"
-    if part != "workers":
-        return "the step" if part == "compute" else "handing batches over"
-    if not load.workers:
-        return "the work of the batches"
-    if load.late_ms > 0:
-        return "batches that take unequal time"
-    return "the workers, of which more were not faster"
+        self._on_progress(progress)
 
 
 def _memory_budget(start: LoaderSetting, batch_bytes: int) -> MemoryBudget:
