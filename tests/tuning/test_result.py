@@ -1,13 +1,17 @@
-"""Plot of the tried settings."""
+"""Result of a search: reasons, arguments, other programs, and the plot."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from feedline.errors import UsageError
 from feedline.throughput.windows import StepWindow
+from feedline.tuning import result
 from feedline.tuning.curve import curve_svg
 from feedline.tuning.result import TunedPhase, TuningResult
 from feedline.tuning.search import LoaderSetting, LoaderTrial
@@ -47,6 +51,63 @@ def phase(size: int | None, rates: dict[int, float], ceiling: float | None = 50.
 def tuned(*phases: TunedPhase) -> TuningResult:
     start = LoaderSetting(workers=2, prefetch=3, task_ms=50.0)
     return TuningResult(phases=phases, seconds=12.0, batch_size=32, start=start)
+
+
+@pytest.mark.parametrize(
+    ("status", "text"), [("interrupted", "Ctrl-C"), ("budget", "30 s"), ("error", "KeyError: 3")]
+)
+def test_the_reason_for_an_empty_phase_names_the_end(status: Any, text: str) -> None:
+    phase = TunedPhase(
+        size=None,
+        batch_size=4,
+        ceiling=None,
+        trials=(),
+        best=None,
+        is_compute_bound=False,
+        status=status,
+        full_search_s=30.0,
+        error="the step raised KeyError: 3" if status == "error" else "",
+    )
+    assert phase.reason.startswith("not measured: ")
+    assert text in phase.reason
+
+
+def test_reason_names_the_bottleneck_unless_the_step_is_it() -> None:
+    found = phase(224, {1: 16.0, 2: 18.5}, ceiling=50.0)
+    assert "37% of the compute-bound rate" in found.reason
+    assert "bottleneck: the cores" in replace(found, bottleneck="cores").reason
+    bound = replace(found, is_compute_bound=True, bottleneck="compute")
+    assert bound.reason.startswith("compute-bound: ")
+
+
+def test_busy_machine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result, "usable_cores", lambda: 4)
+    quiet = phase(None, {1: 10.0, 2: 20.0})
+    assert tuned(quiet).busy_machine == ""
+    busy = tuned(replace(quiet, trials=tuple(replace(t, other_cores=2.5) for t in quiet.trials)))
+    assert busy.as_dict()["other_cores"] == pytest.approx(2.5)
+    assert "2.5 of 4 cores" in busy.busy_machine
+    assert busy.busy_machine in str(busy)
+
+
+@pytest.mark.parametrize("loader", ["feedline", "torch"])
+def test_arguments_without_workers_have_no_prefetch(loader: Any) -> None:
+    start = LoaderSetting(workers=2, prefetch=2, pin=False)
+    none = phase(None, {1: 10.0})
+    assert none.best is not None
+    best = replace(none.best, setting=replace(start, workers=0))
+    found = replace(tuned(replace(none, best=best)), loader=loader, start=start)
+    pin = {"pin_memory": False} if loader == "torch" else {}
+    assert found.arguments == {"num_workers": 0, **pin}
+    assert found.saved is not None
+    assert found.saved.num_workers == 0
+
+
+def test_workers_that_noted_no_times_allow_no_prediction() -> None:
+    found = tuned(phase(None, {1: 10.0}))
+    for ask in (lambda: found.what_if("gpu=2"), lambda: found.forecast("x1")):
+        with pytest.raises(UsageError, match="no times"):
+            ask()
 
 
 def drawn(found: TuningResult) -> ElementTree.Element:

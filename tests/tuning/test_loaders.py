@@ -1,0 +1,272 @@
+"""Loaders whose settings are tried: endless batches, restored afterwards, and their rates."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
+
+from feedline import DataLoader, ImageFolder, build_cache
+from feedline.throughput.estimates import Rates, forecast, what_if
+from feedline.throughput.windows import StepWindow
+from feedline.timing.stage_page import StageTimings
+from feedline.tuning.loaders import TunableFeedlineLoader, TunableTorchLoader
+from feedline.tuning.search import LoaderSetting, LoaderTrial
+from feedline.tuning.step_benchmark import StepBenchmark
+from processes import newcomers, own_family
+from tuning.samples import Far, images
+
+
+def test_workers_continue_after_end_of_schedule() -> None:
+    with DataLoader(images(), 8, schedule="16x1", seed=0, num_workers=1) as loader:
+        expected = [labels.tolist() for _, labels in loader]
+        loader.set_epoch(0)
+        own = TunableFeedlineLoader(loader)
+        own.begin(own.phases[0])
+        assert [own.next()[1].tolist() for _ in range(len(expected))] == expected
+        assert loader._runtime.stream.engine.in_flight > 0
+        own.next()
+        own.close()
+        assert [labels.tolist() for _, labels in loader] == expected
+        assert loader._runtime.stream.engine.in_flight == 0
+
+
+def test_settings_of_workers_that_end_with_each_epoch_stay() -> None:
+    """Unplanned epochs of a user-defined dataset have new workers, which are configured again."""
+    with DataLoader(Short(), 8, num_workers=2) as loader:
+        own = TunableFeedlineLoader(loader)
+        own.change(LoaderSetting(workers=1, prefetch=6))
+        asked = []
+        for _ in range(3 * len(loader)):
+            own.next()
+            asked.append(loader._runtime.stream.engine.feed.settings)  # type: ignore[attr-defined]
+        own.close()
+        assert loader.num_workers == 2
+    assert {(each.workers, each.prefetch_factor) for each in asked} == {(1, 6)}
+
+
+class Short(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.tensor([number])
+
+
+def test_live_settings_are_restored() -> None:
+    with DataLoader(images(), 8, image_size=16, num_workers=2, prefetch=6, seed=0) as loader:
+        before = loader._runtime.stream.engine.feed.settings  # type: ignore[attr-defined]
+        own = TunableFeedlineLoader(loader)
+        assert own.start == LoaderSetting(workers=2, prefetch=3, task_ms=50.0)
+        assert own.search_space.prefetch == (6,)
+        own.change(LoaderSetting(workers=1, prefetch=6, task_ms=12.5))
+        own.next()
+        own.close()
+        assert loader._runtime.stream.engine.feed.settings == before  # type: ignore[attr-defined]
+        assert (loader.prefetch, loader.task_ms) == (6, None)
+        assert loader.epoch == 0
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Yields the worker id, or -1 in the main process."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = get_worker_info()
+        yield from [torch.tensor([-1 if info is None else info.id])] * 64
+
+
+class Named(TorchDataLoader[Any]):
+    """A subclass that must be preserved."""
+
+    built = 0
+
+    def __iter__(self) -> Any:
+        type(self).built += 1
+        return super().__iter__()
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals cannot wait here")
+def test_workers_ignore_ctrl_c_and_this_process_does_not() -> None:
+    before = own_family()
+    tried = TunableTorchLoader(TorchDataLoader(Far(0.0), 8, num_workers=2))
+    tried.change(LoaderSetting(workers=2, prefetch=2))
+    for worker in newcomers(before):
+        worker.send_signal(signal.SIGINT)
+    for _ in range(40):
+        tried.next()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    tried.close()
+    assert not newcomers(before)
+
+
+def test_subclass_and_its_workers_are_preserved() -> None:
+    loader = Named(Far(0.0), 8, num_workers=1, persistent_workers=True)
+    own = iter(loader)
+    first = next(own)
+    Named.built = 0
+    tried = TunableTorchLoader(loader)
+    tried.change(LoaderSetting(workers=2, prefetch=3, pin=False))
+    assert tried.next().shape == (8, 1)
+    assert Named.built == 1
+    assert tried.start_s is not None
+    tried.close()
+    assert torch.equal(first, torch.arange(8).reshape(8, 1))
+    assert torch.equal(next(own), torch.arange(8, 16).reshape(8, 1))
+    del own
+    loader._iterator = None
+
+
+def test_same_setting_restarts_nothing() -> None:
+    tried = TunableTorchLoader(TorchDataLoader(Far(0.0), 8, num_workers=2))
+    tried.next()
+    mine = set(multiprocessing.active_children())
+    assert tried.change(tried.start) == 0
+    tried.next()
+    assert set(multiprocessing.active_children()) <= mine
+    tried.close()
+
+
+def test_epochs_are_consecutive_and_work_is_measured() -> None:
+    tried = TunableTorchLoader(TorchDataLoader(Far(1e-5), 1000, num_workers=1))
+    assert tried.batch_size == 1000
+    seen = [int(tried.next()[0, 0]) for _ in range(9)]
+    assert seen == [0, 1000, 2000, 3000, 0, 1000, 2000, 3000, 0]
+    assert tried.stage_timings().tasks >= 9
+    assert tried.stage_timings().tasks_ms > 0
+    tried.close()
+
+
+def test_a_stream_can_be_tuned() -> None:
+    tried = TunableTorchLoader(TorchDataLoader(Stream(), 8, num_workers=1))
+    tried.change(LoaderSetting(workers=2, prefetch=2, pin=False))
+    assert {int(tried.next()[0, 0]) for _ in range(8)} == {0, 1}
+    tried.close()
+
+
+class Lazy(Dataset[int]):
+    """Opens its file when the first sample is read."""
+
+    def __init__(self) -> None:
+        self.file: object = None
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, number: int) -> int:
+        self.file = self.file or object()
+        return number
+
+
+@pytest.mark.parametrize("library", ["feedline", "torch"])
+def test_without_workers_the_same_batches_come_from_copies_of_the_datasets(library: str) -> None:
+    data = Subset(Lazy(), range(24))
+    loader: Any
+    tried: TunableFeedlineLoader | TunableTorchLoader
+    if library == "torch":
+        loader = TorchDataLoader(data, 8, num_workers=1)
+        tried = TunableTorchLoader(loader)
+    else:
+        loader = DataLoader(data, 8, num_workers=1)
+        tried = TunableFeedlineLoader(loader)
+    before = torch.get_rng_state()
+    assert tried.search_space.in_process
+    assert tried.change(replace(tried.start, workers=0)) == 0
+    assert tried.all_started
+    assert [tried.next().tolist() for _ in range(4)] == [
+        [*range(8)], [*range(8, 16)], [*range(16, 24)], [*range(8)],
+    ]  # fmt: skip
+    tried.change(tried.start)
+    assert len(tried.next()) == 8
+    tried.close()
+    assert loader.num_workers == 1
+    assert data.dataset.file is None  # type: ignore[attr-defined]
+    assert torch.equal(torch.get_rng_state(), before)
+    if library == "feedline":
+        assert [batch.tolist()[0] for batch in loader] == [0, 8, 16]
+        loader.close()
+
+
+def test_without_workers_images_have_the_size_of_the_phase() -> None:
+    with DataLoader(images(), 8, schedule="8x1,16x1@4", seed=0, num_workers=1) as loader:
+        tried = TunableFeedlineLoader(loader)
+        tried.begin(tried.phases[1])
+        tried.change(replace(tried.start, workers=0))
+        assert tried.next()[0].shape == (4, 3, 16, 16)
+        tried.close()
+        assert next(iter(loader))[0].shape == (8, 3, 8, 8)
+
+
+def test_torch_workers_note_their_work() -> None:
+    tried = TunableTorchLoader(TorchDataLoader(Far(), 8, num_workers=1))
+    while (timings := tried.stage_timings()).tasks < 8:
+        tried.next()
+    tried.close()
+    steps = timings.tasks
+    window = StepWindow(phase=None, steps=steps, seconds=1.0, wait_s=0.5, workers=1)
+    window = window.with_tasks(StageTimings(), timings)
+    trial = LoaderTrial(setting=tried.start, window=window, error=0.01)
+    found = tried.rates([trial], compute_s=None, step_cpu_s=0.0)
+    assert found is not None
+    assert (found.size, found.rows) == (None, 8)
+    assert found.now.load.blocked_share > 0.5
+    assert found.now.load.work_ms >= 8 * 3
+    silent = replace(trial, window=replace(window, tasks_s=0.0))
+    assert tried.rates([silent], compute_s=None, step_cpu_s=0.0) is None
+
+
+def test_images_are_counted_and_waits_are_distinguished_from_work() -> None:
+    with DataLoader(Far(), 8, num_workers=1) as loader:
+        tried = TunableFeedlineLoader(loader)
+        benchmark = StepBenchmark(tried, lambda batch: time.sleep(0.004))
+        settings = [replace(tried.start, workers=workers) for workers in (3, 1)]
+        trials = [benchmark.trial(setting, min_s=0.5, max_s=1.0) for setting in settings]
+        found = tried.rates(trials, compute_s=0.004, step_cpu_s=0.0)
+        tried.close()
+    assert found is not None
+    assert (found.size, found.rows) == (None, 8)
+    assert [point.load.workers for point in found.points] == [3, 1]
+    assert found.now.load.blocked_share > 0.5
+    # Samples that sleep do not wait for each other.
+    assert found.shared is not None
+    assert found.shared < 0.2
+    (one,) = what_if([found], "workers=1").phases
+    assert one.limit == "workers"
+
+
+def looked_at(loader: DataLoader[Any], size: int) -> Rates:
+    """A short look at one size."""
+    own = TunableFeedlineLoader(loader)
+    own.begin(next(phase for phase in own.phases if phase.image_size == size))
+    benchmark = StepBenchmark(own, lambda batch: time.sleep(0.005), size)
+    trial = benchmark.trial(own.start, min_s=0.1, max_s=0.2)
+    found = own.rates([trial], compute_s=0.005, step_cpu_s=0.001)
+    own.close()
+    assert found is not None
+    return found
+
+
+@pytest.mark.slow
+def test_each_size_knows_the_copies_that_it_reads(jpeg_folder: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    build_cache(jpeg_folder, root, (16, 32), workers=0)
+    for cache in (None, root):
+        data = ImageFolder(jpeg_folder if cache is None else root)
+        with DataLoader(data, 4, schedule="12x1,24x1", num_workers=1) as loader:
+            found = [looked_at(loader, size) for size in (12, 24)]
+        assert [each.size for each in found] == [12, 24]
+        assert [each.level_px for each in found] == ([16, 32] if cache else [None, None])
+        assert [each.rows for each in found] == [4, 4]
+        assert all(each.now.load.work_cpu_ms > 0 for each in found)
+        said = forecast(found, "12x2,24x1", images=12)
+        assert {phase.basis for phase in said.phases} == {"measured"}
+        assert said.fixed_size_px == 24

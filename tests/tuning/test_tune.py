@@ -1,0 +1,433 @@
+"""Tuning: budgets on a simulated clock, and real loaders with steps that only wait."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset, TensorDataset
+
+from feedline import DataLoader
+from feedline.errors import ResourceError, SampleError, UsageError
+from feedline.throughput import windows
+from feedline.timing.stage_page import StageTimings
+from feedline.tuning import step_benchmark
+from feedline.tuning import tune as tune_module
+from feedline.tuning.loaders import TunableLoader
+from feedline.tuning.result import TunedPhase
+from feedline.tuning.search import LoaderSetting, LoaderTrial, SearchSpace
+from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark
+from feedline.tuning.tune import SearchProgress, search_settings, tune
+from processes import newcomers, own_family
+from tuning.samples import Far, images
+
+
+class Batch(NamedTuple):
+    images: torch.Tensor
+    labels: list[int]
+
+
+class Ready(TunableLoader):
+    """A loader that always has a batch ready, with any number of workers."""
+
+    kind = "feedline"
+    start = LoaderSetting(workers=2, prefetch=2)
+    search_space = SearchSpace()
+    batch_size = 4
+
+    def __init__(self, most: int = 64) -> None:
+        self.most = most
+        self.given = 0
+
+    def next(self) -> Batch:
+        self.given += 1
+        return Batch(torch.zeros(4, 8), [1, 2, 3, 4])
+
+    def change(self, setting: LoaderSetting) -> int:
+        if setting.workers > self.most:
+            raise ResourceError("there is no process for one more")
+        return 0
+
+    def stage_timings(self) -> StageTimings:
+        return StageTimings()
+
+    def rates(self, trials: Any, *, compute_s: Any, step_cpu_s: Any) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Simulated time in seconds, advanced by tests."""
+    clock = [1000.0]
+    clocks = ("monotonic", "perf_counter", "thread_time", "process_time_ns")
+    time = SimpleNamespace(**dict.fromkeys(clocks, lambda: clock[0]))
+    monkeypatch.setattr(tune_module, "time", time)
+    monkeypatch.setattr(step_benchmark, "time", time)
+    monkeypatch.setattr(windows, "time", time)
+    return clock
+
+
+def searched(
+    now: list[float], loader: Ready, step_s: float, budget_s: float, **options: Any
+) -> TunedPhase:
+    def step(batch: Any) -> None:
+        now[0] += step_s
+
+    found = search_settings(loader, step, budget_s=budget_s, **options)
+    assert found.failure is None
+    (phase,) = found.phases
+    return phase
+
+
+@pytest.mark.parametrize("step_s", [0.3, 1.0, 3.0, 5.0, 11.0, 60.0, 600.0])
+def test_long_steps_end_within_a_step_of_the_budget(now: list[float], step_s: float) -> None:
+    begun = now[0]
+    found = searched(now, Ready(), step_s, budget_s=60)
+    assert now[0] - begun <= 60 + step_s
+    assert found.ceiling == pytest.approx(1 / step_s)
+    if found.best is None:
+        assert found.status == "budget"
+        assert found.full_search_s > 60
+        assert f"{found.full_search_s:.0f} s" in found.reason
+
+
+def test_a_budget_that_is_over_lets_one_step_say_how_long_they_are(now: list[float]) -> None:
+    found = searched(now, Ready(), 4.0, budget_s=2)
+    assert (found.best, found.status) == (None, "budget")
+    assert found.full_search_s >= 5 * 8 * 4.0
+
+
+def test_files_are_read_before_no_longer_than_the_budget(now: list[float]) -> None:
+    class Slow(Ready):
+        def next(self) -> Batch:
+            now[0] += 10.0
+            return super().next()
+
+    loader = Slow()
+    found = searched(now, loader, 0.0, budget_s=60, warmup_batches=1000)
+    assert loader.given == 7  # six within the budget, and one for a step
+    assert (found.best, found.status) == (None, "budget")
+
+
+def test_missing_resources_end_search_with_partial_result(
+    now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_module, "usable_cores", lambda: 8)
+
+    class Waits(Ready):
+        def next(self) -> Batch:
+            now[0] += 1.0
+            return super().next()
+
+    found = searched(now, Waits(most=2), 0.01, budget_s=600)
+    assert (found.status, [trial.workers for trial in found.trials]) == ("resources", [2])
+    with pytest.raises(ResourceError, match="no process"):
+        searched(now, Waits(most=1), 0.01, budget_s=600)
+
+
+def test_workers_have_memory_for_the_batches_that_they_make(
+    now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the free memory holds one more worker with its batches of 128 bytes."""
+    monkeypatch.setattr(tune_module, "available_memory_bytes", lambda: 2 * (60 + 2 * 128))
+    monkeypatch.setattr(tune_module, "WORKER_BYTES", 60)
+    monkeypatch.setattr(tune_module, "usable_cores", lambda: 8)
+
+    class Waits(Ready):
+        workers = 2
+
+        def change(self, setting: LoaderSetting) -> int:
+            self.workers = setting.workers
+            return 0
+
+        def next(self) -> Batch:
+            now[0] += 1.0 / self.workers
+            return super().next()
+
+    found = searched(now, Waits(), 0.01, budget_s=600)
+    assert max(trial.workers for trial in found.trials) == 3
+
+
+def test_progress_counts_trials_and_time_to_the_end(now: list[float]) -> None:
+    seen: list[SearchProgress] = []
+    found = searched(now, Ready(), 0.05, budget_s=60, on_progress=seen.append)
+    assert seen[0].setting is None
+    assert [each.trials for each in seen] == [0, *range(len(seen) - 1)]
+    assert {each.setting for each in seen[1:]} == {trial.setting for trial in found.trials}
+    assert all(each.trials_left > 0 for each in seen)
+    assert all(0 < each.seconds_left <= 60 for each in seen)
+    assert [each.seconds for each in seen] == sorted(each.seconds for each in seen)
+
+
+def test_a_trial_that_is_clearly_slower_ends_early(now: list[float]) -> None:
+    def steps(fastest: float | None) -> int:
+        given = 0
+
+        def step(batch: Any) -> None:
+            nonlocal given
+            given += 1
+            now[0] += 0.045 + 0.01 * (given // 6 % 2)
+
+        loader = Ready()
+        setting = LoaderSetting(workers=2, prefetch=2)
+        StepBenchmark(loader, step).trial(setting, min_s=1.0, max_s=9.0, fastest=fastest)
+        return given
+
+    assert steps(fastest=40.0) < steps(fastest=None) / 2
+    assert steps(fastest=18.0) == steps(fastest=None)
+
+
+def test_held_batches_keep_their_type() -> None:
+    seen: list[Batch] = []
+    loader = Ready()
+    benchmark = StepBenchmark(loader, seen.append)
+    assert math.isfinite(benchmark.ceiling(0.0))
+    assert {type(batch) for batch in seen} == {Batch}
+    assert {tuple(batch.labels) for batch in seen} == {(1, 2, 3, 4)}
+    assert benchmark.batch_bytes == 4 * 8 * 4
+
+
+def first_numbers(loader: DataLoader[Any]) -> list[int]:
+    batch: torch.Tensor = next(iter(loader))
+    return batch.flatten().tolist()
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_sufficient_workers_are_found_and_loader_is_restored() -> None:
+    with DataLoader(Far(0.005), 8, shuffle=True, seed=0, num_workers=1) as plain:
+        expected = first_numbers(plain)
+    with DataLoader(Far(0.005), 8, shuffle=True, seed=0, num_workers=1) as loader:
+        state = loader.state_dict()
+        told: list[int] = []
+        found = tune(
+            loader, step_ms=12, budget_s=120, on_trial=lambda _, trial: told.append(trial.workers)
+        )
+        assert (loader.num_workers, loader.adapts) == (1, False)
+        assert loader.state_dict() == state
+        assert first_numbers(loader) == expected
+    (phase,) = found.phases
+    assert phase.size is None
+    assert phase.status == "done"
+    assert phase.best is not None
+    # 40 ms of waiting for a batch, and a step of 12 ms: four workers, on any machine at least two.
+    assert 1 < phase.best.workers == found.num_workers
+    assert told == [trial.workers for trial in phase.trials]
+    assert f"num_workers={found.num_workers}" in str(found)
+    assert "images/s" in str(found)
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_each_size_of_a_schedule_is_tuned() -> None:
+    steps: list[int] = []
+
+    def step(batch: Any) -> None:
+        steps.append(batch[0].shape[-1])
+        time.sleep(0.01)
+
+    with DataLoader(images(), 8, schedule="8x1,16x1", seed=0, num_workers=1) as loader:
+        found = tune(loader, step, budget_s=120)
+        assert next(iter(loader))[0].shape[-1] == 8
+    assert [phase.size for phase in found.phases] == [8, 16]
+    assert list(dict.fromkeys(steps)) == [8, 16]
+    assert "8 px" in str(found)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_trials")
+def test_batches_are_as_large_as_the_phase_says() -> None:
+    seen: set[tuple[int, int]] = set()
+
+    def step(batch: Any) -> None:
+        seen.add((batch[0].shape[-1], len(batch[0])))
+        time.sleep(0.01)
+
+    with DataLoader(images(), 8, schedule="8x1@32,24x1@4,16x2", num_workers=1) as loader:
+        found = tune(loader, step, budget_s=120)
+        assert (loader.epoch, next(iter(loader))[0].shape) == (0, (32, 3, 8, 8))
+    assert seen == {(8, 32), (24, 4), (16, 8)}
+    assert [(phase.size, phase.batch_size) for phase in found.phases] == [(8, 32), (24, 4), (16, 8)]
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_ctrl_c_returns_partial_result() -> None:
+    def told(size: int | None, trial: LoaderTrial) -> None:
+        raise KeyboardInterrupt
+
+    with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
+        found = tune(loader, step_ms=10, budget_s=60, on_trial=told)
+        assert loader.num_workers == 1
+    (phase,) = found.phases
+    assert phase.status == "interrupted"
+    assert phase.ceiling is not None
+    assert [trial.workers for trial in phase.trials] == [found.num_workers] == [1]
+
+
+def test_too_short_budget_is_reported() -> None:
+    with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
+        found = tune(loader, step_ms=300, budget_s=2)
+    (phase,) = found.phases
+    assert phase.status == "budget"
+    assert "time" in phase.reason
+
+
+def test_step_that_raises_leaves_loader_unchanged() -> None:
+    def step(batch: Any) -> None:
+        raise ArithmeticError("the step broke")
+
+    with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
+        with pytest.raises(ArithmeticError, match="the step broke"):
+            tune(loader, step)
+        assert (loader.num_workers, loader.epoch) == (1, 0)
+        assert sum(1 for _ in loader) == 8
+
+
+def test_a_dataset_that_raises_is_the_error() -> None:
+    with (
+        DataLoader(Far(0.0, broken=True), 8, num_workers=1) as loader,
+        pytest.raises((ArithmeticError, SampleError), match="this sample cannot be made"),
+    ):
+        tune(loader, step_ms=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "either step"),
+        ({"step": print, "step_ms": 1}, "either step"),
+        ({"step_ms": -1}, "milliseconds"),
+        ({"step_ms": float("nan")}, "milliseconds"),
+        ({"step_ms": "40"}, "milliseconds"),
+        ({"step_ms": 1, "budget_s": "60"}, "at least 2 seconds"),
+        ({"step_ms": 1, "budget_s": 1}, "at least 2 seconds"),
+        ({"step_ms": 1, "budget_s": float("nan")}, "at least 2 seconds"),
+        ({"step_ms": 1, "warmup_batches": -1}, "warmup_batches"),
+        ({"step": 40}, "function of a batch"),
+    ],
+)
+def test_untunable_loader_is_rejected(options: dict[str, Any], said: str) -> None:
+    with (
+        DataLoader(images(), 8, image_size=16, num_workers=1) as loader,
+        pytest.raises(UsageError, match=said),
+    ):
+        tune(loader, **options)
+
+
+class Sevens(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([7] * 9)
+
+
+def test_loaders_with_fixed_workers_are_rejected() -> None:
+    anything: Any = [1, 2, 3]
+    with pytest.raises(UsageError, match=r"feedline\.DataLoader.*list"):
+        tune(anything, step_ms=1)
+    with (
+        DataLoader(Sevens(), 2, num_workers=1) as loader,
+        pytest.raises(UsageError, match="IterableDataset"),
+    ):
+        tune(loader, step_ms=1)
+    tensors = TensorDataset(torch.zeros(64, 3))
+    with (
+        DataLoader(tensors, 2, num_workers=1) as loader,
+        pytest.raises(UsageError, match="needs no workers"),
+    ):
+        tune(loader, step_ms=1)
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_a_loader_that_adapts_adapts_afterwards() -> None:
+    with DataLoader(images(), 8, image_size=16, num_workers="auto") as loader:
+        tune(loader, step_ms=5, budget_s=2)
+        assert loader.adapts
+        assert pickle.loads(pickle.dumps(loader)).adapts
+
+
+def test_loader_without_workers_is_rejected() -> None:
+    with DataLoader(list(range(9)), 2) as loader, pytest.raises(UsageError, match="no workers"):
+        tune(loader, step_ms=1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_trials")
+def test_one_image_size_with_two_batch_sizes_is_tuned_with_both() -> None:
+    with DataLoader(images(), 8, schedule="8x1@8,8x1@32", drop_last=True, num_workers=1) as loader:
+        found = tune(loader, step_ms=10, budget_s=120)
+    assert [(phase.size, phase.batch_size) for phase in found.phases] == [(8, 8), (8, 32)]
+    assert [each.rows for each in found.rates] == [8, 32]
+    assert "8 px, batches of 8\n" in str(found)
+    assert "8 px, batches of 32\n" in str(found)
+    assert "8 px, batches of 32" in str(found.what_if("gpu=0.5"))
+    said = found.forecast("8x1@8,8x1@32")
+    assert [phase.basis for phase in said.phases] == ["", ""]
+
+
+@pytest.mark.usefixtures("quick_trials")
+def test_workers_of_torch_are_found_and_its_loader_is_restored() -> None:
+    generator = torch.Generator().manual_seed(3)
+    loader = TorchDataLoader(Far(0.005), 8, shuffle=True, num_workers=1, generator=generator)
+    states = torch.get_rng_state(), generator.get_state()
+    before = own_family()
+    found = tune(loader, step_ms=15, budget_s=120)
+    (phase,) = found.phases
+    assert phase.best is not None
+    # 40 ms of waiting for a batch, and a step of 15 ms: three workers; one is too few anywhere.
+    assert 1 < phase.best.workers == found.num_workers
+    assert all(trial.start_s is not None for trial in phase.trials)
+    assert found.loader == "torch"
+    assert "persistent_workers=True, pin_memory=False" in found.snippet
+    assert "persistent_workers=True starts them once" in str(found)
+    assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (1, 2, False)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert torch.equal(generator.get_state(), states[1])
+    assert not newcomers(before)
+
+
+def test_empty_loader_raises() -> None:
+    empty: Any = []
+    with pytest.raises(UsageError, match="no batch"):
+        tune(TorchDataLoader(empty, 2, sampler=[], num_workers=1), step_ms=1)
+
+
+def test_a_dataset_of_torch_that_raises_is_the_error_and_leaves_no_worker() -> None:
+    before = own_family()
+    with pytest.raises(ArithmeticError, match="this sample cannot be made"):
+        tune(TorchDataLoader(Far(0.0, broken=True), 8, num_workers=2), step_ms=1)
+    assert not newcomers(before)
+
+
+@pytest.mark.slow
+def test_nothing_is_predicted_without_measurements() -> None:
+    with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
+        found = tune(loader, step_ms=700, budget_s=2)
+    assert found.phases[0].best is None
+    assert found.rates == ()
+    with pytest.raises(UsageError, match="nothing was measured"):
+        found.what_if("workers=2")
+    with pytest.raises(UsageError, match="nothing was measured"):
+        found.forecast("16x1")
+
+
+def test_metered_step_distinguishes_sleep_from_work() -> None:
+    def work(batch: Any) -> None:
+        until = time.process_time() + batch
+        while time.process_time() < until:
+            pass
+
+    step = MeteredStep(work)
+    assert step.cpu_s == 0.0
+    step(0.02)
+    step(0.04)
+    assert step.cpu_s == pytest.approx(0.03, abs=0.005)
+    asleep = MeteredStep(lambda batch: time.sleep(0.02))
+    asleep(None)
+    assert asleep.cpu_s < 0.01
