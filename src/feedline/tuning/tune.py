@@ -19,7 +19,7 @@ from feedline.errors import ResourceError, UsageError
 from feedline.loader import DataLoader
 from feedline.order.schedule import Phase
 from feedline.system import available_memory_bytes, usable_cores
-from feedline.throughput.bottleneck import bottleneck
+from feedline.throughput.bottleneck import Part, bottleneck
 from feedline.throughput.estimates import Rates
 from feedline.throughput.limits import MemoryBudget, WorkerLimits
 from feedline.throughput.step_model import THRESHOLDS
@@ -232,8 +232,11 @@ class _Tuning:
             compute_s=1 / ceiling if ceiling else None,
             step_cpu_s=step.cpu_s,
         )
+        compute_bound = search is not None and best is not None and search.is_compute_bound
+        part: Part | None = "compute" if compute_bound else None
         if rates is not None:
             self.rates.append(rates)
+            part = part or bottleneck(rates.now.load).waits_for
         self.phases.append(
             TunedPhase(
                 size=size,
@@ -246,7 +249,7 @@ class _Tuning:
                 and search.is_compute_bound,
                 status=status,
                 full_search_s=_full_search_s(ceiling, ready_s),
-                bottleneck=None if rates is None else bottleneck(rates.now.load).part,
+                bottleneck=part,
                 error="" if self.failure is None else self.failure.summary,
             )
         )
