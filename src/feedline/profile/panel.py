@@ -17,13 +17,14 @@ from rich.text import Text
 
 from feedline.profile.metrics import MetricsReader
 from feedline.system import rank_and_world
+from feedline.throughput.step_model import THRESHOLDS
 from feedline.timing.recorder import Recorder
 
 __all__ = ["Panel", "create_panel", "format_line"]
 
 _REFRESH_S = 1.0
 _LINE_S = 30.0
-_HIGH_PCT, _MODERATE_PCT = 20.0, 5.0  # as in `diagnose.finding.Thresholds`
+_HIGH_PCT, _MODERATE_PCT = 100 * THRESHOLDS.high_data_wait, 100 * THRESHOLDS.data_wait
 
 
 def create_panel(recorder: Recorder, wanted: bool | str) -> Panel | None:
