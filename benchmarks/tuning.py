@@ -39,7 +39,7 @@ from torch.utils.data import Dataset
 import feedline
 from feedline.tuning.result import TuningResult
 
-_CREWS = (1, 2, 3, 4, 6, 8)
+_CREWS = (0, 1, 2, 3, 4, 6, 8)
 _WARM_S, _CELL_S, _TURN_S, _TURNS = 1.0, 3.0, 3.0, 3
 _ALIKE = 0.03
 
@@ -114,8 +114,8 @@ def workloads(folder: Path, cache: Path) -> dict[str, Workload]:
                 shuffle=True,
                 seed=0,
                 num_workers="auto" if workers is None else workers,
-                prefetch=prefetch,
-                task_ms=task_ms,
+                prefetch=None if workers == 0 else prefetch,
+                task_ms=None if workers == 0 else task_ms,
             )
 
         return build
@@ -128,7 +128,7 @@ def workloads(folder: Path, cache: Path) -> dict[str, Workload]:
                 shuffle=True,
                 seed=0,
                 num_workers="auto" if workers is None else workers,
-                prefetch_factor=prefetch,
+                prefetch_factor=None if workers == 0 else prefetch,
                 **options,
             )
 
@@ -141,8 +141,8 @@ def workloads(folder: Path, cache: Path) -> dict[str, Workload]:
                 rows,
                 shuffle=True,
                 num_workers=2 if workers is None else workers,
-                prefetch_factor=prefetch,
-                persistent_workers=True,
+                prefetch_factor=None if workers == 0 else prefetch,
+                persistent_workers=workers != 0,
             )
 
         return build
@@ -224,6 +224,8 @@ def measure(name: str, folder: Path, cache: Path) -> Row:
     row = Row(name, asdict(setting), result.seconds, result.phases[0].reason)
     start_s = time.perf_counter()
     for workers, prefetch in itertools.product(_CREWS, work.prefetch):
+        if not workers and prefetch != work.prefetch[0]:
+            continue
         row.grid[f"{workers} x {prefetch}"] = rate(_CELL_S, workers, prefetch)
     row.grid_s = time.perf_counter() - start_s
     row.best = max(row.grid, key=lambda cell: row.grid[cell])

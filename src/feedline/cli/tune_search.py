@@ -130,9 +130,7 @@ def folder_search(
                 on_progress=on_progress,
                 warmup_batches=warmup_batches,
             )
-        copies = {rates.size: rates.level_px for rates in tuned.rates}
-        finished = [replace(each, copies_px=copies.get(each.size)) for each in tuned.phases]
-        return replace(tuned, files=files, phases=tuple(finished))
+        return replace(tuned, files=files)
 
     return TuneSearch(run, images, schedule, found)
 

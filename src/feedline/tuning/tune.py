@@ -251,6 +251,7 @@ class _Tuning:
                 full_search_s=_full_search_s(ceiling, ready_s),
                 bottleneck=part,
                 error="" if self.failure is None else self.failure.summary,
+                copies_px=None if rates is None else rates.level_px,
             )
         )
         return status
