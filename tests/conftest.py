@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,11 @@ def jpeg_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten tuning trials to a fraction of a second; results are less certain."""
+    from feedline.throughput.step_model import THRESHOLDS
     from feedline.tuning import search, tune  # loads torch
 
-    monkeypatch.setattr(tune, "_MIN_S", 0.2)
-    monkeypatch.setattr(tune, "_MAX_S", 0.4)
-    monkeypatch.setattr(tune, "_CEILING_S", 0.2)
+    quick = replace(THRESHOLDS, trial_s=0.2, max_trial_s=0.4, ceiling_s=0.2)
+    monkeypatch.setattr(tune, "THRESHOLDS", quick)
     monkeypatch.setattr(search, "_MIN_BUDGET_S", 0.4)
 
 

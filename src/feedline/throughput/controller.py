@@ -264,8 +264,7 @@ class Controller:
         if wanted <= window.workers and recent.busy < THRESHOLDS.busy:
             if not self._are_many or is_compute_bound(seen.wait_share):
                 return None
-            uneven = self._even_out(seen, known, most)
-            return uneven and self._start_trial(uneven, seen)
+            return self._even_out(seen, known, most)
         patience = THRESHOLDS.patience
         hasty = recent.error > THRESHOLDS.window_error and len(self._latest) < patience
         if hasty or not all(waits[-patience:]) or window.workers >= most:
@@ -275,8 +274,7 @@ class Controller:
             f"{recent.work_s * 1e3:.3g} ms of work, a step {recent.own_s * 1e3:.3g} ms"
         )
         after = min(most, max(window.workers + 1, wanted))
-        grown = SettingChange(kind="grow", before=window.workers, after=after, reason=reason)
-        return self._start_trial(grown, recent)
+        return self._start_trial("grow", recent, "workers", after, reason)
 
     def _even_out(self, seen: StepWindow, known: _Known, most: int) -> SettingChange | None:
         """Next untried change against uneven batches."""
@@ -284,21 +282,18 @@ class Controller:
         shorter = max(THRESHOLDS.min_task_ms, round(seen.task_ms / THRESHOLDS.shorter_tasks, 3))
         mean_ms = seen.tasks_s * 1e3 / seen.tasks if seen.tasks else 0.0
         more = min(most, seen.workers + max(1, seen.workers // 2))
-        options: tuple[tuple[What, float, float, bool], ...] = (
-            ("prefetch", seen.prefetch, deepest, 0 < seen.prefetch < deepest),
+        options: tuple[tuple[What, float, bool], ...] = (
+            ("prefetch", deepest, 0 < seen.prefetch < deepest),
             # If a task is no longer than that, tasks have as few rows as they can.
-            ("task_ms", seen.task_ms, shorter, shorter < min(seen.task_ms, mean_ms)),
-            ("workers", seen.workers, more, seen.workers < more),
+            ("task_ms", shorter, shorter < min(seen.task_ms, mean_ms)),
+            ("workers", more, seen.workers < more),
         )
-        for what, before, after, possible in options:
+        for what, after, possible in options:
             if possible and what not in known.tried:
-                reason = (
-                    f"batches arrive unevenly: steps wait for data {seen.wait_share:.0%} of the "
-                    f"time while workers are {seen.busy:.0%} busy"
-                )
-                return SettingChange(
-                    kind="even", what=what, before=before, after=after, reason=reason
-                )
+                known.tried.add(what)
+                waits = f"steps wait for data {seen.wait_share:.0%} of the time"
+                reason = f"batches arrive unevenly: {waits} while workers are {seen.busy:.0%} busy"
+                return self._start_trial("even", seen, what, after, reason)
         return None
 
     def _shrink(self, window: StepWindow, seen: StepWindow, known: _Known) -> SettingChange | None:
@@ -314,13 +309,14 @@ class Controller:
                 return None
             busy = f"workers are {seen.busy:.0%} busy"
             reason = f"steps do not wait for data and {busy}: {after} are enough"
-        shrunk = SettingChange(kind="shrink", before=before, after=after, reason=reason)
-        return self._start_trial(shrunk, seen)
+        return self._start_trial("shrink", seen, "workers", after, reason)
 
-    def _start_trial(self, change: SettingChange, seen: StepWindow) -> SettingChange:
+    def _start_trial(
+        self, kind: Kind, seen: StepWindow, what: What, after: float, reason: str
+    ) -> SettingChange:
+        before = getattr(seen, what)
+        change = SettingChange(kind=kind, what=what, before=before, after=after, reason=reason)
         self._trial, self._calm = _Trial(change, seen), 0
-        if change.kind == "even":
-            self._known[seen.phase].tried.add(change.what)
         return change
 
 

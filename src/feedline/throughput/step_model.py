@@ -61,6 +61,11 @@ class Thresholds:
     search_wait: float = 0.03  # data wait from which on other settings may be faster
     tiny_step_s: float = 0.01  # longest step to try without workers, if their work is unknown
     repeat_rounds: int = 2
+    ceiling_s: float = 1.0  # of the compute-bound steps
+    trial_s: float = 1.0
+    max_trial_s: float = 2.5  # if figures vary
+    min_trial_steps: int = 4  # two for warm-up and two that count
+    usual_trial_steps: int = 8  # including those of the previous setting
     trial_steps: int = 16  # two for each block of `error_of`, before a small error is trusted
     trial_error: float = 0.01
     later_trial_error: float = 0.03  # halfway from the shortest duration to the longest
@@ -93,6 +98,7 @@ class Thresholds:
 
 
 THRESHOLDS = Thresholds()
+"""The thresholds; a module reads `THRESHOLDS.name` when it needs one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

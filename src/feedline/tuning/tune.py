@@ -34,12 +34,8 @@ __all__ = ["SearchProgress", "TrialCallback", "search_settings", "tune"]
 TrialCallback = Callable[[int | None, LoaderTrial], object]
 """Is called after the first trial of each setting, with the image size."""
 
-_CEILING_S = 1.0
-_MIN_S, _MAX_S = 1.0, 2.5  # duration of a trial
-_MIN_STEPS = 4  # of a trial: two for warm-up and two that count
 _USUAL_TRIALS = 5
-_USUAL_REPEATS = 4  # of _MIN_S each
-_STEPS = 8  # of a trial, including those of the previous setting
+_USUAL_REPEATS = 4  # of `trial_s` each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,7 +200,7 @@ class _Tuning:
         try:
             tunable.begin(phase)
             benchmark.discard_batches(self._warmup_batches, until)
-            ceiling_s = min(_CEILING_S, max(0.0, until - time.monotonic()) / 8)
+            ceiling_s = min(THRESHOLDS.ceiling_s, max(0.0, until - time.monotonic()) / 8)
             ceiling = benchmark.ceiling(ceiling_s, until)
             ready_s = time.monotonic() - begun
             search = Search(
@@ -270,12 +266,13 @@ class _Tuning:
             left_s = until - time.monotonic()
             is_new = setting not in search.trials
             if is_new:
-                min_s, max_s = _MIN_S, min(_MAX_S, left_s)
-                if left_s < max(_MIN_S, _MIN_STEPS * step_s):
+                min_s, max_s = THRESHOLDS.trial_s, min(THRESHOLDS.max_trial_s, left_s)
+                if left_s < max(THRESHOLDS.trial_s, THRESHOLDS.min_trial_steps * step_s):
                     return "done" if search.rounds else "budget"
             else:
-                min_s, max_s = _MIN_S / 2, max(_MIN_S, 2 * _STEPS * step_s)
-                if left_s < search.turns * (max_s + _STEPS * step_s):
+                steps_s = THRESHOLDS.usual_trial_steps * step_s
+                min_s, max_s = THRESHOLDS.trial_s / 2, max(THRESHOLDS.trial_s, 2 * steps_s)
+                if left_s < search.turns * (max_s + steps_s):
                     return "done"  # not without the rest of the round
             self._report(size, until, search, setting, latest)
             fastest = search.fastest if is_new else None
@@ -300,7 +297,7 @@ class _Tuning:
         now, usual = time.monotonic(), _USUAL_TRIALS + _USUAL_REPEATS
         left = usual if search is None else search.turns or max(1, usual - len(search.trials))
         later = usual * (len(self.planned) - len(self.phases) - 1)
-        each_s = _MIN_S if latest is None else latest.window.seconds
+        each_s = THRESHOLDS.trial_s if latest is None else latest.window.seconds
         left_s = min(max(0.0, until - now), left * each_s) + later * each_s
         progress = SearchProgress(
             size=size,
@@ -333,9 +330,10 @@ def _full_search_s(ceiling: float | None, ready_s: float) -> float:
         ceiling: compute-bound steps per second.
         ready_s: seconds until the first trial could start.
     """
-    step_s = 1.0 / ceiling if ceiling else 0.0
-    repeats_s = _USUAL_REPEATS * max(_MIN_S, 3 * _STEPS * step_s)
-    return max(ready_s, _CEILING_S) + _USUAL_TRIALS * max(_MAX_S, _STEPS * step_s) + repeats_s
+    steps_s = THRESHOLDS.usual_trial_steps / ceiling if ceiling else 0.0
+    trials_s = _USUAL_TRIALS * max(THRESHOLDS.max_trial_s, steps_s)
+    repeats_s = _USUAL_REPEATS * max(THRESHOLDS.trial_s, 3 * steps_s)
+    return max(ready_s, THRESHOLDS.ceiling_s) + trials_s + repeats_s
 
 
 def _check(
