@@ -38,7 +38,7 @@ import images
 from feedline.machine import cpu_model
 from feedline.profile.diagnose import diagnose
 from feedline.profile.facts import summarise_run
-from feedline.profile.finding import Finding, Thresholds
+from feedline.profile.finding import Finding
 from situation import CORES, SITUATIONS, Situation
 from situations import compute_bound, handing, machine, making, step, storage, workers  # noqa: F401
 
@@ -201,7 +201,7 @@ def _run(each: Situation, fixed: bool, there: Any) -> None:
         start_s = time.perf_counter()
         outcome = each.loop(fixed)
         verdict = diagnose(outcome.run)
-        facts = summarise_run(outcome.run, Thresholds())
+        facts = summarise_run(outcome.run)
         first = verdict.findings[0]
         there.send(
             {

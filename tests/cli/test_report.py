@@ -93,7 +93,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
         ("not input-bound", "compute-bound", 0),
         ("not input-bound", "unpinned-copy", 1),
         ("moderately input-bound", "decode-bound", 1),
-        ("highly input-bound", "inconclusive", 1),
+        ("highly input-bound", "inconclusive", 3),
         ("inconclusive", "inconclusive", 3),
     ],
 )

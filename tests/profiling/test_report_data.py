@@ -61,7 +61,7 @@ def test_documented_fields_are_present(facts: ReportData) -> None:
     (finding,) = said["findings"]
     assert list(finding) == ["rule", "cause", "evidence", "fix", "gain"]
     assert finding["rule"] == "decode-bound"
-    assert finding["gain"] == {"predicted": 1.8, "low": 1.6, "high": 2.0}
+    assert finding["gain"] == {"predicted": 1.8, "low": 1.6, "high": 2.0, "at_least": False}
     (phase,) = said["phases"]
     assert phase["copy_ms"] is None
 

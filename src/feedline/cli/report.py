@@ -36,7 +36,7 @@ def report(
     """Report the bottleneck of a run and how to fix it.
 
     Reads what feedline train or feedline.watch(..., run=FOLDER) recorded. Exit status: 0 if there
-    is nothing to fix, 1 with a finding, 3 if too little was measured. With --compare: 1 if B is
+    is nothing to fix, 1 with a finding, 3 if no cause was found. With --compare: 1 if B is
     slower than A by more than the spread, 4 if other programs disturbed a run.
 
     Example: feedline report runs/resnet18-1 --html report.html

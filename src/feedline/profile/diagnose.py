@@ -1,70 +1,84 @@
 """Diagnosis of a run: its bottleneck, the share of time lost, and what to change.
 
 Guarantees: pure; never fails on a run that can be read; there is always at least one finding; no
-recommendation asks for more workers than there are cores, and none predicts a loss.
+recommendation asks for more workers than there are cores, unless they mostly wait; none predicts a
+loss.
 """
 
 from __future__ import annotations
 
-from feedline.profile.facts import RunFacts, summarise_run
+from feedline.profile import rules_data, rules_step, rules_workers
+from feedline.profile.facts import LEAST_MS, PhaseFacts, RunFacts, summarise_phases, summarise_run
 from feedline.profile.finding import (
+    DEFECT,
+    RULES,
     TIME_PARTS,
     Bound,
     ComputeBound,
     Diagnosis,
     Finding,
-    Thresholds,
+    PhaseSplit,
     TimePart,
 )
-from feedline.profile.gains import compute_bound_ms, time_split_ms
-from feedline.profile.lanes import WorkerLanes
-from feedline.profile.phases import LEAST_MS, epochs_of, split_of
-from feedline.profile.rules.all_rules import find_causes
-from feedline.profile.rules.step import compute_bound, inconclusive
+from feedline.profile.gains import compute_bound_ms, possible_gain, time_split_ms
 from feedline.text import as_ms, as_share
+from feedline.throughput.step_model import THRESHOLDS
+from feedline.timing.histogram import Histogram
 from feedline.timing.run import Run
 
-__all__ = ["diagnose"]
+__all__ = ["RULES", "diagnose"]
 
-_DEFAULT = Thresholds()
+assert rules_workers  # importing a module registers its rules
 
 
-def diagnose(run: Run, thresholds: Thresholds = _DEFAULT) -> Diagnosis:
-    """Diagnose a run.
-
-    Args:
-        run: as recorded, or read from a file.
-        thresholds: limits from which on findings are reported.
-    """
-    facts = summarise_run(run, thresholds)
-    nothing = inconclusive(facts)
+def diagnose(run: Run) -> Diagnosis:
+    """Diagnose a run, as recorded or read from a file."""
+    facts = summarise_run(run)
+    nothing = rules_step.inconclusive(facts)
     return Diagnosis(
         bound="inconclusive" if nothing else _bound(facts),
         images_per_s=_images_per_s(facts, facts.total_ms),
         wait_pct=facts.wait_pct if facts.steps else None,
         time_split_s=_time_split(facts),
-        phases=[split_of(phase, facts.workers) for phase in facts.phases],
-        epochs=epochs_of(run, facts.workers),
+        phases=[_split(phase, facts.workers) for phase in facts.phases],
+        epochs=[_split(phase, facts.workers) for phase in summarise_phases(run, each_pass=True)],
         compute_bound=None if nothing else _compute_bound(facts),
         findings=[nothing] if nothing else _findings(facts),
     )
 
 
 def _bound(facts: RunFacts) -> Bound:
-    if facts.wait_pct >= facts.thresholds.high_pct:
+    if facts.wait_pct >= 100 * THRESHOLDS.high_data_wait:
         return "highly input-bound"
-    if facts.wait_pct >= facts.thresholds.moderate_pct:
+    if facts.wait_pct >= 100 * THRESHOLDS.data_wait:
         return "moderately input-bound"
     return "not input-bound"
 
 
 def _findings(facts: RunFacts) -> list[Finding]:
-    found = find_causes(facts)
-    if found:
-        return found
-    if facts.wait_pct >= facts.thresholds.moderate_pct:
-        return [_unexplained_finding(facts)]
-    return [compute_bound(facts)]
+    """Findings of all rules, most important first.
+
+    Defects without a predicted gain come first, observations last. Between them the gains decide,
+    by weight. A gain below a tenth of what is possible does not explain the run: then the largest
+    part of the work comes first.
+    """
+    found = [(each, weight) for look, weight in RULES if (each := look(facts)) is not None]
+    unique = {each.rule: (each, weight) for each, weight in reversed(found)}
+    by_gain = [(g.predicted - 1, w, each) for each, w in unique.values() if (g := each.gain)]
+    by_gain.sort(key=lambda entry: -entry[0] * entry[1])
+    least = THRESHOLDS.trivial * (possible_gain(facts) - 1) if facts.waits else 0.0
+    defects = [each for each, w in unique.values() if each.gain is None and w >= DEFECT]
+    others = [each for each, w in unique.values() if each.gain is None and w < DEFECT]
+    ordered = [each for gain, _, each in by_gain if gain >= least]
+    trivial = [each for gain, _, each in by_gain if gain < least]
+    if not defects and not ordered:
+        last = rules_data.largest_part(facts)
+        if last is not None:
+            rest = [each for each in trivial + others if each.rule != last.rule]
+            return [last, *rest]
+        if not others and facts.wait_pct >= 100 * THRESHOLDS.data_wait:
+            return [_unexplained_finding(facts)]
+    return defects + ordered + trivial + others or [rules_step.compute_bound(facts)]
 
 
 def _unexplained_finding(facts: RunFacts) -> Finding:
@@ -84,7 +98,7 @@ def _unexplained_finding(facts: RunFacts) -> Finding:
         rule="inconclusive",
         cause="Steps wait for their batches, and the measurements do not show why.",
         evidence=f"a step waits {as_ms(facts.wait_ms)} of {as_ms(facts.step_ms)}; {why}"
-        + "".join(f"; {note}" for note in facts.notes[:3]),
+        + "".join(f"; {note}" for note in facts.run.notes[:3]),
         fix=fix,
     )
 
@@ -106,29 +120,58 @@ def _images_per_s(facts: RunFacts, ms: float) -> float | None:
 
 
 def _compute_bound(facts: RunFacts) -> ComputeBound | None:
-    """Throughput without waiting: the same bound that no predicted gain exceeds."""
-    rate = _images_per_s(facts, compute_bound_ms(facts))
-    if rate is None or facts.samples is None or facts.total_ms < LEAST_MS * facts.steps:
+    """Throughput without waiting: the same bound that no predicted gain exceeds.
+
+    With the images/s that all workers together could read, and could prepare, if they did only
+    that.
+    """
+    samples, rate = facts.samples, _images_per_s(facts, compute_bound_ms(facts))
+    if rate is None or samples is None or facts.total_ms < LEAST_MS * facts.steps:
         return None
-    fetch, prepare = _rates(facts, facts.lanes, facts.samples)
-    return ComputeBound(images_per_s=rate, storage_images_per_s=fetch, workers_images_per_s=prepare)
-
-
-def _rates(
-    facts: RunFacts, lanes: WorkerLanes | None, samples: float
-) -> tuple[float | None, float | None]:
-    """Images/s that all workers together could read, and could prepare, if they did only that."""
+    lanes = facts.lanes
     if lanes is None or not lanes.stages:
-        return None, None
-    many = max(1, facts.workers)
+        return ComputeBound(images_per_s=rate)
     reading = lanes.of("open", "read", "fetch")
     # If reading and decoding were timed as one stage, its blocked time is reading.
     both = lanes.of("read and decode")
     fetch = reading.ms - both.cpu_ms
-    prepare = lanes.own_ms - fetch
     on_cores = lanes.cpu_ms - (reading.cpu_ms - both.cpu_ms)
-    each = max(prepare / many, on_cores / min(many, facts.cores))
-    return (
-        1000 * samples * many / fetch if fetch > LEAST_MS else None,
-        1000 * samples / each if each > LEAST_MS else None,
+    each = max((lanes.own_ms - fetch) / lanes.workers, on_cores / min(lanes.workers, facts.cores))
+    return ComputeBound(
+        images_per_s=rate,
+        storage_images_per_s=1000 * samples * lanes.workers / fetch if fetch > LEAST_MS else None,
+        workers_images_per_s=1000 * samples / each if each > LEAST_MS else None,
     )
+
+
+def _split(phase: PhaseFacts, workers: int) -> PhaseSplit:
+    seconds = phase.step_ms * phase.steps / 1000
+    hidden = None
+    if phase.work_ms is not None and workers > 0:
+        hidden = max(0.0, phase.work_ms / workers - phase.wait_ms)
+    total = phase.total
+    return PhaseSplit(
+        image_size=phase.image_size,
+        batch_size=phase.passes[0].batch_size,
+        epochs=(
+            min(each.epoch for each in phase.passes),
+            max(each.epoch + each.passes - 1 for each in phase.passes),
+        ),
+        steps=phase.steps,
+        images_per_s=None
+        if phase.samples is None or seconds <= 0
+        else phase.samples * phase.steps / seconds,
+        wait_ms=_quantiles(total.wait),
+        copy_ms=None if phase.copy_ms is None else _quantiles(total.copy),
+        compute_ms=_quantiles(total.compute),
+        hidden_ms=hidden,
+        wait_pct=100 * phase.wait_ms / phase.step_ms if phase.step_ms > 0 else None,
+    )
+
+
+def _quantiles(histogram: Histogram | None) -> tuple[float, float, float] | None:
+    """Median, 95th percentile, maximum."""
+    if histogram is None:
+        return None
+    half, most = histogram.quantile(0.5), histogram.quantile(0.95)
+    return None if half is None or most is None else (half, most, histogram.longest_ms)

@@ -1,24 +1,209 @@
-"""Facts that the rules use: a run reduced to means per phase and shares of the workers' time.
+"""Facts that the rules use: a run reduced to means per phase and the workers' time by stage.
 
-Guarantees: pure; facts only, no judgement. None is a value that was not measured; no figure is
-infinite or NaN, whatever the run contains.
+Guarantees: pure; facts only, no judgement; shares are from 0 to 1. None is a value that was not
+measured; no figure is infinite or NaN, whatever the run contains.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
-from feedline.profile.finding import Thresholds
-from feedline.profile.lanes import WorkerLanes, summarise_cores, summarise_lanes
-from feedline.profile.phases import PhaseFacts, summarise_phases, uses_device
-from feedline.timing.run import Loader, Machine, Pass, Process, ResourceUse, Run, SlowSample
+from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.windows import error_of_means
+from feedline.timing.histogram import Histogram
+from feedline.timing.run import Loader, Pass, Process, Run, StageTime
 
-__all__ = ["RunFacts", "Stalls", "Starts", "summarise_run", "summarise_stalls", "summarise_starts"]
+__all__ = ["LEAST_MS", "PhaseFacts", "RunFacts", "WorkerLanes", "WorkerStage", "summarise_run"]
+
+LEAST_MS = 1e-9
+"""Resolution of a clock: shorter times were not measured, and nothing is divided by them."""
+
+_MIN_WATCHED_S = 0.5  # of watching a process, to know its rate
+_BLOCKS = 8  # of throughput points: their means tell the error of the mean step
 
 
-_IDLE_DEVICE = 0.7  # busy share below which the device waits for the host
-_COMPUTES = 0.5  # share of the step from which on the trainer itself is ready for a core
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseFacts:
+    """Steps of one image size and batch size, in milliseconds per batch.
+
+    Args:
+        number: index of its first pass in the run.
+        passes: its passes.
+        total: sum of its passes.
+        work_ms: work of all workers for a batch; None if not measured.
+        pause_ms: part of the computing that a few steps took beyond the median step, because the
+            model was evaluated or saved. No loader changes that.
+        first_excess_ms: excess of its first steps over its median step, together.
+        first_excess_steps: number of those steps.
+    """
+
+    number: int
+    passes: tuple[Pass, ...]
+    total: Pass
+    work_ms: float | None
+    pause_ms: float
+    first_excess_ms: float
+    first_excess_steps: int
+
+    @property
+    def image_size(self) -> int | None:
+        """In pixels; None if batches are not images of one size."""
+        return self.passes[0].image_size
+
+    @property
+    def steps(self) -> int:
+        """Measured steps, at least 1."""
+        return self.total.compute.count
+
+    @property
+    def wait_ms(self) -> float:
+        """Data wait of a step."""
+        return self.total.wait.total_ms / self.steps
+
+    @property
+    def copy_ms(self) -> float | None:
+        """Wait for the copy of a batch; None if it was not measured separately."""
+        copy = self.total.copy
+        return copy.total_ms / self.steps if copy is not None and copy.count else None
+
+    @property
+    def compute_ms(self) -> float:
+        """Computing of a step."""
+        return self.total.compute.total_ms / self.steps
+
+    @property
+    def step_ms(self) -> float:
+        """Whole step."""
+        return self.wait_ms + (self.copy_ms or 0.0) + self.compute_ms
+
+    @property
+    def steady_ms(self) -> float:
+        """Step without pauses."""
+        return self.step_ms - self.pause_ms
+
+    def per_batch(self, count: int) -> float:
+        """Mean of a number that counts over all batches."""
+        return count / max(1, self.total.batches)
+
+    @property
+    def samples(self) -> float | None:
+        """Samples of a batch; None if they could not be counted."""
+        return None if self.total.samples is None else self.per_batch(self.total.samples)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerStage:
+    """One stage of a batch.
+
+    Args:
+        name: as recorded.
+        cpu_ms: on a core, per batch, in one worker.
+        blocked_ms: waiting for a disk, a network, a lock, a clock.
+    """
+
+    name: str
+    cpu_ms: float
+    blocked_ms: float
+
+    @property
+    def ms(self) -> float:
+        """Time per batch if a core is free."""
+        return self.cpu_ms + self.blocked_ms
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tail:
+    """Samples that take far longer than the others.
+
+    Args:
+        share: share of all samples, 0 to 1.
+        usual_ms: time of the median sample.
+        slow_ms: mean time of the slow samples.
+        excess_ms: additional time of a batch because of them.
+    """
+
+    share: float
+    usual_ms: float
+    slow_ms: float
+    excess_ms: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerLanes:
+    """Means per batch, in ms, over all workers together.
+
+    Args:
+        workers: workers that share the work: fewer than there are if others are nearly idle; 1
+            without workers or if the number is unknown.
+        idle_workers: workers that make nearly no batches.
+        work_ms: time to make one batch.
+        cpu_ms: part of `work_ms` on a core.
+        queued_ms: part ready without a free core.
+        blocked_ms: part waiting for anything else.
+        crowding: factor by which the work takes longer because other programs use the cores; the
+            run's own processes do not count.
+        all_cpu_ms: CPU time per batch of all threads, including work outside tasks; None if not
+            measured.
+        busy: share of the time that workers work on a task, without pauses of the step.
+        stages: most expensive first; empty if no task was timed.
+        tail: samples that take far longer than others; None without any.
+    """
+
+    workers: int
+    idle_workers: int
+    work_ms: float
+    cpu_ms: float
+    queued_ms: float
+    blocked_ms: float
+    crowding: float
+    all_cpu_ms: float | None
+    busy: float
+    stages: tuple[WorkerStage, ...]
+    tail: Tail | None
+
+    @property
+    def own_ms(self) -> float:
+        """Work of a batch if a core is free: the sum of the stages."""
+        return self.cpu_ms + self.blocked_ms
+
+    @property
+    def needed_ms(self) -> float:
+        """Work of a batch, without what the run's own processes take from each other."""
+        return self.cpu_ms * self.crowding + self.blocked_ms
+
+    @property
+    def blocked_share(self) -> float:
+        """Share of the work that is blocked."""
+        return self.blocked_ms / self.own_ms if self.own_ms > 0 else 0.0
+
+    def of(self, *prefixes: str) -> WorkerStage:
+        """Sum of all stages whose names start with one of the prefixes."""
+        own = [stage for stage in self.stages if stage.name.startswith(prefixes)]
+        return WorkerStage(
+            name=", ".join(stage.name for stage in own),
+            cpu_ms=sum(stage.cpu_ms for stage in own),
+            blocked_ms=sum(stage.blocked_ms for stage in own),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlowRank:
+    """Rank that delays the others: ranks that synchronise gradients have equal steps.
+
+    Args:
+        rank: the slowest.
+        part: "input" or "computing", by which it is slow.
+        excess_ms: its excess over the median rank, of a step; of two ranks, over the other one.
+        hidden_ms: part of it that this run's rank counts as computing.
+    """
+
+    rank: int
+    part: str
+    excess_ms: float
+    hidden_ms: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,18 +211,16 @@ class RunFacts:
     """A run in means, in milliseconds per batch unless another unit is given.
 
     Args:
-        machine, loader, use: as recorded; the loader is the one with most steps.
-        loaders: number of loaders.
-        passes: as recorded.
+        run: as recorded.
+        loader: with most steps.
         phases: in their first order; phases without a step are left out.
-        steps: measured steps of all phases.
+        lanes: time of the workers; None if not measured.
         starts_ms: time from requesting to receiving the first batch, of all passes but the first.
         restarts: number of starts in `starts_ms`.
         rebuilt_ms: part of `starts_ms` in first passes over a rebuilt loader.
         rebuilds: number of those starts.
         between_ms: time between passes: evaluation, checkpoints.
-        lanes: time of the workers; None if not measured.
-        stalls: distribution of the waiting over the steps.
+        waited: share of the steps that waited longer than a tenth of the mean step.
         step_cpu_ms: CPU time of the trainer for a batch, all threads, without taking batches over.
         step_queued_ms: time for which the trainer's threads, together, were ready for a batch's
             step without a free core.
@@ -46,30 +229,21 @@ class RunFacts:
         cores_used: cores in use by trainer and workers together.
         cores_wanted: `cores_used` and the cores they were ready for.
         crowding: factor by which the step's work on cores takes longer because of other programs.
-        device: True if there is a device.
-        spread: standard error of the mean step, as a share of it.
-        decoded_px: mean shorter side of the decoded images.
+        error: half-width of the 95% interval of the mean step, as a share of it.
         read_bytes: bytes read by calls, in workers or else the trainer, per batch.
-        slowest: slowest samples, by name.
-        seconds: length of the recording.
-        thresholds: limits from which on findings are reported.
-        notes: of the recording.
+        slow_rank: rank with the largest excess; None in a run of one process.
     """
 
-    machine: Machine
+    run: Run
     loader: Loader
-    use: ResourceUse
-    loaders: int
-    passes: list[Pass]
     phases: list[PhaseFacts]
-    steps: int
+    lanes: WorkerLanes | None
     starts_ms: float
     restarts: int
     rebuilt_ms: float
     rebuilds: int
     between_ms: float
-    lanes: WorkerLanes | None
-    stalls: Stalls
+    waited: float
     step_cpu_ms: float | None
     step_queued_ms: float | None
     hand_cpu_ms: float | None
@@ -77,48 +251,64 @@ class RunFacts:
     cores_used: float | None
     cores_wanted: float | None
     crowding: float
-    device: bool
-    spread: float
-    decoded_px: float | None
+    error: float
     read_bytes: float | None
-    slowest: list[SlowSample]
-    seconds: float
-    thresholds: Thresholds
-    notes: list[str]
+    slow_rank: SlowRank | None
+
+    @property
+    def steps(self) -> int:
+        """Measured steps of all phases."""
+        return sum(phase.steps for phase in self.phases)
 
     @property
     def waits(self) -> bool:
         """True if steps wait so long that it is reported."""
-        return 100 * self.steady_wait_share >= self.thresholds.moderate_pct
+        waited_ms = self.wait_ms * self.steps
+        return self.total_ms > 0 and waited_ms >= THRESHOLDS.data_wait * self.total_ms
+
+    @property
+    def tiny(self) -> bool:
+        """True if a batch is so little work that its fixed cost matters."""
+        samples, work = self.samples, self.lanes.own_ms if self.lanes is not None else 0.0
+        if samples is None or samples > THRESHOLDS.tiny_batch:
+            return False
+        little = max(work, self.compute_ms / 2) <= THRESHOLDS.min_task_ms
+        return little and self.bytes <= THRESHOLDS.large_batch_bytes
+
+    @property
+    def device(self) -> bool:
+        """True if the run computes on a device, not on the CPU."""
+        return _uses_device(self.run)
 
     @property
     def device_busy(self) -> bool:
         """True if a device is used that may be busy while the host is slow."""
-        busy = self.use.gpu_busy
-        return self.device and (busy is None or busy >= _IDLE_DEVICE)
+        busy = self.run.use.gpu_busy
+        return self.device and (busy is None or busy >= THRESHOLDS.idle_device)
 
     @property
     def samples(self) -> float | None:
-        """Samples of a batch, mean; None if they could not be counted."""
-        known = [phase for phase in self.phases if phase.samples is not None]
-        if not known or len(known) < len(self.phases):
+        """Samples of a batch; None if they could not be counted."""
+        known = [phase.samples for phase in self.phases]
+        if not known or None in known:
             return None
-        return sum((phase.samples or 0.0) * phase.steps for phase in known) / max(1, self.steps)
+        return self._mean([samples or 0.0 for samples in known])
 
     @property
     def bytes(self) -> float:
-        """Bytes of a batch, mean."""
-        return self._mean("bytes")
+        """Bytes of a batch."""
+        return self._mean([phase.per_batch(phase.total.bytes) for phase in self.phases])
 
     @property
     def float_share(self) -> float:
         """Share of `bytes` that are images as floats."""
-        return self._mean("float_bytes") / self.bytes if self.bytes > 0 else 0.0
+        floats = self._mean([phase.per_batch(phase.total.float_bytes) for phase in self.phases])
+        return floats / self.bytes if self.bytes > 0 else 0.0
 
     @property
     def cores(self) -> int:
         """Cores that this process may use, at least 1."""
-        return max(1, self.machine.usable_cores)
+        return max(1, self.run.machine.usable_cores)
 
     @property
     def workers(self) -> int:
@@ -132,32 +322,30 @@ class RunFacts:
 
     @property
     def step_ms(self) -> float:
-        """Mean step."""
-        return self._mean("step_ms")
+        """Step."""
+        return self._mean([phase.step_ms for phase in self.phases])
 
     @property
     def wait_ms(self) -> float:
-        """Mean waiting of a step."""
-        return self._mean("wait_ms")
+        """Waiting of a step."""
+        return self._mean([phase.wait_ms for phase in self.phases])
 
     @property
     def copy_ms(self) -> float | None:
-        """Mean copying of a step; None if it was not measured separately."""
-        known = [phase for phase in self.phases if phase.copy_ms is not None]
-        if not known:
+        """Copying of a step; None if it was not measured separately."""
+        if all(phase.copy_ms is None for phase in self.phases):
             return None
-        steps = sum(phase.steps for phase in known)
-        return sum((phase.copy_ms or 0.0) * phase.steps for phase in known) / steps
+        return self._mean([phase.copy_ms or 0.0 for phase in self.phases])
 
     @property
     def compute_ms(self) -> float:
-        """Mean computing of a step."""
-        return self._mean("compute_ms")
+        """Computing of a step."""
+        return self._mean([phase.compute_ms for phase in self.phases])
 
     @property
     def steady_compute_ms(self) -> float:
-        """Mean computing of a step, without pauses."""
-        return self.compute_ms - self._mean("pause_ms")
+        """Computing of a step, without pauses."""
+        return self.compute_ms - self._mean([phase.pause_ms for phase in self.phases])
 
     @property
     def total_ms(self) -> float:
@@ -171,68 +359,93 @@ class RunFacts:
         return 100 * waited / self.total_ms if self.total_ms > 0 else 0.0
 
     @property
-    def steady_wait_share(self) -> float:
-        """Waiting within passes, as a share of `total_ms`."""
-        return self.wait_ms * self.steps / self.total_ms if self.total_ms > 0 else 0.0
+    def disk_faults(self) -> int:
+        """Pages that workers read from a disk: of mapped files, or swapped out."""
+        return sum(each.major_faults or 0 for each in _of_role(self.run, "worker"))
 
-    def _mean(self, name: str) -> float:
-        total = sum(float(getattr(phase, name)) * phase.steps for phase in self.phases)
-        return total / self.steps if self.steps else 0.0
+    def _mean(self, values: list[float]) -> float:
+        """Mean over all steps of a value per phase."""
+        pairs = zip(values, self.phases, strict=True)
+        return (
+            sum(value * phase.steps for value, phase in pairs) / self.steps if self.steps else 0.0
+        )
 
 
-def summarise_run(run: Run, thresholds: Thresholds) -> RunFacts:
+def summarise_run(run: Run) -> RunFacts:
     """Summarise a run."""
     phases = summarise_phases(run)
     steps = sum(phase.steps for phase in phases)
-    loader = _busiest(run)
-    starts = summarise_starts(run)
     step_ms = sum(phase.step_ms * phase.steps for phase in phases) / steps if steps else 0.0
-    hand = _sum(run.passes, "wait_cpu_ms", steps)
-    cores = summarise_cores(run, loader)
-    trainer = [each for each in run.use.processes if each.role == "trainer"][:1]
-    workers = [each for each in run.use.processes if each.role == "worker"]
-    cpu_ms = queued_ms = None
-    if cores.trainer_cpu is not None:
-        cpu_ms = max(0.0, step_ms * cores.trainer_cpu - (hand or 0.0))
-        queued_ms = cpu_ms * cores.trainer_queued
     steady_ms = sum(phase.steady_ms * phase.steps for phase in phases) / steps if steps else 0.0
-    lanes = summarise_lanes(run, loader, step_ms, steady_ms, cores)
+    loader = _busiest(run)
+    trainer, workers = _of_role(run, "trainer")[:1], _of_role(run, "worker")
+    cpu, queued = _rates(trainer)
+    worker_cpu, worker_queued = _rates(workers)
+    used = wanted = cpu_ms = queued_ms = None
+    hand = _sum(run.passes, "wait_cpu_ms", steps)
+    if cpu is not None:
+        lanes_cpu = (worker_cpu or 0.0) * min(max(1, loader.workers or 1), len(workers))
+        used, wanted = cpu + lanes_cpu, cpu * (1 + queued) + lanes_cpu * (1 + worker_queued)
+        cpu_ms = max(0.0, step_ms * cpu - (hand or 0.0))
+        queued_ms = cpu_ms * queued
+    # Demand of this run beyond the cores is its own fault; the rest is due to other programs.
+    own = max(1.0, (wanted or 0.0) / max(1, run.machine.usable_cores))
+    lanes = _lanes(
+        run, loader, step_ms, steady_ms, worker_queued if loader.workers else queued, own
+    )
+    starts_ms, restarts, rebuilt_ms, rebuilds = _starts(run)
     # A trainer that sleeps and wakes up often waits for a core, though it rarely uses one for long.
-    crowding = cores.slowdown_by_others(cores.trainer_queued)
-    computes = (cpu_ms or 0.0) + (queued_ms or 0.0) >= _COMPUTES * step_ms
+    crowding = max(1.0, (1.0 + queued) / own)
+    computes = (cpu_ms or 0.0) + (queued_ms or 0.0) >= step_ms / 2
     if lanes is not None and loader.workers and not computes:
         crowding = min(crowding, lanes.crowding)
+    late = [
+        ms
+        for each in run.passes
+        for ms, n in each.wait.times()
+        if ms > step_ms / 10
+        for _ in range(n)
+    ]
     return RunFacts(
-        machine=run.machine,
+        run=run,
         loader=loader,
-        use=run.use,
-        loaders=len({(each.loader, each.built) for each in run.passes}),
-        passes=run.passes,
         phases=phases,
-        steps=steps,
-        starts_ms=starts.total_ms,
-        restarts=starts.count,
-        rebuilt_ms=starts.rebuilt_ms,
-        rebuilds=starts.rebuilds,
-        between_ms=_between_ms(run.passes),
         lanes=lanes,
-        stalls=summarise_stalls(run),
+        starts_ms=starts_ms,
+        restarts=restarts,
+        rebuilt_ms=rebuilt_ms,
+        rebuilds=rebuilds,
+        between_ms=_between_ms(run.passes),
+        waited=len(late) / steps if steps else 0.0,
         step_cpu_ms=cpu_ms,
         step_queued_ms=queued_ms,
         hand_cpu_ms=hand,
         compute_cpu_ms=_sum(run.passes, "compute_cpu_ms", steps),
-        cores_used=cores.used,
-        cores_wanted=cores.wanted,
+        cores_used=used,
+        cores_wanted=wanted,
         crowding=crowding,
-        device=uses_device(run),
-        spread=_spread(run.passes, step_ms, steps),
-        decoded_px=run.decoded_px,
+        error=_error(run, phases),
         read_bytes=_read(workers or trainer, loader, step_ms),
-        slowest=run.slowest,
-        seconds=run.seconds,
-        thresholds=thresholds,
-        notes=run.notes,
+        slow_rank=_slow_rank(run),
     )
+
+
+def _uses_device(run: Run) -> bool:
+    return run.machine.gpu is not None or any(each.device_clock for each in run.passes)
+
+
+def _of_role(run: Run, role: str) -> list[Process]:
+    return [each for each in run.use.processes if each.role == role]
+
+
+def _rates(processes: list[Process]) -> tuple[float | None, float]:
+    """Cores in use by one of the processes, and its time without a core per second on one."""
+    seconds = sum(each.seconds for each in processes)
+    cpu = sum(each.cpu_s for each in processes)
+    queued = [each.queued_s for each in processes]
+    known = cpu > 0 and None not in queued
+    ratio = sum(each or 0.0 for each in queued) / cpu if known else 0.0
+    return (cpu / seconds if seconds >= _MIN_WATCHED_S else None), ratio
 
 
 def _busiest(run: Run) -> Loader:
@@ -269,7 +482,7 @@ def _between_ms(passes: list[Pass]) -> float:
 
 
 def _read(processes: list[Process], loader: Loader, step_ms: float) -> float | None:
-    """Bytes per batch that all lanes together read by calls."""
+    """Bytes per batch that all workers together read by calls."""
     called = [each.called_bytes for each in processes]
     watched_s = sum(each.seconds for each in processes)
     if not called or None in called or watched_s <= 0:
@@ -278,95 +491,54 @@ def _read(processes: list[Process], loader: Loader, step_ms: float) -> float | N
     return per_s * step_ms / 1000
 
 
-def _spread(passes: list[Pass], step_ms: float, steps: int) -> float:
-    """Standard error of the mean step, as a share of it, from the spread of its parts."""
-    if steps < 2 or step_ms <= 0:
-        return 1.0
-    variance = 0.0
-    for each in passes:
-        for part in (each.wait, each.compute):
+def _error(run: Run, phases: list[PhaseFacts]) -> float:
+    """Half-width of the 95% interval of the mean step: neighbouring steps are not independent.
+
+    From the means of blocks of one image size each, relative to that size's mean.
+    """
+    sizes = [point.image_size for point in run.course]
+    means: list[float] = []
+    for size in dict.fromkeys(sizes):
+        points = [each for each in run.course if each.image_size == size and each.batches > 0]
+        count = max(1, round(_BLOCKS * len(points) / max(1, len(sizes))))
+        if len(points) < count or not all(math.isfinite(each.seconds) for each in points):
+            continue
+        edges = [len(points) * k // count for k in range(count + 1)]
+        blocks = [points[a:b] for a, b in pairwise(edges) if b > a]
+        own = [sum(p.seconds for p in one) / sum(p.batches for p in one) for one in blocks]
+        if sum(own) > 0:
+            means += [mean * len(own) / sum(own) for mean in own]
+    error = error_of_means(means[:10])
+    if error is not None:
+        return min(1.0, error)
+    variance = total = 0.0
+    steps = sum(phase.steps for phase in phases)
+    for phase in phases:
+        for part in (phase.total.wait, phase.total.compute):
             mean = part.mean_ms or 0.0
             variance += sum(count * (ms - mean) ** 2 for ms, count in part.times())
-    return min(1.0, math.sqrt(variance / steps) / math.sqrt(steps) / step_ms)
+        total += phase.step_ms * phase.steps
+    return min(1.0, 2 * math.sqrt(variance) / total) if total > 0 and steps > 1 else 1.0
 
 
-_MIN_STEPS = 24  # to detect a period
-_MAX_PERIOD = 12
-_SIMILAR = 0.5  # autocorrelation from which on steps repeat each other
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stalls:
-    """Waiting in all steps.
-
-    Args:
-        waited: share of the steps that waited longer than a tenth of the mean step.
-        longest_ms: longest wait of a step.
-        period: steps from one long wait to the next; None if there is no period.
-    """
-
-    waited: float
-    longest_ms: float
-    period: int | None
-
-
-def summarise_stalls(run: Run) -> Stalls:
-    """Summarise the waits of a run."""
-    steps = sum(each.wait.count for each in run.passes)
-    total = sum(each.wait.total_ms + each.compute.total_ms for each in run.passes)
-    least_ms = 0.1 * total / steps if steps else 0.0
-    waited = sum(count for each in run.passes for ms, count in each.wait.times() if ms > least_ms)
-    waits: dict[int, float] = {}
-    for excerpt in run.excerpts:
-        for event in excerpt.events:
-            if excerpt.why == "latest" and event.lane == "step" and event.stage == "wait":
-                waits[event.batch] = event.ended_ms - event.begun_ms
-    return Stalls(
-        waited=waited / steps if steps else 0.0,
-        longest_ms=max((each.wait.longest_ms for each in run.passes), default=0.0),
-        period=_period([waits[batch] for batch in sorted(waits)]),
-    )
-
-
-def _period(waits: list[float]) -> int | None:
-    """Lag of at least 2 with the highest autocorrelation of the waits, or None."""
-    if len(waits) < _MIN_STEPS:
+def _slow_rank(run: Run) -> SlowRank | None:
+    ranks = [each for each in run.ranks if each.compute.count]
+    if len(ranks) < 2:
         return None
-    mean = sum(waits) / len(waits)
-    centred = [wait - mean for wait in waits]
-    power = sum(each * each for each in centred)
-    if power <= 0:
-        return None
-    correlation = {
-        lag: sum(a * b for a, b in zip(centred, centred[lag:], strict=False))
-        / power
-        * len(waits)
-        / (len(waits) - lag)
-        for lag in range(1, _MAX_PERIOD + 1)
-    }
-    best = max(range(2, _MAX_PERIOD + 1), key=lambda lag: correlation[lag])
-    return best if correlation[best] > max(_SIMILAR, correlation[1]) else None
+    parts = {"input": [each.wait.total_ms / each.compute.count for each in ranks]}
+    if all(each.compute_cpu_ms is not None for each in ranks):
+        parts["computing"] = [(each.compute_cpu_ms or 0.0) / each.compute.count for each in ranks]
+    found = []
+    for part, times in parts.items():
+        usual = min(times) if len(times) == 2 else median(times)
+        found.append((max(times) - usual, part, ranks[times.index(max(times))].rank))
+    excess_ms, part, rank = max(found)
+    own = part == "input" and rank == run.rank
+    return SlowRank(rank=rank, part=part, excess_ms=excess_ms, hidden_ms=0.0 if own else excess_ms)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Starts:
-    """Starts of all passes but the first, which cannot be saved.
-
-    Args:
-        total_ms: time from requesting to receiving their first batches, together.
-        count: number of starts.
-        rebuilt_ms: part of `total_ms` in first passes over a loader that replaced another.
-        rebuilds: number of those starts.
-    """
-
-    total_ms: float
-    count: int
-    rebuilt_ms: float
-    rebuilds: int
-
-
-def summarise_starts(run: Run) -> Starts:
-    """Summarise the starts of a run."""
+def _starts(run: Run) -> tuple[float, int, float, int]:
+    """Time and number of all starts but the first, and of those of rebuilt loaders."""
     total = rebuilt = 0.0
     count, rebuilds = 0, 0
     seen: set[tuple[int, int]] = set()
@@ -380,13 +552,11 @@ def summarise_starts(run: Run) -> Starts:
             # If several passes are summed up, the first is assumed to have the longest start.
             own, starts = max(0.0, own - each.start_ms.longest_ms), starts - 1
         elif loader not in seen and identity in identities:
-            rebuilt += own
-            rebuilds += starts
+            rebuilt, rebuilds = rebuilt + own, rebuilds + starts
         seen.add(loader)
         identities.append(identity)
-        total += own
-        count += starts
-    return Starts(total_ms=total, count=count, rebuilt_ms=rebuilt, rebuilds=rebuilds)
+        total, count = total + own, count + starts
+    return total, count, rebuilt, rebuilds
 
 
 def _identity(loaders: list[Loader], one: Pass) -> tuple[object, ...]:
@@ -397,3 +567,209 @@ def _identity(loaders: list[Loader], one: Pass) -> tuple[object, ...]:
     if loader.samples is None:  # streams have no length to compare
         return (one.loader,)
     return loader.kind, loader.name, loader.dataset, loader.samples
+
+
+def summarise_phases(run: Run, *, each_pass: bool = False) -> list[PhaseFacts]:
+    """Summarise the passes of each image size and batch size, or each pass on its own."""
+    found: dict[object, list[tuple[int, Pass]]] = {}
+    for number, each in enumerate(run.passes):
+        if each.compute.count > 0:
+            key = number if each_pass else (each.image_size, each.batch_size)
+            found.setdefault(key, []).append((number, each))
+    return [_phase([each for _, each in own], own[0][0], run) for own in found.values()]
+
+
+def _phase(passes: list[Pass], number: int, run: Run) -> PhaseFacts:
+    total = Pass(loader=0, epoch=0, passes=0)
+    for each in passes:
+        total.add(each)
+    excess, late = _first_excess(passes, device=_uses_device(run))
+    return PhaseFacts(
+        number=number,
+        passes=tuple(passes),
+        total=total,
+        work_ms=_work(passes, run),
+        pause_ms=_pauses_ms(passes, total.compute, run) / total.compute.count,
+        first_excess_ms=excess,
+        first_excess_steps=late,
+    )
+
+
+def _pauses_ms(passes: list[Pass], compute: Histogram, run: Run) -> float:
+    """Time of rare long steps beyond the median step, together."""
+    usual = compute.quantile(0.5)
+    if not usual or (run.machine.gpu is not None and not all(p.device_clock for p in passes)):
+        # By the host's clock, a long step may be one that waits for the device to finish the work
+        # of earlier ones.
+        return 0.0
+    limit_ms = THRESHOLDS.pause * usual
+    long = [(ms - usual, count) for ms, count in compute.times() if ms > limit_ms]
+    if THRESHOLDS.steps_per_pause * sum(count for _, count in long) > compute.count:
+        return 0.0
+    return min(sum(ms * count for ms, count in long), compute.total_ms)
+
+
+def _work(passes: list[Pass], run: Run) -> float | None:
+    """Work of all workers for a batch of a phase.
+
+    A torch worker makes whole batches, so a task is a batch. feedline's workers share batches; some
+    tasks belong to batches that were not delivered, which matters less the more batches there are.
+    """
+    tasks, tasks_ms = sum(p.tasks or 0 for p in passes), sum(p.tasks_ms or 0.0 for p in passes)
+    batches = sum(each.batches for each in passes)
+    if not tasks and not any(each.tasks for each in run.passes):
+        tasks, tasks_ms = run.tasks, run.tasks_ms
+        batches = sum(each.batches for each in run.passes)
+    if not tasks or tasks_ms <= 0 or batches <= 0:
+        return None
+    whole_batches = all(loader.kind == "torch" for loader in run.loaders)
+    return tasks_ms / (tasks if whole_batches else batches)
+
+
+def _first_excess(passes: list[Pass], *, device: bool) -> tuple[float, int]:
+    """Excess of the first steps of a shape over its median one, and the number of those steps.
+
+    Only the first pass counts: a shape is new once. Steps below twice the median do not count.
+    Without a device kernels are selected and compiled on a core: only the excess of the training
+    thread's CPU time counts, as the rest is waiting, for a core for example.
+    """
+    first, later = passes[0], passes[1:]
+    usual = first.compute.quantile(0.5)
+    if usual is None or first.compute.count < 2 * len(first.first_steps_ms):
+        usual = median(each.compute.mean_ms or 0.0 for each in later) if later else usual
+    if usual is None:
+        return 0.0, 0
+    longer = [ms - usual for ms in first.first_steps_ms if ms > 2 * usual]
+    excess_ms = sum(longer)
+    if not device:
+        early, known = first.first_steps_cpu_ms, first.compute_cpu_ms
+        steps = sum(each.compute.count for each in passes) - len(early)
+        if known is None or steps <= 0:
+            return 0.0, 0
+        cpu_ms = known - sum(early) + sum(each.compute_cpu_ms or 0.0 for each in later)
+        on_core = [ms - max(0.0, cpu_ms / steps) for ms in early]
+        excess_ms = min(excess_ms, sum(ms for ms in on_core if ms > usual))
+    return (excess_ms, len(longer)) if excess_ms > 0 else (0.0, 0)
+
+
+def _lanes(
+    run: Run, loader: Loader, step_ms: float, steady_ms: float, queued: float, own: float
+) -> WorkerLanes | None:
+    """Summarise the workers of a run; None if their time was not measured.
+
+    Args:
+        run: the run with its workers.
+        loader: the workers' loader.
+        step_ms: mean step.
+        steady_ms: mean step without pauses.
+        queued: seconds ready without a core, per second on one.
+        own: demand of this run for cores, relative to the cores, at least 1.
+    """
+    batches = sum(each.batches for each in run.passes)
+    if not run.tasks or run.tasks_ms <= 0 or not batches or step_ms <= 0:
+        return None
+    one = run.tasks if all(each.kind == "torch" for each in run.loaders) else batches
+    work_ms = run.tasks_ms / one
+    workers = _of_role(run, "worker")
+    seconds, cpu_s = sum(p.seconds for p in workers), sum(p.cpu_s for p in workers)
+    timed = run.timed > 0 and run.timed_ms > 0
+    on_core = run.timed_cpu_ms / run.timed_ms if timed else cpu_s / seconds if seconds else 1.0
+    on_core = min(1.0, on_core)
+    off_core = 1.0 - on_core
+    waiting = min(off_core, on_core * queued)
+    if timed and run.timed_queued_ms is not None:
+        waiting = min(off_core, run.timed_queued_ms / run.timed_ms)
+        queued = waiting / on_core if on_core > 0 else 0.0
+    if work_ms * (1.0 - waiting) < 1000 * LEAST_MS:
+        return None
+    many = max(1, loader.workers or 1)
+    makers = _makers(run, loader, workers, many)
+    scale = work_ms / run.timed_ms if timed else 0.0
+    # A stage's time off the cores is blocked to the same share as all such time.
+    blocked = (off_core - waiting) / off_core if off_core > 0 else 0.0
+    stages = [_stage(each, scale, blocked) for each in run.stages] if scale else []
+    return WorkerLanes(
+        workers=makers,
+        idle_workers=many - makers,
+        work_ms=work_ms,
+        cpu_ms=work_ms * on_core,
+        queued_ms=work_ms * waiting,
+        blocked_ms=work_ms * max(0.0, off_core - waiting),
+        crowding=max(1.0, (1.0 + queued) / own),
+        all_cpu_ms=cpu_s / seconds * many * step_ms if seconds >= _MIN_WATCHED_S else None,
+        busy=min(1.0, work_ms / makers / steady_ms) if steady_ms > 0 else 1.0,
+        stages=tuple(sorted(stages, key=lambda stage: -stage.ms)),
+        tail=_tail(run, work_ms),
+    )
+
+
+def _makers(run: Run, loader: Loader, workers: list[Process], many: int) -> int:
+    """Effective number of workers: with t their CPU times, sum(t)**2 / sum(t**2).
+
+    feedline's workers accept tasks when they are free. The workers of a second loader, for
+    validation, may have less to do. A worker of a stream that has no data ends early.
+    """
+    if loader.kind != "torch" or len({each.loader for each in run.passes}) > 1:
+        return many
+    longest_s = max((each.seconds for each in workers), default=0.0)
+    stream = loader.samples is None and len(workers) <= many
+    known = [
+        each.cpu_s / (longest_s if stream else each.seconds)
+        for each in workers
+        if each.seconds >= 2 * _MIN_WATCHED_S or (stream and longest_s >= 2 * _MIN_WATCHED_S)
+    ]
+    known += [0.0] * (many - len(known) if stream and known else 0)
+    squares = sum(each * each for each in known)
+    if len(known) < many or squares <= 0:
+        return many
+    makers = many * sum(known) ** 2 / squares / len(known)
+    return max(1, round(makers)) if makers < THRESHOLDS.even * many else many
+
+
+def _stage(each: StageTime, scale: float, blocked: float) -> WorkerStage:
+    ms = each.total_ms * scale
+    cpu = ms if each.cpu_ms is None else min(ms, each.cpu_ms * scale)
+    return WorkerStage(name=each.name, cpu_ms=cpu, blocked_ms=max(0.0, ms - cpu) * blocked)
+
+
+def _tail(run: Run, work_ms: float) -> Tail | None:
+    """Summarise slow samples, if they are few and much slower than the others.
+
+    The time of usual samples is known from the timed tasks. The time that slow samples add follows
+    from all tasks, as the timed tasks hold few of them.
+    """
+    sizes = {k: (count, ms) for k, (count, ms) in run.sample_sizes.items() if count > 0}
+    total = sum(count for count, _ in sizes.values())
+    if total < 8 or not run.timed or run.timed_ms <= 0:
+        return None
+    middle, left = min(sizes), total / 2
+    for k in sorted(sizes):
+        left -= sizes[k][0]
+        if left <= 0:
+            middle = k
+            break
+    octaves = THRESHOLDS.slow_sample_octaves
+    slow = [own for k, own in sizes.items() if k >= middle + octaves]
+    usual_count, usual_ms = (sum(own[i] for own in sizes.values()) for i in (0, 1))
+    slow_count, slow_ms = (sum(own[i] for own in slow) for i in (0, 1))
+    usual_count, usual_ms = usual_count - slow_count, max(0.0, usual_ms - slow_ms)
+    if slow_count > THRESHOLDS.slow_samples * total or usual_count <= 0:
+        return None
+    usual = usual_ms / usual_count
+    if slow_count:
+        timed_ms = (run.timed_ms - max(0.0, slow_ms - slow_count * usual)) / run.timed
+        share, excess_ms = slow_count / total, work_ms - timed_ms
+    else:
+        # Slow samples too rare to be among the timed ones are at least among the slowest.
+        named = [each.ms for each in run.slowest if each.ms > 2.0**octaves * usual]
+        if not named:
+            return None
+        slow_count, slow_ms = len(named), sum(named)
+        share = slow_count / (total * max(1.0, run.tasks / run.timed))
+        excess_ms = work_ms * (slow_ms - slow_count * usual) / run.tasks_ms
+    return Tail(
+        share=min(share, THRESHOLDS.slow_samples),
+        usual_ms=usual,
+        slow_ms=slow_ms / slow_count,
+        excess_ms=min(work_ms, max(0.0, excess_ms)),
+    )

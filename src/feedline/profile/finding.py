@@ -1,13 +1,25 @@
-"""Findings and diagnosis of a run."""
+"""Findings, the diagnosis of a run, and the registry of rules.
+
+A rule looks for one cause in the facts and returns a finding with the fix, or None. `@rule`
+registers it, and drops its findings that gain too little to be worth a change.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from feedline.text import finite
+from feedline.throughput.step_model import THRESHOLDS
+
+if TYPE_CHECKING:
+    from feedline.profile.facts import RunFacts
 
 __all__ = [
+    "DEFECT",
+    "RULES",
     "TIME_PARTS",
     "Bound",
     "ComputeBound",
@@ -15,9 +27,10 @@ __all__ = [
     "Finding",
     "Gain",
     "PhaseSplit",
-    "Thresholds",
+    "State",
     "TimePart",
     "as_gain",
+    "rule",
 ]
 
 
@@ -28,6 +41,7 @@ Bound = Literal[
     "inconclusive",
 ]
 
+State = Literal["finding", "healthy", "inconclusive"]
 
 TimePart = Literal["starts", "wait", "copy", "core", "shape", "compute", "between"]
 """Part of a run's time: the starts of passes, waits of steps for a batch, its copy to the device or
@@ -37,38 +51,20 @@ TIME_PARTS: tuple[TimePart, ...] = get_args(TimePart)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Thresholds:
-    """Limits from which on findings are reported.
-
-    5% and 20% are those of the input-pipeline analyzer of TensorFlow's profiler.
-
-    Args:
-        moderate_pct: data wait in percent of the step from which on a run is moderately
-            input-bound.
-        high_pct: the same for highly input-bound.
-        least_steps: minimum number of steps for a diagnosis.
-        worth: minimum gain for a recommendation.
-    """
-
-    moderate_pct: float = 5.0
-    high_pct: float = 20.0
-    least_steps: int = 20
-    worth: float = 1.05
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Gain:
     """Speedup of training, with an interval.
 
     Args:
         predicted: 1.0 is the current speed.
-        low: lower end of the interval, by the spread of the measurement.
+        low: lower end of the interval, by the spread of the measurement and the model's error.
         high: upper end.
+        at_least: True if the fix also saves time that cannot be predicted.
     """
 
     predicted: float
     low: float
     high: float
+    at_least: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,9 +163,53 @@ class Diagnosis:
     compute_bound: ComputeBound | None = None
     findings: list[Finding] = field(default_factory=list)
 
+    @property
+    def state(self) -> State:
+        """Result of the diagnosis: a cause was found, there is none, or too little was measured."""
+        first = self.findings[0].rule if self.findings else "inconclusive"
+        if self.bound == "inconclusive" or first == "inconclusive":
+            return "inconclusive"
+        return "healthy" if first == "compute-bound" else "finding"
+
 
 def as_gain(gain: Gain | None) -> str:
     """Format the gain of a fix, with its interval."""
     if gain is None or finite(gain.predicted) is None:
         return "not predicted"
+    if gain.at_least:
+        return f"at least {gain.low:.2f}x as fast"
     return f"{gain.predicted:.2f}x as fast ({gain.low:.2f} to {gain.high:.2f})"
+
+
+Rule = Callable[["RunFacts"], Finding | None]
+
+DEFECT = 3.0
+"""Weight of plain defects: reported first even if their gain cannot be predicted."""
+
+RULES: list[tuple[Rule, float]] = []
+"""Rules in the order of their registration, each with the weight of its gain."""
+
+
+def rule(weight: float = 1.0) -> Callable[[Rule], Rule]:
+    """Register a rule. Its findings with a gain that is not worth a change are dropped.
+
+    A small gain must be larger than its error: otherwise every healthy run would have a finding.
+
+    Args:
+        weight: of its gain in the order of findings; below 1 for a fix that needs other data or
+            another machine.
+    """
+
+    def register(look: Rule) -> Rule:
+        @functools.wraps(look)
+        def worth(facts: RunFacts) -> Finding | None:
+            found = look(facts)
+            gain = found.gain if found is not None else None
+            if gain is None or gain.predicted >= THRESHOLDS.sure_gain:
+                return found
+            return found if gain.predicted >= THRESHOLDS.min_gain and gain.low > 1.0 else None
+
+        RULES.append((worth, weight))
+        return worth
+
+    return register

@@ -7,7 +7,8 @@ This factor is kept if the same part still determines the step after the change,
 step no longer waits; the prediction lies between the two.
 
 Guarantees: pure; a predicted gain is at least 1, and lies in its interval; no gain, nor the upper
-end of its interval, exceeds what the compute-bound throughput allows.
+end of its interval, exceeds what the compute-bound throughput allows. An interval is never narrower
+than the run-to-run spread of a machine, and wider the more of the time the model has to predict.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from feedline.profile.facts import RunFacts
+from feedline.profile.facts import LEAST_MS, PhaseFacts, RunFacts, WorkerStage
 from feedline.profile.finding import TIME_PARTS, Gain, TimePart
-from feedline.profile.lanes import WorkerStage
-from feedline.profile.phases import LEAST_MS, PhaseFacts
 from feedline.throughput.step_model import THRESHOLDS, StepLoad, with_workers
 
 __all__ = [
@@ -30,22 +29,19 @@ __all__ = [
     "gain_of_more_workers",
     "gain_of_saved",
     "less_work",
+    "possible_gain",
     "step_load",
     "time_split_ms",
     "without_collate",
     "without_core_ms",
 ]
 
-_ALIKE = 1.03  # of settings within 3%, the one with fewer workers is best
-_ERRORS = 2.0  # standard errors on either side
-
-
 Change = Callable[[StepLoad], StepLoad]
 """Effect of a fix on the load."""
 
 
 def step_load(facts: RunFacts, phase: PhaseFacts) -> StepLoad:
-    """Return the current load of a step of a phase."""
+    """Return the current load of a step of a phase, with the workers that make its batches."""
     lanes = facts.lanes
     work = phase.work_ms if phase.work_ms is not None else (lanes.work_ms if lanes else 0.0)
     cpu = blocked = beside = 0.0
@@ -62,17 +58,16 @@ def step_load(facts: RunFacts, phase: PhaseFacts) -> StepLoad:
         hand_cpu = max(0.0, hand_cpu - cpu)
     else:
         hand = min(hand_cpu * facts.crowding, phase.wait_ms)
-    step_cpu = (facts.step_cpu_ms or 0.0) * facts.crowding
+        hand_cpu = min(hand_cpu, hand)
     steady_ms = max(0.0, phase.compute_ms - phase.pause_ms)
-    step_cpu = min(step_cpu, steady_ms * facts.cores)
     return StepLoad(
-        workers=facts.workers,
+        workers=min(facts.workers, lanes.workers) if lanes else facts.workers,
         cores=float(facts.cores),
         compute_ms=max(0.0, steady_ms - without_core_ms(facts, phase)[0]),
-        step_cpu_ms=step_cpu,
+        step_cpu_ms=min((facts.step_cpu_ms or 0.0) * facts.crowding, steady_ms * facts.cores),
         hand_ms=hand,
         copy_ms=phase.copy_ms or 0.0,
-        hand_cpu_ms=min(hand_cpu, hand) if facts.workers else hand_cpu,
+        hand_cpu_ms=hand_cpu,
         work_cpu_ms=cpu,
         work_blocked_ms=blocked,
         beside_cpu_ms=beside,
@@ -133,7 +128,7 @@ def time_split_ms(facts: RunFacts) -> dict[TimePart, float]:
     for phase in facts.phases:
         compute_ms = phase.compute_ms * phase.steps
         core_ms = min(compute_ms, sum(without_core_ms(facts, phase)) * phase.steps)
-        excess_ms = phase.first_excess_ms if phase.first_pass > 0 else 0.0
+        excess_ms = phase.first_excess_ms if phase.number > 0 else 0.0
         shape_ms = min(excess_ms, compute_ms - core_ms)
         split["wait"] += phase.wait_ms * phase.steps
         split["copy"] += (phase.copy_ms or 0.0) * phase.steps
@@ -144,40 +139,54 @@ def time_split_ms(facts: RunFacts) -> dict[TimePart, float]:
 
 
 def compute_bound_ms(facts: RunFacts) -> float:
-    """Time of a run without waiting for data or a core: the lower bound of any fix.
+    """Time of a run without waiting for data, a core or other ranks: the lower bound of any fix.
 
     Without the excess of the first steps at a new image size, which usual steps do not have.
     """
     split = time_split_ms(facts)
-    return split["compute"] + split["between"]
+    hidden_ms = facts.slow_rank.hidden_ms * facts.steps if facts.slow_rank else 0.0
+    return max(0.0, split["compute"] - hidden_ms) + split["between"]
+
+
+def possible_gain(facts: RunFacts) -> float:
+    """Gain of a run without waiting for data or a core."""
+    return max(1.0, facts.total_ms / max(compute_bound_ms(facts), LEAST_MS))
 
 
 def best_workers(facts: RunFacts) -> int:
-    """Fewest workers, up to the number of cores, with which the run is as short as with any."""
-    times = {
-        workers: _total(facts, lambda load, workers=workers: replace(load, workers=workers))  # type: ignore[misc]
-        for workers in range(1, facts.cores + 1)
-    }
+    """Fewest workers with which the run is as short as with any.
+
+    Up to one a core; more if most of their work is waiting, which needs no core.
+    """
+    lanes = facts.lanes
+    waits = lanes is not None and lanes.blocked_share > THRESHOLDS.mostly_blocked
+    most = facts.cores * (THRESHOLDS.workers_per_core if waits else 1)
+
+    def total_ms(workers: int) -> float:
+        loads = [(step_load(facts, phase), phase.steps) for phase in facts.phases]
+        return sum(with_workers(load, workers).step_ms * steps for load, steps in loads)
+
+    times = {workers: total_ms(workers) for workers in range(1, most + 1)}
     least = min(times.values())
-    return min(workers for workers, ms in times.items() if ms <= _ALIKE * least)
+    return min(n for n, ms in times.items() if ms <= (1 + THRESHOLDS.alike) * least)
 
 
 def gain_of(
     facts: RunFacts,
     change: Change,
     *,
-    now: Change = lambda load: load,
     starts_ms: float | None = None,
     only: Iterable[PhaseFacts] | None = None,
+    at_least: bool = False,
 ) -> Gain:
     """Predict the speedup of a run after a change.
 
     Args:
         facts: of the run.
         change: effect on the load.
-        now: correction of the current load, if more is known than `step_load` uses.
         starts_ms: time of the starts of passes after the change; None: unchanged.
         only: phases that change; None: all.
+        at_least: the fix also saves time that is not in the model.
     """
     phases = list(facts.phases if only is None else only)
     starts = facts.starts_ms if starts_ms is None else starts_ms
@@ -185,9 +194,9 @@ def gain_of(
     rest += sum(phase.pause_ms * phase.steps for phase in phases)
     short = long = rest + starts + facts.between_ms
     for phase in phases:
-        load = step_load(facts, phase)
-        changed = change(load)
-        now_ms, then_ms = now(load).step_ms, changed.step_ms
+        now = step_load(facts, phase)
+        changed = change(now)
+        now_ms, then_ms = now.step_ms, changed.step_ms
         stretch = max(1.0, phase.steady_ms / now_ms) if now_ms > 0 else 1.0
         # If the change does not touch this part, the model predicts the current time.
         own = phase.steady_ms if now_ms <= 0 else min(phase.steady_ms, then_ms)
@@ -195,7 +204,7 @@ def gain_of(
         stretched = min(phase.steady_ms, own * stretch)
         waits = changed.produce_ms > 0.9 * changed.consume_ms
         long += (stretched if waits else own) * phase.steps
-    return _gain(facts, short, long)
+    return _gain(facts, short, long, at_least)
 
 
 def gain_of_more_workers(facts: RunFacts, workers: int) -> Gain:
@@ -219,11 +228,7 @@ def gain_of_saved(facts: RunFacts, saved_ms: float) -> Gain:
     return _gain(facts, after, after)
 
 
-def _total(facts: RunFacts, change: Change) -> float:
-    return sum(change(step_load(facts, phase)).step_ms * phase.steps for phase in facts.phases)
-
-
-def _gain(facts: RunFacts, short: float, long: float) -> Gain:
+def _gain(facts: RunFacts, short: float, long: float, at_least: bool = False) -> Gain:
     """Gain of a change after which the run takes between `short` and `long` ms."""
     before, least = facts.total_ms, compute_bound_ms(facts)
     short, long = max(short, least), max(long, least)
@@ -231,10 +236,13 @@ def _gain(facts: RunFacts, short: float, long: float) -> Gain:
         return Gain(predicted=1.0, low=1.0, high=1.0)
     most = max(1.0, before / least) if least >= LEAST_MS else math.inf
     high, low = before / short, before / max(short, long)
-    error = 1 + _ERRORS * facts.spread
     predicted = min(most, max(1.0, math.sqrt(high * low)))
+    saved = 1 - 1 / predicted
+    measured = max(THRESHOLDS.run_to_run, facts.error)
+    error = 1 + math.hypot(measured * min(1.0, 4 * saved), THRESHOLDS.model_error * saved)
     return Gain(
         predicted=predicted,
         low=max(1.0, min(predicted, low / error)),
         high=min(most, max(predicted, high * error)),
+        at_least=at_least,
     )

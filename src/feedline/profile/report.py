@@ -559,10 +559,7 @@ def check_limits(
 
 def report_status(report: ReportData) -> int:
     """Return the exit status of a report: 0 nothing to fix, 1 a finding, 3 inconclusive."""
-    if report.bound == "inconclusive":
-        return 3
-    has_fix = any(each.rule not in ("compute-bound", "inconclusive") for each in report.findings)
-    return 1 if has_fix or report.bound != "not input-bound" else 0
+    return {"healthy": 0, "finding": 1, "inconclusive": 3}[report.state]
 
 
 if __name__ == "__main__":

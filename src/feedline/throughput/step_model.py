@@ -96,6 +96,36 @@ class Thresholds:
     batches_to_fill: int = 4
     memory_share: float = 0.5  # of the available memory, for more workers and batches ahead
 
+    # Findings. A part of the workers' work is named from `some_work` on if it is usually small
+    # (opening files, mixing), from `much_work` on otherwise.
+    some_work: float = 0.2
+    much_work: float = 0.35
+    trivial: float = 0.1  # of the possible gain: less does not explain a run
+    sure_gain: float = 1.1  # reported although the interval of a noisy run holds 1.0
+    at_work: float = 0.7  # busy share below which steps do not wait for the workers' work
+    at_rest: float = 0.4  # busy share below which batches are ready, and steps wait to receive them
+    nearly_all_steps: float = 0.7  # that wait: no queue of batches ever fills
+    even: float = 0.65  # of the workers share the work: below, some have no data
+    full: float = 0.8  # of shared memory or of the cores
+    crowded: float = 1.5  # times as long as alone, or cores wanted: other programs use the cores
+    throttled: float = 0.05  # of the time, by a CPU quota
+    idle_device: float = 0.7  # busy share below which the device waits for the host
+    from_disk: float = 0.3  # of the bytes read: workers that wait, wait for the disk
+    large_batch_bytes: int = 1 << 20  # its copies take time
+    tiny_batch: int = 32  # samples
+    min_batch_work_ms: float = 1.0  # less costs more to hand from process to process
+    fused_decode: float = 0.8  # of decoding, compiled: only the crop is decoded
+    fused_work: float = 0.25  # of the other steps, compiled, by benchmarks/
+    slow_sample_octaves: int = 3  # a slow sample takes at least 8 times the median
+    slow_samples: float = 0.1  # of all samples, at most: more are usual
+    pause: float = 8.0  # times the median step: the model is evaluated or saved
+    steps_per_pause: int = 16  # prefetched batches can bridge more frequent ones
+
+    # Intervals of gains: two runs of one loop on an idle machine differ by up to 5%; the model
+    # errs by up to a fifth of the time that it predicts to be saved, by `laboratory/`.
+    run_to_run: float = 0.05
+    model_error: float = 0.2
+
 
 THRESHOLDS = Thresholds()
 """The thresholds; a module reads `THRESHOLDS.name` when it needs one."""

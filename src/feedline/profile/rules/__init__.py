@@ -1,1 +1,0 @@
-"""Rules: each looks for one cause in the facts, and returns a finding with the fix, or None."""
