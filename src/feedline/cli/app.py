@@ -27,6 +27,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import feedline
+from feedline.cli import options
 from feedline.cli.bench import bench
 from feedline.cli.cache import add_size, build, info, plan, repair, verify
 from feedline.cli.demo_data import demo_data
@@ -240,7 +241,7 @@ def _run(arguments: list[str]) -> int:
 
 def _parse_error(error: Any) -> tuple[str, str]:
     """Describe an error of the command line; "" after the help was printed. Add a hint."""
-    from feedline.train.recipe import SYNONYMS
+    from feedline.train.settings import SYNONYMS
 
     where = error.ctx.command_path if error.ctx else "feedline"
     hint = f"see `{where} --help`"
@@ -260,8 +261,9 @@ def _parse_error(error: Any) -> tuple[str, str]:
 
 def _value_error(error: Any) -> str:
     """Describe a value that is not a number or not one of the choices; "" for another error."""
-    from feedline.train.recipe import Recipe, allowed_values
+    from feedline.train.recipe import Recipe
     from feedline.train.run_settings import RunSettings
+    from feedline.train.settings import allowed_values
 
     # The parser of newer versions of typer is pydantic; older ones only have a message.
     cause, param = error.__cause__, getattr(error, "param", None)
@@ -271,7 +273,8 @@ def _value_error(error: Any) -> str:
     value = cause.errors()[0]["input"] if found is None else found[1]
     owners = (Recipe, RunSettings) if error.ctx.command_path == "feedline train" else ()
     hints = [get_type_hints(each, include_extras=True) for each in owners]
-    hints.append(get_type_hints(error.ctx.command.callback))
+    own = inspect.signature(error.ctx.command.callback, eval_str=True).parameters
+    hints.append({name: options.plain_type(each.annotation) for name, each in own.items()})
     expected, _ = allowed_values(next(each[param.name] for each in hints if param.name in each))
     option = param.opts[0] if param.param_type_name == "option" else param.metavar
     return f"{option} must be {expected}, got {value!r}"

@@ -6,10 +6,12 @@ the option.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -40,7 +42,11 @@ __all__ = [
     "parse_auto",
     "parse_sizes",
     "parse_workers",
+    "plain_type",
+    "with_settings",
 ]
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
 
 LOADER, DEVICE, DATA = "Loading", "Device", "Data"
 SCHEDULE = "SIZExEPOCHS[@N],..."
@@ -63,6 +69,64 @@ def panel(title: str) -> Callable[..., Any]:
         )
 
     return option
+
+
+def with_settings(*settings: type) -> Callable[[_Command], _Command]:
+    """Return a decorator: a command gets an option for each `setting` of some dataclasses.
+
+    Their values are keyword arguments, None if not given. Panels have the order of the settings;
+    the command's own options are at the end of a panel.
+    """
+    made = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[_plain(hints[field.name]) | None, _setting_option(field)],
+        )
+        for each in settings
+        for hints in [get_type_hints(each)]
+        for field in fields(each)
+        if "option" in field.metadata
+    ]
+
+    def decorate(command: _Command) -> _Command:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        found = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        panels = list(dict.fromkeys([None, *map(_panel_of, made), *map(_panel_of, found)]))
+        ordered = sorted([*made, *found], key=lambda each: panels.index(_panel_of(each)))
+        signature = inspect.Signature(
+            [
+                each.replace(kind=inspect.Parameter.KEYWORD_ONLY) if _panel_of(each) else each
+                for each in ordered
+            ]
+        )
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in ordered}
+        return command
+
+    return decorate
+
+
+def plain_type(annotation: Any) -> Any:
+    """Return the type of a parameter, without its option."""
+    return annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation
+
+
+def _setting_option(field: Any) -> Any:
+    title, help, metavar, shown, names = field.metadata["option"]
+    return panel(title)(help, metavar, shown or False, *names)
+
+
+def _plain(hint: Any) -> Any:
+    """Return the first type of a union; text for literals, which are checked later."""
+    plain = hint if get_origin(hint) in (None, Literal) else get_args(hint)[0]
+    return str if get_origin(plain) is Literal else plain
+
+
+def _panel_of(parameter: inspect.Parameter) -> str | None:
+    option = getattr(parameter.annotation, "__metadata__", (None,))[0]
+    return getattr(option, "rich_help_panel", None)
 
 
 def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:

@@ -13,6 +13,9 @@ from feedline.cli import options
 from feedline.cli.output import complain, echo, echo_text, write_json
 from feedline.errors import UsageError
 from feedline.system import rank_and_world
+from feedline.train.recipe import Recipe
+from feedline.train.run_settings import RunSettings
+from feedline.train.settings import MODEL, RUN, setting_names
 
 if TYPE_CHECKING:
     from feedline.train.assignment import Assignment
@@ -23,11 +26,10 @@ __all__ = ["train"]
 _NOTHING_SAVED = 1
 _SIGNAL = 128  # plus the number of the signal, as shells do
 
-_model, _optim, _run = map(options.panel, ("Model", "Optimizer", "Run and checkpoints"))
-_aug = options.panel("Augmentation and regularization (all but smoothing grow with the size)")
-_loader, _device = options.panel(options.LOADER), options.panel(options.DEVICE)
+_MODEL, _RUN = options.panel(MODEL), options.panel(RUN)
 
 
+@options.with_settings(Recipe, RunSettings)
 def train(
     ctx: typer.Context,
     data: Annotated[
@@ -38,87 +40,28 @@ def train(
             "[dim]\\[default: that of --resume or --config][/dim]",
         ),
     ] = None,
-    model: Annotated[str | None, _model("timm model.", "NAME", "resnet18")] = None,
-    schedule: Annotated[
-        str | None,
-        _model("Image sizes and epochs; @N: batch size.", options.SCHEDULE, "128x2,160x2,224x2"),
-    ] = None,
     preset: Annotated[
         str | None,
-        _model("Published schedule: efficientnetv2, ffcv, mosaicml or fixres.", "NAME"),
+        _MODEL("Published schedule: efficientnetv2, ffcv, mosaicml or fixres.", "NAME"),
     ] = None,
-    epochs: Annotated[int | None, _model("Epochs, with --preset or --image-size.", "N")] = None,
+    epochs: Annotated[int | None, _MODEL("Epochs, with --preset or --image-size.", "N")] = None,
     image_size: Annotated[
-        int | None, _model("Image size in pixels.", "PX", False, "--image-size", "--img-size")
+        int | None, _MODEL("Image size in pixels.", "PX", False, "--image-size", "--img-size")
     ] = None,
-    pretrained: Annotated[bool | None, _model("Start from timm's pretrained weights.")] = None,
-    initial_checkpoint: Annotated[str | None, _model("Start from these weights.", "FILE")] = None,
-    config: Annotated[Path | None, _model("TOML file; options override it.", "FILE")] = None,
-    opt: Annotated[str | None, _optim("timm optimizer.", "NAME", "adamw")] = None,
-    lr: Annotated[
-        float | None,
-        _optim("Peak learning rate.", "LR", "0.002 for adamw, 0.1 x batch / 256 for sgd"),
-    ] = None,
-    sched: Annotated[
-        str | None,
-        _optim("Learning-rate schedule.", "onecycle|cosine|linear|constant", "onecycle"),
-    ] = None,
-    warmup_epochs: Annotated[float | None, _optim("Warm-up epochs.", "N", "1/4 of all")] = None,
-    weight_decay: Annotated[
-        float | None, _optim("Weight decay.", "X", "0.05, for sgd 0.00005")
-    ] = None,
-    grad_accum_steps: Annotated[int | None, _optim("Batches for a step.", "N", "1")] = None,
-    clip_grad: Annotated[float | None, _optim("Clip the gradient norm.", "NORM")] = None,
-    model_ema_decay: Annotated[
-        float | None, _optim("Average the weights; validate and save the average.", "DECAY")
-    ] = None,
-    mixup: Annotated[float | None, _aug("MixUp alpha.", "ALPHA")] = None,
-    cutmix: Annotated[float | None, _aug("CutMix alpha.", "ALPHA")] = None,
-    aa: Annotated[str | None, _aug("RandAugment or TrivialAugment.", "rand|trivial|none")] = None,
-    aa_strength: Annotated[float | None, _aug("Strength of --aa.", "0..1", "1")] = None,
-    reprob: Annotated[float | None, _aug("Random-erasing probability.", "P")] = None,
-    drop: Annotated[float | None, _aug("Dropout rate of the head.", "P")] = None,
-    drop_path: Annotated[float | None, _aug("Drop-path rate.", "P")] = None,
-    smoothing: Annotated[float | None, _aug("Label smoothing.", "X", "0.1")] = None,
-    ramp_from: Annotated[
-        float | None, _aug("Share of these in the first phase; 1: no ramp.", "0..1", "0")
-    ] = None,
-    batch_size: Annotated[
-        int | None, _loader("Images in a batch.", "N", "64", "--batch-size", "-b")
-    ] = None,
+    config: Annotated[Path | None, _MODEL("TOML file; options override it.", "FILE")] = None,
     workers: options.Workers = None,
     cache: options.CacheFolder = None,
-    settings: Annotated[Path | None, _loader("Settings from feedline tune --save.", "FILE")] = None,
     on_error: options.OnError = None,
     device: options.Device = None,
     amp: options.Amp = None,
     amp_dtype: options.AmpDtype = None,
-    compile: Annotated[bool | None, _device("Use torch.compile.")] = None,
-    warmup_shapes: Annotated[
-        bool | None, _device("Run each image size before training.", "", "on a GPU")
-    ] = None,
-    out: Annotated[Path | None, _run("Folder of the run.", "DIR", "runs/MODEL-N")] = None,
-    resume: Annotated[
-        str | None, _run("Resume a run; auto: the newest one, if any.", "RUN|auto")
-    ] = None,
-    seed: Annotated[int | None, _run("Random seed.", "N", "0")] = None,
-    val_dir: Annotated[Path | None, _run("Validation images.", "DIR", "DIR/val")] = None,
-    val_image_size: Annotated[
-        int | None, _run("Validation image size.", "PX", "the last training size")
-    ] = None,
-    checkpoint_every: Annotated[
-        int | None, _run("Save a checkpoint every N steps.", "N", "each epoch")
-    ] = None,
-    keep_checkpoints: Annotated[
-        int | None, _run("Checkpoints of epochs to keep.", "N", "the last")
-    ] = None,
-    tensorboard: Annotated[bool | None, _run("Write metrics for TensorBoard.")] = None,
-    dry_run: Annotated[bool, _run("Measure some steps and print the plan only.")] = False,
+    dry_run: Annotated[bool, _RUN("Measure some steps and print the plan only.")] = False,
     dry_run_s: Annotated[
         float | None,
-        _run("Time to measure each image size after a warm-up, 5 steps or more.", "SECONDS", "10"),
+        _RUN("Time to measure each image size after a warm-up, 5 steps or more.", "SECONDS", "10"),
     ] = None,
     json: options.JsonFile = None,
+    **settings: Any,
 ) -> None:
     """Train a timm model with progressive resizing.
 
@@ -127,7 +70,7 @@ def train(
 
     Example: feedline train demo-data --model resnet18 --schedule 128x2,160x2,224x2 --mixup 0.2
     """
-    if image_size is not None and (epochs is None or schedule or preset):
+    if image_size is not None and (epochs is None or settings["schedule"] or preset):
         raise UsageError(
             "--image-size also needs --epochs, and cannot be combined with --schedule or --preset",
             hint="--image-size 224 --epochs 10",
@@ -135,8 +78,6 @@ def train(
     if dry_run_s is not None and not dry_run:
         raise UsageError("--dry-run-s needs --dry-run")
     from feedline.train.assignment import Assignment  # loads torch
-    from feedline.train.recipe import Recipe, setting_names
-    from feedline.train.run_settings import RunSettings
 
     values = dict(ctx.params)
     values["workers"] = None if workers is None else options.parse_workers(workers)

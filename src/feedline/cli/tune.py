@@ -14,7 +14,6 @@ from feedline.cli.what_if import parse_changes, predict_changes
 from feedline.errors import UsageError
 from feedline.order.schedule import Schedule
 from feedline.text import as_seconds, plural
-from feedline.tuning.search import check_budget, check_step_ms
 
 if TYPE_CHECKING:
     from feedline.cli.tune_search import TuneSearch
@@ -83,6 +82,8 @@ def tune(
         raise UsageError(
             "name --model or --step-ms", hint="the number of workers depends on the step"
         )
+    from feedline.tuning.search import check_budget, check_step_ms  # loads numpy
+
     check_step_ms(step_ms)
     check_budget(budget)
     rows = None

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from feedline.loader.state import check_state
 from feedline.train.checkpoint import damage_in
 from feedline.train.history import EpochRecord
-from feedline.train.recipe import Count, NotNegative, Recipe, Rows, setting_names
+from feedline.train.recipe import Count, NotNegative, Recipe, Rows
 from feedline.train.run_settings import RunSettings
+from feedline.train.settings import setting_names
 
 __all__ = ["check_content", "load_weights"]
 

@@ -17,9 +17,10 @@ import msgspec
 from feedline.errors import StateError, UsageError
 from feedline.sources.files import read_small
 from feedline.train.presets import preset_settings
-from feedline.train.recipe import Recipe, check_names, setting_names
+from feedline.train.recipe import Recipe
 from feedline.train.run_folder import RECIPE_NAME
 from feedline.train.run_settings import RunSettings
+from feedline.train.settings import check_names, setting_names
 
 __all__ = [
     "as_toml",

@@ -3,51 +3,38 @@
 Guarantees: a `Recipe` that exists is valid and complete (defaults that depend on other settings are
 filled in), and `Recipe(**recipe.as_dict())` is equal to it. Device, workers and folders are no part
 of it: see `run_settings`. Names are timm's where timm has the setting.
-Values are checked against their annotations.
+Values are checked against their annotations; each field has the help text of its option.
 """
 
 from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Annotated, Any, Literal, get_type_hints
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
-from msgspec.inspect import BoolType, FloatType, IntType, LiteralType, StrType, UnionType, type_info
 
 from feedline.errors import UsageError
 from feedline.order.schedule import MAX_IMAGE_SIZE, Phase, Schedule
+from feedline.train.settings import (
+    AUGMENTATION,
+    DEVICE,
+    LOADING,
+    MODEL,
+    OPTIMIZER,
+    RUN,
+    check_names,
+    check_values,
+    setting,
+    setting_names,
+)
 
-__all__ = [
-    "REGULARISATION",
-    "SYNONYMS",
-    "Recipe",
-    "TrainPhase",
-    "allowed_values",
-    "check_names",
-    "check_values",
-    "setting_names",
-]
+__all__ = ["REGULARISATION", "Count", "NotNegative", "Recipe", "Rows", "TrainPhase"]
 
 REGULARISATION = ("mixup", "cutmix", "reprob", "aa_strength", "drop", "drop_path")
 """Settings that grow with the image size: a network that sees fewer pixels needs less of them."""
-
-SYNONYMS = {
-    "augment": "aa", "auto_augment": "aa", "batch": "batch_size", "batchsize": "batch_size",
-    "bs": "batch_size", "grad_clip": "clip_grad", "max_norm": "clip_grad", "dropout": "drop",
-    "epochs_count": "epochs", "max_epochs": "epochs", "num_epochs": "epochs",
-    "accumulate": "grad_accum_steps", "img_size": "image_size", "imgsz": "image_size",
-    "input_size": "image_size", "resolution": "image_size", "size": "image_size",
-    "learning_rate": "lr", "lr_rate": "lr", "ema": "model_ema_decay",
-    "model_ema": "model_ema_decay", "optim": "opt", "optimizer": "opt", "output": "out",
-    "output_dir": "out", "experiment": "out", "checkpoint": "resume", "resume_from": "resume",
-    "lr_scheduler": "sched", "scheduler": "sched", "label_smoothing": "smoothing",
-    "num_workers": "workers", "workers_num": "workers", "torchcompile": "compile",
-}  # fmt: skip
-"""Names of settings in other tools, with their names here."""
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 ShareBelow1 = Annotated[float, Meta(ge=0, lt=1)]
@@ -64,65 +51,6 @@ _SGD_LR_PER_IMAGE = 0.1 / 256
 _ADAMW_DECAY, _SGD_DECAY = 0.05, 5e-5
 _WARMUP = 0.25  # of all epochs
 _TIMM_SCHEDULES = ("step", "multistep", "plateau", "poly", "tanh")
-
-
-def setting_names(settings: Any) -> list[str]:
-    """Names of the arguments of a dataclass."""
-    return [each.name for each in fields(settings) if each.init]
-
-
-def allowed_values(hint: Any) -> tuple[str, list[Any]]:
-    """Describe the values of an annotation, such as "a number from 0 to 1"; list its literals."""
-    found = type_info(hint)
-    kinds = found.types if isinstance(found, UnionType) else (found,)
-    literals = [value for kind in kinds if isinstance(kind, LiteralType) for value in kind.values]
-    texts = list(map(repr, literals))
-    for kind in kinds:
-        if isinstance(kind, IntType | FloatType):
-            limits = {"from": kind.ge, "above": kind.gt, "to": kind.le, "below": kind.lt}
-            given = [
-                f"{word} {limit:g}" if isinstance(limit, float) else f"{word} {limit}"
-                for word, limit in limits.items()
-                if limit not in (None, sys.float_info.max)
-            ]
-            noun = "a whole number" if isinstance(kind, IntType) else "a number"
-            texts.append(" ".join([noun, *given]))
-        elif isinstance(kind, BoolType | StrType):
-            texts.append("true or false" if isinstance(kind, BoolType) else "text")
-        elif hasattr(kind, "cls"):  # Path
-            texts.append(f"a {kind.cls.__name__.lower()}")
-    return " or ".join(texts), literals
-
-
-def check_values(settings: Any, names: Iterable[str], what: str = "") -> None:
-    """Check values of a dataclass against its annotations (UsageError)."""
-    hints = get_type_hints(type(settings), include_extras=True)
-    for name in names:
-        value, hint = getattr(settings, name), hints[name]
-        try:
-            msgspec.convert(value, hint)
-        except msgspec.ValidationError:
-            expected, choices = allowed_values(hint)
-            text = f"must be {expected}, got {value!r}"
-            if what:
-                raise UsageError(f"{what}{name} {text}") from None
-            near = difflib.get_close_matches(str(value), choices, n=1)
-            fix = {name: near[0]} if near else {}
-            hint = "the nearest" if near else ""
-            raise UsageError(text, argument=name, hint=hint, fix=fix) from None
-
-
-def check_names(
-    names: Iterable[str], known: Sequence[str], what: str, *, elsewhere: Mapping[str, str] = {}
-) -> None:
-    """Check that all names are settings of `what`; `elsewhere` has where others belong."""
-    for name in set(names).difference(known):
-        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        close = [SYNONYMS[name]] if SYNONYMS.get(name) in known else close
-        hint = f"close ones: {', '.join(close)}" if close else f"known: {', '.join(known)}"
-        if name in elsewhere:
-            hint = f"it belongs {elsewhere[name]}"
-        raise UsageError(f"{what} has no setting {name!r}", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,33 +147,54 @@ class Recipe:
         ScheduleError: the schedule does not parse.
     """
 
-    model: str = "resnet18"
-    schedule: str | Sequence[TrainPhase | Mapping[str, Any]] = "128x2,160x2,224x2"
-    batch_size: Rows = 64
-    opt: str = "adamw"
-    lr: Positive | None = None
-    weight_decay: NotNegative | None = None
-    sched: Literal["onecycle", "cosine", "linear", "constant"] = "onecycle"
-    warmup_epochs: NotNegative | None = None
-    smoothing: ShareBelow1 = 0.1
-    mixup: NotNegative = 0.0
-    cutmix: NotNegative = 0.0
-    aa: Literal["none", "rand", "trivial"] = "none"
-    aa_strength: Share = 1.0
-    reprob: Share = 0.0
-    drop: ShareBelow1 = 0.0
-    drop_path: ShareBelow1 = 0.0
-    ramp_from: Share = 0.0
-    grad_accum_steps: Annotated[int, Meta(ge=1, le=1 << 16)] = 1
-    clip_grad: NotNegative = 0.0
-    model_ema_decay: ShareBelow1 = 0.0
-    compile: bool = False
+    model: str = setting("resnet18", MODEL, "timm model.", "NAME")
+    schedule: str | Sequence[TrainPhase | Mapping[str, Any]] = setting(
+        "128x2,160x2,224x2", MODEL, "Image sizes and epochs; @N: batch size.", "SIZExEPOCHS[@N],..."
+    )
+    pretrained: bool = setting(False, MODEL, "Start from timm's pretrained weights.")
+    initial_checkpoint: str = setting("", MODEL, "Start from these weights.", "FILE")
+    opt: str = setting("adamw", OPTIMIZER, "timm optimizer.", "NAME")
+    lr: Positive | None = setting(
+        None, OPTIMIZER, "Peak learning rate.", "LR", "0.002 for adamw, 0.1 x batch / 256 for sgd"
+    )
+    sched: Literal["onecycle", "cosine", "linear", "constant"] = setting(
+        "onecycle", OPTIMIZER, "Learning-rate schedule.", "onecycle|cosine|linear|constant"
+    )
+    warmup_epochs: NotNegative | None = setting(
+        None, OPTIMIZER, "Warm-up epochs.", "N", "1/4 of all"
+    )
+    weight_decay: NotNegative | None = setting(
+        None, OPTIMIZER, "Weight decay.", "X", "0.05, for sgd 0.00005"
+    )
+    grad_accum_steps: Annotated[int, Meta(ge=1, le=1 << 16)] = setting(
+        1, OPTIMIZER, "Batches for a step.", "N"
+    )
+    clip_grad: NotNegative = setting(0.0, OPTIMIZER, "Clip the gradient norm.", "NORM")
+    model_ema_decay: ShareBelow1 = setting(
+        0.0, OPTIMIZER, "Average the weights; validate and save the average.", "DECAY"
+    )
+    mixup: NotNegative = setting(0.0, AUGMENTATION, "MixUp alpha.", "ALPHA")
+    cutmix: NotNegative = setting(0.0, AUGMENTATION, "CutMix alpha.", "ALPHA")
+    aa: Literal["none", "rand", "trivial"] = setting(
+        "none", AUGMENTATION, "RandAugment or TrivialAugment.", "rand|trivial|none"
+    )
+    aa_strength: Share = setting(1.0, AUGMENTATION, "Strength of --aa.", "0..1", "1")
+    reprob: Share = setting(0.0, AUGMENTATION, "Random-erasing probability.", "P")
+    drop: ShareBelow1 = setting(0.0, AUGMENTATION, "Dropout rate of the head.", "P")
+    drop_path: ShareBelow1 = setting(0.0, AUGMENTATION, "Drop-path rate.", "P")
+    smoothing: ShareBelow1 = setting(0.1, AUGMENTATION, "Label smoothing.", "X")
+    ramp_from: Share = setting(
+        0.0, AUGMENTATION, "Share of these in the first phase; 1: no ramp.", "0..1", "0"
+    )
+    batch_size: Rows = setting(64, LOADING, "Images in a batch.", "N", "", "--batch-size", "-b")
+    compile: bool = setting(False, DEVICE, "Use torch.compile.")
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = setting(0, RUN, "Random seed.", "N", "0")
+    val_image_size: Pixels | None = setting(
+        None, RUN, "Validation image size.", "PX", "the last training size"
+    )
+    # Options that other commands have, too.
     amp: bool | None = None
     amp_dtype: Literal["bfloat16", "float16"] | None = None
-    pretrained: bool = False
-    initial_checkpoint: str = ""
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
-    val_image_size: Pixels | None = None
     on_error: Literal["raise", "skip"] = "raise"
     phases: tuple[TrainPhase, ...] = field(init=False, compare=False)
     """The phases with every setting filled in."""

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from feedline.train.recipe import Count, Recipe, check_names, check_values, setting_names
+from feedline.train.recipe import Count, Recipe
+from feedline.train.settings import (
+    DEVICE,
+    LOADING,
+    RUN,
+    check_names,
+    check_values,
+    setting,
+    setting_names,
+)
 
 __all__ = ["PLACES", "RunSettings"]
 
@@ -45,17 +54,26 @@ class RunSettings:
     """
 
     data: Path | None = None
-    val_dir: Path | None = None
+    settings: Path | None = setting(None, LOADING, "Settings from feedline tune --save.", "FILE")
+    warmup_shapes: bool | None = setting(
+        None, DEVICE, "Run each image size before training.", "", "on a GPU"
+    )
+    out: Path | None = setting(None, RUN, "Folder of the run.", "DIR", "runs/MODEL-N")
+    resume: str | None = setting(
+        None, RUN, "Resume a run; auto: the newest one, if any.", "RUN|auto"
+    )
+    val_dir: Path | None = setting(None, RUN, "Validation images.", "DIR", "DIR/val")
+    checkpoint_every: Count | None = setting(
+        None, RUN, "Save a checkpoint every N steps.", "N", "each epoch"
+    )
+    keep_checkpoints: Count | None = setting(
+        None, RUN, "Checkpoints of epochs to keep.", "N", "the last"
+    )
+    tensorboard: bool | None = setting(None, RUN, "Write metrics for TensorBoard.")
+    # Options that other commands have, too.
     cache: Path | None = None
     device: str | None = None
     workers: Count | Literal["auto"] | None = None
-    settings: Path | None = None
-    out: Path | None = None
-    resume: str | None = None
-    checkpoint_every: Count | None = None
-    keep_checkpoints: Count | None = None
-    warmup_shapes: bool | None = None
-    tensorboard: bool | None = None
 
     def __post_init__(self) -> None:
         for name in (*PLACES, "out"):

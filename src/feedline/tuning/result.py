@@ -90,7 +90,10 @@ class TunedPhase:
             if self.ceiling:
                 text += f", at {self.best.steps_per_s / self.ceiling:.0%} of the compute-bound rate"
             if self.bottleneck is not None:
-                text += f"; bottleneck: {_BOTTLENECKS[self.bottleneck]}"
+                part = _BOTTLENECKS[self.bottleneck]
+                if self.bottleneck == "workers" and not self.best.workers:
+                    part = "the training process, which makes the batches"
+                text += f"; bottleneck: {part}"
         return text if end is None else f"{text}; {end}"
 
     def as_dict(self) -> dict[str, Any]:
