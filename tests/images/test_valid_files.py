@@ -16,9 +16,9 @@ from valid_files import SIDE, all_files, by_pillow, write_files
 
 import feedline
 from feedline import EvalCrop, ImageFolder, ImageList
+from feedline.cache.damage import broken_images
 from feedline.errors import ImageError
 from feedline.images import jpeg
-from feedline.profile.doctor_data import broken_images
 
 FILES = all_files()
 NAMES = sorted(FILES)

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 import pytest
 
 import feedline
+from feedline import machine
 from feedline.engine.defaults import DEFAULT_PREFETCH, auto_workers
 from feedline.errors import UsageError
-from feedline.profile import doctor_gpu, doctor_machine
+from feedline.profile import doctor_machine
 from feedline.profile.doctor import CHECK_IDS, examine
 from feedline.profile.doctor_checks import (
     CheckResult,
@@ -223,8 +225,9 @@ def test_failing_check_does_not_hide_others(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("a strange machine")
 
     monkeypatch.setattr(doctor_machine, "_why_missing", breaks)
-    monkeypatch.setattr(doctor_machine, "memory_limits", breaks)
-    monkeypatch.setattr(doctor_gpu, "find_gpus", breaks)
+    monkeypatch.setattr(psutil, "virtual_memory", breaks)
+    monkeypatch.setattr(machine, "_open_nvml", breaks)
+    monkeypatch.setattr(machine, "_folders", breaks)
     found = examine().checks
     for name in ("jpeg-decoder", "compiled-parts", "gpu", "pcie-link", "memory"):
         assert found[name].summary == "RuntimeError: a strange machine"

@@ -282,7 +282,7 @@ def test_corrupted_copy_raises(host_as_gpu: torch.device, monkeypatch: pytest.Mo
 
 
 def test_copies_are_timed_with_gpu() -> None:
-    found = measure_copy_rate()
+    found = measure_copy_rate(ONE, True, True)
     if not torch.cuda.is_available():
         assert isinstance(found, str)
         assert found

@@ -123,7 +123,7 @@ def test_real_affinity_of_one_core_is_detected() -> None:
 
 @pytest.mark.parametrize(
     ("cores", "other_cores", "status"),
-    [(2, 2.0, "warn"), (2, 1.0, "warn"), (2, 0.4, "note"), (2, 0.2, "ok"), (16, 1.0, "ok")],
+    [(2, 2.0, "warn"), (2, 1.0, "warn"), (2, 0.4, "note"), (2, 0.1, "ok"), (16, 1.0, "ok")],
 )
 def test_other_programs_on_the_usable_cores_are_a_warning(
     cores: int, other_cores: float, status: str

@@ -1,4 +1,4 @@
-"""Verification of a cache: each image of each resolution, and the index; and repair of the damage.
+"""Verification of image files, and of a cache: each copy and the index; and repair of the damage.
 
 Guarantees: a verification changes nothing. Damage is reported, not raised, and hides no other
 damage, even if reading a file ends a process. Only an unreadable manifest is an error. A repair
@@ -28,7 +28,7 @@ from feedline.cache.shard import ExistingCopies, damaged_shards, write_records
 from feedline.cache.source import open_cache_source
 from feedline.cache.spec import Estimate, Spec, count_samples, split_into_shards
 from feedline.engine.defaults import worker_count
-from feedline.errors import DatasetError, FeedlineError, SampleError
+from feedline.errors import DatasetError, FeedlineError, ImageError, SampleError
 from feedline.images.codec_registry import Decoder
 from feedline.loader import DataLoader
 from feedline.sources.cache_format_base import LevelReader
@@ -47,6 +47,7 @@ __all__ = [
     "Repair",
     "SampleRange",
     "Verification",
+    "broken_images",
     "check_ranges",
     "count_copies",
     "repair_cache",
@@ -54,6 +55,7 @@ __all__ = [
 ]
 
 _RANGE = 256  # samples that a worker checks at a time
+_FILES = 32  # image files that a worker decodes at a time
 _FATAL = "reading it ends the process: its file is damaged, or shrank while it was read"
 
 RepairCallback: TypeAlias = Callable[[str, int, int], None]
@@ -419,3 +421,46 @@ def _rebuild(
                 existing.close()
             remove_unfinished(spec)
     return total * len(spec.levels)
+
+
+def broken_images(
+    files: Sequence[Path],
+    *,
+    workers: int | str = "auto",
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> list[tuple[Path, str]]:
+    """Decode all images and return the files that are broken, with the reasons, in their order.
+
+    A file is broken exactly if a loader that decodes all of it fails.
+
+    Args:
+        files: image files.
+        workers: number of processes, at least one; "auto" for the cores this process may use.
+        progress: called with the number of images decoded, and of all.
+
+    Raises:
+        UsageError: the number of workers is invalid.
+    """
+    count, total = worker_count(workers), len(files)
+    ranges = [
+        SampleRange(0, start, min(start + _FILES, total)) for start in range(0, total, _FILES)
+    ]
+    broken, done = dict[int, str](), 0
+    for samples, found in check_ranges(functools.partial(_check_files, files), ranges, count):
+        broken |= found
+        done += samples.stop - samples.start
+        progress(done, total)
+    return [(files[sample], broken[sample]) for sample in sorted(broken)]
+
+
+def _check_files(files: Sequence[Path], samples: SampleRange) -> BrokenSamples:
+    decoder, broken = Decoder(), []
+    for sample in range(samples.start, samples.stop):
+        try:
+            decoder.open(files[sample].read_bytes())
+            decoder.read()
+        except ImageError as error:
+            broken.append((sample, "; ".join(filter(None, (error.message, error.advice)))))
+        except OSError as error:
+            broken.append((sample, error.strerror or str(error)))
+    return broken

@@ -121,9 +121,9 @@ def _print_check(width: int, name: str, result: CheckResult) -> None:
 
 def _verify(folder: str, workers: int | str, json: Path | None) -> None:
     """Decode all images below a folder and list those that cannot be read."""
+    from feedline.cache.damage import broken_images
     from feedline.cli.progress import ProgressBar
     from feedline.images.image_list import find_images
-    from feedline.profile.doctor_data import broken_images
     from feedline.sources.manifest import is_cache
 
     if is_cache(folder):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from feedline.randomness import seeded, unbroken
-from feedline.timing.run import Run
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from feedline.timing.run import Run
 
 __all__ = ["print_why"]
 
@@ -13,6 +15,8 @@ def print_why(run: Run) -> None:
 
     As HTML in a notebook, in colours in a terminal, as text elsewhere.
     """
+    from feedline.randomness import seeded, unbroken  # loads torch
+
     with unbroken(), seeded(0):  # rich draws from Python's random state when it is imported
         from feedline.profile.diagnose import diagnose
         from feedline.profile.terminal import show

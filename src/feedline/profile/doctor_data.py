@@ -1,4 +1,4 @@
-"""Checks of the data folder: contents, disk, read rate, and broken images.
+"""Checks of the data folder: contents, disk and read rate.
 
 Guarantees: a folder is listed, and files are read, for a fraction of a second, even with circular
 links; an incomplete listing is reported as such. Files are only read; the few that are read are
@@ -8,7 +8,6 @@ dropped from memory first, so that the disk is measured; if that is impossible, 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import os
 import random
@@ -16,14 +15,12 @@ import shlex
 import stat
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field
 from statistics import mean
-from typing import TYPE_CHECKING
 
-from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.errors import DatasetError, UsageError
 from feedline.machine import Disk, DiskKind, FilePart, ReadFrom, drop_from_memory, find_disk
 from feedline.profile.doctor_checks import CheckResult, CheckTable, NotMeasuredError, Status
 from feedline.sources.cache_formats import cache_format
@@ -33,16 +30,12 @@ from feedline.sources.remote_filesystem import is_url
 from feedline.system import MemoryLimits
 from feedline.text import as_bytes, plural
 
-if TYPE_CHECKING:
-    from feedline.cache.damage import BrokenSamples, SampleRange
-
-__all__ = ["DATA_CHECKS", "DECODED_BYTES_PER_S", "broken_images", "require_folder"]
+__all__ = ["DATA_CHECKS", "DECODED_BYTES_PER_S", "require_folder"]
 
 DATA_CHECKS = CheckTable()
 
 _SCAN_S = 0.2  # up to two times: to list, to read sizes
 _MAX_ENTRIES = 200_000
-_MAX_DEPTH = 12
 _CLOCK = 256  # entries between two checks of the time
 _SAMPLE = 256  # files
 _MAX_EXTENSIONS = 10
@@ -77,49 +70,42 @@ def require_folder(folder: str) -> None:
         ) from None
 
 
-@dataclass(kw_only=True)
+@dataclass
 class FolderContents:
     """Contents of a folder.
 
     Args:
-        images, others: paths of files, as far as seen.
+        files: paths by extension, as far as seen.
         folders: number of folders seen below it; `class_folders` of them directly in it.
-        complete: everything was seen.
         unreadable: number of folders that could not be listed.
-        endings: number of files by extension.
-        sample: some of the images, or of the files if there are no images, in random order.
+        complete: everything was seen.
     """
 
-    images: list[str]
-    others: list[str]
+    files: dict[str, list[str]] = field(default_factory=dict)
     folders: int = 0
     class_folders: int = 0
-    complete: bool = True
     unreadable: int = 0
-    endings: Counter[str]
-    sample: list[FilePart]
+    complete: bool = True
+
+    def named(self, endings: Collection[str]) -> list[str]:
+        """Paths of the files with one of these extensions."""
+        return [path for each in endings for path in self.files.get(each, ())]
 
 
 def scan_folder(root: str, seconds: float) -> FolderContents:
-    """Scan a folder, breadth first and in random order, so that the sample is of all parts.
-
-    Args:
-        root: an existing folder.
-        seconds: approximate time limit; reading the sizes of a sample takes as long again.
+    """Scan a folder for `seconds`, breadth first and in random order, to see some of all parts.
 
     Raises:
         OSError: it cannot be listed.
     """
-    found = FolderContents(images=[], others=[], endings=Counter(), sample=[])
-    chance, end, seen = random.Random(0), time.monotonic() + seconds, 0
+    found, queue, seen = FolderContents(), deque([root]), 0
+    chance, end = random.Random(0), time.monotonic() + seconds
 
     def is_over() -> bool:
         return seen >= _MAX_ENTRIES or time.monotonic() > end
 
-    queue = deque([(root, 0)])
-    while queue:
-        folder, depth = queue.popleft()
-        inner: list[str] = []
+    while queue and found.complete:
+        folder, inner = queue.popleft(), list[str]()
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
@@ -129,9 +115,7 @@ def scan_folder(root: str, seconds: float) -> FolderContents:
                             inner.append(entry.path)
                     else:
                         ending = os.path.splitext(entry.name)[1].lower()
-                        found.endings[ending] += 1
-                        is_image = ending in IMAGE_EXTENSIONS
-                        (found.images if is_image else found.others).append(entry.path)
+                        found.files.setdefault(ending, []).append(entry.path)
                     if seen % _CLOCK == 0 and is_over():
                         found.complete = False
                         break
@@ -139,20 +123,13 @@ def scan_folder(root: str, seconds: float) -> FolderContents:
             if folder == root:
                 raise
             found.unreadable += 1
-        found.folders += depth > 0
         if folder == root:
             found.class_folders = len(inner)
-        if depth < _MAX_DEPTH:
-            chance.shuffle(inner)
-            queue.extend((path, depth + 1) for path in inner)
-        found.complete = found.complete and (depth < _MAX_DEPTH or not inner)
-        if is_over():
-            found.complete = found.complete and not queue
-            break
+        found.folders += folder != root
+        chance.shuffle(inner)
+        queue += inner
+        found.complete = found.complete and not (queue and is_over())
     found.complete = found.complete and not found.unreadable
-    paths = found.images or found.others
-    paths = chance.sample(paths, min(_SAMPLE, len(paths)))
-    found.sample = list(_with_sizes(paths, time.monotonic() + seconds))
     return found
 
 
@@ -169,15 +146,17 @@ def _leads_back(path: str) -> bool:
     return above == real or above.startswith(real.rstrip(os.sep) + os.sep)
 
 
-def _with_sizes(paths: Sequence[str], end: float) -> Iterator[FilePart]:
-    """Yield the regular files among paths with their sizes, until the deadline."""
-    for path in paths:
+def sample_files(paths: Sequence[str], seconds: float) -> list[FilePart]:
+    """Sample regular files at random, with their sizes; fewer if `seconds` are over."""
+    files, end = list[FilePart](), time.monotonic() + seconds
+    for path in random.Random(0).sample(paths, min(_SAMPLE, len(paths))):
         if time.monotonic() > end:
-            return
+            break
         with contextlib.suppress(OSError):
             status = os.stat(path)
             if stat.S_ISREG(status.st_mode):  # reading a pipe or device may not end
-                yield FilePart(path, 0, status.st_size)
+                files.append(FilePart(path, 0, status.st_size))
+    return files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +209,8 @@ def _inspect_cache(folder: str) -> DataFolder:
     line = f"feedline cache, {manifest.format}: {manifest.samples:,} images as "
     line += ", ".join(f"{level} {as_bytes(level.bytes)}" for level in manifest.levels)
     place = os.path.join(folder, largest.name)
-    sample = scan_folder(place, _SCAN_S).sample if os.path.isdir(place) else []
+    files = scan_folder(place, _SCAN_S).files if os.path.isdir(place) else {}
+    sample = sample_files([path for paths in files.values() for path in paths], _SCAN_S)
     result = CheckResult("ok", line, details)
     if not sample:
         line += f"; no file of {largest.name}/ can be read"
@@ -245,55 +225,50 @@ def _inspect_cache(folder: str) -> DataFolder:
 def _inspect_files(folder: str) -> DataFolder:
     """Inspect a folder of images, or of anything else."""
     found = scan_folder(folder, _SCAN_S)
-    files, images = found.endings.total(), len(found.images)
-    mean_bytes = mean(file.bytes for file in found.sample) if found.sample else None
-    total = None if mean_bytes is None else round((images or files) * mean_bytes)
+    images, files = found.named(IMAGE_EXTENSIONS), found.named(found.files)
+    counts = {ending: len(paths) for ending, paths in found.files.items()}
+    common = sorted(counts, key=lambda ending: -counts[ending])[:_MAX_EXTENSIONS]
+    sample = sample_files(images or files, _SCAN_S)
+    mean_bytes = mean(file.bytes for file in sample) if sample else None
+    total = None if mean_bytes is None else round(len(images or files) * mean_bytes)
     details = {
         "kind": "images" if images else "other" if files else "empty",
-        "files_seen": files,
-        "images_seen": images,
+        "files_seen": len(files),
+        "images_seen": len(images),
         "folders_seen": found.folders,
         "folders_unreadable": found.unreadable,
         "all_seen": found.complete,
         "mean_file_bytes": None if mean_bytes is None else round(mean_bytes),
         "bytes_estimated": total if found.complete else None,
-        "endings": dict(found.endings.most_common(_MAX_EXTENSIONS)),
+        "endings": {ending: counts[ending] for ending in common},
     }
+    about = "" if found.complete else "more than "
+    size = "" if total is None else f", {about}{as_bytes(total)}"
     status: Status = "ok" if images else "warn"
-    line, fix = _describe(found, total), ""
+    if images:
+        line, fix = f"{about}{plural(len(images), 'image')}{size}", ""
+        line += f", in {plural(found.class_folders, 'folder')}" if found.class_folders else ""
+        line += "" if found.complete else " (the listing did not finish)"
+    else:
+        names = (f"{counts[each]:,} {each or 'without an extension'}" for each in common[:3])
+        line = f"no images; {about}{plural(len(files), 'file')}{size} ({', '.join(names)})"
+        fix = "name the folder of your images; check if an archive needs unpacking or a disk "
+        fix += "mounting"
+        if not files:
+            line = "the folder is empty" if found.complete else "no file was found in time"
+        elif {".tar", ".parquet"} & set(counts):
+            status, fix = "note", ""
+            line += "; `feedline cache build` builds a cache from tar shards or Parquet files"
     if found.unreadable:
         status, line = "warn", f"{line}; {found.unreadable} of its folders cannot be listed"
         fix = f"change their permissions (find {shlex.quote(folder)} -type d ! -readable)"
-    elif not images and {".tar", ".parquet"} & set(found.endings):
-        status = "note"
-        line += "; `feedline cache build` builds a cache from tar shards or Parquet files"
-    elif not images:
-        fix = "name the folder of your images; check if an archive needs unpacking or a disk "
-        fix += "mounting"
     return DataFolder(
         result=CheckResult(status, line, details, fix),
-        sample=found.sample,
+        sample=sample,
         bytes=total,
         at_least=not found.complete,
         things="images" if images else "files",
     )
-
-
-def _describe(found: FolderContents, total: int | None) -> str:
-    about = "" if found.complete else "more than "
-    size = "" if total is None else f", {about}{as_bytes(total)}"
-    if found.images:
-        line = f"{about}{plural(len(found.images), 'image')}{size}"
-        if found.class_folders:
-            line += f", in {plural(found.class_folders, 'folder')}"
-        return line + ("" if found.complete else " (the listing did not finish)")
-    if not found.others:
-        return "the folder is empty" if found.complete else "no file was found in time"
-    common = ", ".join(
-        f"{number:,} {ending or 'without an extension'}"
-        for ending, number in found.endings.most_common(3)
-    )
-    return f"no images; {about}{plural(len(found.others), 'file')}{size} ({common})"
 
 
 @DATA_CHECKS.check("data-folder")
@@ -315,10 +290,7 @@ _KINDS: dict[DiskKind, str] = {
 }
 
 
-@DATA_CHECKS.fact("disk")
-def find_folder_disk(folder: str, root: Path) -> Disk:
-    """Disk of the folder."""
-    return find_disk(folder, root)
+DATA_CHECKS.fact("disk")(find_disk)
 
 
 @DATA_CHECKS.check("disk")
@@ -352,29 +324,17 @@ class ReadRate:
     """Files read in a short time.
 
     Args:
-        bytes, seconds: bytes read, and the time.
-        files: number of files read to their ends.
+        bytes, seconds: bytes read by all readers, and the time.
+        files: number of files read to their ends; None if only parts of long files were read.
         readers: number of parallel threads.
         read_from: source of the bytes.
-        whole_files: no file was longer than the part that is read of one.
     """
 
     bytes: int
-    files: int
+    files: int | None
     seconds: float
     readers: int
     read_from: ReadFrom
-    whole_files: bool = True
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Total rate of all readers."""
-        return self.bytes / self.seconds
-
-    @property
-    def files_per_s(self) -> float | None:
-        """Total rate of all readers; None if no file, or only parts of files, were read."""
-        return self.files / self.seconds if self.files and self.whole_files else None
 
 
 @DATA_CHECKS.fact("read_rate")
@@ -412,16 +372,17 @@ def measure_read_rate(
         thread.start()
     for thread in threads:
         thread.join()
-    elapsed_s = time.perf_counter() - start
-    if not (count := sum(count for count, _ in counts)):
-        return None
-    return ReadRate(
-        bytes=count,
-        files=sum(is_whole for _, is_whole in counts),
-        seconds=elapsed_s,
-        readers=readers,
-        read_from=read_from,
-        whole_files=all(file.bytes <= _PART_BYTES for file in files),
+    seconds = time.perf_counter() - start
+    whole = sum(is_whole for _, is_whole in counts)
+    if any(file.bytes > _PART_BYTES for file in files):
+        whole = 0
+    count = sum(count for count, _ in counts)
+    return (
+        None
+        if not count
+        else ReadRate(
+            bytes=count, files=whole or None, seconds=seconds, readers=readers, read_from=read_from
+        )
     )
 
 
@@ -439,11 +400,8 @@ def _read(part: FilePart, buffer: bytearray, end: float) -> int:
     count = 0
     with contextlib.suppress(OSError), open(part.path, "rb", buffering=0) as file:
         file.seek(part.offset)
-        while count < part.bytes and time.monotonic() <= end:
-            received = file.readinto(buffer)
-            if not received:
-                break
-            count += received
+        while count < part.bytes and time.monotonic() <= end and (got := file.readinto(buffer)):
+            count += got
     return min(count, part.bytes)
 
 
@@ -468,9 +426,11 @@ def check_read_rate(
     if rate is None:
         return CheckResult("unknown", "there is no file that can be read")
     read_from = "memory" if disk.kind == "memory" else rate.read_from
+    bytes_per_s = rate.bytes / rate.seconds
+    files_per_s = None if rate.files is None else rate.files / rate.seconds
     details = {
-        "bytes_per_s": round(rate.bytes_per_s),
-        "files_per_s": None if rate.files_per_s is None else round(rate.files_per_s, 1),
+        "bytes_per_s": round(bytes_per_s),
+        "files_per_s": None if files_per_s is None else round(files_per_s, 1),
         "bytes": rate.bytes,
         "files": rate.files,
         "seconds": round(rate.seconds, 4),
@@ -478,9 +438,9 @@ def check_read_rate(
         "read_from": read_from,
         "cores_decode_bytes_per_s": round(wanted),
     }
-    line = f"{as_bytes(rate.bytes_per_s)}/s"
-    if rate.files_per_s is not None:
-        line += f", {rate.files_per_s:,.0f} {data.things} a second,"
+    line = f"{as_bytes(bytes_per_s)}/s"
+    if files_per_s is not None:
+        line += f", {files_per_s:,.0f} {data.things} a second,"
     source = "from the disk" if read_from == "disk" else "from memory"
     if read_from == "unknown":
         source = "maybe from memory (this file system does not report it)"
@@ -491,12 +451,12 @@ def check_read_rate(
         return CheckResult(
             "note", line + ("; too little to rate the disk" if little else ""), details
         )
-    if rate.bytes_per_s >= wanted:
+    if bytes_per_s >= wanted:
         return CheckResult("ok", line, details)
     line += f"; {plural(workers, 'core')} decode about {as_bytes(wanted)}/s, so "
     if cached:
         return CheckResult("note", f"{line}the first epoch may wait for it", details)
-    if rate.bytes_per_s >= _CLEARLY * wanted:
+    if bytes_per_s >= _CLEARLY * wanted:
         return CheckResult("note", f"{line}training may sometimes wait for it", details)
     line += "training waits for it" + ("" if cached is False else ", unless memory holds the data")
     fix = "copy the data to a local SSD, or make smaller copies: `feedline cache plan` "
@@ -528,54 +488,3 @@ def check_page_cache(
         return CheckResult("ok", f"{line}: only the first epoch reads from the disk", details)
     fix = "smaller copies may fit: `feedline cache plan` recommends sizes"
     return CheckResult("note", f"{line}: each epoch reads from the disk", details, fix)
-
-
-_RANGE = 32  # images that a worker decodes at a time
-
-
-def broken_images(
-    files: Sequence[Path],
-    *,
-    workers: int | str = "auto",
-    progress: Callable[[int, int], object] = lambda done, total: None,
-) -> list[tuple[Path, str]]:
-    """Decode all images and return the files that are broken, with the reasons, in their order.
-
-    A file is broken exactly if a loader that decodes all of it fails.
-
-    Args:
-        files: image files.
-        workers: number of processes, at least one; "auto" for the cores this process may use.
-        progress: called with the number of images decoded, and of all.
-
-    Raises:
-        UsageError: the number of workers is invalid.
-    """
-    from feedline.cache.damage import SampleRange, check_ranges  # loads torch
-    from feedline.engine.defaults import worker_count
-
-    count, total = worker_count(workers), len(files)
-    ranges = [
-        SampleRange(0, start, min(start + _RANGE, total)) for start in range(0, total, _RANGE)
-    ]
-    broken, done = dict[int, str](), 0
-    for samples, found in check_ranges(functools.partial(_decode, files), ranges, count):
-        broken |= found
-        done += samples.stop - samples.start
-        progress(done, total)
-    return [(files[sample], broken[sample]) for sample in sorted(broken)]
-
-
-def _decode(files: Sequence[Path], samples: SampleRange) -> BrokenSamples:
-    from feedline.images.codec_registry import Decoder
-
-    decoder, broken = Decoder(), []
-    for sample in range(samples.start, samples.stop):
-        try:
-            decoder.open(files[sample].read_bytes())
-            decoder.read()
-        except ImageError as error:
-            broken.append((sample, "; ".join(filter(None, (error.message, error.advice)))))
-        except OSError as error:
-            broken.append((sample, error.strerror or str(error)))
-    return broken

@@ -5,7 +5,6 @@ Guarantees: torch is imported only to measure copies.
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import mmap
 import re
@@ -34,10 +33,7 @@ _NO_GPU = "no NVIDIA GPU"
 _NO_GPUS = Gpus()
 
 
-@GPU_CHECKS.fact("gpus")
-def find_machine_gpus(root: Path) -> Gpus:
-    """GPUs of the machine."""
-    return find_gpus(root)
+GPU_CHECKS.fact("gpus")(find_gpus)
 
 
 @GPU_CHECKS.check("gpu")
@@ -84,9 +80,12 @@ def _describe_gpu(gpu: Gpu) -> str:
 
 _MIN_VERSION = (2, 2)
 _MAX_BYTES = 1 << 20
+_CONSTANT = re.compile(
+    r"^(__version__|cuda|hip)\b[^=\n]*= *['\"]([^'\"\n]+)['\"]\s*$", re.MULTILINE
+)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TorchBuild:
     """Build of the installed torch.
 
@@ -97,8 +96,8 @@ class TorchBuild:
     """
 
     version: str
-    cuda: str | None
-    hip: str | None
+    cuda: str | None = None
+    hip: str | None = None
 
 
 @GPU_CHECKS.fact("torch_build")
@@ -116,20 +115,13 @@ def read_torch_build(package: Path) -> TorchBuild:
     Raises:
         ValueError: the file cannot be read.
     """
-    path, found = package / "version.py", dict[str, Any]()
+    path = package / "version.py"
     try:
-        with open(path, "rb") as file:
-            tree = ast.parse(file.read(_MAX_BYTES))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    for node in tree.body:
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            value = node.value.value if isinstance(node.value.value, str) else None
-            found |= {each.id: value for each in targets if isinstance(each, ast.Name)}
-    if found.get("__version__") is None:
-        raise ValueError(f"{path} holds no version")
-    return TorchBuild(version=found["__version__"], cuda=found.get("cuda"), hip=found.get("hip"))
+        with open(path, encoding="utf-8", errors="replace") as file:
+            found = dict(_CONSTANT.findall(file.read(_MAX_BYTES)))
+        return TorchBuild(found["__version__"], found.get("cuda"), found.get("hip"))
+    except (OSError, KeyError) as error:
+        raise ValueError(f"{path} holds no version: {error!r}") from error
 
 
 def supports_gpus(build: TorchBuild, gpus: Gpus) -> bool:
@@ -248,7 +240,7 @@ class CopyRate:
 
 
 @GPU_CHECKS.fact("copy_rate", deadline_s=None)
-def find_copy_rate(gpus: Gpus, usable_gpu: bool, measure: bool) -> CopyRate | str:
+def measure_copy_rate(gpus: Gpus, usable_gpu: bool, measure: bool) -> CopyRate | str:
     """Time copies to the current CUDA device, or return the reason torch cannot use one."""
     if not gpus.any and not gpus.problem:
         raise NotMeasuredError("no GPU")
@@ -257,11 +249,6 @@ def find_copy_rate(gpus: Gpus, usable_gpu: bool, measure: bool) -> CopyRate | st
     if not measure:
         fix = "feedline doctor --measure imports torch, pins memory and times copies"
         raise NotMeasuredError("no copy was timed", fix)
-    return measure_copy_rate()
-
-
-def measure_copy_rate() -> CopyRate | str:
-    """Time copies to the current CUDA device, or return the reason torch cannot use one."""
     import torch  # takes a second
 
     try:

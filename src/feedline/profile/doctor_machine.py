@@ -54,16 +54,8 @@ def slot_bytes() -> int:
     return batch_bytes((image, Field("label", "int64", ())), BATCH_ROWS)
 
 
-@MACHINE_CHECKS.fact("limits")
-def find_core_limits(root: Path, environ: Mapping[str, str]) -> CoreLimits:
-    """Limits of the cores."""
-    return core_limits(root, environ)
-
-
-@MACHINE_CHECKS.fact("memory")
-def find_memory_limits(root: Path) -> MemoryLimits:
-    """Limits of the memory."""
-    return memory_limits(root)
+MACHINE_CHECKS.fact("limits")(core_limits)
+MACHINE_CHECKS.fact("memory")(memory_limits)
 
 
 @MACHINE_CHECKS.fact("workers")
