@@ -16,7 +16,7 @@ import pytest
 
 from feedline.cli.progress import ProgressBar, TrainProgress
 from feedline.text import as_seconds
-from feedline.timing.split import Totals
+from feedline.timing.steps import StepTimes
 from feedline.train.history import EpochRecord, TrainPosition
 from feedline.train.recipe import Recipe
 
@@ -31,7 +31,7 @@ NOW = TrainPosition(
     images=100,
     lr=0.00123,
     loss=0.6931,
-    split=Totals(),
+    split=StepTimes(),
 )
 RECORD = EpochRecord(
     epoch=3,
@@ -72,7 +72,7 @@ def test_the_bar_shows_position_rates_and_waiting() -> None:
     shown = TrainProgress(bar, clock=lambda: next(times))
     shown.planned(Recipe(schedule="160x6"), images=1000, val_images=0, records=[])
     shown.stepped(replace(NOW, images=0, loss=None))
-    shown.stepped(replace(NOW, images=200, split=Totals(2, 100.0, 0.0, 1900.0)))
+    shown.stepped(replace(NOW, images=200, split=StepTimes(2, 100.0, 0.0, 1900.0)))
     assert "phase 2/3, 160 px, epoch 3/6" in bar.text
     for part in ("lr 0.0012", "loss 0.693", "100 images/s", "wait 5%"):
         assert part in bar.text

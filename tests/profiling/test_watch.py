@@ -377,7 +377,7 @@ def test_unwatchable_object_is_rejected() -> None:
 def test_a_record_that_fails_ends_no_loop(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from feedline.timing.pass_record import PassRecord
+    from feedline.timing.steps import PassRecord
 
     def broken(*_: object) -> None:
         raise ArithmeticError("the record is broken")
@@ -651,7 +651,7 @@ def test_a_process_of_multiprocessings_writes_its_run_when_it_ends(tmp_path: Pat
 def test_a_record_that_cannot_be_summed_up_changes_no_exception(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from feedline.timing.pass_record import PassRecord
+    from feedline.timing.steps import PassRecord
 
     def broken(*_: object) -> None:
         raise ArithmeticError("the record is broken")

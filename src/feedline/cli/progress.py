@@ -29,7 +29,7 @@ from feedline.text import as_bytes, as_seconds, printable
 
 if TYPE_CHECKING:
     from feedline.cache.job import BuildState
-    from feedline.timing.split import Totals
+    from feedline.timing.steps import StepTimes
     from feedline.train.history import EpochRecord, TrainPosition, TrainReport
     from feedline.train.recipe import Recipe
 else:
@@ -188,7 +188,7 @@ class TrainProgress(TrainReport):
         self._images = self._val_images = 0
         self._costs: dict[int, float] = {}
         self._val_costs: dict[int, float] = {}
-        self._window: deque[tuple[float, int, Totals]] = deque()
+        self._window: deque[tuple[float, int, StepTimes]] = deque()
         self._text = ""
         self._loss: float | None = None
         self._top1: float | None = None

@@ -21,7 +21,6 @@ registered for CUDA and ROCm only. On a device with one stream copies queue betw
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -47,7 +46,7 @@ from feedline.engine.worker_errors import WorkerException
 from feedline.errors import SampleError
 from feedline.order.batch_spec import Field
 from feedline.order.pixel_layout import is_image
-from feedline.timing.split import Timing
+from feedline.timing.steps import DeviceClock, StepTimer
 
 __all__ = [
     "AcceleratorTransfer",
@@ -87,40 +86,28 @@ class CpuTransfer(ABC):
     def __init__(self, slots: BatchBuffers) -> None:
         self._slots = slots
         self._in_flight: InFlightBatch | None = None
-        self.timing = Timing()  # data wait, copies and compute of the steps so far
-        self._requested_s = self._sent_s = self._received_s = 0.0
+        self.timing = StepTimer()  # of the loop, which notes requests and deliveries
 
     @abstractmethod
     def _read(self, in_flight: InFlightBatch) -> Any:
         """Value to return for a batch in flight; takes ownership of its slot."""
 
-    def pause(self) -> None:
-        """Start an epoch: the time since the last batch belongs to no step."""
-        self._received_s = 0.0
+    def pause(self) -> None:  # noqa: B027
+        """Do nothing: the host's clock times the steps."""
 
-    def note_request(self) -> None:
-        """Note that the step requests a batch: the time until `receive` is data wait."""
-        self._requested_s = time.perf_counter()
+    def note_request(self) -> None:  # noqa: B027
+        """Do nothing: the host's clock times the steps."""
 
     def send(self, in_flight: InFlightBatch) -> None:
         """Take ownership of a batch."""
         self._in_flight = in_flight
-        self._sent_s = time.perf_counter()
+        self.timing.batch_ready()
 
     def receive(self) -> Any:
         """Return the value of the batch."""
         assert self._in_flight is not None, "receive() without send()"
         in_flight, self._in_flight = self._in_flight, None
-        batch = self._read(in_flight)
-        now_s = time.perf_counter()
-        if self._received_s:
-            self.timing.add(
-                wait_ms=1000 * (self._sent_s - self._requested_s),
-                copy_ms=1000 * (now_s - self._sent_s),
-                compute_ms=1000 * (self._requested_s - self._received_s),
-            )
-        self._received_s = now_s
-        return batch
+        return self._read(in_flight)
 
     def reclaim(self, wait: bool) -> None:
         """Do nothing: slots of CPU batches are released by the garbage collector."""
@@ -250,16 +237,6 @@ class _SentBatch:
     finished: torch.Event
 
 
-@dataclass(eq=False, slots=True)
-class _Step:
-    """Events of one step on the device's timeline."""
-
-    previous: torch.Event | None  # receipt of the batch before
-    requested: torch.Event
-    received: torch.Event
-    sent: _SentBatch
-
-
 class AcceleratorTransfer:
     """Transfers batches to an accelerator, transformed on the side stream.
 
@@ -287,10 +264,11 @@ class AcceleratorTransfer:
         self._stream.wait_stream(accelerator.current_stream())
         self._sent: deque[_SentBatch] = deque()
         self._copying: deque[_SentBatch] = deque()
-        self._requested: torch.Event | None = None
-        self._previous: torch.Event | None = None
-        self._steps: deque[_Step] = deque()
-        self.timing = Timing()
+        self.timing = StepTimer()
+        self._clock = DeviceClock(
+            lambda: self._mark(self._accelerator.current_stream()),
+            lambda wait_ms, copy_ms, compute_ms: self.timing.add(wait_ms, copy_ms, compute_ms),
+        )
         self._registered = register()
 
     def _mark(self, stream: torch.Stream) -> torch.Event:
@@ -300,11 +278,11 @@ class AcceleratorTransfer:
 
     def pause(self) -> None:
         """Start an epoch: the time since the last batch belongs to no step."""
-        self._previous = None
+        self._clock.pause()
 
     def note_request(self) -> None:
         """Note that the step requests a batch: everything it has queued so far is compute."""
-        self._requested = self._mark(self._accelerator.current_stream())
+        self._clock.batch_requested()
 
     def send(self, in_flight: InFlightBatch) -> None:
         """Queue copy and transforms on the side stream. Takes ownership of the batch's slot."""
@@ -325,8 +303,7 @@ class AcceleratorTransfer:
             finished = self._mark(self._stream)
         sent = _SentBatch(tensors, host, slot, started, copied, finished)
         self._sent.append(sent)
-        if slot is not None:
-            self._copying.append(sent)
+        self._copying.append(sent)
 
     def receive(self) -> Any:
         """Return the oldest sent batch, ready for the current stream."""
@@ -336,15 +313,9 @@ class AcceleratorTransfer:
         for tensor in sent.tensors:
             # Made on the side stream, used on this one.
             self._accelerator.record_stream(tensor, stream)
-        assert self._requested is not None, "receive() before note_request()"
-        received = self._mark(stream)
-        self._steps.append(_Step(self._previous, self._requested, received, sent))
-        self._previous = received
-        if len(self._steps) > _MAX_QUEUED_STEPS:
-            self._steps[-1 - _MAX_QUEUED_STEPS].received.synchronize()
+        self._clock.batch_received((sent.started, sent.finished), _MAX_QUEUED_STEPS)
         tensors, sent.tensors = sent.tensors, ()
         self.reclaim(wait=False)
-        self._record_timings()
         return self._form(tensors)
 
     def reclaim(self, wait: bool) -> None:
@@ -354,9 +325,9 @@ class AcceleratorTransfer:
             sent = self._copying.popleft()
             sent.copied.synchronize()
             sent.host = ()
-            assert sent.slot is not None
-            self._slots.release(sent.slot)
-            wait = False
+            if sent.slot is not None:
+                self._slots.release(sent.slot)
+                wait = False
 
     def discard_sent(self) -> None:
         """Discard sent batches; afterwards no slot is being read."""
@@ -365,29 +336,10 @@ class AcceleratorTransfer:
             self.reclaim(wait=True)
         self._sent.clear()
 
-    def _record_timings(self) -> None:
-        """Read the events of finished steps."""
-        while self._steps and self._steps[0].received.query():
-            step = self._steps.popleft()
-            if step.previous is None:
-                continue
-            stall = step.requested.elapsed_time(step.received)
-            # Count copy time after the request only: earlier copying overlaps with computing.
-            copy = min(
-                step.sent.started.elapsed_time(step.sent.finished),
-                step.requested.elapsed_time(step.sent.finished),
-            )
-            copy = min(max(copy, 0.0), stall)
-            self.timing.add(
-                wait_ms=stall - copy,
-                copy_ms=copy,
-                compute_ms=step.previous.elapsed_time(step.requested),
-            )
-
     def close(self) -> None:
         """Finish all copies and unregister the slots."""
         self.discard_sent()
-        self._steps.clear()
+        self._clock.clear()
         if self._registered is not None:
             self._registered.release()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
@@ -26,6 +25,7 @@ from feedline.throughput.limits import MemoryBudget, WorkerLimits
 from feedline.throughput.step_model import THRESHOLDS
 from feedline.throughput.windows import StepWindow, error_of
 from feedline.timing.stage_page import StageTimings, sum_timings
+from feedline.timing.steps import StepTimer
 
 __all__ = ["Adaptation"]
 
@@ -44,7 +44,6 @@ class Adaptation:
         self._controller = Controller(WorkerLimits(cores=usable_cores()))
         self.decisions: deque[SettingChange] = deque(maxlen=_MAX_DECISIONS)
         self.off = False  # True if adaptation has stopped
-        self._ready_ns = 0  # when the latest batch was delivered; 0 after a pause
         self._settling = 0  # batches to skip, which were made with the settings before a change
         self._next_change: SettingChange | None = None
         self._settings_measured: LiveSettings | None = None
@@ -56,18 +55,13 @@ class Adaptation:
         self._waited_ns = self._passed_ns = 0
         self._before = self._stage_timings()
 
-    def pause(self) -> None:
-        """Start an iteration. The time since the last batch is not measured."""
-        self.apply_pending_change()
-        self._ready_ns = 0
-
-    def notice(self, requested_ns: int) -> None:
-        """Record a batch that was requested at this time, on the monotonic clock."""
+    def note_step(self, timer: StepTimer) -> None:
+        """Record the delivery of a batch, timed by this timer."""
         if self.off:
             self._phase = None  # a new window begins when adaptation is switched on
             return
         with self._off_on_error():
-            self._notice(requested_ns)
+            self._note_step(timer)
 
     def apply_pending_change(self) -> None:
         """Apply the last decision, before a batch is requested."""
@@ -98,12 +92,10 @@ class Adaptation:
                 error,
             )
 
-    def _notice(self, requested_ns: int) -> None:
-        engine, ready_ns = self._stream.engine, self._ready_ns
-        if self._engine is None or self._engine() is not engine:
-            self._engine, ready_ns = weakref.ref(engine), 0  # the engine's start is not measured
-        batch = engine.batch
-        self._ready_ns = now_ns = time.monotonic_ns()
+    def _note_step(self, timer: StepTimer) -> None:
+        engine = self._stream.engine
+        starts = self._engine is None or self._engine() is not engine
+        self._engine, batch = weakref.ref(engine), engine.batch
         if batch is None:
             return
         phase = batch.image_size, batch.phase.batch_size
@@ -112,10 +104,10 @@ class Adaptation:
         elif phase != self._phase or self._settling:
             self._settling = 0
             self._reset(phase)
-        elif ready_ns:
-            self._steps_ns.append(now_ns - ready_ns)
-            self._waited_ns += now_ns - requested_ns
-            self._passed_ns += now_ns - ready_ns
+        elif timer.step_ns and not starts:  # the engine's start is not measured
+            self._steps_ns.append(timer.step_ns)
+            self._waited_ns += timer.wait_ns
+            self._passed_ns += timer.step_ns
             if self._is_window():
                 self._decide(batch)
 

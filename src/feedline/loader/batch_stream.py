@@ -42,8 +42,8 @@ from feedline.loader.torch_samplers import sampler_rank_and_world_size
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import is_image_size
 from feedline.system import rank_and_world
-from feedline.timing.split import Timing
 from feedline.timing.stage_page import StageTimings, merge_timings
+from feedline.timing.steps import StepTimer
 
 __all__ = ["BatchStream", "create_position"]
 
@@ -112,7 +112,7 @@ class BatchStream:
         other.batch = self.batch
         other.filling, other._choice = copy.copy(self.filling), copy.copy(self._choice)
         other._stage_timings = self._stage_timings
-        other.record = replace(self.record, timing=Timing())  # other lists are shared
+        other.record = replace(self.record, timing=StepTimer())  # other lists are shared
         return other
 
     # Engine

@@ -47,7 +47,7 @@ from feedline.order.schedule import Phase, Schedule
 from feedline.throughput.controller import SettingChange
 from feedline.timing.recorder import Recorder
 from feedline.timing.run import Run
-from feedline.timing.split import Timing
+from feedline.timing.steps import StepTimer
 
 __all__ = ["DataLoader"]
 
@@ -541,7 +541,7 @@ class DataLoader(TorchDataLoader[_T]):
         return [(each.name, each.reason) for each in self._runtime.stream.record.skipped]
 
     @property
-    def timing(self) -> Timing:
+    def timing(self) -> StepTimer:
         """Times of the steps."""
         return self._runtime.stream.record.timing
 

@@ -35,8 +35,8 @@ from feedline.errors import SampleError, UsageError
 from feedline.loader.position import LoaderPosition
 from feedline.order.batch_spec import BatchSpec
 from feedline.timing import is_recording_enabled, stage_timer
-from feedline.timing.split import Timing
 from feedline.timing.stage_page import PAGE_WORDS, StagePage, StageTimings, read_page
+from feedline.timing.steps import StepTimer
 
 __all__ = [
     "NO_BATCH",
@@ -92,7 +92,7 @@ class WorkerHandle:
 class EngineRecord:
     """Record that the engines of a stream add to, one after another."""
 
-    timing: Timing = field(default_factory=Timing)
+    timing: StepTimer = field(default_factory=StepTimer)
     skipped: list[SkippedSample] = field(default_factory=list)
     has_warned: bool = False  # of a sample skipped for an error of a transform or other code
     deaths: list[str] = field(default_factory=list)  # causes of death of replaced workers
@@ -111,11 +111,15 @@ class Engine:
     The methods of this class are those of an engine without workers and without prefetch.
     """
 
-    times_steps = True  # True if the engine reports the times of its steps itself
     feed: Feed | None = None  # feed of the worker pool; None for engines without one
 
     batch: BatchSpec | None = None  # specification of the batch that `next` returned last
     skipped_now: Sequence[SkippedSample] = ()  # its skipped samples, until it is delivered
+
+    @property
+    def times_steps(self) -> bool:
+        """True if a device times the steps, and not the host's clock."""
+        return False
 
     @property
     def memory_bytes(self) -> int:
@@ -228,6 +232,10 @@ class WorkerEngine(Engine):
         self._next_batch_failed = False
         # True during operations that leave wrong records if interrupted.
         self._needs_recovery = False
+
+    @property
+    def times_steps(self) -> bool:
+        return self.transfer.can_send_early
 
     @property
     def in_flight(self) -> int:
@@ -364,21 +372,19 @@ class InProcessEngine(Engine):
         self._upcoming: Iterator[BatchSpec] | None = None
         """Batches after the delivered ones; None if the last call was not `record_delivery`."""
         self._after_batch: Iterator[BatchSpec] | None = None  # `_upcoming` after the delivery
-        self._returned_s = 0.0  # when the last batch was returned
         if record.page is None and is_recording_enabled():
             record.page = StagePage(np.zeros(PAGE_WORDS, np.int64))
         self._page = record.page
         self.skipped_now: Sequence[SkippedSample] = ()
 
     def begin(self, restart: bool) -> None:
-        self._returned_s = 0.0
         self._upcoming = None
 
     def restart_prefetch(self) -> None:
         self._upcoming = None
 
     def next(self) -> Any:
-        requested_s, position = time.perf_counter(), self._position
+        position = self._position
         # Reset first: after Ctrl-C the position opens a new pass over the sampler.
         upcoming, self._upcoming = self._upcoming, None
         if position.reopen_if_reordered():
@@ -414,11 +420,8 @@ class InProcessEngine(Engine):
                 for text in getattr(error, "__notes__", ()):
                     logging.getLogger("feedline").error(text)
             raise
-        now_s, returned_s = time.perf_counter(), self._returned_s
-        if returned_s:
-            wait_ms, compute_ms = 1000 * (now_s - requested_s), 1000 * (requested_s - returned_s)
-            self._record.timing.add(wait_ms=wait_ms, copy_ms=0.0, compute_ms=compute_ms)
-        self._returned_s, self._after_batch = now_s, upcoming
+        self._record.timing.batch_ready()
+        self._after_batch = upcoming
         if isinstance(result, SkippedBatch):
             self.skipped_now = list(result.skipped)
             return NO_BATCH if result.is_empty else result.batch

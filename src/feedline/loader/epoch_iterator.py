@@ -132,9 +132,12 @@ class LoaderRuntime:
         self._detach(self.stream.position.fork())
         self.stream.update_options(options)
         self.stream.begin()
+        timing = self.stream.record.timing
+        timing.pause()
+        timing.on_device = self.stream.engine.times_steps
         self.recording.begin(began_ns)
         if self.adaptation is not None:
-            self.adaptation.pause()
+            self.adaptation.apply_pending_change()
         self._newest = weakref.ref(iterator)
         # The workers end with their iterator, as in torch.
         end = weakref.finalize(iterator, self._abandon, self._newest, os.getpid())
@@ -158,13 +161,9 @@ class LoaderRuntime:
         """Return the next batch of the newest iteration; raises like an engine's `next`."""
         if self._newest is None or self._newest() is not iterator:
             self._begin(iterator, self.stream.options)  # replaced before its first batch
-        if self.adaptation is None:
-            return self.stream.next()
-        self.adaptation.apply_pending_change()
-        requested_ns = time.monotonic_ns()
-        batch = self.stream.next()
-        self.adaptation.notice(requested_ns)
-        return batch
+        if self.adaptation is not None:
+            self.adaptation.apply_pending_change()
+        return self.stream.next()
 
     def finish(self) -> None:
         """End the newest iteration after the epoch's last batch."""
@@ -422,12 +421,12 @@ class EpochIterator(_BaseDataLoaderIter):  # type: ignore[misc]
                 "this iterator belongs to another process; create one here with iter(loader)"
             )
         runtime, stream = self._runtime, self.stream
-        recording = runtime.recording
+        recording, timing = runtime.recording, stream.record.timing
         is_newest = stream is runtime.stream
         stream.ensure_usable()
-        timed = is_newest and recording.unrecorded_batches <= 0
-        if timed:
-            requested_ns, requested_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
+        is_recorded = is_newest and recording.unrecorded_batches <= 0
+        requested_cpu_ns = time.thread_time_ns() if is_recorded else 0
+        timing.request()
         try:
             batch = runtime.next(self) if is_newest else stream.next()
         except StopIteration:
@@ -443,8 +442,11 @@ class EpochIterator(_BaseDataLoaderIter):  # type: ignore[misc]
             if isinstance(error, Exception):
                 stream.raise_if_closed(error)
             raise
-        if timed:
-            recording.note_batch(batch, requested_ns, requested_cpu_ns)
+        timing.deliver()
+        if is_newest and runtime.adaptation is not None:
+            runtime.adaptation.note_step(timing)
+        if is_recorded:
+            recording.note_batch(batch, timing, requested_cpu_ns)
         elif (
             is_newest and recording.unrecorded_batches > 0
         ):  # 0 if an iteration has started meanwhile

@@ -141,8 +141,6 @@ class IterablePosition(LoaderPosition):
 class IterableEngine(Engine):
     """Iterator of a torch DataLoader at a position. The position has the loader."""
 
-    times_steps = False
-
     def __init__(self, position: IterablePosition) -> None:
         self._position = position
         self._iterator: Any = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
@@ -24,9 +23,9 @@ from feedline.loader.options import Options
 from feedline.system import find_attribute
 from feedline.timing import is_recording_enabled
 from feedline.timing.batch_probe import BatchProbe
-from feedline.timing.pass_record import PassRecord
 from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import Loader
+from feedline.timing.steps import PassRecord, StepTimer
 
 __all__ = ["Recording", "collate_name", "describe_feedline_loader"]
 
@@ -69,7 +68,6 @@ class Recording:
         self._names: dict[int, str] = {}
         self._number = 0
         self._engine: Any = None
-        self._got_ns = 0  # receipt of the pass's latest recorded batch; 0 before
         self._quick = 0
 
     @_stop_recording_on_error
@@ -95,34 +93,32 @@ class Recording:
             self._number = recorder.change_loader(self._number, loader, self._workers)
         self._described = loader
         same, self._engine = self._engine is stream.engine, stream.engine
-        transfer = getattr(stream.engine, "transfer", None)
-        # A device transfer measures copies and the device's clock; torch's engine does not.
+        on_device = stream.engine.times_steps
         self._pass = recorder.begin(
             self._number,
             stream.position.current.epoch,
             began_ns,
-            timed_elsewhere=stream.engine.times_steps,
-            device_clock=bool(getattr(transfer, "can_send_early", False)),
+            device_clock=on_device,
             before=self._pass if same else None,
         )
-        self._may_skip = not self._pass.entry.device_clock
-        stream.record.timing.listener = self._measured
-        self.unrecorded_batches = self._got_ns = 0
+        self._may_skip = not on_device
+        stream.record.timing.listener = self._add_device_step if on_device else None
+        self.unrecorded_batches = 0
 
     @_stop_recording_on_error
-    def note_batch(self, batch: Any, requested_ns: int, requested_cpu_ns: int) -> None:
-        """Record a delivered batch, and when it was requested: monotonic clock and thread time."""
-        record, timing = self._pass, self._stream.record.timing
+    def note_batch(self, batch: Any, timer: StepTimer, requested_cpu_ns: int) -> None:
+        """Record a delivered batch, timed by this timer; `requested_cpu_ns` in thread time."""
+        record = self._pass
         if record is None or record.over:
             return
-        got_ns = time.monotonic_ns()
-        was_skipping = record.has_unreported
-        if was_skipping:
-            timing.listener = self._measured
-        record.add_batch(self._probe.inspect(batch), requested_ns, got_ns, requested_cpu_ns)
-        is_whole_step = self._got_ns > 0 and not was_skipping
-        took_ns, self._got_ns = got_ns - self._got_ns, got_ns
-        if is_whole_step and took_ns > QUICK_NS:
+        record.add_batch(
+            self._probe.inspect(batch),
+            timer.requested_ns,
+            timer.delivered_ns,
+            requested_cpu_ns,
+            timer.ready_ns,
+        )
+        if timer.step_ns > QUICK_NS:
             self._quick = max(0, self._quick - QUICK_STEPS // 4)
         elif self._may_skip:
             self._quick += 1
@@ -131,10 +127,9 @@ class Recording:
                 self._quick = QUICK_STEPS - 2
                 self.unrecorded_batches = _SKIPPED_BATCHES
                 record.count_unreported(_SKIPPED_BATCHES)
-                timing.listener = None
 
     @_stop_recording_on_error
-    def _measured(self, wait_ms: float, copy_ms: float, compute_ms: float) -> None:
+    def _add_device_step(self, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
         if self._pass is not None:
             self._pass.add_step(wait_ms, copy_ms, compute_ms)
 

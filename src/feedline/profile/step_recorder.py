@@ -11,22 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
-import threading
 import time
-from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from feedline.errors import FeedlineError
 from feedline.timing.batch_probe import BatchProbe
-from feedline.timing.pass_record import PassRecord
 from feedline.timing.recorder import Recorder
+from feedline.timing.steps import DeviceClock, PassRecord, device_event
 
-__all__ = ["DeviceClock", "StepRecorder", "device_event", "note_failure"]
+__all__ = ["DeviceClock", "StepRecorder", "note_failure"]
 
-
-_MAX_PENDING = 256  # steps of the device that are not recorded yet
 
 _log = logging.getLogger("feedline")
 
@@ -53,11 +47,9 @@ class StepRecorder:
         try:
             event = device_event()
             on_device = event is not None
-            self._record = recorder.begin(
-                loader, epoch, start_ns, timed_elsewhere=on_device, device_clock=on_device
-            )
+            self._record = recorder.begin(loader, epoch, start_ns, device_clock=on_device)
             if event is not None:
-                self.clock = DeviceClock(event, self._record)
+                self.clock = DeviceClock(event, self._record.add_step, self._record.forget_pending)
         except Exception as error:
             self._fail(error)
 
@@ -105,66 +97,6 @@ class StepRecorder:
             with contextlib.suppress(Exception):
                 self._recorder.end(record, "left")
         note_failure(self._recorder, "the recording of this pass stopped", error)
-
-
-class DeviceClock:
-    """Times the steps of one pass with device events.
-
-    Args:
-        event: records an event on the current stream.
-        record: receives each step once the device has finished it.
-    """
-
-    def __init__(self, event: Callable[[], Any], record: PassRecord) -> None:
-        self._event = event
-        self._record = record
-        self._before: Any = None
-        self._requested: Any = None
-        self._steps: deque[tuple[Any, Any, Any]] = deque()
-        self._lock = threading.Lock()  # a reader of the run settles in its own thread
-
-    def batch_requested(self) -> None:
-        """Record the request of a batch."""
-        self._requested = self._event()
-
-    def batch_received(self) -> None:
-        """Record the arrival of a batch."""
-        now = self._event()
-        if self._before is not None:
-            self._steps.append((self._before, self._requested, now))
-        self._before = now
-        self.settle()
-
-    def settle(self) -> None:
-        """Record the steps that the device has finished, unless another thread does."""
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            while self._steps and self._steps[0][2].query():
-                before, requested, received = self._steps.popleft()
-                self._record.add_step(
-                    requested.elapsed_time(received), None, before.elapsed_time(requested)
-                )
-            if len(self._steps) > _MAX_PENDING:
-                self._steps.clear()
-                self._record.forget_pending()
-        finally:
-            self._lock.release()
-
-
-def device_event() -> Callable[[], Any] | None:
-    """Return a function that records a CUDA event; None if the program does not use CUDA."""
-    torch = sys.modules.get("torch")
-    # Not `is_available`: it initialises the driver, and a forked child would have no CUDA.
-    if torch is None or not torch.cuda.is_initialized():
-        return None
-
-    def record_event() -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    return record_event
 
 
 def note_failure(

@@ -12,24 +12,34 @@ import copy
 import threading
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from feedline.machine import device_name, this_machine
 from feedline.system import rank_and_world
 from feedline.timing.loaders import LoaderRegistry, WorkerObserver
-from feedline.timing.pass_record import HostStep, PassRecord, RecentSteps
-from feedline.timing.passes import PassEntries, Passes
 from feedline.timing.processes import ProcessWatch
 from feedline.timing.resource_watch import ResourceWatch
-from feedline.timing.run import Event, Loader, Machine, Pass, Run, TimelineSample
-from feedline.timing.throughput import ThroughputRecorder
+from feedline.timing.run import (
+    Event,
+    Loader,
+    Machine,
+    Pass,
+    Run,
+    ThroughputPoint,
+    TimelineSample,
+    sum_or_none,
+)
+from feedline.timing.steps import HostStep, PassEntries, Passes, PassRecord, RecentSteps
 
-__all__ = ["Recorder", "WorkerObserver", "sample_timeline"]
+__all__ = ["Recorder", "ThroughputRecorder", "WorkerObserver", "sample_timeline"]
 
 
 _UPDATE_S = 0.25
 _UPDATE_SHARE = 0.002  # of the run's time may be used for updates
 _UPDATE_AHEAD_S = 0.02  # in addition, at its start
+
+_MAX_POINTS = 400
+_FIRST_S = 0.25  # length of the first points
 
 _SAMPLE_STEPS = 32
 _WORSE = 1.5  # a wait is sampled if it is this many times the longest so far
@@ -98,7 +108,6 @@ class Recorder:
         epoch: int | None,
         began_ns: int,
         *,
-        timed_elsewhere: bool = False,
         device_clock: bool = False,
         before: PassRecord | None = None,
     ) -> PassRecord:
@@ -108,9 +117,8 @@ class Recorder:
             loader: its number.
             epoch: None counts the passes over this loader.
             began_ns: start of the pass, on the monotonic clock.
-            timed_elsewhere: see `PassRecord`.
+            device_clock: the steps are timed by a device, which calls `PassRecord.add_step`.
             before: see `PassRecord`.
-            device_clock: the device's own events time the steps.
         """
         begun_s = (began_ns - self._begun_ns) / 1e9
         with self._lock:
@@ -130,8 +138,7 @@ class Recorder:
                 self.recent,
                 self._batches,
                 self._lock,
-                timed_elsewhere=timed_elsewhere,
-                before=before,
+                before,
             )
             self._course.begin(begun_s)
             self._going.append(record)
@@ -178,8 +185,7 @@ class Recorder:
                     self._note_work(self._noting)
                 self._noting = entry
             self.batches += count
-            known = self.samples is not None and samples is not None
-            self.samples = (self.samples or 0) + (samples or 0) if known else None
+            self.samples = sum_or_none(self.samples, samples)
             self._course.add(entry.ended_s, count, samples, wait_ms, entry.image_size)
             if wait_ms > max(_MIN_MS, _WORSE * self._longest_ms):
                 self._note_longest()
@@ -307,3 +313,110 @@ def sample_timeline(
             if end_ns > begun_ns and start_ns < ended_ns:
                 event(f"worker {worker}", "make", max(start_ns, begun_ns), end_ns)
     return TimelineSample(why=why, begun_s=(begun_ns - run_begun_ns) / 1e9, events=events)
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchCount:
+    """Batches of one kind; the number of samples is None if unknown."""
+
+    count: int
+    samples: int | None
+    size: int | None
+
+
+class ThroughputRecorder:
+    """Throughput history in a bounded number of points.
+
+    A batch counts for the time of its step, until the next batch arrives; all batches are in
+    exactly one point, except for an unfinished step and a pass that was left in its first step. If
+    there are too many points, neighbours are joined, and later points are twice as long.
+    """
+
+    def __init__(self) -> None:
+        self._points: list[ThroughputPoint] = []
+        self._length_s = _FIRST_S
+        self._last_s = 0.0
+        self._new_pass = True  # no batch of this pass is in a point
+        self._latest: _BatchCount | None = None  # of the unfinished step
+        self._wait_ms = 0.0  # not yet in a point
+
+    def begin(self, at_s: float) -> None:
+        """Begin a pass; the time before it is in no point."""
+        self.end()
+        self._last_s = max(at_s, self._last_s)
+
+    def add(
+        self, at_s: float, batches: int, samples: int | None, wait_ms: float, size: int | None
+    ) -> None:
+        """Add batches; the last one was delivered `at_s` seconds after the run's start.
+
+        Batches reported late, after a later pass has started, count from that time.
+        """
+        at_s = max(at_s, self._last_s)
+        before, each = self._latest, None if samples is None else samples // batches
+        self._latest = _BatchCount(1, each, size)
+        self._wait_ms += wait_ms
+        if before is not None:
+            self._count(at_s, before)
+        if batches > 1:
+            rest = None if samples is None or each is None else samples - each
+            self._count(at_s, _BatchCount(batches - 1, rest, size))
+
+    def end(self, at_s: float | None = None) -> None:
+        """End a pass.
+
+        Args:
+            at_s: end of its last step; None if unknown, as the pass was left.
+        """
+        latest, self._latest = self._latest, None
+        if latest is not None and at_s is not None:
+            self._count(max(at_s, self._last_s), latest)
+        elif latest is not None and not self._new_pass:
+            self._count(self._last_s, latest)
+        self._new_pass, self._wait_ms = True, 0.0
+
+    def points(self) -> list[ThroughputPoint]:
+        """Return copies of all points so far, oldest first."""
+        return [replace(point) for point in self._points]
+
+    def _count(self, at_s: float, some: _BatchCount) -> None:
+        """Add batches whose steps ended at `at_s`."""
+        if not self._fits_latest(at_s):
+            point = ThroughputPoint(
+                begun_s=self._last_s,
+                seconds=0.0,
+                batches=0,
+                samples=0,
+                wait_ms=0.0,
+                image_size=None,
+            )
+            self._points.append(point)
+            self._new_pass = False  # only now: Ctrl-C may interrupt the lines above
+            if len(self._points) > _MAX_POINTS:
+                self._join()
+        last, self._last_s = self._points[-1], at_s
+        last.image_size = some.size
+        last.batches += some.count
+        last.samples = sum_or_none(last.samples, some.samples)
+        last.wait_ms += self._wait_ms
+        self._wait_ms = 0.0
+        last.seconds = at_s - last.begun_s
+
+    def _fits_latest(self, at_s: float) -> bool:
+        """Return True if batches that ended at `at_s` belong to the latest point."""
+        if self._new_pass:
+            return False
+        last = self._points[-1]
+        no_time = at_s == self._last_s or last.seconds == 0.0
+        return no_time or at_s < last.begun_s + self._length_s
+
+    def _join(self) -> None:
+        joined: list[ThroughputPoint] = []
+        for point in self._points:
+            last = joined[-1] if joined else None
+            if last is not None and point.begun_s < last.begun_s + 2 * self._length_s:
+                last.add(point)
+            else:
+                joined.append(point)
+        self._points = joined
+        self._length_s *= 2

@@ -20,9 +20,9 @@ import msgspec
 
 from feedline.errors import UsageError
 from feedline.system import unwritten
-from feedline.timing.passes import limit_passes
 from feedline.timing.run import RUN_VERSION, Run, StageTime, rank_times
 from feedline.timing.stage_page import OCTAVES
+from feedline.timing.steps import limit_passes
 
 __all__ = [
     "MAX_BYTES",

@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from feedline.timing.split import Totals
+from feedline.timing.steps import StepTimes
 from feedline.train.evaluate import Evaluation
 from feedline.train.recipe import Recipe
 from feedline.train.run_folder import write_text
@@ -89,7 +89,7 @@ class EpochInProgress:
     samples: int = 0
     seconds: float = 0.0
     first_wait_s: float = 0.0
-    split: Totals = field(default_factory=Totals)
+    split: StepTimes = field(default_factory=StepTimes)
 
     def add(self, loss: Tensor, rows: int) -> None:
         """Add a step whose mean loss over `rows` samples was `loss`."""
@@ -161,7 +161,7 @@ class History:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.records = [msgspec.convert(record, EpochRecord) for record in state["records"]]
-        split = Totals(*state["current"]["split"])
+        split = StepTimes(*state["current"]["split"])
         self.current = self._begin(**(state["current"] | {"split": split}))
 
 
@@ -186,7 +186,7 @@ class TrainPosition:
     images: int
     lr: float
     loss: float | None
-    split: Totals
+    split: StepTimes
 
 
 class TrainReport:

@@ -1,12 +1,12 @@
-"""Entries of passes: by size, summed up when they are many, and never lost."""
+"""Steps: sums that any number of readers can difference, and entries of passes by size."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.timing.passes import PassEntries, Passes
 from feedline.timing.run import Pass
+from feedline.timing.steps import PassEntries, Passes, StepTimer, StepTimes
 
 
 def begun(passes: Passes, loader: int = 0, epoch: int = 0) -> PassEntries:
@@ -87,3 +87,35 @@ def test_epoch_without_batches_has_an_entry() -> None:
     begun(passes).end("exhausted")
     (entry,) = passes.entries
     assert (entry.batches, entry.ended, entry.image_size) == (0, "exhausted", None)
+
+
+ms = st.integers(0, 10_000).map(float)
+steps = st.lists(st.tuples(ms, ms, ms), max_size=30)
+
+
+@given(steps, st.lists(st.integers(0, 30), max_size=5))
+def test_readers_that_read_at_any_time_each_see_the_steps_since_their_own_last_reading(
+    steps: list[tuple[float, float, float]], readings: list[int]
+) -> None:
+    timing = StepTimer()
+    read = {at: timing.totals() for at in readings if at == 0}
+    for k, (wait, copy, compute) in enumerate(steps, 1):
+        timing.add(wait, copy, compute)
+        read |= {at: timing.totals() for at in readings if at == k}
+    for at, earlier in read.items():
+        since = timing.totals() - earlier
+        rest = steps[at:]
+        assert since == StepTimes(
+            steps=len(rest),
+            wait_ms=sum(step[0] for step in rest),
+            copy_ms=sum(step[1] for step in rest),
+            compute_ms=sum(step[2] for step in rest),
+        )
+        mean = since.mean()
+        assert mean.steps == len(rest)
+
+
+def test_a_mean_of_steps_is_their_sum_over_their_number() -> None:
+    mean = StepTimes(steps=4, wait_ms=2.0, copy_ms=4.0, compute_ms=10.0).mean()
+    assert (mean.wait_ms, mean.copy_ms, mean.compute_ms, mean.step_ms) == (0.5, 1.0, 2.5, 4.0)
+    assert StepTimes().mean().step_ms == 0.0

@@ -6,10 +6,10 @@ import sys
 import threading
 import time
 
-from feedline.profile.step_recorder import DeviceClock
 from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder
 from feedline.timing.run import Loader
+from feedline.timing.steps import DeviceClock
 
 
 class Mark:
@@ -28,9 +28,9 @@ class Mark:
 def test_requesting_run_neither_duplicates_nor_drops_steps() -> None:
     recorder = Recorder()
     number = recorder.register_loader(Loader(kind="other", name="x"))
-    record = recorder.begin(number, 0, time.monotonic_ns(), timed_elsewhere=True)
+    record = recorder.begin(number, 0, time.monotonic_ns(), device_clock=True)
     marks = iter(range(1_000_000))
-    clock = DeviceClock(lambda: Mark(float(next(marks))), record)
+    clock = DeviceClock(lambda: Mark(float(next(marks))), record.add_step)
     over, errors = threading.Event(), []
 
     def ask() -> None:
