@@ -26,6 +26,7 @@ from rich.progress import (
 
 from feedline.cli.output import echo
 from feedline.text import as_bytes, as_seconds, printable
+from feedline.throughput.step_model import THRESHOLDS
 
 if TYPE_CHECKING:
     from feedline.cache.job import BuildState
@@ -39,7 +40,6 @@ __all__ = ["BuildProgress", "ProgressBar", "TrainProgress"]
 
 _REDRAW_S = 0.1
 _WINDOW_S = 10.0  # of the latest steps, for images/s and wait
-_FORWARD = 1 / 3  # time of a validation image to that of a training step
 
 
 class ProgressBar:
@@ -228,7 +228,9 @@ class TrainProgress(TrainReport):
             images = self._images - (done if number == epoch else 0)
             left_s += max(0, images) * _scaled(self._costs, phase.size)
             val_size = phase.val_image_size or phase.size
-            val_costs = self._val_costs or {k: _FORWARD * s for k, s in self._costs.items()}
+            val_costs = self._val_costs or {
+                k: THRESHOLDS.forward * s for k, s in self._costs.items()
+            }
             left_s += self._val_images * _scaled(val_costs, val_size)
         return f"{as_seconds(left_s)} left" if left_s else ""
 

@@ -49,6 +49,7 @@ from feedline.profile.bench_loaders import (
 from feedline.sources.files import read_file
 from feedline.system import usable_cores
 from feedline.text import format_table, plural, wrap_text
+from feedline.throughput.step_model import THRESHOLDS
 
 __all__ = ["ProgressListener", "benchmark_table", "check_options", "run_benchmark"]
 
@@ -407,7 +408,6 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 _SKIPPED_SHOWN = 3
-_NOISY = 0.3  # range of the rates of rounds, as a share of their median
 _HEADS = ("", "images/s", "range", "per core", "x feedline", "first batch", "CPU s/1000")
 
 
@@ -506,7 +506,7 @@ def notes(result: Result) -> list[str]:
         f"other programs used {result['other_cores']:.1f} of {plural(cores, 'core')}: without them "
         "the rates are higher": result["other_cores"] >= NOTABLE_SHARE * cores,
         f"rounds differ by up to {noise[noisiest]:.0%} ({noisiest}): measure for more --seconds": (
-            noise[noisiest] > _NOISY
+            noise[noisiest] > THRESHOLDS.noisy_rounds
         ),
         f"reading from the disk was not measured: {costs['cold_not_measured']}": (
             costs["read_cold_ms"] is None

@@ -22,6 +22,7 @@ from feedline.profile.finding import (
 )
 from feedline.profile.gains import compute_bound_ms, possible_gain, time_split_ms
 from feedline.text import as_ms, as_share
+from feedline.throughput.bottleneck import is_compute_bound
 from feedline.throughput.step_model import THRESHOLDS
 from feedline.timing.histogram import Histogram
 from feedline.timing.run import Run
@@ -48,11 +49,9 @@ def diagnose(run: Run) -> Diagnosis:
 
 
 def _bound(facts: RunFacts) -> Bound:
-    if facts.wait_pct >= 100 * THRESHOLDS.high_data_wait:
+    if facts.wait_pct / 100 >= THRESHOLDS.high_data_wait:
         return "highly input-bound"
-    if facts.wait_pct >= 100 * THRESHOLDS.data_wait:
-        return "moderately input-bound"
-    return "not input-bound"
+    return "not input-bound" if is_compute_bound(facts.wait_pct / 100) else "moderately input-bound"
 
 
 def _findings(facts: RunFacts) -> list[Finding]:
@@ -76,7 +75,7 @@ def _findings(facts: RunFacts) -> list[Finding]:
         if last is not None:
             rest = [each for each in trivial + others if each.rule != last.rule]
             return [last, *rest]
-        if not others and facts.wait_pct >= 100 * THRESHOLDS.data_wait:
+        if not others and not is_compute_bound(facts.wait_pct / 100):
             return [_unexplained_finding(facts)]
     return defects + ordered + trivial + others or [rules_step.compute_bound(facts)]
 

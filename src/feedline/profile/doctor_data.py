@@ -29,6 +29,7 @@ from feedline.sources.manifest import is_cache, read_manifest, repair_command
 from feedline.sources.remote_filesystem import is_url
 from feedline.system import MemoryLimits
 from feedline.text import as_bytes, plural
+from feedline.throughput.step_model import THRESHOLDS
 
 __all__ = ["DATA_CHECKS", "DECODED_BYTES_PER_S", "require_folder"]
 
@@ -310,7 +311,6 @@ DECODED_BYTES_PER_S = 92e6
 """JPEG bytes that one core decodes, crops and resizes per second: 837 photographs of 110 KB
 (README, `feedline bench`). A disk that delivers less than that for each core keeps them waiting."""
 
-_CLEARLY = 0.5  # margin, as decoding varies with the images, and a short read varies, too
 _READ_S = 0.4
 _MIN_BYTES = 4_000_000
 """A shorter read, of all there was, is too noisy to report a fault."""
@@ -456,7 +456,7 @@ def check_read_rate(
     line += f"; {plural(workers, 'core')} decode about {as_bytes(wanted)}/s, so "
     if cached:
         return CheckResult("note", f"{line}the first epoch may wait for it", details)
-    if bytes_per_s >= _CLEARLY * wanted:
+    if bytes_per_s >= THRESHOLDS.fast_enough * wanted:
         return CheckResult("note", f"{line}training may sometimes wait for it", details)
     line += "training waits for it" + ("" if cached is False else ", unless memory holds the data")
     fix = "copy the data to a local SSD, or make smaller copies: `feedline cache plan` "

@@ -32,6 +32,7 @@ from feedline.order.batch_spec import Field
 from feedline.profile.doctor_checks import CheckResult, CheckTable, Status
 from feedline.system import CoreLimits, MemoryLimits, core_limits, memory_limits
 from feedline.text import as_bytes, plural
+from feedline.throughput.step_model import THRESHOLDS
 
 try:
     import resource
@@ -128,7 +129,6 @@ def check_core_share(limits: CoreLimits) -> CheckResult:
 
 
 _LOAD_S = 0.3
-_MUCH = 0.5  # of the usable cores
 
 
 @MACHINE_CHECKS.fact("other_cores")
@@ -144,7 +144,7 @@ def check_other_programs(limits: CoreLimits, other_cores: float) -> CheckResult:
     """Check that other programs leave the usable cores to the training."""
     details = {"other_cores": round(other_cores, 2), "usable_cores": limits.usable}
     line = f"they use {other_cores:.1f} of {plural(limits.usable, 'usable core')}"
-    if other_cores >= _MUCH * limits.usable:
+    if other_cores >= THRESHOLDS.busy_cores * limits.usable:
         line += "; training and figures measured now are slower than on an idle machine"
         fix = "stop other programs (`top` lists them), or wait until they end"
         return CheckResult("warn", line, details, fix)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from feedline.throughput.bottleneck import is_compute_bound
 from feedline.throughput.step_model import THRESHOLDS
 from feedline.throughput.windows import error_of_means
 from feedline.timing.histogram import Histogram
@@ -21,7 +22,6 @@ __all__ = ["LEAST_MS", "PhaseFacts", "RunFacts", "WorkerLanes", "WorkerStage", "
 LEAST_MS = 1e-9
 """Resolution of a clock: shorter times were not measured, and nothing is divided by them."""
 
-_MIN_WATCHED_S = 0.5  # of watching a process, to know its rate
 _BLOCKS = 8  # of throughput points: their means tell the error of the mean step
 
 
@@ -264,7 +264,7 @@ class RunFacts:
     def waits(self) -> bool:
         """True if steps wait so long that it is reported."""
         waited_ms = self.wait_ms * self.steps
-        return self.total_ms > 0 and waited_ms >= THRESHOLDS.data_wait * self.total_ms
+        return self.total_ms > 0 and not is_compute_bound(waited_ms / self.total_ms)
 
     @property
     def tiny(self) -> bool:
@@ -445,7 +445,7 @@ def _rates(processes: list[Process]) -> tuple[float | None, float]:
     queued = [each.queued_s for each in processes]
     known = cpu > 0 and None not in queued
     ratio = sum(each or 0.0 for each in queued) / cpu if known else 0.0
-    return (cpu / seconds if seconds >= _MIN_WATCHED_S else None), ratio
+    return (cpu / seconds if seconds >= THRESHOLDS.watched_s else None), ratio
 
 
 def _busiest(run: Run) -> Loader:
@@ -696,7 +696,7 @@ def _lanes(
         queued_ms=work_ms * waiting,
         blocked_ms=work_ms * max(0.0, off_core - waiting),
         crowding=max(1.0, (1.0 + queued) / own),
-        all_cpu_ms=cpu_s / seconds * many * step_ms if seconds >= _MIN_WATCHED_S else None,
+        all_cpu_ms=cpu_s / seconds * many * step_ms if seconds >= THRESHOLDS.watched_s else None,
         busy=min(1.0, work_ms / makers / steady_ms) if steady_ms > 0 else 1.0,
         stages=tuple(sorted(stages, key=lambda stage: -stage.ms)),
         tail=_tail(run, work_ms),
@@ -716,7 +716,8 @@ def _makers(run: Run, loader: Loader, workers: list[Process], many: int) -> int:
     known = [
         each.cpu_s / (longest_s if stream else each.seconds)
         for each in workers
-        if each.seconds >= 2 * _MIN_WATCHED_S or (stream and longest_s >= 2 * _MIN_WATCHED_S)
+        if each.seconds >= 2 * THRESHOLDS.watched_s
+        or (stream and longest_s >= 2 * THRESHOLDS.watched_s)
     ]
     known += [0.0] * (many - len(known) if stream and known else 0)
     squares = sum(each * each for each in known)

@@ -420,10 +420,10 @@ def _predict_phase(rates: Rates, changes: Changes) -> PhasePrediction:
     loads, notes = _possible_loads(rates, base.load, changes)
     steps = [_step_range(base, load) for load in loads]
     then_ms = math.sqrt(steps[0][0] * steps[0][1])
-    # Never narrower than the difference of two measurements of one setting.
-    error, spread = max(base.error, THRESHOLDS.alike), [each for pair in steps for each in pair]
-    if loads[0] == base.load:
-        error, spread = 0.0, [then_ms]
+    error, spread = 0.0, [then_ms]
+    if loads[0] != base.load:
+        error = max(base.error, THRESHOLDS.run_to_run)
+        spread = [each for pair in steps for each in pair]
     return PhasePrediction(
         size=rates.size,
         rows=rates.rows,

@@ -71,6 +71,8 @@ class Thresholds:
     later_trial_error: float = 0.03  # halfway from the shortest duration to the longest
     clearly_slower: float = 0.1
     warmup_steps: int = 2  # cuDNN chooses kernels in the first, the allocator settles in the second
+    alone: float = 1 / 3  # of the time of a dry run, for the compute-bound steps
+    forward: float = 1 / 3  # a validation image to a training step; backward is about twice
     kept_batches: int = 3  # in memory, for the compute-bound rate: different data, little memory
 
     # Hand-over and late batches of a measured step.
@@ -120,6 +122,11 @@ class Thresholds:
     slow_samples: float = 0.1  # of all samples, at most: more are usual
     pause: float = 8.0  # times the median step: the model is evaluated or saved
     steps_per_pause: int = 16  # prefetched batches can bridge more frequent ones
+
+    watched_s: float = 0.5  # of a process, to know its rate: the kernel counts in steps of 10 ms
+    busy_cores: float = 0.5  # of the usable cores, by other programs, that doctor warns of
+    fast_enough: float = 0.5  # of the needed rate of a disk: decoding and a short read vary
+    noisy_rounds: float = 0.3  # range of the rates of `bench`, as a share of their median
 
     # Intervals of gains: two runs of one loop on an idle machine differ by up to 5%; the model
     # errs by up to a fifth of the time that it predicts to be saved, by `laboratory/`.

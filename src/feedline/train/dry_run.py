@@ -45,8 +45,6 @@ BUDGET_S = 10.0
 """Default time to measure each batch shape."""
 
 _MIN_S, _MAX_S = 1.0, 3600.0
-_ALONE = 1 / 3  # of the time, for the compute-bound steps
-_FORWARD = 1 / 3  # time of a validation image to that of a training step; backward is about twice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,7 +259,7 @@ def _plan(
         rates = measured[phase.batch_size, phase.size]
         images = min(len(data.train), batches[first] * (phase.batch_size or 0))
         val_pixels = len(data.val or ()) * ((phase.val_image_size or 0) / phase.size) ** 2
-        val_s = _FORWARD * val_pixels / rates.compute_images_per_s
+        val_s = THRESHOLDS.forward * val_pixels / rates.compute_images_per_s
         phases.append(
             PlannedPhase(
                 phase=phase,
@@ -299,7 +297,7 @@ def _measure(
 
     metered = MeteredStep(step)
     benchmark = StepBenchmark(tunable, metered, phase.size, single_warmup=True)
-    loading_s = (1 - _ALONE) * budget_s
+    loading_s = (1 - THRESHOLDS.alone) * budget_s
     with memory_error(f"a batch of {phase.batch_size} images at {phase.size} px"):
         tunable.begin(
             next(
@@ -308,7 +306,7 @@ def _measure(
                 if (each.batch_size, each.image_size) == (phase.batch_size, phase.size)
             )
         )
-        alone = benchmark.ceiling(_ALONE * budget_s)
+        alone = benchmark.ceiling(THRESHOLDS.alone * budget_s)
         if on_cuda:  # without the batches that were kept
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
