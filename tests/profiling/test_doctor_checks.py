@@ -88,7 +88,7 @@ def test_facts_are_found_once(deadline_s: float | None) -> None:
 
     run = run_of(deadline_s, value=value, part=lambda: "x")
     assert [run.check(name).summary for name in ("one", "two", "one")] == ["xx"] * 3
-    assert (found, run.fact("value"), run.find("gone", 3)) == (["x"], "xx", 3)
+    assert (found, run.fact("value"), run.fact("gone", 3)) == (["x"], "xx", 3)
 
 
 @pytest.mark.parametrize("deadline_s", [None, 30.0])

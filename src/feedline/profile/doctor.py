@@ -96,9 +96,9 @@ def examine(
             tell(name, results[name])
     settings = suggest_settings(
         run.fact("limits"),
-        run.find("memory", None),
+        run.fact("memory", None),
         run.fact("workers"),
-        gpu=run.find("usable_gpu", False),
+        gpu=run.fact("usable_gpu", False),
     )
     return DoctorReport(checks=results, settings=tuple(settings))
 

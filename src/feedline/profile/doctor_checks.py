@@ -118,29 +118,16 @@ def answer_within(deadline_s: float | None, work: Callable[[], Answer]) -> Answe
     return answers[0]
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Function of a check or of a fact. Its parameters name the facts that it needs.
+class CheckTable:
+    """Checks in their order, and facts that they need: functions with deadlines, by name.
 
-    If a fact cannot be found, a parameter with a default has its default.
+    The parameters of a function name the facts that it needs. If a fact cannot be found, a
+    parameter with a default has its default.
     """
 
-    function: Callable[..., Any]
-    deadline_s: float | None
-
-    @property
-    def needs(self) -> dict[str, bool]:
-        """Names of the facts; True if one is required."""
-        parameters = inspect.signature(self.function).parameters.values()
-        return {each.name: each.default is each.empty for each in parameters}
-
-
-class CheckTable:
-    """Checks in their order, and facts that they need, by name."""
-
     def __init__(self, *tables: CheckTable) -> None:
-        self.checks: dict[str, _Part] = {}
-        self.facts: dict[str, _Part] = {}
+        self.checks: dict[str, tuple[Callable[..., CheckResult], float | None]] = {}
+        self.facts: dict[str, tuple[Callable[..., Any], float | None]] = {}
         for table in tables:
             self.checks |= table.checks
             self.facts |= table.facts
@@ -154,19 +141,20 @@ class CheckTable:
             name: in kebab-case, stable between versions.
             deadline_s: of its run; see `answer_within`.
         """
-        return self._register(self.checks, name, deadline_s)
+
+        def register(function: Function) -> Function:
+            self.checks[name] = function, deadline_s
+            return function
+
+        return register
 
     def fact(
         self, name: str, *, deadline_s: float | None = DEADLINE_S
     ) -> Callable[[Function], Function]:
         """Register a function that finds a fact, or raises an exception, e.g. NotMeasuredError."""
-        return self._register(self.facts, name, deadline_s)
 
-    def _register(
-        self, parts: dict[str, _Part], name: str, deadline_s: float | None
-    ) -> Callable[[Function], Function]:
         def register(function: Function) -> Function:
-            parts[name] = _Part(function, deadline_s)
+            self.facts[name] = function, deadline_s
             return function
 
         return register
@@ -185,29 +173,23 @@ class CheckRun:
         self._found: dict[str, Any] = given
         self._failed: dict[str, Exception] = {}
 
-    def fact(self, name: str) -> Any:
-        """Return a fact, which is found once; raises the exception of finding it."""
-        if name in self._failed:
-            raise self._failed[name]
-        if name not in self._found:
+    def fact(self, name: str, *default: Any) -> Any:
+        """Return a fact, which is found once, or `default` instead of raising its exception."""
+        if name not in self._found and name not in self._failed:
             try:
-                self._found[name] = self._call(self._table.facts[name])
+                self._found[name] = self._call(*self._table.facts[name])
             except Exception as error:
                 self._failed[name] = error
-                raise
-        return self._found[name]
-
-    def find(self, name: str, default: Any) -> Any:
-        """Return a fact, or `default` if it cannot be found."""
-        try:
-            return self.fact(name)
-        except Exception:
-            return default
+        if name in self._found:
+            return self._found[name]
+        if default:
+            return default[0]
+        raise self._failed[name]
 
     def check(self, name: str) -> CheckResult:
         """Return the result of a check."""
         try:
-            result: CheckResult = self._call(self._table.checks[name])
+            result: CheckResult = self._call(*self._table.checks[name])
         except NotMeasuredError as error:
             return CheckResult("unknown", error.reason, fix=error.fix)
         except NoAnswerError as error:
@@ -217,12 +199,9 @@ class CheckRun:
             return CheckResult("unknown", f"{type(error).__name__}: {error}")
         return result
 
-    def _call(self, part: _Part) -> Any:
+    def _call(self, function: Callable[..., Any], deadline_s: float | None) -> Any:
         arguments = {}
-        for name, required in part.needs.items():
-            try:
-                arguments[name] = self.fact(name)
-            except Exception:
-                if required:
-                    raise
-        return answer_within(part.deadline_s, partial(part.function, **arguments))
+        for each in inspect.signature(function).parameters.values():
+            default = () if each.default is each.empty else (each.default,)
+            arguments[each.name] = self.fact(each.name, *default)
+        return answer_within(deadline_s, partial(function, **arguments))
