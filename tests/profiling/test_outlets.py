@@ -18,12 +18,17 @@ from torch.utils.data import DataLoader
 
 import feedline
 from feedline.errors import UsageError
-from feedline.profile import panel as panels
-from feedline.profile import tensorboard
+from feedline.profile import live
 from feedline.profile import watch as watching
-from feedline.profile.metrics import MetricsReader, percentiles
-from feedline.profile.panel import Panel, create_panel, format_line
-from feedline.profile.trace_file import MAX_EVENTS, SaveInterval, TraceFile
+from feedline.profile.live import (
+    MetricsReader,
+    Panel,
+    create_panel,
+    format_line,
+    percentiles,
+    tensorboard_writer,
+)
+from feedline.profile.save import MAX_EVENTS, SaveInterval, TraceFile
 from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import Loader
@@ -289,12 +294,12 @@ def test_missing_tensorboard_raises_with_install_hint(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UsageError, match="pip install tensorboard"):
-        tensorboard.writer(tmp_path)
+        tensorboard_writer(tmp_path)
 
 
 def test_tensorboard_receives_names_and_steps(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    list(watch([torch.zeros(4)] * 9, metrics=tensorboard.writer(tmp_path)))
+    list(watch([torch.zeros(4)] * 9, metrics=tensorboard_writer(tmp_path)))
     assert list(tmp_path.glob("events*"))
 
 
@@ -423,7 +428,7 @@ def test_line_shows_known_values() -> None:
         "feedline  1,536 samples/s  data wait 31%  wait 3.0 ms (p95 40.2)  copy 0.5 ms (p95 0.6)"
         "  160 px  4 workers  GPU 71%"
     )
-    assert panels._MODERATE_PCT < panels._HIGH_PCT
+    assert live._MODERATE_PCT < live._HIGH_PCT
 
 
 def test_program_output_is_unaffected_by_panel(

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from feedline.profile.step_recorder import device_event
 from feedline.timing.batch_probe import BatchInfo, BatchProbe, inspect_batch
+from feedline.timing.steps import device_event
 
 Pair = namedtuple("Pair", "image label")
 IMAGES = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feedline.loader import DataLoader, access
+from feedline.profile.live import MetricsCallback
 from feedline.profile.loader_probe import LoaderProbe, get_probe
-from feedline.profile.metrics import MetricsCallback
-from feedline.profile.outputs import RunOutputs
-from feedline.profile.step_recorder import StepRecorder
+from feedline.profile.save import RunOutputs
 from feedline.timing import is_recording_enabled
-from feedline.timing.recorder import Recorder
+from feedline.timing.recorder import Recorder, StepRecorder
 from feedline.timing.run import Run
 
 if TYPE_CHECKING:

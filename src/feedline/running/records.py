@@ -23,7 +23,7 @@ from typing import Any
 from feedline.errors import FeedlineError
 from feedline.loader import DataLoader, access
 from feedline.profile.loader_probe import get_probe
-from feedline.profile.watched_pass import RecordedPass
+from feedline.profile.watch import RecordedPass
 from feedline.system import rank_and_world
 from feedline.timing import is_recording_enabled
 from feedline.timing.recorder import Recorder

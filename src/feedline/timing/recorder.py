@@ -8,14 +8,19 @@ run at the same time, in one thread or several, are recorded separately.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import Any
 
+from feedline.errors import FeedlineError
 from feedline.machine import device_name, this_machine
 from feedline.system import rank_and_world
+from feedline.timing.batch_probe import BatchProbe
 from feedline.timing.loaders import LoaderRegistry, WorkerObserver
 from feedline.timing.processes import ProcessWatch
 from feedline.timing.resource_watch import ResourceWatch
@@ -29,14 +34,31 @@ from feedline.timing.run import (
     TimelineSample,
     sum_or_none,
 )
-from feedline.timing.steps import HostStep, PassEntries, Passes, PassRecord, RecentSteps
+from feedline.timing.steps import (
+    DeviceClock,
+    HostStep,
+    PassEntries,
+    Passes,
+    PassRecord,
+    RecentSteps,
+    device_event,
+)
 
-__all__ = ["Recorder", "ThroughputRecorder", "WorkerObserver", "sample_timeline"]
+__all__ = [
+    "Recorder",
+    "StepRecorder",
+    "ThroughputRecorder",
+    "WorkerObserver",
+    "note_failure",
+    "sample_timeline",
+]
 
 
 _UPDATE_S = 0.25
 _UPDATE_SHARE = 0.002  # of the run's time may be used for updates
 _UPDATE_AHEAD_S = 0.02  # in addition, at its start
+
+_log = logging.getLogger("feedline")
 
 _MAX_POINTS = 400
 _FIRST_S = 0.25  # length of the first points
@@ -420,3 +442,96 @@ class ThroughputRecorder:
                 joined.append(point)
         self._points = joined
         self._length_s *= 2
+
+
+class StepRecorder:
+    """Records the steps of one pass.
+
+    Args:
+        recorder: recorder of the run.
+        loader: number of the loader in the run.
+        start_ns: start of the pass on the monotonic clock.
+        epoch: number of the epoch; None counts the passes over this loader.
+    """
+
+    def __init__(
+        self, recorder: Recorder, loader: int, start_ns: int, epoch: int | None = None
+    ) -> None:
+        self._recorder = recorder
+        self._probe = BatchProbe()
+        self._record: PassRecord | None = None
+        self._requested_cpu_ns = 0
+        self.clock: DeviceClock | None = None
+        """Records steps when the device has finished them, possibly after the pass."""
+        try:
+            event = device_event()
+            on_device = event is not None
+            self._record = recorder.begin(loader, epoch, start_ns, device_clock=on_device)
+            if event is not None:
+                self.clock = DeviceClock(event, self._record.add_step, self._record.forget_pending)
+        except Exception as error:
+            self._fail(error)
+
+    def batch_requested(self) -> int:
+        """Record the request of a batch. Return its time on the monotonic clock."""
+        requested_ns, self._requested_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
+        if self.clock is not None:
+            try:
+                self.clock.batch_requested()
+            except Exception as error:
+                self._fail(error)
+        return requested_ns
+
+    def batch_received(self, batch: Any, requested_ns: int) -> None:
+        """Record the arrival of a batch."""
+        if self._record is not None:
+            try:
+                if self.clock is not None:
+                    self.clock.batch_received()
+                info = self._probe.inspect(batch)
+                received_ns = time.monotonic_ns()
+                self._record.add_batch(info, requested_ns, received_ns, self._requested_cpu_ns)
+            except Exception as error:
+                self._fail(error)
+
+    def batch_failed(self) -> None:
+        """Record an exception that was raised instead of a batch."""
+        if self._record is not None:
+            with contextlib.suppress(Exception):
+                self._record.note_exception()
+
+    def end(self, how: str) -> None:
+        """Record the end of the pass; see `run.Pass.ended`."""
+        try:
+            if self.clock is not None:
+                self.clock.settle()
+            if self._record is not None:
+                self._recorder.end(self._record, how)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        record, self._record, self.clock = self._record, None, None
+        if record is not None and not record.over:
+            with contextlib.suppress(Exception):
+                self._recorder.end(record, "left")
+        note_failure(self._recorder, "the recording of this pass stopped", error)
+
+
+def note_failure(
+    recorder: Recorder, what: str, error: Exception, *, effect: str = "the training continues"
+) -> None:
+    """Note a recording error in the run, and log it in one line; the traceback at debug level.
+
+    Args:
+        recorder: receives the note.
+        what: the function that failed.
+        error: the error.
+        effect: consequence for the user.
+    """
+    expected = isinstance(error, FeedlineError | OSError)  # its message is meant for users
+    message = f"{what}: {error}" if expected else f"{what}: {type(error).__name__}: {error}"
+    message = message.replace("\n", "; ")
+    recorder.note(message)
+    _log.warning("%s; %s", message, effect)
+    _log.debug("traceback of the failure", exc_info=error)

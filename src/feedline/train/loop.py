@@ -98,9 +98,9 @@ class TrainingLoop:
         """The loader's batches, with a record of the time in the folder of the run."""
         metrics = None
         if self.ready.run.tensorboard:
-            from feedline.profile import tensorboard
+            from feedline.profile.live import tensorboard_writer
 
-            metrics = tensorboard.writer(out / "tensorboard")
+            metrics = tensorboard_writer(out / "tensorboard")
         forget("train")
         watched = watch(self.loader, run=out, panel=False, metrics=metrics)
         if self.ready.resumed is not None:

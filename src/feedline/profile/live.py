@@ -1,0 +1,281 @@
+"""Current figures of a run: one line on stderr, and a callback, such as a writer for TensorBoard.
+
+Guarantees: reading the metrics takes a fraction of a millisecond and covers at most the latest 1024
+steps; a value that was not measured is missing, never 0. Line and callback run within steps, in the
+thread that iterates over the batches, without a thread of their own, and at the end of a pass. The
+line is drawn at most once a second, in rank 0 only, and removed at the end of a pass. The program's
+own stdout and stderr are unchanged; its output on the same terminal follows the line. If stderr is
+not a terminal, a line is printed every 30 seconds instead. Respects NO_COLOR.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from feedline.errors import UsageError
+from feedline.randomness import seeded, unbroken
+from feedline.system import rank_and_world
+from feedline.timing.recorder import Recorder
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.text import Text
+
+__all__ = [
+    "MetricsCallback",
+    "MetricsReader",
+    "MetricsReporter",
+    "Panel",
+    "create_panel",
+    "format_line",
+    "tensorboard_writer",
+]
+
+MetricsCallback = Callable[[dict[str, float]], object]
+"""Function of metrics by name, as returned by `MetricsReader.read`."""
+
+_MIN_S = 1.0
+_PERCENTILES = (50, 95, 99)
+_REFRESH_S = 1.0
+_LINE_S = 30.0
+_HIGH_PCT, _MODERATE_PCT = 20.0, 5.0  # data wait that is drawn in red and yellow
+
+
+class MetricsReporter:
+    """Passes a run's metrics to a callback.
+
+    Args:
+        recorder: recorder of the run.
+        callback: receives the metrics.
+        every_s: interval in seconds.
+    """
+
+    name = "the metrics callback"
+
+    def __init__(self, recorder: Recorder, callback: MetricsCallback, every_s: float) -> None:
+        self._metrics = MetricsReader(recorder)
+        self._callback = callback
+        self._every_s = every_s
+        self._reported_s = recorder.now_s()
+        self._has_reported = False
+
+    def tick(self, now_s: float) -> None:
+        """Report if the interval has passed; `now_s` is the time since the run's start."""
+        if now_s - self._reported_s >= self._every_s:
+            self._report(now_s)
+
+    def end(self, now_s: float) -> None:
+        """Report at the end of a pass, as the next one may start much later."""
+        if not self._has_reported or now_s - self._reported_s >= min(_MIN_S, self._every_s):
+            self._report(now_s)
+
+    def _report(self, now_s: float) -> None:
+        self._reported_s, self._has_reported = now_s, True
+        self._callback(self._metrics.read())
+
+
+class MetricsReader:
+    """Reads the metrics of a run at intervals.
+
+    Args:
+        recorder: recorder of the run.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._at_s = recorder.now_s()
+        self._steps, self._batches, self._samples = self._counts()
+
+    def _counts(self) -> tuple[int, int, int | None]:
+        recorder = self._recorder
+        return recorder.recent.steps, recorder.batches, recorder.samples
+
+    def read(self) -> dict[str, float]:
+        """Return the metrics since the last reading, by names with units.
+
+        Times are in ms, shares in percent. `wait` is the data wait. `copy` is missing if it cannot
+        be separated from the wait.
+        """
+        recorder = self._recorder
+        recorder.flush()
+        now_s, counts = recorder.now_s(), self._counts()
+        seconds = max(1e-9, now_s - self._at_s)
+        steps, batches, samples = counts
+        figures = {
+            "feedline/batches": float(batches),
+            "feedline/batches_per_s": (batches - self._batches) / seconds,
+        }
+        if samples is not None and self._samples is not None:
+            figures["feedline/images_per_s"] = (samples - self._samples) / seconds
+        latest = list(recorder.recent)
+        new = min(len(latest), steps - self._steps)
+        times = list(islice(latest, len(latest) - new, None))
+        parts = {
+            "wait": [step[0] for step in times],
+            "copy": [step[1] for step in times if step[1] is not None],
+            "compute": [step[2] for step in times],
+        }
+        for name, each in parts.items():
+            for q, ms in zip(_PERCENTILES, percentiles(each), strict=False):
+                figures[f"feedline/{name}_ms_p{q}"] = ms
+        total = sum(map(sum, parts.values()))
+        if total > 0:
+            figures["feedline/wait_pct"] = 100 * sum(parts["wait"]) / total
+        figures |= {f"feedline/{name}": value for name, value in recorder.latest().items()}
+        self._at_s, (self._steps, self._batches, self._samples) = now_s, counts
+        return figures
+
+
+def percentiles(values: Sequence[float]) -> list[float]:
+    """Return the 50th, 95th and 99th percentile; empty without values."""
+    if not values:
+        return []
+    ordered = sorted(values)
+    return [ordered[math.ceil(q / 100 * len(ordered)) - 1] for q in _PERCENTILES]
+
+
+def create_panel(recorder: Recorder, wanted: bool | str) -> Panel | None:
+    """Create a panel if it is wanted and can be drawn.
+
+    Args:
+        recorder: recorder of the run.
+        wanted: True, False or "auto" (if stderr is a terminal).
+    """
+    rank, _ = rank_and_world()
+    if rank != 0 or sys.stderr is None or not wanted or (wanted == "auto" and not _on_terminal()):
+        return None
+    return Panel(recorder)
+
+
+def _on_terminal() -> bool:
+    try:
+        return sys.stderr.isatty() and os.environ.get("TERM", "") != "dumb"
+    except (AttributeError, ValueError):  # stderr is missing or closed
+        return False
+
+
+class Panel:
+    """Draws the metrics of a run.
+
+    Args:
+        recorder: recorder of the run.
+    """
+
+    name = "the panel"
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._metrics = MetricsReader(recorder)
+        self._drawn_s = self._printed_s = recorder.now_s()
+        self._live: Live | None = None
+        with unbroken(), seeded(0):  # importing rich draws from Python's random state
+            import rich.live  # noqa: F401
+
+    def tick(self, now_s: float) -> None:
+        """Draw if it is time; `now_s` is the time since the run's start."""
+        if not _on_terminal():
+            self._print(now_s)
+        elif now_s - self._drawn_s >= _REFRESH_S:
+            self._draw(now_s)
+
+    def end(self, now_s: float) -> None:
+        """Remove the line at the end of a pass."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _text(self, now_s: float) -> Text:
+        self._drawn_s = now_s
+        return format_line(self._metrics.read())
+
+    def _print(self, now_s: float) -> None:
+        if now_s - self._printed_s >= _LINE_S:
+            self._printed_s = now_s
+            from rich.console import Console
+
+            Console(file=sys.stderr).print(self._text(now_s), soft_wrap=True)
+
+    def _draw(self, now_s: float) -> None:
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            # Printed text of the program passes unchanged: rich would redirect it to stderr, split
+            # it into lines and interpret brackets as markup.
+            self._live = Live(
+                console=Console(stderr=True),
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+        text = self._text(now_s)
+        text.truncate(self._live.console.width - 1, overflow="ellipsis")
+        self._live.update(text, refresh=True)
+
+
+def format_line(figures: dict[str, float]) -> Text:
+    """Format the metrics of `MetricsReader.read` in one line."""
+    from rich.text import Text
+
+    text = Text.assemble(("feedline", "bold"))
+
+    def add(words: str, style: str = "") -> None:
+        text.append("  " + words, style=style)
+
+    def metric(name: str) -> float | None:
+        return figures.get(f"feedline/{name}")
+
+    if (rate := metric("images_per_s")) is not None:
+        add(f"{rate:,.0f} samples/s")
+    else:
+        add(f"{figures.get('feedline/batches_per_s', 0.0):,.1f} batches/s")
+    if (wait := metric("wait_pct")) is not None:
+        style = "red" if wait >= _HIGH_PCT else "yellow" if wait >= _MODERATE_PCT else "green"
+        add(f"data wait {wait:.0f}%", style)
+    for name in ("wait", "copy", "compute"):
+        if (ms := metric(f"{name}_ms_p50")) is not None:
+            add(f"{name} {ms:.1f} ms (p95 {figures[f'feedline/{name}_ms_p95']:.1f})")
+    if (size := metric("image_size")) is not None:
+        add(f"{size:.0f} px")
+    if workers := metric("workers"):
+        add(f"{workers:.0f} workers")
+    if (busy := metric("gpu_busy_pct")) is not None:
+        add(f"GPU {busy:.0f}%")
+    return text
+
+
+def tensorboard_writer(folder: str | os.PathLike[str]) -> MetricsCallback:
+    """Create a callback for `feedline.watch(loader, metrics=...)` that writes to TensorBoard.
+
+    The step of each value is the number of batches so far.
+
+    Args:
+        folder: folder of the event files, see `torch.utils.tensorboard.SummaryWriter`.
+
+    Raises:
+        UsageError: TensorBoard is not installed.
+    Example:
+        >>> from feedline.profile.live import tensorboard_writer
+        >>> callback = tensorboard_writer("runs/today")                      # doctest: +SKIP
+        >>> watched = feedline.watch(loader, metrics=callback)               # doctest: +SKIP
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise UsageError("TensorBoard is not installed", hint="pip install tensorboard") from error
+    summary: Any = SummaryWriter(log_dir=os.fspath(folder))
+
+    def write(figures: dict[str, float]) -> None:
+        step = int(figures["feedline/batches"])
+        for name, value in figures.items():
+            if name != "feedline/batches":
+                summary.add_scalar(name, value, step)
+        summary.flush()
+
+    return write
