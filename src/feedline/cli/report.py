@@ -154,11 +154,14 @@ def explain_overlap(
     from feedline.engine.defaults import worker_count
     from feedline.images.folder import ImageFolder
     from feedline.profile.bench import check_options  # loads torch
-    from feedline.profile.overlap import measure_overlap
-    from feedline.profile.page import overlap_svg
+    from feedline.profile.overlap import (
+        OverlapSettings,
+        measure_overlap,
+        overlap_svg,
+        overlap_view,
+    )
     from feedline.profile.report import to_json
-    from feedline.profile.terminal import glyphs_for, overlap_view
-    from feedline.profile.timeline import OverlapSettings
+    from feedline.profile.terminal import glyphs_for
     from feedline.train.data import find_splits
 
     check_options(image_size, batch_size, seconds)

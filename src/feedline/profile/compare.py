@@ -80,8 +80,7 @@ class Comparison:
             comparable because other programs disturbed a run.
         said: the result in a sentence.
         bound: how far each is input-bound.
-        rates: images/s of each, over the phases in the proportions of the first run, with starts
-            of passes and the time between them.
+        rates: images/s of each whole run, for phases in the proportions of the first run.
         ratio: of these.
         wait_pct: data wait in percent of the time.
         time_split_s: parts of the time of each.
@@ -215,12 +214,12 @@ def _ratio(times: float, spread: float | None) -> Ratio:
 
 def _total_rate(run: ReportData, own: _Phases, weights: _Phases) -> float | None:
     """Images/s for as many images of each phase as `weights` has, with the run's own overhead."""
-    images = sum(map(_images, weights.values()))
-    seconds = sum(_seconds(own[key]) / _images(own[key]) * _images(weights[key]) for key in weights)
-    overhead_s = sum(run.time_split_s.get(part) or 0.0 for part in ("starts", "between"))
-    if images:
-        seconds += overhead_s / sum(map(_images, own.values())) * images
-    return _known(images / seconds) if seconds else None
+    images, own_images = (sum(map(_images, each.values())) for each in (weights, own))
+    if not images or not run.images_per_s:
+        return None
+    overhead_s = own_images / run.images_per_s - sum(map(_seconds, own.values()))
+    steps_s = sum(_seconds(own[key]) / _images(own[key]) * _images(weights[key]) for key in weights)
+    return _known(images / (steps_s + overhead_s / own_images * images))
 
 
 def _total_ratio(

@@ -1,4 +1,4 @@
-"""HTML and SVG views: a report as one page, a diagnosis in a notebook, two loops as a picture.
+"""HTML and SVG views: a report as one page, a diagnosis in a notebook, charts.
 
 All shapes are in percent of their picture, so that they fit any screen; all colours are in
 `templates/chart.css`.
@@ -11,7 +11,6 @@ hatching or dashes in addition to colours.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -36,9 +35,7 @@ from feedline.profile.tables import report_tables
 from feedline.profile.timeline import (
     CAUSES,
     Lane,
-    Overlap,
     Timeline,
-    describe_overlap,
     timeline_heading,
     visible_lanes,
 )
@@ -57,8 +54,9 @@ __all__ = [
     "describe_lane",
     "diagnosis_html",
     "lane_shapes",
-    "overlap_svg",
+    "legend_entries",
     "page",
+    "picture",
     "template",
     "ticks",
     "training_curves",
@@ -77,7 +75,7 @@ _MEANINGS = {
 }
 """Of stages, and of causes of idle time."""
 _BLANK = "blank: not recorded, or between two passes over the data"
-_LANE_PX, _STEP_PX, _GAP_PX, _WIDTH_PX, _LINE_PX = 16, 20, 4, 780, 18
+_LANE_PX, _STEP_PX = 16, 20
 
 
 @cache
@@ -110,8 +108,8 @@ def page(report: ReportData, name: str) -> str:
         about=f"{as_seconds(report.seconds)} from {as_date(report.started)} on "
         f"{printable(report.machine.host)}{rank}",
         judged=_diagnosis(report),
-        pictures=[_picture(timeline) for timeline in report.timelines],
-        legend=_legend(report.timelines),
+        pictures=[picture(timeline) for timeline in report.timelines],
+        legend=legend_entries(report.timelines),
         history=_history(merge_neighbours(report.throughput_history, _MAX_BARS)),
         curves=training_curves(report.epochs_trained, report.resumed_at_epoch),
         trains=bool(report.settings),
@@ -192,7 +190,7 @@ def _split_shapes(parts: Sequence[PartOfTime]) -> list[Shape]:
     return shapes
 
 
-def _picture(timeline: Timeline) -> dict[str, Any]:
+def picture(timeline: Timeline) -> dict[str, Any]:
     """Return the values for the picture of a timeline."""
     lanes, hidden = visible_lanes(timeline)
     return {
@@ -232,7 +230,7 @@ def describe_lane(lane: Lane) -> str:
     return f"{lane.name}: {', '.join(parts) or 'not recorded'}"
 
 
-def _legend(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
+def legend_entries(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
     """Return the legend of timelines: the visible kinds, with their meaning."""
     shares = [share for each in timelines for lane in each.lanes for share in lane.shares.items()]
     kinds = {kind for kind, share in shares if share > _MIN_VISIBLE}
@@ -377,30 +375,4 @@ def _first_last_best(
     return (
         f"{text(first[0])} in epoch {first[1]}, {text(last[0])} in {last[1]}, "
         f"best {text(best)} in {when}"
-    )
-
-
-def overlap_svg(found: Overlap) -> str:
-    """Render the timelines of two loops as an SVG image, 900 px wide, at the same scale."""
-    timelines = [side.timeline for side in found.sides]
-    longest = max(each.length_ms for each in timelines)
-    sides, y = [], 28
-    for each in timelines:
-        side = _picture(each) | {"y": y, "width": round(_WIDTH_PX * each.length_ms / longest)}
-        y += 22
-        for lane in side["lanes"]:
-            lane["y"] = y
-            y += lane["height"] + _GAP_PX
-        side["axis_y"] = y - 2
-        y += 36
-        sides.append(side)
-    legend = [(kind, label, y + 20 * k) for k, (kind, label) in enumerate(_legend(timelines))]
-    words = [line for text in describe_overlap(found) for line in textwrap.wrap(text, 120)]
-    words_y = y + 20 * len(legend) + 16
-    return template("overlap.svg").render(
-        scope=":root, svg",
-        sides=sides,
-        legend=legend,
-        words=[(line, words_y + _LINE_PX * k) for k, line in enumerate(words)],
-        height=words_y + _LINE_PX * len(words),
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from feedline.profile.finding import PhaseSplit
 from feedline.profile.report import ReportData
-from feedline.profile.timeline import LoopTimes, Overlap
 from feedline.text import (
     NOT_MEASURED,
     as_bytes,
@@ -16,12 +15,11 @@ from feedline.text import (
     as_seconds,
     as_share,
     finite,
-    plural,
     printable,
 )
 from feedline.timing.run import Loader, Process
 
-__all__ = ["ReportTable", "overlap_table", "report_tables"]
+__all__ = ["ReportTable", "report_tables"]
 
 _SLOWEST, _LOADERS, _EPOCHS, _MAX_ROWS = 12, 8, 20, 100
 
@@ -250,26 +248,3 @@ def _machine(report: ReportData) -> dict[str, str]:
         printable(name): "not installed" if version is None else printable(version)
         for name, version in machine.versions.items()
     }
-
-
-def overlap_table(found: Overlap) -> ReportTable:
-    """Measurements of two loops."""
-
-    def wait(side: LoopTimes) -> str:
-        return f"{as_ms(side.wait_ms)} ({as_share(side.wait_ms / side.step_ms)})"
-
-    return ReportTable(
-        title="Measured",
-        heads=["", *(plural(side.workers, "worker") for side in found.sides)],
-        rows=[
-            ["images/s", *(as_rate(side.images_per_s) for side in found.sides)],
-            ["step", *(as_ms(side.step_ms) for side in found.sides)],
-            ["waiting", *map(wait, found.sides)],
-            ["computing", *(as_ms(side.compute_ms) for side in found.sides)],
-            ["loading a batch", *(as_ms(side.load_ms) for side in found.sides)],
-            ["steps counted", *(str(side.steps) for side in found.sides)],
-        ],
-        note=f"{plural(found.images, 'image')} in batches of {found.settings.batch_size} at "
-        f"{found.settings.size_px} px. The step is a sleep of {as_ms(found.step_ms)}, which leaves "
-        "the CPU to the loading, as a step on a GPU does.",
-    )

@@ -1,4 +1,4 @@
-"""Text views: a report, a diagnosis, two loops, and timelines in characters.
+"""Text views: a report, a diagnosis, and timelines in characters.
 
 Guarantees: at most 100 columns; no colour if NO_COLOR is set or the output is not a terminal; names
 of classes and files cannot control the terminal. Each character of a timeline covers an equal part
@@ -26,14 +26,12 @@ from feedline.profile.report import (
     headline,
     parts_of_time,
 )
-from feedline.profile.tables import ReportTable, overlap_table, report_tables
+from feedline.profile.tables import ReportTable, report_tables
 from feedline.profile.timeline import (
     CAUSES,
     Cause,
     Lane,
-    Overlap,
     Timeline,
-    describe_overlap,
     timeline_heading,
     visible_lanes,
 )
@@ -42,6 +40,7 @@ from feedline.text import as_date, as_ms, as_rate, as_seconds, as_share, plural,
 __all__ = [
     "ASCII",
     "BLOCKS",
+    "NAME_COLUMNS",
     "DiagnosisView",
     "Glyphs",
     "columns",
@@ -51,13 +50,15 @@ __all__ = [
     "history_lines",
     "lane_lines",
     "legend",
-    "overlap_view",
     "report_view",
     "show",
     "table_view",
 ]
 
-_WIDTH, _NAME_COLUMNS, _BAR = 100, 11, 30
+NAME_COLUMNS = 11
+"""Width of the name of each lane."""
+
+_WIDTH, _BAR = 100, 30
 _BOUND_STYLES = {"not input-bound": "bold green", "inconclusive": "bold yellow"}
 
 
@@ -251,21 +252,6 @@ def _report(report: ReportData, name: str, glyphs: Glyphs, width: int) -> Iterat
         yield from (Padding(Text(printable(note)), (0, 0, 0, 2)) for note in report.notes)
 
 
-def overlap_view(found: Overlap, glyphs: Glyphs, width: int) -> RenderableType:
-    """Show the timelines of two loops in characters, with a legend and the measurements."""
-    views: list[RenderableType] = []
-    used: set[str] = set()
-    longest = max(side.timeline.length_ms for side in found.sides)
-    for side in found.sides:
-        # Both timelines have the same scale: a faster loop is shorter.
-        columns = round((width - _NAME_COLUMNS) * side.timeline.length_ms / longest)
-        lines, glyphs_of = lane_lines(side.timeline, glyphs, _NAME_COLUMNS + columns)
-        used |= glyphs_of
-        views += [Text(timeline_heading(side.timeline), "bold"), *lines, Text("")]
-    views += [*legend(used, glyphs), Text(""), *map(Text, describe_overlap(found)), Text("")]
-    return Group(*views, table_view(overlap_table(found)))
-
-
 def table_view(table: ReportTable) -> RenderableType:
     """Show a table with its title and note."""
     shown: list[RenderableType] = [Text(table.title, "bold")]
@@ -296,11 +282,11 @@ def _pairs(rows: list[list[str]]) -> Grid:
 
 def lane_lines(timeline: Timeline, glyphs: Glyphs, width: int) -> tuple[list[Text], set[str]]:
     """Format a timeline: a line for each lane, and a time axis; with the characters in use."""
-    columns = max(20, width - _NAME_COLUMNS)
+    columns = max(20, width - NAME_COLUMNS)
     lanes, hidden = visible_lanes(timeline)
     lines, used = [], set()
     for lane in lanes:
-        line = _line(printable(lane.name)[: _NAME_COLUMNS - 1])
+        line = _line(printable(lane.name)[: NAME_COLUMNS - 1])
         if lane.spans:
             for glyph, style in _cells(lane, timeline.length_ms, glyphs, columns):
                 line.append(glyph, style or None)
@@ -315,7 +301,7 @@ def lane_lines(timeline: Timeline, glyphs: Glyphs, width: int) -> tuple[list[Tex
 
 
 def _line(name: str, text: str = "") -> Text:
-    line = Text(f"{name:<{_NAME_COLUMNS}}", no_wrap=True, overflow="crop")
+    line = Text(f"{name:<{NAME_COLUMNS}}", no_wrap=True, overflow="crop")
     return line.append(text, "dim")
 
 
@@ -358,7 +344,7 @@ def history_lines(history: Sequence[RateInterval], glyphs: Glyphs, width: int) -
     begun = history[0].begun_s
     length = max(each.ended_s for each in history) - begun
     most = max(each.images_per_s or 0.0 for each in known)
-    columns = max(20, width - _NAME_COLUMNS)
+    columns = max(20, width - NAME_COLUMNS)
     bars = _line("images/s")
     for column in range(columns):
         low, high = (begun + length * (column + k) / columns for k in (0, 1))

@@ -1,4 +1,4 @@
-"""Timelines of recorded steps, and of two loops over the same batches: without and with workers.
+"""Timelines of recorded steps: what each worker and the step did at every moment.
 
 Guarantees: pure; idle time has a cause, which follows from the state of the other lanes at that
 moment. Events outside the steps, such as those of a process with another clock, are left out and
@@ -14,19 +14,15 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
 
-from feedline.text import as_ms, as_percent, as_ratio, as_seconds, plural
+from feedline.text import as_ms, as_percent, as_seconds, plural
 from feedline.timing.run import Event, TimelineSample
 
 __all__ = [
     "CAUSES",
     "Cause",
     "Lane",
-    "LoopTimes",
-    "Overlap",
-    "OverlapSettings",
     "Span",
     "Timeline",
-    "describe_overlap",
     "timeline_heading",
     "timeline_of",
     "timelines_of",
@@ -333,78 +329,3 @@ def _union(spans: Iterable[Span]) -> list[_Interval]:
 def _within(intervals: Sequence[_Interval], at: float) -> bool:
     k = bisect.bisect_right(intervals, (at, float("inf"))) - 1
     return k >= 0 and intervals[k][1] > at
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OverlapSettings:
-    """Options of a comparison of two loops.
-
-    Args:
-        size_px: side of the images.
-        batch_size: images in a batch.
-        workers: processes of the second loop, at least one.
-        step_ms: computing time of a step; None: the time of one process to load a batch.
-        seconds: measuring time of each loop; some steps at least.
-    """
-
-    size_px: int = 224
-    batch_size: int = 32
-    workers: int = 2
-    step_ms: float | None = None
-    seconds: float = 3.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoopTimes:
-    """Measurements of one loop.
-
-    Args:
-        workers: processes that loaded; 0 if the loop itself loaded.
-        steps: number of counted steps.
-        images_per_s: over these.
-        step_ms: mean step, including waiting.
-        wait_ms: part in which it waited for its batch.
-        compute_ms: part in which it computed.
-        load_ms: mean time to load a batch, in one process.
-        timeline: of the latest steps.
-    """
-
-    workers: int
-    steps: int
-    images_per_s: float
-    step_ms: float
-    wait_ms: float
-    compute_ms: float
-    load_ms: float
-    timeline: Timeline
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Overlap:
-    """Two loops over the same batches: loading before each step, and loading in workers.
-
-    Args:
-        settings: options of the comparison.
-        step_ms: computing time of a step.
-        images: number of images.
-        sides: without workers, and with them.
-    """
-
-    settings: OverlapSettings
-    step_ms: float
-    images: int
-    sides: list[LoopTimes]
-
-
-def describe_overlap(found: Overlap) -> list[str]:
-    """Describe the measurements in sentences."""
-    alone, overlapped = found.sides
-    return [
-        f"Without workers a step first waits for its batch, {as_ms(alone.wait_ms)}, and then "
-        f"computes, {as_ms(alone.compute_ms)}: {as_ms(alone.step_ms)} in total.",
-        f"With {plural(overlapped.workers, 'worker')} the next batches are made while a step "
-        f"computes. A batch takes a worker {as_ms(overlapped.load_ms)}; in addition to its "
-        f"{as_ms(overlapped.compute_ms)} of computing, the step waits "
-        f"{as_ms(overlapped.wait_ms)}: {as_ms(overlapped.step_ms)} in total.",
-        f"That is {as_ratio(overlapped.images_per_s / alone.images_per_s)} as many images/s.",
-    ]
