@@ -247,7 +247,7 @@ def test_two_runs_are_compared(
     feedline: Command, judged: Judge, run: Path, tmp_path: Path, rate: int, status: int
 ) -> None:
     judged("highly input-bound", 30.0)
-    write_run(recorded(rate), tmp_path / "other")
+    write_run(recorded(rate, steps=round(0.4 * rate)), tmp_path / "other")
     target = tmp_path / "c.json"
     ended = feedline("report", "--compare", run, tmp_path / "other", "--json", target)
     assert (ended.status, ended.err) == (status, "")
