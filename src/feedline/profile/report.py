@@ -39,6 +39,7 @@ from feedline.text import (
 from feedline.timing.run import (
     Loader,
     Machine,
+    RankTimes,
     ResourceUse,
     Run,
     SlowSample,
@@ -51,6 +52,7 @@ __all__ = [
     "PART_NAMES",
     "EpochMetrics",
     "PartOfTime",
+    "RankSummary",
     "RateInterval",
     "ReportData",
     "StageSummary",
@@ -149,6 +151,31 @@ class StageSummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RankSummary:
+    """Mean times of one rank of a distributed training, in ms per step.
+
+    Args:
+        rank: of the process.
+        host: host name of its machine.
+        steps: number of measured steps.
+        step_ms: whole step.
+        wait_ms: data wait.
+        on_core_ms: computing on a core of the training thread; None if not measured.
+        worker_ms: time of all tasks of its workers; None without tasks.
+        slow: "input" or "computing" if all other ranks wait for this one's, or "".
+    """
+
+    rank: int
+    host: str
+    steps: int
+    step_ms: float
+    wait_ms: float
+    on_core_ms: float | None
+    worker_ms: float | None
+    slow: Literal["", "input", "computing"] = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ReportData(Diagnosis):
     """Diagnosis and data of a run.
 
@@ -171,6 +198,7 @@ class ReportData(Diagnosis):
         seconds: length of the recording.
         rank: of the process.
         world_size: number of processes.
+        ranks: times of all known ranks; empty in a run of one process.
         notes: missing measurements, with reasons.
     """
 
@@ -191,6 +219,7 @@ class ReportData(Diagnosis):
     seconds: float
     rank: int
     world_size: int
+    ranks: list[RankSummary]
     notes: list[str]
 
 
@@ -238,7 +267,22 @@ def build_report(
         seconds=run.seconds,
         rank=run.rank,
         world_size=run.world_size,
+        ranks=[_rank(each) for each in run.ranks if each.compute.count],
         notes=[*run.notes[:_MAX_NOTES], *([note] if note else []), *remarks],
+    )
+
+
+def _rank(times: RankTimes) -> RankSummary:
+    steps = times.compute.count
+    copy_ms = times.copy.total_ms if times.copy else 0.0
+    return RankSummary(
+        rank=times.rank,
+        host=encodable(times.host),
+        steps=steps,
+        step_ms=(times.wait.total_ms + copy_ms + times.compute.total_ms) / steps,
+        wait_ms=times.wait.total_ms / steps,
+        on_core_ms=None if times.compute_cpu_ms is None else times.compute_cpu_ms / steps,
+        worker_ms=times.tasks_ms / steps if times.tasks else None,
     )
 
 

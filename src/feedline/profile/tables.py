@@ -56,6 +56,7 @@ def report_tables(report: ReportData) -> list[ReportTable]:
     settings = [[printable(name), printable(value)] for name, value in report.settings.items()]
     made = [
         _phases(report),
+        _ranks(report),
         _epochs(report),
         _stages(report),
         _processes(report),
@@ -115,6 +116,28 @@ def _phases(report: ReportData) -> ReportTable:
         note="Steps alone, without the starts of passes. px @batch: image size and batch size. "
         "Parts of a step in ms: median/95th percentile/longest. hidden: work of the workers for a "
         "batch during the steps, in ms per worker.",
+    )
+
+
+def _ranks(report: ReportData) -> ReportTable:
+    heads = ["rank", "steps", "step", "data wait", "computing on a core", "workers", "slow"]
+    return ReportTable(
+        title="Ranks",
+        heads=heads,
+        rows=[
+            [
+                f"{each.rank} on {printable(each.host)}",
+                str(each.steps),
+                as_ms(each.step_ms),
+                as_ms(each.wait_ms),
+                as_ms(each.on_core_ms),
+                as_ms(each.worker_ms),
+                each.slow,
+            ]
+            for each in report.ranks
+        ],
+        note="Means per step. Ranks that synchronise gradients have equal steps: all wait for the "
+        "slowest input or computing.",
     )
 
 
