@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import LOADER, MACHINE, PHASE, UNKNOWN, named, points, recorded, verdict
 
+from feedline.profile.diagnose import diagnose
 from feedline.profile.report import (
     EpochMetrics,
     ReportData,
@@ -28,7 +29,8 @@ from feedline.profile.report import (
 from feedline.profile.tables import report_tables
 from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder
-from feedline.timing.run import Run, SlowSample, ThroughputPoint
+from feedline.timing.run import RankTimes, Run, SlowSample, ThroughputPoint
+from profiling.diagnosed_runs import a_run, one_pass, times
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "report.schema.json"
 
@@ -116,6 +118,38 @@ def test_empty_run_has_no_facts() -> None:
     assert set(facts.time_split_s.values()) == {None}
     assert facts.timelines == facts.stages == facts.throughput_history == []
     assert facts.steps == 0
+
+
+def test_the_times_of_all_ranks_are_shown_and_the_slow_one_is_named() -> None:
+    ranks = [
+        RankTimes(
+            rank=rank,
+            host="node",
+            wait=times(wait, 100),
+            compute=times(80.0 - wait, 100),
+            compute_cpu_ms=2000.0,
+            tasks=100,
+            tasks_ms=4000.0,
+        )
+        for rank, wait in enumerate((1.0, 31.0, 1.0))
+    ]
+    run = a_run(one_pass(compute=80.0), world_size=3, ranks=ranks)
+    report = build_report(run, diagnose(run))
+    assert [(each.wait_ms, each.slow) for each in report.ranks] == [
+        (pytest.approx(1.0), ""),
+        (pytest.approx(31.0), "input"),
+        (pytest.approx(1.0), ""),
+    ]
+    (table,) = (table for table in report_tables(report) if table.title == "Ranks")
+    assert dict(zip(table.heads, table.rows[1], strict=True)) == {
+        "rank": "1 on node",
+        "steps": "100",
+        "step": "80.0 ms",
+        "data wait": "31.0 ms",
+        "computing on a core": "20.0 ms",
+        "workers": "40.0 ms",
+        "slow": "input",
+    }
 
 
 def test_a_run_of_ten_hours_of_steps_stays_small() -> None:

@@ -686,8 +686,8 @@ def test_ceiling_is_rate_of_steps_without_waiting() -> None:
     passes = [one_pass(steps=20, start=600.0, epoch=k) for k in range(6)]
     started = diagnose(a_run(*passes))
     assert started.compute_bound is not None
-    assert started.compute_bound.images_per_s == pytest.approx(32 / 0.05)
-    assert started.images_per_s == pytest.approx(6 * 20 * 32 / 9.0)
+    assert started.compute_bound.images_per_s == pytest.approx((6 * 20 + 5) * 32 / 6.0)
+    assert started.images_per_s == pytest.approx((6 * 20 + 5) * 32 / 9.0)
 
 
 def with_gap(gap_s: float) -> Diagnosis:
@@ -704,9 +704,9 @@ def test_parts_of_the_time_add_up_to_the_whole_run() -> None:
     )
     evaluated = with_gap(gap_s=2.0)
     assert evaluated.wait_pct == pytest.approx(100 * (2 + 6) / 20)
-    assert evaluated.images_per_s == pytest.approx(2 * 100 * 32 / 20)
+    assert evaluated.images_per_s == pytest.approx(201 * 32 / 20)
     assert evaluated.compute_bound is not None
-    assert evaluated.compute_bound.images_per_s == pytest.approx(2 * 100 * 32 / 12)
+    assert evaluated.compute_bound.images_per_s == pytest.approx(201 * 32 / 12)
 
 
 def test_a_pause_longer_than_all_passes_is_not_part_of_the_training() -> None:

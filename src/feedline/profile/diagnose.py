@@ -112,10 +112,10 @@ def _time_split(facts: RunFacts) -> dict[TimePart, float | None]:
 
 
 def _images_per_s(facts: RunFacts, ms: float) -> float | None:
-    """Throughput if all steps together took this time."""
+    """Throughput if the batches after the run's first one, of steps and starts, took this time."""
     if facts.samples is None or ms < LEAST_MS * facts.steps or not facts.steps:
         return None
-    return 1000 * facts.samples * facts.steps / ms
+    return 1000 * facts.samples * (facts.steps + facts.restarts) / ms
 
 
 def _compute_bound(facts: RunFacts) -> ComputeBound | None:

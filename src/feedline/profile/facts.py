@@ -17,7 +17,15 @@ from feedline.throughput.windows import error_of_means
 from feedline.timing.histogram import Histogram
 from feedline.timing.run import Loader, Pass, Process, Run, StageTime
 
-__all__ = ["LEAST_MS", "PhaseFacts", "RunFacts", "WorkerLanes", "WorkerStage", "summarise_run"]
+__all__ = [
+    "LEAST_MS",
+    "PhaseFacts",
+    "RunFacts",
+    "WorkerLanes",
+    "WorkerStage",
+    "find_slow_rank",
+    "summarise_run",
+]
 
 LEAST_MS = 1e-9
 """Resolution of a clock: shorter times were not measured, and nothing is divided by them."""
@@ -426,7 +434,7 @@ def summarise_run(run: Run) -> RunFacts:
         crowding=crowding,
         error=_error(run, phases),
         read_bytes=_read(workers or trainer, loader, step_ms),
-        slow_rank=_slow_rank(run),
+        slow_rank=find_slow_rank(run),
     )
 
 
@@ -521,7 +529,8 @@ def _error(run: Run, phases: list[PhaseFacts]) -> float:
     return min(1.0, 2 * math.sqrt(variance) / total) if total > 0 and steps > 1 else 1.0
 
 
-def _slow_rank(run: Run) -> SlowRank | None:
+def find_slow_rank(run: Run) -> SlowRank | None:
+    """Return the rank with the largest excess; None in a run of one process."""
     ranks = [each for each in run.ranks if each.compute.count]
     if len(ranks) < 2:
         return None

@@ -24,6 +24,7 @@ import msgspec
 
 from feedline import __version__
 from feedline.profile.diagnose import diagnose
+from feedline.profile.facts import find_slow_rank
 from feedline.profile.finding import Diagnosis, TimePart
 from feedline.profile.timeline import Timeline, timelines_of
 from feedline.text import (
@@ -39,7 +40,6 @@ from feedline.text import (
 from feedline.timing.run import (
     Loader,
     Machine,
-    RankTimes,
     ResourceUse,
     Run,
     SlowSample,
@@ -77,6 +77,7 @@ _MAX_EPOCHS = 100_000
 _MAX_INTERVALS = 400
 _MAX_NOTES = 50
 _LONG_S = 1e9
+_SHOWN = 0.0005  # share of the time: less is printed as 0.0%
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,7 +173,7 @@ class RankSummary:
     wait_ms: float
     on_core_ms: float | None
     worker_ms: float | None
-    slow: Literal["", "input", "computing"] = ""
+    slow: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,23 +268,31 @@ def build_report(
         seconds=run.seconds,
         rank=run.rank,
         world_size=run.world_size,
-        ranks=[_rank(each) for each in run.ranks if each.compute.count],
+        ranks=_ranks(run, diagnosis),
         notes=[*run.notes[:_MAX_NOTES], *([note] if note else []), *remarks],
     )
 
 
-def _rank(times: RankTimes) -> RankSummary:
-    steps = times.compute.count
-    copy_ms = times.copy.total_ms if times.copy else 0.0
-    return RankSummary(
-        rank=times.rank,
-        host=encodable(times.host),
-        steps=steps,
-        step_ms=(times.wait.total_ms + copy_ms + times.compute.total_ms) / steps,
-        wait_ms=times.wait.total_ms / steps,
-        on_core_ms=None if times.compute_cpu_ms is None else times.compute_cpu_ms / steps,
-        worker_ms=times.tasks_ms / steps if times.tasks else None,
-    )
+def _ranks(run: Run, diagnosis: Diagnosis) -> list[RankSummary]:
+    is_finding = any(finding.rule == "slow-rank" for finding in diagnosis.findings)
+    slow = find_slow_rank(run) if is_finding else None
+    found = []
+    for each in run.ranks:
+        if steps := each.compute.count:
+            copy_ms = each.copy.total_ms if each.copy else 0.0
+            found.append(
+                RankSummary(
+                    rank=each.rank,
+                    host=encodable(each.host),
+                    steps=steps,
+                    step_ms=(each.wait.total_ms + copy_ms + each.compute.total_ms) / steps,
+                    wait_ms=each.wait.total_ms / steps,
+                    on_core_ms=None if each.compute_cpu_ms is None else each.compute_cpu_ms / steps,
+                    worker_ms=each.tasks_ms / steps if each.tasks else None,
+                    slow=slow.part if slow and slow.rank == each.rank else "",
+                )
+            )
+    return found
 
 
 def _slowest(samples: Sequence[SlowSample]) -> list[SlowSample]:
@@ -538,7 +547,7 @@ def headline(diagnosis: Diagnosis) -> str:
         return f"{bound}; the data wait was not measured."
     shares = part_shares(diagnosis.time_split_s)
     where = ""
-    if shares.get("starts"):
+    if (shares.get("starts") or 0.0) >= _SHOWN:
         steps, starts = as_share(shares.get("wait")), as_share(shares["starts"])
         where = f" ({steps} in steps, {starts} at the starts of passes)"
     return f"{bound}: data wait is {as_percent(diagnosis.wait_pct)} of the time{where}."

@@ -114,8 +114,8 @@ def _phases(report: ReportData) -> ReportTable:
         heads=[*heads, "hidden"],
         rows=[row(each) for each in report.phases],
         note="Steps alone, without the starts of passes. px @batch: image size and batch size. "
-        "Parts of a step in ms: median/95th percentile/longest. hidden: work of the workers for a "
-        "batch during the steps, in ms per worker.",
+        "Parts of a step in ms: median/95th percentile/longest; computing includes waits for a "
+        "core. hidden: work of the workers for a batch during the steps, in ms per worker.",
     )
 
 
