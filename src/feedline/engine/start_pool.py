@@ -26,6 +26,7 @@ from feedline.engine.process import (
 )
 from feedline.engine.shared_memory import require_memory
 from feedline.errors import UsageError
+from feedline.text import plural
 
 __all__ = [
     "pool_bytes",
@@ -87,7 +88,7 @@ def start_pool(
         raise UsageError(f"{method!r} needs Linux; use None", argument="start_method")
     require_memory(
         pool_bytes(workers, slots_bytes),
-        f"a loader of {workers} workers with {slots_bytes / 2**20:,.0f} MiB of batches",
+        f"a loader of {plural(workers, 'worker')} with {slots_bytes / 2**20:,.0f} MiB of batches",
         "use fewer num_workers, a smaller batch_size, image size or prefetch",
     )
     if workers == 0:

@@ -186,7 +186,7 @@ def _require_memory(fields: Any, batch_size: int, workers: int, against: bool) -
         needed += (2 * workers + 1) * batch * 5 + 2 * workers * WORKER_BYTES
     require_memory(
         needed,
-        f"measuring {workers} workers with batches of {batch_size}",
+        f"measuring {plural(workers, 'worker')} with batches of {batch_size}",
         "use fewer --workers, a smaller --batch-size or --image-size",
     )
 

@@ -31,6 +31,7 @@ from feedline.loader import DataLoader, access
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.schedule import Phase
 from feedline.system import usable_cores
+from feedline.text import plural
 from feedline.throughput.estimates import PoolRate, Rates, pool_rate
 from feedline.timing.stage_page import StageTimings, sum_timings
 from feedline.timing.torch_workers import TorchWorkers, end_torch_workers
@@ -376,7 +377,7 @@ class TunableTorchLoader(TunableLoader):
                     self._batches = iter(loader)
             except OSError as error:  # of fork, or of the pipes to it
                 raise ResourceError(
-                    f"cannot start {workers} workers: {error}",
+                    f"cannot start {plural(workers, 'worker')}: {error}",
                     hint="check the free memory, and ulimit -u and -n",
                 ) from error
         return workers  # all start at the same time, so their first batches come together
