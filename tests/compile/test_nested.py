@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageFilter, ImageOps
 
 import feedline
 
@@ -123,7 +123,7 @@ def batches(root: Path, transform: Any, **options: Any) -> list[Any]:
         return [images for images, _ in loader]
 
 
-def unfused(root: Path, transform: Any) -> list[Any]:
+def unfused(root: Path, transform: Any, collate: Any = None) -> list[Any]:
     """Batches with the same seeds, of a loader whose images are read by the user's own function."""
 
     class Own(torch.utils.data.Dataset[Any]):
@@ -137,13 +137,16 @@ def unfused(root: Path, transform: Any) -> list[Any]:
             return transform(Image.open(path).convert("RGB")), label
 
     torch.manual_seed(7)
-    with feedline.DataLoader(Own(), batch_size=3, num_workers=0) as loader:
+    with feedline.DataLoader(Own(), batch_size=3, num_workers=0, collate_fn=collate) as loader:
         assert "\nfused" not in loader.explain()
         return [images for images, _ in loader]
 
 
-def views(made: list[Any]) -> list[torch.Tensor]:
-    return [each for batch in made for each in (batch if isinstance(batch, list) else [batch])]
+def views(made: list[Any]) -> list[Any]:
+    """Tensors or images of batches, in any nesting of lists and tuples."""
+    if not isinstance(made, (list, tuple)):
+        return [made]
+    return [each for part in made for each in views(part) if not isinstance(each, int)]
 
 
 def fused_text(root: Path, transform: Any) -> str:
@@ -169,6 +172,60 @@ def test_fused_pipelines_draw_as_the_library_does(root: Path, create: Any) -> No
     for one, other in zip(made, stock, strict=True):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)
+
+
+class OwnSteps:
+    """Steps of the user's own, as in DINO, MoCo and solo-learn, that read and change images."""
+
+    def __init__(self) -> None:
+        self.images: list[tuple[Any, bytes]] = []
+
+    def __call__(self, image: Any) -> Any:
+        self.images = self.images[-20:]
+        for step in (
+            lambda image: image.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2))),
+            lambda image: image.filter(ImageFilter.GaussianBlur((0.5, 9.0))),
+            lambda image: image.filter(ImageFilter.SHARPEN),
+            lambda image: ImageOps.solarize(image),
+            lambda image: image.point(lambda level: 255 - level // 2),
+            lambda image: image.copy(),
+            lambda image: pickle.loads(pickle.dumps(image)),
+            self.draw_on,
+        ):
+            if random.random() < 0.4:
+                image = step(image)
+        assert isinstance(image, Image.Image)
+        if random.random() < 0.5:
+            self.images.append((image, image.copy().tobytes()))
+        return image
+
+    def draw_on(self, image: Any) -> Any:
+        image.putpixel((3, 2), (1, 2, 3))
+        image.info["drawn"] = True
+        return image
+
+
+@pytest.mark.parametrize("version", [transforms, v2])
+def test_own_steps_between_fused_ones_get_images_like_pillow_s(root: Path, version: Any) -> None:
+    own = OwnSteps()
+    steps = [
+        version.RandomResizedCrop(32),
+        version.RandomApply([version.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.5),
+        own,
+        version.RandomSolarize(99),
+        version.RandomApply([own], p=0.5),
+        version.RandomGrayscale(0.5),
+    ]
+    for end in ([*NORMALIZE], [own, *NORMALIZE], [own]):
+        pipeline = version.Compose([*steps, *end])
+        collate = (lambda samples: (samples, 0)) if end == [own] else None
+        made = batches(root, TwoCrops(pipeline), num_workers=0, collate_fn=collate)
+        stock = unfused(root, TwoCrops(pipeline), collate)
+        assert "RandomResizedCrop" in fused_text(root, TwoCrops(pipeline))
+        for one, other in zip(views(made), views(stock), strict=True):
+            assert type(one) is type(other)
+            assert np.array_equal(np.asarray(one), np.asarray(other))
+    assert all(image.tobytes() == pixels for image, pixels in own.images), "later steps wrote"
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

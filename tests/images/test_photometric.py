@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 from torchvision.transforms import functional
 
 photometric = pytest.importorskip("feedline.images._photometric", reason="not compiled")
@@ -72,11 +72,23 @@ def test_blur_matches_torchvision_within_a_level(shape, taps, sigma):
     assert difference.mean() <= 0.01
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (3, 5), (12, 13), (37, 131)])
+def test_blur_by_boxes_equals_pillow_exactly(shape):
+    image = noise(*shape)
+    for across in (0.0, 0.05, 0.1, 0.7, 1.0, 1.41, 2.0, 2.449, 2.5, 3.3, 4.9):
+        for down in (across, 0.0, 1.3):
+            target = np.empty_like(image)
+            photometric.blur_boxes(image, target, across, down)
+            theirs = Image.fromarray(image).filter(ImageFilter.GaussianBlur((across, down)))
+            assert np.array_equal(target, np.asarray(theirs))
+
+
 def test_the_target_may_be_the_image_itself():
     kernel = np.full(5, 0.2, np.float32)
     for change in (
         *(lambda i, t, k=kind: photometric.adjust(i, t, k, 0.3) for kind in CHANGES),
         lambda i, t: photometric.blur(i, t, kernel, kernel),
+        lambda i, t: photometric.blur_boxes(i, t, 1.0, 2.7),
     ):
         image, other = noise(20, 30), np.empty((20, 30, 3), np.uint8)
         change(image, other)
@@ -99,6 +111,9 @@ def test_invalid_arguments_raise_and_write_nothing():
             photometric.blur(image, target, kernel, wrong)
         with pytest.raises(ValueError, match="kernels must be"):
             photometric.blur(image, target, wrong, kernel)
+    for wrong in (-0.1, 6.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="standard deviations"):
+            photometric.blur_boxes(image, target, wrong, 1.0)
     with pytest.raises((ValueError, BufferError)):
         photometric.adjust(image[:, ::-1], target, 0, 1.0)
     assert (target == 7).all()

@@ -167,7 +167,7 @@ def fuzz_photometric(dice: Dice) -> None:
     image = pixels(dice)
     target = image if chance(dice, 0.1) else np.zeros_like(image)
     image, target = spoiled(dice, image), spoiled(dice, target)
-    choice = int(dice.integers(6))
+    choice = int(dice.integers(7))
     if choice == 0:
         _photometric.adjust(image, target, int(dice.integers(-1, 6)), real(dice, -0.6, 0.6))
     elif choice == 1:
@@ -182,6 +182,8 @@ def fuzz_photometric(dice: Dice) -> None:
         _photometric.count(image, spoiled(dice, np.zeros((3, 256), np.uint32)))
     elif choice == 4:
         _photometric.sharpen(image, target, real(dice))
+    elif choice == 5:
+        _photometric.blur_boxes(image, target, real(dice, -0.5, 6), real(dice, -0.5, 6))
     else:
         matrix = [real(dice) for _ in range(6)]
         for at in (2, 5):

@@ -38,6 +38,18 @@ def blur(
         ValueError: wrong shape, dtype, layout or length.
     """
 
+def blur_boxes(image: _Image, target: _Image, across: float, down: float, /) -> None:
+    """Blur an image, like ImageFilter.GaussianBlur((across, down)).
+
+    Args:
+        image: uint8 (height, width, 3), C-contiguous.
+        target: of the same shape, overwritten; may be the image.
+        across, down: standard deviations in both directions, in pixels, 0 to 5.
+
+    Raises:
+        ValueError: wrong shape, dtype or layout, or a larger deviation.
+    """
+
 def look_up(image: _Image, target: _Image, levels: bytes, /) -> None:
     """Map each level of an image to another, like Image.point.
 

@@ -1,8 +1,8 @@
 /* Change an image's colours, sharpness and geometry as Pillow and torchvision do.
 
-Guarantees: the bytes of Pillow for brightness, contrast, saturation, grey, sharpness, table lookup,
-histogram and affine transforms (ImageEnhance, conversion to "L" and "HSV", Image.point, histogram,
-transform). Hue: Pillow's HSV conversion with torchvision's shift. Blur: torchvision's float kernel,
+Guarantees: the bytes of Pillow for brightness, contrast, saturation, grey, sharpness, Gaussian blur by
+boxes, table lookup, histogram and affine transforms (ImageEnhance, conversion to "L" and "HSV",
+ImageFilter.GaussianBlur, Image.point, histogram, transform). Hue: Pillow's HSV conversion with torchvision's shift. Blur: torchvision's float kernel,
 equal except for rounding. All sizes and layouts are checked; nothing outside the target is written,
 which may be the image itself. The GIL is released. Without a compiler torchvision's steps run.
 
@@ -19,6 +19,7 @@ by spread and largest. */
 #include <stdlib.h>
 
 enum { SEXTANTS = 6, MAX_KERNEL = 127 };
+enum { BOX_PASSES = 3, MAX_REACH = 4, BOX_BITS = 24 };
 enum { BRIGHTNESS, CONTRAST, SATURATION, HUE, GREY, KINDS };
 
 static uint8_t hue_of[SEXTANTS][LEVELS][LEVELS];   /* by sextant, spread, middle less smallest */
@@ -228,6 +229,106 @@ static INLINE int blur(
     return 0;
 }
 
+/* Mean of the pixels within `reach` and of two further ones, with Pillow's weights in 2 ** -24. */
+typedef struct {
+    int reach;
+    uint32_t near, far;
+} Box;
+
+/* Box of Pillow's Gaussian blur: of three passes that approximate one. */
+static Box box_of(float sigma)
+{
+    const float variance = sigma * sigma / BOX_PASSES;
+    const float length = (float)sqrt(12.0 * variance + 1.0);
+    const float whole = (float)floor((length - 1.0) / 2.0);
+    float part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance);
+    part /= 6 * (variance - (whole + 1) * (whole + 1));
+    const float radius = whole + part;
+    if (!(radius >= 0.0f && radius < (float)(MAX_REACH + 1)))
+        return (Box){.reach = -1};
+    const int reach = (int)radius;
+    const uint32_t near = (uint32_t)((float)(1 << BOX_BITS) / (radius * 2 + 1));
+    return (Box){reach, near, ((1 << BOX_BITS) - (uint32_t)(2 * reach + 1) * near) / 2};
+}
+
+/* Blur the bytes of one line from those of 2 * reach + 3 neighbouring ones. */
+static INLINE void blur_line(
+    int reach, Box box, const uint8_t *const *lines, uint8_t *to, size_t bytes)
+{
+    enum { BLOCK = 256 };
+    const int last = 2 * reach + 2;
+    for (size_t start = 0; start < bytes; start += BLOCK) {
+        const size_t count = bytes - start < BLOCK ? bytes - start : BLOCK;
+        uint8_t levels[BLOCK]; /* not `to`, which a line may be, so that compilers use vectors */
+        for (size_t i = start; i < start + count; i++) {
+            uint32_t near = 0;
+            for (int k = 1; k < last; k++)
+                near += lines[k][i];
+            const uint32_t far = (uint32_t)lines[0][i] + lines[last][i];
+            levels[i - start]
+                = (uint8_t)((near * box.near + far * box.far + (1u << (BOX_BITS - 1))) >> BOX_BITS);
+        }
+        memcpy(to + start, levels, count);
+    }
+}
+
+/* The same; each reach gets its own code, without inner loops. */
+static INLINE void blur_box(Box box, const uint8_t *const *lines, uint8_t *to, size_t bytes)
+{
+    switch (box.reach) {
+    case 0: blur_line(0, box, lines, to, bytes); break;
+    case 1: blur_line(1, box, lines, to, bytes); break;
+    case 2: blur_line(2, box, lines, to, bytes); break;
+    case 3: blur_line(3, box, lines, to, bytes); break;
+    default: blur_line(MAX_REACH, box, lines, to, bytes);
+    }
+}
+
+/* Blur by boxes, each pass rounded to bytes; outer pixels are repeated. Return 0, or -1 if memory is
+missing. */
+static INLINE int blur_boxes(
+    const uint8_t *from, uint8_t *to, Py_ssize_t height, Py_ssize_t width, Box across, Box down)
+{
+    const size_t bytes = CHANNELS * (size_t)width, padding = CHANNELS * (size_t)(across.reach + 1);
+    const size_t padded = bytes + 2 * padding;
+    uint8_t *const rows = malloc(bytes * (size_t)height + 2 * padded);
+    const uint8_t *lines[2 * MAX_REACH + 3];
+    if (!rows)
+        return -1;
+    for (Py_ssize_t y = 0; y < height; y++) {
+        uint8_t *line = rows + bytes * (size_t)height, *other = line + padded;
+        memcpy(line + padding, from + (size_t)y * bytes, bytes);
+        for (int pass = 0; pass < BOX_PASSES; pass++) {
+            for (size_t at = 0; at < padding; at += CHANNELS) {
+                memcpy(line + at, line + padding, CHANNELS);
+                memcpy(line + padding + bytes + at, line + padding + bytes - CHANNELS, CHANNELS);
+            }
+            for (int k = 0; k < 2 * across.reach + 3; k++)
+                lines[k] = line + CHANNELS * k;
+            const int is_last = pass == BOX_PASSES - 1;
+            blur_box(across, lines, is_last ? rows + (size_t)y * bytes : other + padding, bytes);
+            uint8_t *const blurred = other;
+            other = line;
+            line = blurred;
+        }
+    }
+    uint8_t *image = rows, *blurred = to;
+    for (int pass = 0; pass < BOX_PASSES; pass++) {
+        for (Py_ssize_t y = 0; y < height; y++) {
+            for (int k = 0; k < 2 * down.reach + 3; k++) {
+                const Py_ssize_t at = y + k - down.reach - 1;
+                lines[k] = image + bytes * (size_t)(at < 0 ? 0 : at < height ? at : height - 1);
+            }
+            blur_box(down, lines, blurred + (size_t)y * bytes, bytes);
+        }
+        uint8_t *const next = image;
+        image = blurred;
+        blurred = next;
+    }
+    free(rows);
+    return 0;
+}
+
 #ifdef SIMD_NAME
 /* The same code with wider vectors, and so the same bytes: multiplications and additions stay apart. */
 SIMD void change_with_simd(
@@ -241,6 +342,12 @@ SIMD int blur_with_simd(
     int wide, const float *down, int tall)
 {
     return blur(from, to, height, width, across, wide, down, tall);
+}
+
+SIMD int blur_boxes_with_simd(
+    const uint8_t *from, uint8_t *to, Py_ssize_t height, Py_ssize_t width, Box across, Box down)
+{
+    return blur_boxes(from, to, height, width, across, down);
 }
 
 static int uses_simd;
@@ -516,6 +623,31 @@ static PyObject *py_blur(PyObject *module, PyObject *args)
     return result;
 }
 
+static PyObject *py_blur_boxes(PyObject *module, PyObject *args)
+{
+    PyObject *arrays[2], *result = NULL;
+    Py_buffer views[2];
+    float across, down;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOff:blur_boxes", &arrays[0], &arrays[1], &across, &down)
+        || !get_buffers(views, arrays, 2, CONTIGUOUS))
+        return NULL;
+    const Py_buffer *image = &views[0], *target = &views[1];
+    const Box boxes[2] = {box_of(across), box_of(down)};
+    if (!(across >= 0.0f && down >= 0.0f) || boxes[0].reach < 0 || boxes[1].reach < 0) {
+        PyErr_SetString(PyExc_ValueError, "the standard deviations must be in 0 to 5");
+    } else if (alike(image, target)) {
+        int failed;
+        Py_BEGIN_ALLOW_THREADS
+        failed = FASTEST(blur_boxes)(
+            image->buf, target->buf, image->shape[0], image->shape[1], boxes[0], boxes[1]);
+        Py_END_ALLOW_THREADS
+        result = failed ? PyErr_NoMemory() : Py_NewRef(Py_None);
+    }
+    release_buffers(views, 2);
+    return result;
+}
+
 static PyObject *py_look_up(PyObject *module, PyObject *args)
 {
     PyObject *arrays[3], *result = NULL;
@@ -634,6 +766,7 @@ static PyObject *py_warp(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"adjust", py_adjust, METH_VARARGS, "Change the colours of an image; see _photometric.pyi."},
     {"blur", py_blur, METH_VARARGS, "Blur an image; see _photometric.pyi."},
+    {"blur_boxes", py_blur_boxes, METH_VARARGS, "Blur an image by boxes; see _photometric.pyi."},
     {"look_up", py_look_up, METH_VARARGS, "Map the levels of an image; see _photometric.pyi."},
     {"count", py_count, METH_VARARGS, "Count the levels of an image; see _photometric.pyi."},
     {"sharpen", py_sharpen, METH_VARARGS, "Sharpen or smooth an image; see _photometric.pyi."},

@@ -36,7 +36,12 @@ from feedline.images.compile.library_steps import (
     run_quietly,
     steps_text,
 )
-from feedline.images.compile.supported_transforms import PixelStep, draw_crop_params
+from feedline.images.compile.supported_transforms import (
+    ArrayImage,
+    PixelStep,
+    draw_crop_params,
+    pixels_as_image,
+)
 from feedline.images.crops import (
     Box,
     Part,
@@ -171,6 +176,8 @@ class TransformTail:
         with unbroken(), states:
             rgb, value = self._run_before(pixels)
             if rgb is None or (self.table is None and self.before):
+                if type(value) is ArrayImage:
+                    value.load()  # becomes a plain image
                 value = value if rgb is None else contain(rgb, self.input_form)
                 return _run_all(self.after, _run_all(self.table_steps, value))
             return _run_all(self.after, self._values(rgb, row))
@@ -204,7 +211,7 @@ class TransformTail:
             if rgb is None and operation is not None:
                 rgb = _rgb_pixels(value, self.input_form)
             if rgb is None or operation is None:
-                value = step(value if rgb is None else contain(rgb, self.input_form))
+                value = step(value if rgb is None else self._step_input(rgb))
                 rgb = None
             else:
                 rgb = operation(rgb)
@@ -213,6 +220,12 @@ class TransformTail:
         if rgb is None and self.table is not None:
             rgb = _rgb_pixels(value, self.input_form)
         return rgb, value
+
+    def _step_input(self, pixels: Pixels) -> Any:
+        """Input of an unchanged step, whose pixels no fused step changes."""
+        if self.input_form == "pil":
+            return pixels_as_image(pixels)
+        return contain(pixels, self.input_form)
 
     def _values(self, pixels: Pixels, row: np.ndarray[Any, Any] | None) -> Any:
         """Values of pixels (height, width, 3), in the container of the steps."""
@@ -254,6 +267,9 @@ def _as_form(tensor: torch.Tensor, form: Form) -> torch.Tensor:
 
 def _rgb_pixels(value: object, form: Form) -> Pixels | None:
     """RGB pixels (height, width, 3) of a container; None if it holds anything else."""
+    if type(value) is ArrayImage:
+        value.pixels.flags.writeable = False  # the user may have kept the image
+        return value.pixels
     if form == "pil":
         if type(value) is not Image.Image or value.mode != "RGB":
             return None

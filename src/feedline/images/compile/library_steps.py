@@ -361,6 +361,7 @@ _CHECKED_CODE: Mapping[str, tuple[str, ...] | None] = {
     "PIL.ImageEnhance": None,
     "PIL.ImageEnhance._Enhance": ("enhance",),
     "PIL.ImageFile.ImageFile": ("load",),
+    "PIL.ImageFilter.GaussianBlur": ("filter",),
     "PIL.ImageOps": None,
     "timm.data.auto_augment": None,
     "timm.data.transforms": None,

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image, features
+from PIL import Image, ImageFilter, features
 from torch.utils.data import get_worker_info
 
 from feedline.images.codec_base import DecodeOptions
@@ -43,7 +43,11 @@ from feedline.images.compile.library_steps import (
     steps_text,
     untested_versions,
 )
-from feedline.images.compile.supported_transforms import draw_crop_params, pixel_step
+from feedline.images.compile.supported_transforms import (
+    draw_crop_params,
+    pixel_step,
+    pixels_as_image,
+)
 from feedline.images.crops import Part, TrainCrop, WindowCrop, cut
 from feedline.images.jpeg import JPEG
 from feedline.images.pillow_codecs import PILLOW_CODECS
@@ -108,10 +112,13 @@ def check_fused(steps: Sequence[Step], fused: FusedTransform) -> None:
     def check() -> None:
         for step in fused.geometry:
             _check_crop_draws(step, fused)
-        _compare_samples(steps, run, lambda height, width: ())
+        levels = 0 if fused.resize_mode == "pillow" else _LEVELS
+        _compare_samples(steps, run, lambda height, width: (), levels)
         for step, operation in fused.tail.before:
             if operation is not None:
                 _compare_pixels(step)
+        if fused.tail.unchanged_between and fused.tail.input_form == "pil":
+            _compare_images()
 
     _check_once((*steps, *(step for step, _ in fused.tail.before)), check)
 
@@ -191,8 +198,26 @@ def _find_difference(check: Callable[[], None]) -> str:
     return ""
 
 
+def _compare_images() -> None:
+    """Compare the methods of images that unchanged steps get with Pillow's."""
+    methods: dict[str, Callable[[Image.Image], Image.Image]] = {
+        "filter": lambda image: image.filter(ImageFilter.GaussianBlur((0.3, 1.9))),
+        "point": lambda image: image.point([level // 3 for level in range(768)]),
+        "rotate": lambda image: image.rotate(20, Image.Resampling.BILINEAR),
+    }
+    for seed, shape in enumerate(_STEP_SHAPES):
+        pixels = _noise(shape, seed)
+        for name, method in methods.items():
+            ours = np.asarray(method(pixels_as_image(pixels)))
+            if not np.array_equal(ours, np.asarray(method(Image.fromarray(pixels)))):
+                raise _DifferenceError(f"an image's {name} returns other pixels than Pillow's")
+
+
 def _compare_samples(
-    steps: Sequence[Step], fused: FusedRun, others: Callable[[int, int], tuple[Any, ...]]
+    steps: Sequence[Step],
+    fused: FusedRun,
+    others: Callable[[int, int], tuple[Any, ...]],
+    levels: int = _LEVELS,
 ) -> None:
     num_pixels = 0
     for seed in range(_MAX_RUNS):
@@ -202,8 +227,8 @@ def _compare_samples(
         image = _noise(shape, seed)
         theirs = _run(seed, _run_steps, steps, (Image.fromarray(image), *others(*shape)))
         ours, *bounds = (
-            _run(seed, fused, image, others(*shape), partial(_brighten, levels=levels))
-            for levels in (0, -_LEVELS, _LEVELS)
+            _run(seed, fused, image, others(*shape), partial(_brighten, levels=change))
+            for change in (0, -levels, levels)
         )
         if difference := _difference_of_samples(theirs, ours, bounds):
             raise _DifferenceError(

@@ -28,6 +28,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from PIL import Image
+from PIL.ImageFilter import GaussianBlur
 
 from feedline.images.compile.library_steps import flatten, is_library_step, is_v2, library_name
 from feedline.sources.store import Pixels
@@ -37,7 +38,14 @@ try:
 except ImportError:
     photometric = None  # type: ignore[assignment]
 
-__all__ = ["PixelStep", "draw_crop_params", "draw_step_params", "pixel_step"]
+__all__ = [
+    "ArrayImage",
+    "PixelStep",
+    "draw_crop_params",
+    "draw_step_params",
+    "pixel_step",
+    "pixels_as_image",
+]
 
 PixelStep: TypeAlias = Callable[[Pixels], Pixels]
 """Function of pixels (height, width, 3), RGB, C-contiguous, may be overwritten."""
@@ -395,9 +403,11 @@ _TAPS: dict[int, int] = {Image.Resampling.NEAREST: 1, Image.Resampling.BILINEAR:
 
 
 class ArrayImage(Image.Image):
-    """RGB Pillow image whose pixels are an array until something needs them in Pillow's memory.
+    """RGB Pillow image whose pixels are an array. It becomes a plain `PIL.Image.Image` once these
+    are used in Pillow's memory.
 
-    A round trip to Pillow takes as long as an affine map, so `_photometric` does such maps.
+    A round trip to Pillow takes as long as an affine map, so `_photometric` does such maps, lookups
+    and blurs.
 
     Args:
         pixels: uint8 (height, width, 3), C-contiguous.
@@ -412,15 +422,23 @@ class ArrayImage(Image.Image):
     @property
     def im(self) -> Any:
         """Image core that Pillow's own functions work on."""
-        if self._core is None:
-            self._core = Image.fromarray(self.pixels).im
-        return self._core
+        self._become_plain()
+        return self.im
 
     @im.setter
-    def im(self, core: Any) -> None:  # Pillow's __init__ sets it in versions before 11
-        self._core = core
+    def im(self, core: Any) -> None:
+        if core is not None:  # Pillow's __init__ sets it to None in versions before 11
+            self._become_plain()
+            self.im = core
 
-    _core: Any = None
+    def _become_plain(self) -> None:
+        core = vars(Image.fromarray(vars(self).pop("pixels")))
+        vars(self).update({name: core[name] for name in ("im", "_im") if name in core})
+        self.__class__ = Image.Image  # type: ignore[assignment]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._become_plain()
+        return self.__reduce_ex__(protocol)
 
     def copy(self) -> Image.Image:
         """Copy the image."""
@@ -450,6 +468,39 @@ class ArrayImage(Image.Image):
             except (TypeError, ValueError):  # which Pillow may accept, or refuse in its own words
                 pass
         return super().transform(size, method, data, resample, fill, fillcolor)
+
+    def filter(self, filter: Any) -> Image.Image:
+        """Like Pillow's `filter`."""
+        if type(filter) is GaussianBlur:
+            radius: Any = filter.radius
+            both = radius if type(radius) is tuple and len(radius) == 2 else (radius, radius)
+            output = np.empty_like(self.pixels)
+            try:
+                photometric.blur_boxes(self.pixels, output, *both)
+                return ArrayImage(output)
+            except (AttributeError, TypeError, ValueError):  # e.g. a larger radius
+                pass
+        return super().filter(filter)
+
+    def point(self, lut: Any, mode: str | None = None) -> Image.Image:
+        """Like Pillow's `point`."""
+        if type(lut) is list and mode is None:
+            output = np.empty_like(self.pixels)
+            try:
+                photometric.look_up(self.pixels, output, bytes(lut))
+                return ArrayImage(output)
+            except (TypeError, ValueError):  # levels that Pillow may accept
+                pass
+        return super().point(lut, mode)
+
+
+def pixels_as_image(pixels: Pixels) -> Image.Image:
+    """RGB image of pixels (height, width, 3), C-contiguous, which must not be changed any more."""
+    if photometric is None:
+        return Image.fromarray(pixels)
+    pixels = pixels.view()
+    pixels.flags.writeable = False
+    return ArrayImage(pixels)
 
 
 def pixels_of(image: Image.Image) -> Pixels:
