@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from feedline.throughput.bottleneck import is_compute_bound, workers_needed
@@ -175,16 +175,8 @@ class Controller:
         if not self._latest or phase == self._latest[-1].phase:
             return None
         window = self._latest[-1]
-        load, known = self._known[window.phase].load, self._known.get(phase)
-        if known is not None:
-            load = known.load
-        else:
-            load = replace(
-                load,
-                compute_ms=load.compute_ms * step_ratio,
-                work_cpu_ms=load.work_cpu_ms * work_ratio,
-                work_blocked_ms=load.work_blocked_ms * work_ratio,
-            )
+        now, known = self._known[window.phase].load, self._known.get(phase)
+        load = known.load if known else now.scaled(compute=step_ratio, work=work_ratio)
         wanted = min(self._most(window, known), _wanted(load, THRESHOLDS.spare))
         if wanted <= window.workers:
             return None

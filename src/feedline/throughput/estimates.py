@@ -102,17 +102,13 @@ class Changes:
             raise UsageError(f"what-if must be text, got {text!r}", hint=_FORM)
         values: dict[str, Any] = {}
         for part in text.split(","):
-            name, equals, value = (piece.strip() for piece in part.partition("="))
-            if not equals or name not in _RANGES:
-                problem = f"what-if {text!r}: cannot read {part.strip()!r}"
-                raise UsageError(problem if text.strip() else "empty what-if", hint=_FORM)
-            if name in values:
-                raise UsageError(f"what-if {text!r}: {name} is given twice", hint=_FORM)
+            name, _, value = (piece.strip() for piece in part.partition("="))
+            if name not in _RANGES or name in values:
+                problem = "repeated" if name in values else "unknown"
+                raise UsageError(f"what-if {text!r}: {problem} name {name!r}", hint=_FORM)
             # An invalid number stays text and is rejected by the range check.
-            if name == "gpu" and _DECIMAL.fullmatch(value):
-                values[name] = float(value)
-            else:
-                values[name] = int(value) if _WHOLE.fullmatch(value) else value
+            kind, pattern = (float, _DECIMAL) if name == "gpu" else (int, _WHOLE)
+            values[name] = kind(value) if pattern.fullmatch(value) else value
         return cls(**values)
 
     def __str__(self) -> str:
@@ -249,13 +245,7 @@ class Rates:
         """Scale the times of a step and of a batch's work by factors."""
 
         def scale(point: PoolRate) -> PoolRate:
-            now = point.load
-            factors = {
-                name: compute if name in ("compute_ms", "step_cpu_ms") else work
-                for name in StepLoad.__slots__
-                if name.endswith("_ms")
-            }
-            load = replace(now, **{name: getattr(now, name) * f for name, f in factors.items()})
+            now, load = point.load, point.load.scaled(compute=compute, work=work)
             stretch = point.step_ms / now.step_ms if now.step_ms > 0 else 1.0
             return replace(point, load=load, step_ms=load.step_ms * stretch)
 
@@ -351,13 +341,6 @@ class PhasePrediction:
         """Ratio of the predicted rate to the measured one."""
         return self.then / self.now
 
-    @property
-    def text(self) -> str:
-        """Predicted rate, or its limits if they differ much."""
-        if self.high > THRESHOLDS.wide_range * self.low:
-            return f"{self.low:.0f} to {self.high:.0f}"
-        return f"{self.then:.0f}"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
@@ -389,11 +372,12 @@ class WhatIf:
             name = _phase_name(phase.size)
             if phase.rows and sizes.count(phase.size) > 1:
                 name += f", batches of {phase.rows:.0f}"
-            rates = f"{phase.now:.0f}", phase.text, f"{phase.factor:.2f}"
+            wide = phase.high > THRESHOLDS.wide_range * phase.low
+            then = f"{phase.low:.0f} to {phase.high:.0f}" if wide else f"{phase.then:.0f}"
+            rates = f"{phase.now:.0f}", then, f"{phase.factor:.2f}"
             rows.append((name, str(phase.workers), *rates, phase.limit))
         notes = dict.fromkeys(note for phase in self.phases for note in phase.notes)
-        lines = [f"what if {self.changes} ({self.unit})", *format_table(rows)]
-        return "\n".join([*lines, *(line for note in notes for line in wrap_text(note))])
+        return _text(f"what if {self.changes} ({self.unit})", rows, notes)
 
 
 def what_if(phases: Iterable[Rates], changes: str | Changes) -> WhatIf:
@@ -465,8 +449,7 @@ def _possible_loads(
     notes = list[str]()
     loads = [replace(now, cores=float(changes.cores or now.cores))]
     if (faster := changes.gpu) is not None:
-        compute_ms, cpu_ms = now.compute_ms / faster, now.step_cpu_ms / faster
-        loads = [replace(loads[0], compute_ms=compute_ms, step_cpu_ms=cpu_ms)]
+        loads = [loads[0].scaled(compute=1 / faster)]
         on_core = min(now.step_cpu_ms, now.compute_ms)
         if faster > 1 and on_core > loads[0].compute_ms:
             # Its CPU time may be kernel launches.
@@ -585,8 +568,7 @@ class Forecast:
                 rows.append((name, epochs, "", "", "", "", as_seconds(seconds), ""))
         if any(each.is_uneven for each in self.phases):
             notes.append("batches arrive unevenly: no number of workers is certain to suffice")
-        lines = [line for note in notes for line in wrap_text(note)]
-        return "\n".join([f"forecast ({self.unit})", *format_table(rows), *lines])
+        return _text(f"forecast ({self.unit})", rows, notes)
 
 
 def forecast(
@@ -653,6 +635,11 @@ def _forecast_phase(
         seconds=None if images is None else phase.epochs * images / then.then,
         basis=rates.basis or _MEASURED,
     )
+
+
+def _text(title: str, rows: Sequence[Sequence[str]], notes: Iterable[str]) -> str:
+    lines = (line for note in notes for line in wrap_text(note))
+    return "\n".join([title, *format_table(rows), *lines])
 
 
 def _phase_name(size: int | None) -> str:

@@ -229,6 +229,14 @@ class StepLoad:
             return 0.0
         return self.work_ms / self.consume_ms if self.consume_ms > 0 else math.inf
 
+    def scaled(self, *, compute: float = 1.0, work: float = 1.0) -> StepLoad:
+        """Return the load with other times of the step's own work, and of all else."""
+        own = ("compute_ms", "step_cpu_ms")
+        times = {name: getattr(self, name) for name in StepLoad.__slots__ if name[-3:] == "_ms"}
+        return replace(
+            self, **{name: ms * (compute if name in own else work) for name, ms in times.items()}
+        )
+
 
 def with_workers(load: StepLoad, workers: int, shared: float = 0.0) -> StepLoad:
     """Return the same load with another number of workers.
