@@ -51,9 +51,9 @@ def test_report_has_verdict_ceiling_split_findings_figures_and_tables(
     for words in (
         "runs/1: ",
         "Highly input-bound: data wait is 41% of the time.",
-        "waiting for a batch 0.7 s 41% 3.30 ms",
+        "waiting for a batch 660 ms 41% 3.30 ms",
         "copying to the device not measured",
-        "computing 0.9 s 59% 4.70 ms",
+        "computing 940 ms 59% 4.70 ms",
         "Now 1000 images/s; compute-bound 1702 images/s, 1.70x as fast.",
         "1. decode-bound cause Decoding takes most of the workers' time. evidence decode 75%",
         "fix Build a cache of 128 px copies",

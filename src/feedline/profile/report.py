@@ -55,7 +55,6 @@ __all__ = [
     "RankSummary",
     "RateInterval",
     "ReportData",
-    "StageSummary",
     "build_report",
     "check_limits",
     "describe_throughput",
@@ -131,27 +130,6 @@ class RateInterval:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StageSummary:
-    """Cost of a stage of making samples, in the workers' timed tasks.
-
-    Args:
-        name: of the stage.
-        count: number of times it ran.
-        mean_ms: mean time.
-        longest_ms: longest time.
-        on_core: share of the time on a core, 0 to 1; None if not measured.
-        share: of all stages' time, 0 to 1.
-    """
-
-    name: str
-    count: int
-    mean_ms: float | None
-    longest_ms: float
-    on_core: float | None
-    share: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RankSummary:
     """Mean times of one rank of a distributed training, in ms per step.
 
@@ -210,7 +188,7 @@ class ReportData(Diagnosis):
     throughput_history: list[RateInterval]
     epochs_trained: list[EpochMetrics]
     resumed_at_epoch: int | None
-    stages: list[StageSummary]
+    stages: list[StageTime]
     slowest: list[SlowSample]
     loaders: list[Loader]
     settings: dict[str, str]
@@ -258,7 +236,7 @@ def build_report(
         throughput_history=rate_intervals(run.course),
         epochs_trained=list(epochs),
         resumed_at_epoch=first_epoch if epochs and first_epoch > 0 else None,
-        stages=_stages(run.stages),
+        stages=run.stages,
         slowest=_slowest(run.slowest),
         loaders=list(dict.fromkeys(run.loaders)),
         settings={encodable(name): encodable(value) for name, value in run.settings.items()},
@@ -303,27 +281,6 @@ def _slowest(samples: Sequence[SlowSample]) -> list[SlowSample]:
         longest[name] = max(each.ms, longest.get(name, 0.0))
     ordered = sorted(longest.items(), key=lambda item: -item[1])
     return [SlowSample(name=name, ms=ms) for name, ms in ordered]
-
-
-def _stages(stages: Sequence[StageTime]) -> list[StageSummary]:
-    all_ms = sum(stage.total_ms for stage in stages)
-
-    def share(part: float | None, whole: float) -> float | None:
-        return None if part is None or whole <= 0 else finite(part / whole)
-
-    return [
-        StageSummary(
-            name=stage.name,
-            count=stage.count,
-            mean_ms=share(stage.total_ms, stage.count),
-            longest_ms=stage.longest_ms,
-            on_core=share(
-                None if stage.cpu_ms is None else min(stage.cpu_ms, stage.total_ms), stage.total_ms
-            ),
-            share=share(stage.total_ms, all_ms),
-        )
-        for stage in stages
-    ]
 
 
 def rate_intervals(points: Sequence[ThroughputPoint]) -> list[RateInterval]:
@@ -529,7 +486,9 @@ def parts_of_time(diagnosis: Diagnosis) -> list[PartOfTime]:
                 PartOfTime(
                     key=key,
                     name=name,
-                    seconds=as_seconds(seconds),
+                    seconds=as_ms(1000 * seconds)
+                    if seconds and seconds < 1
+                    else as_seconds(seconds),
                     step_ms=as_ms(1000 * (seconds or 0.0) / steps) if in_step else "",
                     share=shares.get(key),
                 )

@@ -168,16 +168,21 @@ def _epochs(report: ReportData) -> ReportTable:
 
 
 def _stages(report: ReportData) -> ReportTable:
+    all_ms = sum(each.total_ms for each in report.stages)
+
+    def share(part: float | None, whole: float) -> str:
+        return as_share(None if part is None or whole <= 0 else min(1.0, part / whole))
+
     return ReportTable(
         title="Stages of making a sample",
         heads=["stage", "share", "mean", "longest", "on a core", "times"],
         rows=[
             [
                 printable(each.name),
-                as_share(each.share),
-                as_ms(each.mean_ms),
+                share(each.total_ms, all_ms),
+                as_ms(each.total_ms / each.count if each.count > 0 else None),
                 as_ms(each.longest_ms),
-                as_share(each.on_core),
+                share(each.cpu_ms, each.total_ms),
                 str(each.count),
             ]
             for each in report.stages
