@@ -26,7 +26,7 @@ __all__ = ["train"]
 _NOTHING_SAVED = 1
 _SIGNAL = 128  # plus the number of the signal, as shells do
 
-_MODEL, _RUN = options.panel(MODEL), options.panel(RUN)
+_MODEL, _RUN = options.panel(MODEL.title), options.panel(RUN.title)
 
 
 @options.with_settings(Recipe, RunSettings)

@@ -27,7 +27,6 @@ from feedline.train.settings import (
     RUN,
     check_names,
     check_values,
-    setting,
     setting_names,
 )
 
@@ -147,50 +146,48 @@ class Recipe:
         ScheduleError: the schedule does not parse.
     """
 
-    model: str = setting("resnet18", MODEL, "timm model.", "NAME")
-    schedule: str | Sequence[TrainPhase | Mapping[str, Any]] = setting(
-        "128x2,160x2,224x2", MODEL, "Image sizes and epochs; @N: batch size.", "SIZExEPOCHS[@N],..."
+    model: str = MODEL("resnet18", "timm model.", "NAME")
+    schedule: str | Sequence[TrainPhase | Mapping[str, Any]] = MODEL(
+        "128x2,160x2,224x2", "Image sizes and epochs; @N: batch size.", "SIZExEPOCHS[@N],..."
     )
-    pretrained: bool = setting(False, MODEL, "Start from timm's pretrained weights.")
-    initial_checkpoint: str = setting("", MODEL, "Start from these weights.", "FILE")
-    opt: str = setting("adamw", OPTIMIZER, "timm optimizer.", "NAME")
-    lr: Positive | None = setting(
-        None, OPTIMIZER, "Peak learning rate.", "LR", "0.002 for adamw, 0.1 x batch / 256 for sgd"
+    pretrained: bool = MODEL(False, "Start from timm's pretrained weights.")
+    initial_checkpoint: str = MODEL("", "Start from these weights.", "FILE")
+    opt: str = OPTIMIZER("adamw", "timm optimizer.", "NAME")
+    lr: Positive | None = OPTIMIZER(
+        None, "Peak learning rate.", "LR", "0.002 for adamw, 0.1 x batch / 256 for sgd"
     )
-    sched: Literal["onecycle", "cosine", "linear", "constant"] = setting(
-        "onecycle", OPTIMIZER, "Learning-rate schedule.", "onecycle|cosine|linear|constant"
+    sched: Literal["onecycle", "cosine", "linear", "constant"] = OPTIMIZER(
+        "onecycle", "Learning-rate schedule.", "onecycle|cosine|linear|constant"
     )
-    warmup_epochs: NotNegative | None = setting(
-        None, OPTIMIZER, "Warm-up epochs.", "N", "1/4 of all"
+    warmup_epochs: NotNegative | None = OPTIMIZER(None, "Warm-up epochs.", "N", "1/4 of all")
+    weight_decay: NotNegative | None = OPTIMIZER(
+        None, "Weight decay.", "X", "0.05, for sgd 0.00005"
     )
-    weight_decay: NotNegative | None = setting(
-        None, OPTIMIZER, "Weight decay.", "X", "0.05, for sgd 0.00005"
+    grad_accum_steps: Annotated[int, Meta(ge=1, le=1 << 16)] = OPTIMIZER(
+        1, "Batches for a step.", "N"
     )
-    grad_accum_steps: Annotated[int, Meta(ge=1, le=1 << 16)] = setting(
-        1, OPTIMIZER, "Batches for a step.", "N"
+    clip_grad: NotNegative = OPTIMIZER(0.0, "Clip the gradient norm.", "NORM")
+    model_ema_decay: ShareBelow1 = OPTIMIZER(
+        0.0, "Average the weights; validate and save the average.", "DECAY"
     )
-    clip_grad: NotNegative = setting(0.0, OPTIMIZER, "Clip the gradient norm.", "NORM")
-    model_ema_decay: ShareBelow1 = setting(
-        0.0, OPTIMIZER, "Average the weights; validate and save the average.", "DECAY"
+    mixup: NotNegative = AUGMENTATION(0.0, "MixUp alpha.", "ALPHA")
+    cutmix: NotNegative = AUGMENTATION(0.0, "CutMix alpha.", "ALPHA")
+    aa: Literal["none", "rand", "trivial"] = AUGMENTATION(
+        "none", "RandAugment or TrivialAugment.", "rand|trivial|none"
     )
-    mixup: NotNegative = setting(0.0, AUGMENTATION, "MixUp alpha.", "ALPHA")
-    cutmix: NotNegative = setting(0.0, AUGMENTATION, "CutMix alpha.", "ALPHA")
-    aa: Literal["none", "rand", "trivial"] = setting(
-        "none", AUGMENTATION, "RandAugment or TrivialAugment.", "rand|trivial|none"
+    aa_strength: Share = AUGMENTATION(1.0, "Strength of --aa.", "0..1", "1")
+    reprob: Share = AUGMENTATION(0.0, "Random-erasing probability.", "P")
+    drop: ShareBelow1 = AUGMENTATION(0.0, "Dropout rate of the head.", "P")
+    drop_path: ShareBelow1 = AUGMENTATION(0.0, "Drop-path rate.", "P")
+    smoothing: ShareBelow1 = AUGMENTATION(0.1, "Label smoothing.", "X")
+    ramp_from: Share = AUGMENTATION(
+        0.0, "Share of these in the first phase; 1: no ramp.", "0..1", "0"
     )
-    aa_strength: Share = setting(1.0, AUGMENTATION, "Strength of --aa.", "0..1", "1")
-    reprob: Share = setting(0.0, AUGMENTATION, "Random-erasing probability.", "P")
-    drop: ShareBelow1 = setting(0.0, AUGMENTATION, "Dropout rate of the head.", "P")
-    drop_path: ShareBelow1 = setting(0.0, AUGMENTATION, "Drop-path rate.", "P")
-    smoothing: ShareBelow1 = setting(0.1, AUGMENTATION, "Label smoothing.", "X")
-    ramp_from: Share = setting(
-        0.0, AUGMENTATION, "Share of these in the first phase; 1: no ramp.", "0..1", "0"
-    )
-    batch_size: Rows = setting(64, LOADING, "Images in a batch.", "N", "", "--batch-size", "-b")
-    compile: bool = setting(False, DEVICE, "Use torch.compile.")
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = setting(0, RUN, "Random seed.", "N", "0")
-    val_image_size: Pixels | None = setting(
-        None, RUN, "Validation image size.", "PX", "the last training size"
+    batch_size: Rows = LOADING(64, "Images in a batch.", "N", "", "--batch-size", "-b")
+    compile: bool = DEVICE(False, "Use torch.compile.")
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = RUN(0, "Random seed.", "N", "0")
+    val_image_size: Pixels | None = RUN(
+        None, "Validation image size.", "PX", "the last training size"
     )
     # Options that other commands have, too.
     amp: bool | None = None

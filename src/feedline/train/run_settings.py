@@ -14,7 +14,6 @@ from feedline.train.settings import (
     RUN,
     check_names,
     check_values,
-    setting,
     setting_names,
 )
 
@@ -54,22 +53,18 @@ class RunSettings:
     """
 
     data: Path | None = None
-    settings: Path | None = setting(None, LOADING, "Settings from feedline tune --save.", "FILE")
-    warmup_shapes: bool | None = setting(
-        None, DEVICE, "Run each image size before training.", "", "on a GPU"
+    settings: Path | None = LOADING(None, "Settings from feedline tune --save.", "FILE")
+    warmup_shapes: bool | None = DEVICE(
+        None, "Run each image size before training.", "", "on a GPU"
     )
-    out: Path | None = setting(None, RUN, "Folder of the run.", "DIR", "runs/MODEL-N")
-    resume: str | None = setting(
-        None, RUN, "Resume a run; auto: the newest one, if any.", "RUN|auto"
+    out: Path | None = RUN(None, "Folder of the run.", "DIR", "runs/MODEL-N")
+    resume: str | None = RUN(None, "Resume a run; auto: the newest one, if any.", "RUN|auto")
+    val_dir: Path | None = RUN(None, "Validation images.", "DIR", "DIR/val")
+    checkpoint_every: Count | None = RUN(
+        None, "Save a checkpoint every N steps.", "N", "each epoch"
     )
-    val_dir: Path | None = setting(None, RUN, "Validation images.", "DIR", "DIR/val")
-    checkpoint_every: Count | None = setting(
-        None, RUN, "Save a checkpoint every N steps.", "N", "each epoch"
-    )
-    keep_checkpoints: Count | None = setting(
-        None, RUN, "Checkpoints of epochs to keep.", "N", "the last"
-    )
-    tensorboard: bool | None = setting(None, RUN, "Write metrics for TensorBoard.")
+    keep_checkpoints: Count | None = RUN(None, "Checkpoints of epochs to keep.", "N", "the last")
+    tensorboard: bool | None = RUN(None, "Write metrics for TensorBoard.")
     # Options that other commands have, too.
     cache: Path | None = None
     device: str | None = None

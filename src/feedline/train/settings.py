@@ -24,17 +24,32 @@ __all__ = [
     "OPTIMIZER",
     "RUN",
     "SYNONYMS",
+    "Panel",
     "allowed_values",
     "check_names",
     "check_values",
-    "setting",
     "setting_names",
 ]
 
-MODEL, OPTIMIZER, LOADING = "Model", "Optimizer", "Loading"
-AUGMENTATION = "Augmentation and regularization (all but smoothing grow with the size)"
-DEVICE, RUN = "Device", "Run and checkpoints"
-"""Headings of the help."""
+
+class Panel:
+    """Heading of the help; makes fields of dataclasses that are options below it."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+
+    def __call__(
+        self, default: Any, help: str, metavar: str = "", shown: str = "", *names: str
+    ) -> Any:
+        """Make a field. The help shows `shown`, or the default if it is not None, False or 0."""
+        option = (self.title, help, metavar, shown or str(default or ""), names)
+        return field(default=default, metadata={"option": option})
+
+
+MODEL, OPTIMIZER, LOADING, DEVICE, RUN = map(
+    Panel, ("Model", "Optimizer", "Loading", "Device", "Run and checkpoints")
+)
+AUGMENTATION = Panel("Augmentation and regularization (all but smoothing grow with the size)")
 
 SYNONYMS = {
     "augment": "aa", "auto_augment": "aa", "batch": "batch_size", "batchsize": "batch_size",
@@ -49,23 +64,6 @@ SYNONYMS = {
     "num_workers": "workers", "workers_num": "workers", "torchcompile": "compile",
 }  # fmt: skip
 """Names of settings in other tools, with their names here."""
-
-
-def setting(
-    default: Any, panel: str, help: str, metavar: str = "", shown: str = "", *names: str
-) -> Any:
-    """Field of a dataclass that is an option of `feedline train`, too.
-
-    Args:
-        default: its default.
-        panel: heading in the help.
-        help: help text.
-        metavar: name of the value.
-        shown: default in the help; "" for the value itself, if it is not None, False or 0.
-        names: of the option, if there are several.
-    """
-    shown = shown or str(default or "")
-    return field(default=default, metadata={"option": (panel, help, metavar, shown, names)})
 
 
 def setting_names(settings: Any) -> list[str]:
