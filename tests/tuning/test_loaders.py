@@ -219,7 +219,8 @@ def test_torch_workers_note_their_work() -> None:
     assert found is not None
     assert (found.size, found.rows) == (None, 8)
     assert found.now.load.blocked_share > 0.5
-    assert found.now.load.work_ms >= 8 * 3
+    assert found.now.load.work_ms > 0
+    assert timings.tasks_ms >= 8 * 3 * timings.tasks
     silent = replace(trial, window=replace(window, tasks_s=0.0))
     assert tried.rates([silent], compute_s=None, step_cpu_s=0.0) is None
 

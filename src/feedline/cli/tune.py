@@ -149,8 +149,7 @@ def _run(search: TuneSearch) -> TuningResult:
             if now.setting is not None:
                 what = worker_name(now.setting.workers)
             if now.latest is not None:
-                rate = f"{now.latest.steps_per_s:.1f} steps/s"
-                what += f" (before: {worker_name(now.latest.workers)}, {rate})"
+                what += f" (last {now.latest.steps_per_s:.1f} steps/s)"
             end = f"{as_seconds(now.seconds)}, about {as_seconds(now.seconds_left)} left"
             total = now.trials + now.trials_left
             bar.advance(now.trials, total=total, what=f"{where}{what}", end=end)
