@@ -23,6 +23,7 @@ from feedline.system import rank_and_world
 from feedline.timing.batch_probe import BatchProbe
 from feedline.timing.loaders import LoaderRegistry, WorkerObserver
 from feedline.timing.processes import ProcessWatch
+from feedline.timing.ranks import RankExchange
 from feedline.timing.resource_watch import ResourceWatch
 from feedline.timing.run import (
     Event,
@@ -57,6 +58,7 @@ __all__ = [
 _UPDATE_S = 0.25
 _UPDATE_SHARE = 0.002  # of the run's time may be used for updates
 _UPDATE_AHEAD_S = 0.02  # in addition, at its start
+_POST_AHEAD_S = 0.2  # the same for the times that other ranks get: a few passes
 
 _log = logging.getLogger("feedline")
 
@@ -94,13 +96,14 @@ class Recorder:
         self.cycles: deque[HostStep] = deque(maxlen=_SAMPLE_STEPS)
         self.recent = RecentSteps()
         self._latest = 0  # the loader of the latest batch
-        self._updated_s = self._update_cost_s = 0.0
+        self._updated_s = self._update_cost_s = self._post_cost_s = 0.0
         # At the latest assignment of work to an entry: tasks, their time, bytes from a disk.
         self._noted: tuple[int, float, int | None] = 0, 0.0, 0
         self._noting: Pass | None = None
         self._last: Pass | None = None  # of the latest finished pass
         self._longest_ms = 0.0
         self._longest: TimelineSample | None = None
+        self._ranks = RankExchange()
 
     def now_s(self) -> float:
         """Seconds since the run began."""
@@ -177,6 +180,11 @@ class Recorder:
                     self._update(record.entry.loader)
                 self._note_work(record.entry)
                 self._noting, self._last = None, record.entry
+                began_s = self.now_s()
+                may_post = self._post_cost_s <= _UPDATE_SHARE * began_s + _POST_AHEAD_S
+                if may_post and rank_and_world()[1] > 1:
+                    self._ranks.post(self.run())
+                    self._post_cost_s += self.now_s() - began_s
 
     def _note_work(self, entry: Pass) -> None:
         """Assign the work since the latest assignment to this entry."""
@@ -268,7 +276,7 @@ class Recorder:
             rank, world_size = rank_and_world()
             timings, slowest = self.loaders.stage_timings()
             excerpts = [self._excerpt("latest"), self._longest]
-            return Run(
+            run = Run(
                 started=self._started,
                 seconds=self.now_s(),
                 rank=rank,
@@ -293,6 +301,8 @@ class Recorder:
                 excerpts=[each for each in excerpts if each is not None],
                 notes=list(self._notes),
             )
+            run.ranks = self._ranks.read(run)
+            return run
 
     def latest_tasks(self) -> dict[int, list[tuple[int, int]]]:
         """Latest tasks of the workers, by worker id, oldest first: start and end in ns."""
