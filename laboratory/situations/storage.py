@@ -19,7 +19,7 @@ _FILES = 160
 _FILE_BYTES = 4 << 20
 
 
-@situation("slow-storage", "torch")
+@situation("blocked-workers", "torch")
 def slow_disk(fixed: bool) -> Outcome:
     """Storage with 20 MB/s and 4 ms per read; fix: a local disk."""
     data = FarFolder(images.photos(), usual(64), far=not fixed)
@@ -27,7 +27,7 @@ def slow_disk(fixed: bool) -> Outcome:
     return train(DataLoader(data, 16, num_workers=CORES), paced(40))
 
 
-@situation("slow-storage", "feedline")
+@situation("blocked-workers", "feedline")
 def slow_disk_of_feedline(fixed: bool) -> Outcome:
     """The same."""
     data = Repeated(FarFolder(images.photos(), usual(64), far=not fixed), 1600 if fixed else 700)

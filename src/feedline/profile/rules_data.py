@@ -457,7 +457,7 @@ def collate(facts: RunFacts) -> Finding | None:
     )
 
 
-@rule(1.5)
+@rule()
 def float_copy(facts: RunFacts) -> Finding | None:
     """Images are sent as floats: more bytes to convert, stack, hand over and copy."""
     if facts.bytes < THRESHOLDS.large_batch_bytes or facts.float_share < 0.5:
