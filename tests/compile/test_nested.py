@@ -189,6 +189,9 @@ class OwnSteps:
             lambda image: ImageOps.solarize(image),
             lambda image: image.point(lambda level: 255 - level // 2),
             lambda image: image.copy(),
+            lambda image: Image.fromarray(np.asarray(image)[::-1]),
+            lambda image: Image.frombytes("RGB", image.size, image.tobytes()),
+            lambda image: Image.frombytes("RGB", image.size, image.tobytes("raw", "BGR")),
             lambda image: pickle.loads(pickle.dumps(image)),
             self.draw_on,
         ):

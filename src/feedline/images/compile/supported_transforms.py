@@ -444,6 +444,12 @@ class ArrayImage(Image.Image):
         """Copy the image."""
         return ArrayImage(self.pixels)
 
+    def tobytes(self, encoder_name: str = "raw", *args: Any) -> bytes:
+        """Like Pillow's `tobytes`, which numpy reads, too."""
+        if encoder_name == "raw" and not args:
+            return self.pixels.tobytes()
+        return super().tobytes(encoder_name, *args)
+
     def transform(
         self,
         size: tuple[int, int],
