@@ -318,7 +318,7 @@ class WorkloadMeasurements:
                             low=prediction.low,
                             high=prediction.high,
                             measured=actual.per_s(actual.now.step_ms),
-                            limit=prediction.limit,
+                            limit=prediction.bottleneck,
                             needed=asdict(rates.now),
                         )
                     )
@@ -375,7 +375,7 @@ def progressive(folder: Path) -> list[Row]:
                     step(batch)
             seconds = time.perf_counter() - start_s
         assert estimate.seconds is not None, "the number of images is known"
-        predicted_s = estimate.seconds - count / estimate.phases[0].rate
+        predicted_s = estimate.seconds - count / estimate.phases[0].then
         images = (whole.epochs - 1) * count
         per_s = images / predicted_s
         rows.append(
@@ -383,7 +383,7 @@ def progressive(folder: Path) -> list[Row]:
                 workload=f"whole schedule {schedule}",
                 now="workers=2",
                 change="forecast",
-                measured_now=rates[0].per_s(rates[0].now.step_ms),
+                measured_now=estimate.phases[0].now,
                 predicted=per_s,
                 low=per_s,
                 high=per_s,

@@ -35,7 +35,7 @@ def test_every_what_if_and_schedule_is_predicted(
         {"workers": None, "cores": None, "gpu": 0.5},
     ]
     for each in said["what_if"]:
-        assert [phase["size"] for phase in each["phases"]] == [16, 32]
+        assert [phase["image_size"] for phase in each["phases"]] == [16, 32]
     # Steps of tiny images are never waited for: half as fast is half as fast.
     assert said["what_if"][1]["phases"][1]["factor"] == pytest.approx(0.5, rel=0.2)
     assert said["forecast"]["images_per_epoch"] == 32

@@ -52,7 +52,7 @@ def verdicts(wait_share: float) -> dict[str, bool]:
         "report": diagnose(run).bound == "not input-bound",
         "adaptation": not any(controller.observe(window) for _ in range(8)),
         "tune": search.is_compute_bound,
-        "what-if": predicted.limit == "compute",
+        "what-if": predicted.bottleneck == "compute",
         "window": is_compute_bound(window.wait_share),
         "load": bottleneck(window.load()).part == "compute",
     }

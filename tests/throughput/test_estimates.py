@@ -15,7 +15,7 @@ from feedline.errors import UsageError
 from feedline.throughput.bottleneck import bottleneck
 from feedline.throughput.estimates import (
     Changes,
-    PhasePrediction,
+    PhaseEstimate,
     PoolRate,
     Rates,
     forecast,
@@ -234,7 +234,7 @@ PHASES = st.builds(
 )
 
 
-def then(phase: Rates, changes: str) -> PhasePrediction:
+def then(phase: Rates, changes: str) -> PhaseEstimate:
     (found,) = what_if([phase], changes).phases
     return found
 
@@ -246,12 +246,15 @@ def near(value: float) -> Any:
 def test_computing_workers_scale_up_to_cores() -> None:
     phase = rates()
     assert then(phase, "workers=2").now == near(1600)
-    assert (then(phase, "workers=1").then, then(phase, "workers=1").limit) == (near(800), "workers")
+    assert (then(phase, "workers=1").then, then(phase, "workers=1").bottleneck) == (
+        near(800),
+        "workers",
+    )
     four = then(phase, "workers=4")
     assert four.then == near(3200)
-    assert four.limit == "compute"
+    assert four.bottleneck == "compute"
     slow = rates(224, point(compute_ms=1.0))
-    assert then(slow, "workers=4").limit == "cores"
+    assert then(slow, "workers=4").bottleneck == "cores"
     assert then(slow, "workers=64").then == then(slow, "workers=4").then == near(3200)
     assert then(slow, "workers=8,cores=8").then == near(6400)
 
@@ -262,7 +265,7 @@ def test_faster_step_helps_only_if_it_is_the_limit() -> None:
     assert then(bound, "gpu=0.5").then == near(400)
     assert then(bound, "gpu=4").then == near(1600)
     assert then(rates(), "gpu=2").factor == near(1.0)
-    assert then(rates(), "gpu=2").limit == "workers"
+    assert then(rates(), "gpu=2").bottleneck == "workers"
 
 
 def test_nothing_measured_is_usage_error() -> None:
@@ -320,7 +323,7 @@ def test_steps_that_wait_for_uneven_batches_are_not_bound_by_the_step() -> None:
     phase = rates(224, point(**UNEVEN))
     for changes in ("workers=1", "workers=4", "gpu=2", "cores=8"):
         found = then(phase, changes)
-        assert found.limit == "workers"
+        assert found.bottleneck == "workers"
         assert found.low < found.high
         assert "unevenly" in found.notes[0]
     # As if all of the waiting went, and as if a quicker step waited for as much longer.
@@ -387,7 +390,7 @@ def test_table_and_json_agree() -> None:
     assert "bottleneck" in text
     said = found.as_dict()
     assert said["changes"] == {"workers": 4, "cores": 8, "gpu": None}
-    assert [phase["size"] for phase in said["phases"]] == [112, 224]
+    assert [phase["image_size"] for phase in said["phases"]] == [112, 224]
     assert said["phases"][0]["factor"] == near(2.0)
     unknown = what_if([rates(None, rows=None)], "workers=4")
     assert "steps/s" in str(unknown)
@@ -495,7 +498,7 @@ def test_without_workers_a_step_waits_for_each_batch() -> None:
     alone = rates(224, point(workers=0, work_cpu_ms=10.0))
     (phase,) = forecast([alone], "224x1").phases
     assert (phase.bottleneck, phase.num_workers_needed, phase.num_workers) == ("workers", 1, 0)
-    assert phase.rate == pytest.approx(1600)
+    assert phase.then == pytest.approx(1600)
 
 
 def test_zero_step_time_gives_finite_figures() -> None:

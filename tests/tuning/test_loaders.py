@@ -241,7 +241,7 @@ def test_images_are_counted_and_waits_are_distinguished_from_work() -> None:
     assert found.shared is not None
     assert found.shared < 0.2
     (one,) = what_if([found], "workers=1").phases
-    assert one.limit == "workers"
+    assert one.bottleneck == "workers"
 
 
 def looked_at(loader: DataLoader[Any], size: int) -> Rates:

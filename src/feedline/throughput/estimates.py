@@ -32,8 +32,7 @@ from feedline.throughput.windows import StepWindow
 __all__ = [
     "Changes",
     "Forecast",
-    "PhaseForecast",
-    "PhasePrediction",
+    "PhaseEstimate",
     "PoolRate",
     "Rates",
     "WhatIf",
@@ -311,35 +310,46 @@ def _interpolate(sized: Sequence[Rates], size: int) -> Rates:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PhasePrediction:
-    """Prediction of a phase after a change; rates are images/s, or steps/s.
+class PhaseEstimate:
+    """Estimate of a phase; rates are images/s, or steps/s.
 
     Args:
-        size: image size in pixels; None if the phase has none.
+        image_size: in pixels; None if batches have no single image size.
         rows: images in a batch; None if they cannot be counted.
-        workers: current number of workers.
+        num_workers: number of workers.
         now: measured rate.
-        then: predicted rate.
-        low: lower limit of the prediction.
-        high: upper limit of the prediction.
-        limit: predicted bottleneck.
+        then: estimated rate.
+        low: lower limit of the estimate.
+        high: upper limit of the estimate.
+        factor: ratio of the estimated rate to the measured one.
+        bottleneck: part that bounds the step.
         notes: reasons for the uncertainty.
+        compute_bound_rate: of the step without data wait.
+        num_workers_needed: number without data wait; None if no number is certain to suffice.
+        cores_needed: number of cores for these workers and the step.
+        is_uneven: True if some batches are late although the workers are fast enough on average.
+        basis: source of the rates.
+        epochs: of the phase of a schedule; None without a schedule.
+        seconds: duration of these; None if the number of images in an epoch is unknown.
     """
 
-    size: int | None
+    image_size: int | None
     rows: float | None
-    workers: int
+    num_workers: int
     now: float
     then: float
     low: float
     high: float
-    limit: Part
-    notes: tuple[str, ...] = ()
-
-    @property
-    def factor(self) -> float:
-        """Ratio of the predicted rate to the measured one."""
-        return self.then / self.now
+    factor: float
+    bottleneck: Part
+    notes: tuple[str, ...]
+    compute_bound_rate: float
+    num_workers_needed: int | None
+    cores_needed: int
+    is_uneven: bool
+    basis: str
+    epochs: int | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -353,29 +363,25 @@ class WhatIf:
     """
 
     changes: Changes
-    phases: tuple[PhasePrediction, ...]
+    phases: tuple[PhaseEstimate, ...]
     unit: str
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible dictionary."""
-        return {
-            "changes": asdict(self.changes),
-            "unit": self.unit,
-            "phases": [{**asdict(phase), "factor": phase.factor} for phase in self.phases],
-        }
+        return asdict(self)
 
     def __str__(self) -> str:
         """Return a table of the phases, and the notes."""
-        sizes = [phase.size for phase in self.phases]
+        sizes = [phase.image_size for phase in self.phases]
         rows = [("", "workers", "now", "then", "factor", "bottleneck")]
         for phase in self.phases:
-            name = _phase_name(phase.size)
-            if phase.rows and sizes.count(phase.size) > 1:
+            name = _phase_name(phase.image_size)
+            if phase.rows and sizes.count(phase.image_size) > 1:
                 name += f", batches of {phase.rows:.0f}"
             wide = phase.high > THRESHOLDS.wide_range * phase.low
             then = f"{phase.low:.0f} to {phase.high:.0f}" if wide else f"{phase.then:.0f}"
             rates = f"{phase.now:.0f}", then, f"{phase.factor:.2f}"
-            rows.append((name, str(phase.workers), *rates, phase.limit))
+            rows.append((name, str(phase.num_workers), *rates, phase.bottleneck))
         notes = dict.fromkeys(note for phase in self.phases for note in phase.notes)
         return _text(f"what if {self.changes} ({self.unit})", rows, notes)
 
@@ -398,7 +404,7 @@ def what_if(phases: Iterable[Rates], changes: str | Changes) -> WhatIf:
     return WhatIf(changes=parsed, phases=found, unit=measured[0].unit)
 
 
-def _predict_phase(rates: Rates, changes: Changes) -> PhasePrediction:
+def _predict_phase(rates: Rates, changes: Changes) -> PhaseEstimate:
     now = rates.now
     base = now if changes.workers is None else rates.nearest(changes.workers)
     loads, notes = _possible_loads(rates, base.load, changes)
@@ -408,16 +414,26 @@ def _predict_phase(rates: Rates, changes: Changes) -> PhasePrediction:
     if loads[0] != base.load:
         error = max(base.error, THRESHOLDS.run_to_run)
         spread = [each for pair in steps for each in pair]
-    return PhasePrediction(
-        size=rates.size,
+    load, shared = loads[0], rates.shared or 0.0
+    part = bottleneck(load).part
+    uneven = part == "workers" and load.late_ms > THRESHOLDS.alike * load.consume_ms
+    cores = load.cores_ms * load.cores / load.consume_ms if load.consume_ms > 0 else 1.0
+    return PhaseEstimate(
+        image_size=rates.size,
         rows=rates.rows,
-        workers=now.load.workers,
+        num_workers=load.workers,
         now=rates.per_s(now.step_ms),
         then=rates.per_s(then_ms),
         low=rates.per_s(max(spread) * (1 + error)),
         high=rates.per_s(min(spread) / (1 + error)),
-        limit=bottleneck(loads[0]).part,
+        factor=rates.per_s(then_ms) / rates.per_s(now.step_ms),
+        bottleneck=part,
         notes=tuple(notes),
+        compute_bound_rate=rates.per_s(load.consume_ms),
+        num_workers_needed=None if uneven else workers_needed(load, shared=shared),
+        cores_needed=max(1, math.ceil(cores / (1 + THRESHOLDS.alike))),
+        is_uneven=uneven,
+        basis=rates.basis or _MEASURED,
     )
 
 
@@ -482,37 +498,6 @@ def _possible_loads(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseForecast:
-    """Estimate of one phase of a schedule; rates are images/s, or steps/s.
-
-    Args:
-        image_size: in pixels; None if batches have no single image size.
-        epochs: number of epochs.
-        rate: with the requested number of workers.
-        compute_bound_rate: of the step without data wait.
-        num_workers: requested number of workers.
-        bottleneck: part that bounds the step.
-        num_workers_needed: number without data wait; None if no number is certain to suffice.
-        cores_needed: number of cores for these workers and the step.
-        is_uneven: True if some batches are late although the workers are fast enough on average.
-        seconds: duration; None if the number of images in an epoch is unknown.
-        basis: source of the rates.
-    """
-
-    image_size: int | None
-    epochs: int
-    rate: float
-    compute_bound_rate: float
-    num_workers: int
-    bottleneck: Part
-    num_workers_needed: int | None
-    cores_needed: int
-    is_uneven: bool
-    seconds: float | None
-    basis: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
     """Estimate of a schedule.
 
@@ -530,7 +515,7 @@ class Forecast:
     seconds: float | None
     fixed_size_px: int | None
     fixed_size_s: float | None
-    phases: tuple[PhaseForecast, ...]
+    phases: tuple[PhaseEstimate, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible dictionary."""
@@ -552,14 +537,14 @@ class Forecast:
         for each in self.phases:
             name = _phase_name(each.image_size)
             cells = (
-                *(f"{each.epochs}", f"{each.rate:.0f}", f"{each.compute_bound_rate:.0f}"),
+                *(f"{each.epochs}", f"{each.then:.0f}", f"{each.compute_bound_rate:.0f}"),
                 *(f"{each.num_workers}", f"{each.num_workers_needed or '-'}"),
                 "-" if each.seconds is None else as_seconds(each.seconds),
             )
             rows.append((name, *cells, each.bottleneck))
             if each.basis != _MEASURED:
                 notes.append(f"{name}: {each.basis}")
-        epochs = str(sum(each.epochs for each in self.phases))
+        epochs = str(sum(each.epochs or 0 for each in self.phases))
         for name, seconds in (
             ("total", self.seconds if len(self.phases) > 1 else None),
             (f"all at {self.fixed_size_px} px", self.fixed_size_s),
@@ -601,7 +586,7 @@ def forecast(
     largest = max(found, key=lambda each: each.image_size or 0)
     fixed_s = None
     if images is not None and several:
-        fixed_s = sum(each.epochs for each in found) * images / largest.rate
+        fixed_s = sum(phase.epochs for phase in phases) * images / largest.then
     return Forecast(
         images_per_epoch=images,
         unit=measured[0].unit,
@@ -614,27 +599,12 @@ def forecast(
 
 def _forecast_phase(
     measured: Sequence[Rates], phase: Phase, images: int | None, workers: int | None
-) -> PhaseForecast:
+) -> PhaseEstimate:
     rates = rates_at(measured, phase.image_size, phase.batch_size)
     number = rates.now.load.workers if workers is None else workers
-    then = _predict_phase(rates, Changes(workers=number or None))  # without workers: unchanged
-    shared = rates.shared or 0.0
-    load = with_workers(rates.nearest(number).load, number, shared)
-    uneven = then.limit == "workers" and load.late_ms > THRESHOLDS.alike * load.consume_ms
-    cores = load.cores_ms * load.cores / load.consume_ms if load.consume_ms > 0 else 1.0
-    return PhaseForecast(
-        image_size=rates.size,
-        epochs=phase.epochs,
-        rate=then.then,
-        compute_bound_rate=rates.per_s(rates.now.load.consume_ms),
-        num_workers=number,
-        bottleneck=then.limit,
-        num_workers_needed=None if uneven else workers_needed(load, shared=shared),
-        cores_needed=max(1, math.ceil(cores / (1 + THRESHOLDS.alike))),
-        is_uneven=uneven,
-        seconds=None if images is None else phase.epochs * images / then.then,
-        basis=rates.basis or _MEASURED,
-    )
+    found = _predict_phase(rates, Changes(workers=number or None))  # without workers: unchanged
+    seconds = None if images is None else phase.epochs * images / found.then
+    return replace(found, epochs=phase.epochs, seconds=seconds)
 
 
 def _text(title: str, rows: Sequence[Sequence[str]], notes: Iterable[str]) -> str:
