@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from feedline.errors import UsageError
-from feedline.order.schedule import Phase, Schedule
+from feedline.order.schedule import Phase, Schedule, is_count
 from feedline.text import format_table, plural
 from feedline.tuning.batch_trials import BatchTrial, BatchTrials, CudaMemory
 from feedline.tuning.training_step import HasStateDict, Loss, MakeBatch, Step, class_loss
@@ -127,8 +127,7 @@ def _check(model: nn.Module, phases: Schedule, precision: torch.dtype, max_batch
         )
     if precision not in _PRECISIONS:
         raise UsageError(f"precision must be float32, bfloat16 or float16, got {precision!r}")
-    whole = isinstance(max_batch_size, int) and not isinstance(max_batch_size, bool)
-    if not whole or max_batch_size < 1:
+    if not is_count(max_batch_size) or max_batch_size < 1:
         raise UsageError(
             f"max_batch_size must be a whole number of at least 1, got {max_batch_size!r}"
         )

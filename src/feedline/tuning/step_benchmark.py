@@ -14,7 +14,6 @@ import time
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -254,19 +253,8 @@ class UserCodeFailure:
 
     @property
     def traceback(self) -> str:
-        """Traceback from the first frame of user code."""
-        error = self.error
-        lines = traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
-        return "".join(lines).rstrip()
-
-
-def _user_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Skip the frames up to this module's, and libraries' after them."""
-    below, at = frames, frames
-    while at is not None:
-        if at.tb_frame.f_code.co_filename == __file__:
-            below = at.tb_next
-        at = at.tb_next
-    while below is not None and below.tb_frame.f_code.co_filename.startswith(_LIBRARIES):
-        below = below.tb_next
-    return below
+        """Traceback with the frames of user code."""
+        found = traceback.TracebackException.from_exception(self.error)
+        own = [frame for frame in found.stack if not frame.filename.startswith(_LIBRARIES)]
+        found.stack = traceback.StackSummary.from_list(own)
+        return "".join(found.format() if own else found.format_exception_only()).rstrip()

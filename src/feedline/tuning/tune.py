@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from feedline.engine.defaults import WORKER_BYTES
 from feedline.errors import ResourceError, UsageError
 from feedline.loader import DataLoader
-from feedline.order.schedule import Phase
+from feedline.order.schedule import Phase, is_count
 from feedline.system import available_memory_bytes, usable_cores
 from feedline.throughput.bottleneck import Part, bottleneck
 from feedline.throughput.estimates import Rates
@@ -348,11 +348,7 @@ def _check(
         raise UsageError(f"step must be a function of a batch, got {type(step).__name__}")
     check_step_ms(step_ms)
     check_budget(budget_s)
-    if (
-        isinstance(warmup_batches, bool)
-        or not isinstance(warmup_batches, int)
-        or warmup_batches < 0
-    ):
+    if not is_count(warmup_batches):
         raise UsageError(
             f"warmup_batches must be a whole number, 0 or above, got {warmup_batches!r}"
         )
