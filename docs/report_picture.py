@@ -3,7 +3,7 @@
     feedline demo-data demo-data
     python docs/report_picture.py demo-data
 
-The step sleeps for 10 ms, as if a GPU computed, so that decoding is the bottleneck.
+The step sleeps for 10 ms, as if a GPU computed, which one worker cannot keep up with.
 """
 
 import io
@@ -44,7 +44,7 @@ def in_terminal(command: list[str], folder: str) -> str:
 def main() -> None:
     """Write the picture."""
     data = feedline.ImageFolder(f"{sys.argv[1]}/train", transform=feedline.TrainCrop())
-    loader = feedline.DataLoader(data, 32, schedule="160x5,224x5", num_workers=2)
+    loader = feedline.DataLoader(data, 32, schedule="160x5,224x5", num_workers=1)
     with tempfile.TemporaryDirectory() as folder, loader:
         for _ in range(loader.epochs):
             for _ in feedline.watch(loader, run=f"{folder}/runs/demo"):

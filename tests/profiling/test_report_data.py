@@ -146,7 +146,7 @@ def test_the_times_of_all_ranks_are_shown_and_the_slow_one_is_named() -> None:
         "steps": "100",
         "step": "80.0 ms",
         "data wait": "31.0 ms",
-        "computing on a core": "20.0 ms",
+        "on a core": "20.0 ms",
         "workers": "40.0 ms",
         "slow": "input",
     }

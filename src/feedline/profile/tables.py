@@ -120,24 +120,24 @@ def _phases(report: ReportData) -> ReportTable:
 
 
 def _ranks(report: ReportData) -> ReportTable:
-    heads = ["rank", "steps", "step", "data wait", "computing on a core", "workers", "slow"]
+    heads = ["rank", "slow", "step", "data wait", "workers", "on a core", "steps"]
     return ReportTable(
         title="Ranks",
         heads=heads,
         rows=[
             [
                 f"{each.rank} on {printable(each.host)}",
-                str(each.steps),
+                each.slow,
                 as_ms(each.step_ms),
                 as_ms(each.wait_ms),
-                as_ms(each.on_core_ms),
                 as_ms(each.worker_ms),
-                each.slow,
+                as_ms(each.on_core_ms),
+                str(each.steps),
             ]
             for each in report.ranks
         ],
-        note="Means per step. Ranks that synchronise gradients have equal steps: all wait for the "
-        "slowest input or computing.",
+        note="Means per step; on a core: computing of the training thread. Ranks that synchronise "
+        "gradients have equal steps: all wait for the slowest input or computing.",
     )
 
 
