@@ -29,7 +29,7 @@ from feedline.images.compile.library_steps import (
     replaced_method,
     untested_versions,
 )
-from feedline.timing import transform_timing
+from feedline.timing import torch_workers
 from torchvision_folder import image, write_images
 
 STEPS = [v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()]
@@ -240,12 +240,12 @@ def test_attributes_added_by_other_packages_are_not_replacements(
 
 def test_feedline_timer_is_not_a_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, module, method, timed in (
-        (v1.Compose, "torchvision.transforms", "__call__", transform_timing._time_compose),
-        (v2.Compose, "torchvision.transforms.v2", "forward", transform_timing._time_compose),
-        (ImageFile.ImageFile, "PIL.ImageFile", "load", transform_timing._time_image_load),
+        (v1.Compose, "torchvision.transforms", "__call__", torch_workers._time_compose),
+        (v2.Compose, "torchvision.transforms.v2", "forward", torch_workers._time_compose),
+        (ImageFile.ImageFile, "PIL.ImageFile", "load", torch_workers._time_image_load),
     ):
         monkeypatch.setattr(kind, method, vars(kind)[method])  # restored after the test
-        transform_timing._wrap_method(module, kind.__name__, method, timed)
+        torch_workers._wrap_method(module, kind.__name__, method, timed)
         assert "__wrapped__" in vars(vars(kind)[method])
     for library in (v1, v2):
         assert feedline.compile(library.Compose(STEPS)).explain().startswith("fused")

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feedline.timing import stage_timer
 from feedline.timing.stage_page import PAGE_WORDS, StagePage, StageTimings, read_page
+from feedline.timing.stage_timer import stage_timer
 
 FIRST_TIMED = 3  # the tasks before it are not timed
 
@@ -29,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(stage_timer, "_clock", clock)
+    monkeypatch.setattr(stage_timer, "clock", clock)
     return clock
 
 
@@ -208,7 +208,7 @@ def test_preparation_is_no_part_of_the_first_sample(
     noted: Noted, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queued = tmp_path / "schedstat"
-    monkeypatch.setattr(stage_timer, "_SCHEDSTAT", queued)
+    monkeypatch.setattr(stage_timer, "schedstat", queued)
     queued.write_text("1 0 3")
     noted.skip(FIRST_TIMED)
     stage_timer.begin_task(noted.page)

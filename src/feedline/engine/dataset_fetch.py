@@ -62,8 +62,9 @@ from feedline.randomness import (
 )
 from feedline.sources.files import is_storage_failure
 from feedline.system import find_attribute
-from feedline.timing import is_recording_enabled, stage_timer
-from feedline.timing.transform_timing import time_transforms
+from feedline.timing import is_recording_enabled
+from feedline.timing.stage_timer import stage_timer
+from feedline.timing.torch_workers import time_transforms
 
 if TYPE_CHECKING:
     from feedline.images.compile.nested import NestedPipelines

@@ -41,8 +41,9 @@ from feedline.engine.shared_memory import SharedFile
 from feedline.order.batch_spec import Field, Item, Items
 from feedline.order.seeds import mix, row_seeds
 from feedline.sources.files import storage_read
-from feedline.timing import is_recording_enabled, stage_timer
+from feedline.timing import is_recording_enabled
 from feedline.timing.stage_page import StagePage
+from feedline.timing.stage_timer import stage_timer
 
 __all__ = [
     "AnySource",

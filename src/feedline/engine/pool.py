@@ -42,8 +42,9 @@ from feedline.engine.process import CRASH_SIGNALS
 from feedline.errors import ClosedError, StartError, UsageError, WorkerError
 from feedline.system import describe_exit, oom_kills
 from feedline.throughput.limits import MAX_WORKERS
-from feedline.timing import is_recording_enabled, stage_timer
+from feedline.timing import is_recording_enabled
 from feedline.timing.stage_page import StagePage
+from feedline.timing.stage_timer import stage_timer
 
 __all__ = [
     "MAX_CONSECUTIVE_DEATHS",

@@ -34,7 +34,7 @@ from feedline.images.crops import Box, Filter, Placement, TrainCrop, Transform, 
 from feedline.order.batch_spec import Items
 from feedline.sources.files import storage_read
 from feedline.sources.store import Pixels, RawCopies
-from feedline.timing import stage_timer
+from feedline.timing.stage_timer import stage_timer
 
 try:
     from feedline.images import _resample as compiled

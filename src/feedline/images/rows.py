@@ -47,7 +47,7 @@ from feedline.sources.files import storage_read
 from feedline.sources.folder import FileStore
 from feedline.sources.manifest import level_size, repair_command
 from feedline.sources.store import Numbers, Pixels, SampleStore, SelectedStore
-from feedline.timing import stage_timer
+from feedline.timing.stage_timer import stage_timer
 
 if TYPE_CHECKING:
     from typing_extensions import Self

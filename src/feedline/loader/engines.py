@@ -34,8 +34,9 @@ from feedline.engine.worker_errors import SkippedBatch, WorkerException
 from feedline.errors import SampleError, UsageError
 from feedline.loader.position import LoaderPosition
 from feedline.order.batch_spec import BatchSpec
-from feedline.timing import is_recording_enabled, stage_timer
+from feedline.timing import is_recording_enabled
 from feedline.timing.stage_page import PAGE_WORDS, StagePage, StageTimings, read_page
+from feedline.timing.stage_timer import stage_timer
 from feedline.timing.steps import StepTimer
 
 __all__ = [

@@ -1,8 +1,9 @@
-"""Counters of the kernel for processes: CPU time, time without a core, disk reads.
+"""Counters of a run's processes and of its machine: CPU time, disk reads, quota, device, threads.
 
 Guarantees: a few small files are read per process, without waiting; a process that has ended keeps
 its latest counters; values that the kernel does not report are None; memory does not grow with the
-number of workers that start and end.
+number of workers that start and end. Nothing is imported or initialised except NVIDIA's management
+library, which is used only if the program has initialised CUDA.
 Relies on: /proc of Linux; elsewhere only the CPU time is known, from psutil.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +19,15 @@ from typing import Any
 
 import psutil
 
-from feedline.timing.run import Process
+from feedline.machine import DeviceWatch
+from feedline.system import cacheable_memory_bytes, throttled_s
+from feedline.timing.run import Process, ResourceUse
 
-__all__ = ["ProcessWatch"]
+__all__ = ["ProcessWatch", "ResourceWatch"]
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _MAX_PROCESSES = 64
+_SHARED_MEMORY = Path("/dev/shm")
 _ROUNDED_S = 2 / _TICKS  # the kernel reports the start of a process in ticks
 
 
@@ -167,3 +172,60 @@ class ProcessWatch:
 def _less(last: float | int | None, first: float | int | None) -> Any:
     """Difference; None if either is unknown. It is at least 0, as ended threads lose theirs."""
     return None if last is None or first is None else max(type(last)(0), last - first)
+
+
+class ResourceWatch:
+    """Tracks the cgroup's quota and the device."""
+
+    def __init__(self) -> None:
+        self._begun_throttled_s = self._throttled_s = throttled_s()
+        self._device = DeviceWatch()
+        self.dataset_bytes: int | None = None
+        """Bytes of all samples; set by code that knows the dataset."""
+
+    @property
+    def gpu_busy(self) -> float | None:
+        """Utilisation of the device at the latest update, 0 to 1."""
+        return self._device.latest
+
+    def update(self) -> None:
+        """Update the counters, which takes about 100 us."""
+        if self._throttled_s is not None:
+            self._throttled_s = throttled_s()
+        self._device.update()
+
+    def summarise(self, processes: ProcessWatch, deaths: int) -> ResourceUse:
+        """Return all that is known so far."""
+        first, last = self._begun_throttled_s, self._throttled_s
+        return ResourceUse(
+            processes=processes.summarise(),
+            worker_starts=processes.worker_starts,
+            worker_deaths=deaths,
+            throttled_s=None if first is None or last is None else max(0.0, last - first),
+            gpu_busy=self._device.busy,
+            threads=_threads(),
+            worker_threads=processes.worker_threads,
+            shared_memory_bytes=_shared_memory_bytes(),
+            cacheable_bytes=_cacheable_bytes(),
+            dataset_bytes=self.dataset_bytes,
+        )
+
+
+def _threads() -> int | None:
+    torch = sys.modules.get("torch")
+    return None if torch is None else int(torch.get_num_threads())
+
+
+def _shared_memory_bytes() -> int | None:
+    try:
+        held = os.statvfs(_SHARED_MEMORY)
+    except (OSError, AttributeError):
+        return None
+    return held.f_frsize * held.f_blocks
+
+
+def _cacheable_bytes() -> int | None:
+    try:
+        return cacheable_memory_bytes()
+    except OSError:
+        return None

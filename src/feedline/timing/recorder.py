@@ -22,9 +22,8 @@ from feedline.machine import device_name, this_machine
 from feedline.system import rank_and_world
 from feedline.timing.batch_probe import BatchProbe
 from feedline.timing.loaders import LoaderRegistry, WorkerObserver
-from feedline.timing.processes import ProcessWatch
+from feedline.timing.processes import ProcessWatch, ResourceWatch
 from feedline.timing.ranks import RankExchange
-from feedline.timing.resource_watch import ResourceWatch
 from feedline.timing.run import (
     Event,
     Loader,

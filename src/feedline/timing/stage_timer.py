@@ -24,17 +24,7 @@ from typing import Any
 
 from feedline.timing.stage_page import StagePage
 
-__all__ = [
-    "begin_samples",
-    "begin_task",
-    "drop_task",
-    "end_sample",
-    "end_stage",
-    "end_task",
-    "is_timing",
-    "note_decoded",
-    "note_sample",
-]
+__all__ = ["StageTimer", "end_stage", "is_timing", "note_decoded", "stage_timer"]
 
 _EVERY, _EVERY_QUICK = 8, 64
 """Every eighth task of a worker is timed stage by stage, first the fourth, as earlier ones warm up.
@@ -52,99 +42,153 @@ _SHORT_NS = 100_000
 """A stage that takes less is counted as on a core: asking the kernel for its time on a core costs 1
 to 40 us, more than most steps of a transform of tiny images."""
 
-each_sample = False
-"""True if `end_sample` should be called in the current task. Read-only for callers.
-
-That is if the task is timed stage by stage, or samples take so long that the cost is negligible."""
-
-timed = False
-"""True if the current task, if any, is timed stage by stage. Read-only for callers."""
-
 _NOT_TINY_NS = 50_000
-
-_page: StagePage | None = None
-_slow_ns = 1 << 62  # nothing is slower
-_thread = 0
-_begun_ns = 0
-_begun_cpu_ns = 0
-_begun_queued_ns: int | None = None
-_lap_ns = 0
-_lap_cpu_ns = 0
-_sample_ns = 0
-_sample_queued_ns: int | None = None
 _LONG_NS = 1_000_000  # of a sample: asking the kernel for its time without a core costs 5 us
-_clock = time.monotonic_ns
+_NEVER = 1 << 62  # nothing is slower
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
-def is_timing() -> bool:
-    """Return True if this thread runs a task that is timed stage by stage."""
-    return timed and threading.get_ident() == _thread
+class StageTimer:
+    """Timer of the task that this process runs."""
 
+    __slots__ = (
+        *("each_sample", "timed", "clock", "schedstat", "_page", "_thread", "_slow_ns"),
+        *("_begun_ns", "_begun_cpu_ns", "_begun_queued_ns", "_lap_ns", "_lap_cpu_ns"),
+        *("_sample_ns", "_sample_queued_ns"),
+    )
 
-def end_stage(stage: str) -> None:
-    """End the stage that began with the previous stage's end, or with its task."""
-    global _lap_ns, _lap_cpu_ns
-    if timed and _page is not None and threading.get_ident() == _thread:
-        now_ns = _clock()
-        ns = now_ns - _lap_ns
-        on_core_ns = ns if ns < _SHORT_NS else max(0, time.thread_time_ns() - _lap_cpu_ns)
-        _page.note(stage, ns, on_core_ns)
-        _lap_ns, _lap_cpu_ns = now_ns, _lap_cpu_ns + on_core_ns
+    def __init__(self) -> None:
+        self.clock = time.monotonic_ns
+        self.schedstat = _SCHEDSTAT
+        self._thread = self._begun_ns = self._begun_cpu_ns = 0
+        self._lap_ns = self._lap_cpu_ns = self._sample_ns = 0
+        self._begun_queued_ns: int | None = None
+        self._sample_queued_ns: int | None = None
+        self._forget()
 
+    def _forget(self) -> None:
+        self.each_sample = False
+        """True if `end_sample` should be called in the current task. Read-only for callers.
 
-def begin_samples(stage: str) -> None:
-    """End the preparation of a task's samples, which is a stage and not part of the first one."""
-    global _sample_ns, _sample_queued_ns
-    if _page is not None and threading.get_ident() == _thread:
-        end_stage(stage)
-        _sample_ns = _clock()
-        if timed:
-            _sample_queued_ns = _queued_ns()
+        That is if the task is timed stage by stage, or samples take so long that the cost is
+        negligible."""
+        self.timed = False
+        """True if the current task, if any, is timed stage by stage. Read-only for callers."""
+        self._page: StagePage | None = None
+        self._slow_ns = _NEVER
 
+    def _is_here(self) -> bool:
+        return self._page is not None and threading.get_ident() == self._thread
 
-def note_decoded(height: int, width: int) -> None:
-    """Record the decoding of an image, or of a part of it, in pixels."""
-    if is_timing() and _page is not None:
-        _page.note_decoded(min(height, width))
+    def is_timing(self) -> bool:
+        """Return True if this thread runs a task that is timed stage by stage."""
+        return self.timed and threading.get_ident() == self._thread
 
+    def end_stage(self, stage: str) -> None:
+        """End the stage that began with the previous stage's end, or with its task."""
+        if self.timed and self._page is not None and threading.get_ident() == self._thread:
+            now_ns = self.clock()
+            ns = now_ns - self._lap_ns
+            cpu_ns = ns if ns < _SHORT_NS else max(0, time.thread_time_ns() - self._lap_cpu_ns)
+            self._page.note(stage, ns, cpu_ns)
+            self._lap_ns, self._lap_cpu_ns = now_ns, self._lap_cpu_ns + cpu_ns
 
-def end_sample(key: Any, stage: str = "") -> None:
-    """End a sample, which began with the previous sample's end, `begin_samples`, or its task.
+    def begin_samples(self, stage: str) -> None:
+        """End the preparation of a task's samples, which is a stage and not part of the first."""
+        if self._is_here():
+            self.end_stage(stage)
+            self._sample_ns = self.clock()
+            if self.timed:
+                self._sample_queued_ns = self._queued_ns()
 
-    Args:
-        key: its number; other keys are not recorded.
-        stage: ends this stage first, as `end_stage`.
-    """
-    global _sample_ns
-    now_ns = _clock()
-    sample_ns = now_ns - _sample_ns
-    _sample_ns = now_ns
-    if timed or sample_ns > _slow_ns:
-        if stage:
-            end_stage(stage)
-        note_sample(key, sample_ns)
+    def note_decoded(self, height: int, width: int) -> None:
+        """Record the decoding of an image, or of a part of it, in pixels."""
+        if self.is_timing() and self._page is not None:
+            self._page.note_decoded(min(height, width))
 
+    def end_sample(self, key: Any, stage: str = "") -> None:
+        """End a sample, which began with the previous sample's end, `begin_samples`, or its task.
 
-def note_sample(key: Any, ns: int) -> int:
-    """Record the duration of a sample that the caller has timed.
+        Args:
+            key: its number; other keys are not recorded.
+            stage: ends this stage first, as `end_stage`.
+        """
+        now_ns = self.clock()
+        sample_ns, self._sample_ns = now_ns - self._sample_ns, now_ns
+        if self.timed or sample_ns > self._slow_ns:
+            if stage:
+                self.end_stage(stage)
+            self.note_sample(key, sample_ns)
 
-    Returns:
-        the duration from which on samples that are not `timed` should be recorded.
-    """
-    global _slow_ns, _sample_queued_ns
-    if _page is not None and threading.get_ident() == _thread:
-        if timed and ns > _LONG_NS:
-            # Time without a core is not the sample's own.
-            queued_ns = _queued_ns()
-            if queued_ns is not None and _sample_queued_ns is not None:
-                ns = max(0, ns - (queued_ns - _sample_queued_ns))
-            _sample_queued_ns = queued_ns
-        if ns > _slow_ns:
-            _page.keep(_number(key), ns)
-            _slow_ns = _page.slow_ns
-        if timed:
-            _page.sample(ns)
-    return _slow_ns
+    def note_sample(self, key: Any, ns: int) -> int:
+        """Record the duration of a sample that the caller has timed.
+
+        Returns:
+            the duration from which on samples that are not `timed` should be recorded.
+        """
+        page = self._page
+        if page is not None and threading.get_ident() == self._thread:
+            if self.timed and ns > _LONG_NS:
+                # Time without a core is not the sample's own.
+                queued_ns = self._queued_ns()
+                if queued_ns is not None and self._sample_queued_ns is not None:
+                    ns = max(0, ns - (queued_ns - self._sample_queued_ns))
+                self._sample_queued_ns = queued_ns
+            if ns > self._slow_ns:
+                page.keep(_number(key), ns)
+                self._slow_ns = page.slow_ns
+            if self.timed:
+                page.sample(ns)
+        return self._slow_ns
+
+    def begin_task(self, page: StagePage | None) -> bool:
+        """Begin a task that is recorded in `page`; None records nothing.
+
+        Tasks do not nest: a task within another is a part of it.
+
+        Returns:
+            True if `end_task` must be called, however the task ends.
+        """
+        if page is None or self._page is not None:
+            return False
+        self._page, self._slow_ns = page, page.slow_ns
+        tasks, tiny = page.tasks, page.sample_ns <= _NOT_TINY_NS
+        is_enough = tasks >= _QUICK_TASKS or page.timed_samples >= _QUICK_SAMPLES
+        every = _EVERY_QUICK if is_enough and page.own_sample_ns <= _QUICK_NS else _EVERY
+        long = page.tasks_ns >= max(1, tasks) * _LONG_TASK_NS and page.sample_ns >= _LONG_NS
+        self.timed = long or tasks % every == _EVERY // 2 - 1
+        self.each_sample = self.timed or not tiny
+        self._thread = threading.get_ident()
+        if self.timed:
+            self._begun_queued_ns = self._sample_queued_ns = self._queued_ns()
+            self._begun_cpu_ns = self._lap_cpu_ns = time.thread_time_ns()
+        self._begun_ns = self._lap_ns = self._sample_ns = self.clock()
+        return True
+
+    def end_task(self) -> None:
+        """End the task that `begin_task` began."""
+        page, self._page, self.each_sample = self._page, None, False
+        if page is not None:
+            done_ns = self.clock()
+            page.task(self._begun_ns, done_ns)
+            if self.timed:
+                cpu_ns, queued_ns = time.thread_time_ns() - self._begun_cpu_ns, self._queued_ns()
+                if queued_ns is not None and self._begun_queued_ns is not None:
+                    queued_ns -= self._begun_queued_ns
+                page.add_task_time(done_ns - self._begun_ns, cpu_ns, queued_ns)
+        self._forget()
+
+    def drop_task(self, page: StagePage | None) -> None:
+        """Discard a task of this page that Ctrl-C interrupted."""
+        if page is not None and self._page is page:
+            self._forget()
+
+    def _queued_ns(self) -> int | None:
+        """Time that this thread was ready without a free core; asking the kernel takes 15 us."""
+        try:
+            return int(self.schedstat.read_bytes().split()[1])
+        except (OSError, ValueError, IndexError):
+            return None
 
 
 def _number(key: Any) -> int:
@@ -156,70 +200,10 @@ def _number(key: Any) -> int:
     return number if 0 <= number < 1 << 63 else -1
 
 
-def begin_task(page: StagePage | None) -> bool:
-    """Begin a task that is recorded in `page`; None records nothing.
-
-    Tasks do not nest: a task within another is a part of it.
-
-    Returns:
-        True if `end_task` must be called, however the task ends.
-    """
-    global _page, each_sample, timed, _thread, _slow_ns
-    global _begun_ns, _begun_cpu_ns, _begun_queued_ns
-    global _lap_ns, _lap_cpu_ns, _sample_ns, _sample_queued_ns
-    if page is None or _page is not None:
-        return False
-    _page, _slow_ns = page, page.slow_ns
-    tasks, tiny = page.tasks, page.sample_ns <= _NOT_TINY_NS
-    is_enough = tasks >= _QUICK_TASKS or page.timed_samples >= _QUICK_SAMPLES
-    every = _EVERY_QUICK if is_enough and page.own_sample_ns <= _QUICK_NS else _EVERY
-    long = page.tasks_ns >= max(1, tasks) * _LONG_TASK_NS and page.sample_ns >= _LONG_NS
-    timed = long or tasks % every == _EVERY // 2 - 1
-    each_sample = timed or not tiny
-    _thread = threading.get_ident()
-    if timed:
-        _begun_queued_ns = _sample_queued_ns = _queued_ns()
-        _begun_cpu_ns = _lap_cpu_ns = time.thread_time_ns()
-    _begun_ns = _lap_ns = _sample_ns = _clock()
-    return True
-
-
-def end_task() -> None:
-    """End the task that `begin_task` began."""
-    global _page, each_sample, timed, _slow_ns
-    page, _page, each_sample = _page, None, False
-    if page is not None:
-        done_ns = _clock()
-        page.task(_begun_ns, done_ns)
-        if timed:
-            cpu_ns, queued_ns = time.thread_time_ns() - _begun_cpu_ns, _queued_ns()
-            if queued_ns is not None and _begun_queued_ns is not None:
-                queued_ns -= _begun_queued_ns
-            page.add_task_time(done_ns - _begun_ns, cpu_ns, queued_ns)
-    timed, _slow_ns = False, 1 << 62
-
-
-def drop_task(page: StagePage | None) -> None:
-    """Discard a task of this page that Ctrl-C interrupted."""
-    if page is not None and _page is page:
-        _forget()
-
-
-def _forget() -> None:
-    global _page, each_sample, timed, _slow_ns
-    _page, each_sample, timed, _slow_ns = None, False, False, 1 << 62
-
+stage_timer = StageTimer()
+end_stage, is_timing = stage_timer.end_stage, stage_timer.is_timing
+note_decoded = stage_timer.note_decoded
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)  # the parent's task is not the child's
-
-
-_SCHEDSTAT = Path("/proc/thread-self/schedstat")
-
-
-def _queued_ns() -> int | None:
-    """Time that this thread was ready without a free core; asking the kernel takes about 15 us."""
-    try:
-        return int(_SCHEDSTAT.read_bytes().split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
+    # The parent's task is not the child's.
+    os.register_at_fork(after_in_child=stage_timer._forget)

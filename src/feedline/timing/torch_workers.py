@@ -1,16 +1,19 @@
-"""Stage timings of the workers of a torch DataLoader.
+"""Stage timings of the workers of a torch DataLoader, and of the steps of transforms in any worker.
 
 Guarantees: torch's code runs unchanged and makes the same batches. The dataset and `collate_fn` are
 called through functions that record the time. The user's loader gets its own `worker_init_fn` back
 as soon as its workers have started. The timings are in anonymous memory if the kernel supports it,
-so nothing remains, however the processes end.
+so nothing remains, however the processes end. In a timed task a step of a transform is called
+through a function that records its time; the training process is not modified.
 Relies on: names within torch's worker loop; if a release lacks them, or a worker cannot map the
-memory, nothing is recorded.
+memory, nothing is recorded. Libraries that are not loaded when a worker starts are not timed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import mmap
 import os
 import sys
@@ -23,7 +26,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.timing import stage_timer
 from feedline.timing.stage_page import (
     PAGE_BYTES,
     PAGE_WORDS,
@@ -32,9 +34,9 @@ from feedline.timing.stage_page import (
     read_pages,
     worker_pids,
 )
-from feedline.timing.transform_timing import time_transforms
+from feedline.timing.stage_timer import end_stage, is_timing, note_decoded, stage_timer
 
-__all__ = ["TorchWorkers", "end_torch_workers"]
+__all__ = ["TorchWorkers", "end_torch_workers", "time_transforms"]
 
 _MAX_WORKERS = 512
 
@@ -240,3 +242,119 @@ def _map_pages(path: str, worker_count: int) -> NDArray[np.int64]:
     with open(path, "r+b") as file:
         memory = mmap.mmap(file.fileno(), worker_count * PAGE_BYTES)
     return np.frombuffer(memory, np.int64).reshape(worker_count, PAGE_WORDS)
+
+
+_DECODERS = (
+    ("cv2", "imread"),
+    ("cv2", "imdecode"),
+    ("simplejpeg", "decode_jpeg"),
+    ("torchvision.io", "read_image"),
+    ("torchvision.io", "decode_image"),
+    ("torchvision.io", "decode_jpeg"),
+)
+"""Functions that return pixels; timed if called as attributes of their modules."""
+
+
+def time_transforms() -> None:
+    """Time the steps of transforms (torchvision, albumentations), batch mixing and decoding.
+
+    Call it once per process.
+    """
+    if "PIL.Image" in sys.modules:  # which loads the other with the first image
+        importlib.import_module("PIL.ImageFile")
+    _wrap_method("torchvision.transforms", "Compose", "__call__", _time_compose)
+    _wrap_method("torchvision.transforms.v2", "Compose", "forward", _time_compose)
+    _wrap_method(
+        "albumentations.core.transforms_interface", "BasicTransform", "__call__", _time_transform
+    )
+    _wrap_method("torchvision.transforms.v2._augment", "_BaseMixUpCutMix", "forward", _time_mixing)
+    for mix in ("Mixup", "FastCollateMixup"):
+        _wrap_method("timm.data.mixup", mix, "__call__", _time_mixing)
+    _wrap_method("PIL.ImageFile", "ImageFile", "load", _time_image_load)
+    for module, function in _DECODERS:
+        _wrap_decoder(module, function)
+
+
+def _wrap_method(module: str, kind: str, method: str, how: Callable[..., Any]) -> None:
+    """Wrap a method of a class with `how`, if its module is loaded and has it."""
+    found = getattr(sys.modules.get(module), kind, None)
+    original = vars(found).get(method) if isinstance(found, type) else None
+    if not callable(original):
+        return
+
+    @functools.wraps(original)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_timing():
+            return original(self, *args, **kwargs)
+        return how(original, self, *args, **kwargs)
+
+    setattr(found, method, called)
+
+
+def _wrap_decoder(module: str, name: str) -> None:
+    """Time a function that decodes."""
+    original = getattr(sys.modules.get(module), name, None)
+    if not callable(original):
+        return
+
+    @functools.wraps(original)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if not is_timing():
+            return original(*args, **kwargs)
+        end_stage("open")
+        made = original(*args, **kwargs)
+        end_stage("read and decode" if "read" in name else "decode")
+        shape = getattr(made, "shape", ())
+        if len(shape) == 3:
+            note_decoded(*sorted(shape)[1:])  # channels are the fewest
+        return made
+
+    setattr(sys.modules[module], name, called)
+
+
+def _time_compose(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    steps = self.transforms
+    if type(steps) is not list:
+        return original(self, *args, **kwargs)
+    end_stage("before the transform")
+    self.transforms = [_timed_step(step) for step in steps]
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        self.transforms = steps
+
+
+def _timed_step(step: Callable[..., Any]) -> Callable[..., Any]:
+    name = getattr(step, "__qualname__", None) or type(step).__qualname__
+
+    def call(*args: Any) -> Any:
+        made = step(*args)
+        end_stage(f"transform: {name}")
+        return made
+
+    return call
+
+
+def _time_transform(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    end_stage("before the transform")
+    made = original(self, *args, **kwargs)
+    end_stage(f"transform: {type(self).__qualname__}")
+    return made
+
+
+def _time_image_load(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    if not getattr(self, "tile", None):  # it is loaded already
+        return original(self, *args, **kwargs)
+    end_stage("open")
+    made = original(self, *args, **kwargs)
+    end_stage("read and decode")
+    if type(self.size) is tuple:
+        note_decoded(*self.size)
+    return made
+
+
+def _time_mixing(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    end_stage("collate")
+    made = original(self, *args, **kwargs)
+    end_stage(f"mix: {type(self).__qualname__}")
+    return made

@@ -469,7 +469,7 @@ def is_original(function: Any, qualified_name: str | None = None) -> bool:
 
 def _without_timer(function: Any) -> Any:
     """Function inside a timer that feedline added in workers; otherwise the function itself."""
-    timing: Any = sys.modules.get("feedline.timing.transform_timing")
+    timing: Any = sys.modules.get("feedline.timing.torch_workers")
     if timing is not None and getattr(function, "__globals__", None) is vars(timing):
         return vars(function).get("__wrapped__", function)
     return function
