@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from typing import TypeAlias
 
 __all__ = [
     "NOT_MEASURED",
+    "ProgressCallback",
     "as_bytes",
     "as_date",
     "as_ms",
@@ -30,6 +32,10 @@ __all__ = [
 ]
 
 NOT_MEASURED = "not measured"
+
+ProgressCallback: TypeAlias = Callable[[str, int, int], None]
+"""Called with the current work as text, the number of its finished parts, and of all parts."""
+
 _COLUMNS = 100
 
 

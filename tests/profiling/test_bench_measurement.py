@@ -60,6 +60,10 @@ def folder(photos: Path) -> ImageFolder:
     return ImageFolder(photos)
 
 
+def quiet(what: str, done: int, total: int) -> None:
+    """Ignore progress."""
+
+
 # The images
 
 
@@ -122,11 +126,11 @@ def test_images_are_measured_and_broken_ones_named(photos: Path, tmp_path: Path)
     (root / "cats" / "3.jpg").write_bytes(whole[: len(whole) // 2])
     (root / "dogs" / "5.jpg").write_bytes(b"")
     folder = sample_folder(ImageFolder(root), seed=0)
-    heard: list[int] = []
-    survey = survey_images(folder, 64, 60, heard.append)
+    heard: list[tuple[str, int, int]] = []
+    survey = survey_images(folder, 64, 60, lambda *told: heard.append(told))
     images, skipped = survey.images, survey.broken
 
-    assert heard == list(range(1, 21))
+    assert [(done, total) for _, done, total in heard] == [(k, 20) for k in range(1, 21)]
     broken = {Path(path).name: reason for path, reason in skipped.items()}
     assert sorted(broken) == ["3.jpg", "5.jpg"]
     assert "ends before its last pixel" in broken["3.jpg"]
@@ -149,14 +153,14 @@ def test_only_broken_images_raises_and_shows_one(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / "a" / f"{number}.jpg").write_bytes(b"no")
     with pytest.raises(DatasetError, match=r"of 3 images .*0\.jpg: it is no"):
-        survey_images(ImageFolder(tmp_path), 64, 60, lambda done: None)
+        survey_images(ImageFolder(tmp_path), 64, 60, quiet)
 
 
 def test_survey_ends_with_time_limit_after_the_first_few(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "cats").mkdir()
     for number in range(40):
         shutil.copy(photos / "cats" / "0.jpg", tmp_path / "cats" / f"{number:02}.jpg")
-    survey = survey_images(ImageFolder(tmp_path), 64, 1e-9, lambda done: None)
+    survey = survey_images(ImageFolder(tmp_path), 64, 1e-9, quiet)
     assert [image.sample for image in survey.images] == list(range(32))
     assert survey.costs["images"] == 8
 
@@ -167,7 +171,7 @@ def test_survey_ends_with_time_limit_after_the_first_few(photos: Path, tmp_path:
 def costs_of(folder: ImageFolder, images: int) -> Mapping[str, Any]:
     some = copy.copy(folder)
     some.store = folder.files.select(np.arange(images))
-    return survey_images(some, 64, 600, lambda done: None).costs
+    return survey_images(some, 64, 600, quiet).costs
 
 
 def test_every_stage_is_timed(folder: ImageFolder) -> None:
@@ -296,12 +300,12 @@ class Steady(MeasuredLoader):
 
 def test_loaders_alternate_in_each_round() -> None:
     log: list[str] = []
-    heard: list[tuple[int, str]] = []
+    heard: list[tuple[str, int, int]] = []
     loaders = [Steady("a", log), Steady("b", log)]
     turns = take_turns(loaders, 3, 2.0, {}, lambda *told: heard.append(told))
     assert log == ["a", "b"] * 3
-    assert heard[0] == (0, "round 1 of 3: a")
-    assert heard[-1] == (5, "round 3 of 3: b")
+    assert heard[0] == ("round 1 of 3: a", 0, 6)
+    assert heard[-1] == ("round 3 of 3: b", 5, 6)
     rows = make_rows(turns, cores=2)
     assert [(row["name"], row["loader"], len(row["turns"])) for row in rows] == [
         ("a", "feedline", 3),
@@ -316,7 +320,7 @@ def test_torch_failure_skips_torch_but_other_failures_raise(error: type[Exceptio
     log: list[str] = []
     left_out: dict[str, str] = {}
     loaders = [Steady("a", log), Steady("b", log, breaks_at=2, error=error)]
-    turns = take_turns(loaders, 4, 1.0, left_out, lambda done, what: None)
+    turns = take_turns(loaders, 4, 1.0, left_out, quiet)
     assert [loader.name for loader in turns] == ["a"]
     assert log == ["a", "b", "a", "b", "a", "a"]
     assert left_out == {"b": "at length"}
@@ -327,7 +331,7 @@ def test_torch_failure_skips_torch_but_other_failures_raise(error: type[Exceptio
             1,
             1.0,
             {},
-            lambda done, what: None,
+            quiet,
         )
 
 

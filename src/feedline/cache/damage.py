@@ -38,7 +38,7 @@ from feedline.sources.files import sync_names
 from feedline.sources.manifest import CacheIndex, Manifest, index_damage
 from feedline.sources.remote_cache import open_location
 from feedline.system import write_through
-from feedline.text import plural
+from feedline.text import ProgressCallback, plural
 
 __all__ = [
     "BrokenSamples",
@@ -57,8 +57,6 @@ __all__ = [
 _RANGE = 256  # samples that a worker checks at a time
 _FILES = 32  # image files that a worker decodes at a time
 _FATAL = "reading it ends the process: its file is damaged, or shrank while it was read"
-
-RepairCallback: TypeAlias = Callable[[str, int, int], None]
 
 
 class Damage(NamedTuple):
@@ -335,7 +333,7 @@ def repair_cache(
     *,
     source: Any = None,
     workers: int | str = "auto",
-    progress: RepairCallback = lambda stage, done, total: None,
+    progress: ProgressCallback = lambda stage, done, total: None,
 ) -> Repair:
     """Rebuild damaged copies, shards, databases and index files of a cache.
 
@@ -368,7 +366,7 @@ def repair_cache(
 
 
 def _rebuild(
-    job: CacheJob, manifest: Manifest, found: Verification, progress: RepairCallback
+    job: CacheJob, manifest: Manifest, found: Verification, progress: ProgressCallback
 ) -> int:
     """Build damaged shards again, or all if the index is damaged. Return the number of copies."""
     images, spec, where = job.source, job.spec, job.spec.root

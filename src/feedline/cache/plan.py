@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from feedline.cache.rates import RateCallback, RateKey, measure_copies, serving_level
+from feedline.cache.rates import RateKey, measure_copies, serving_level
 from feedline.cache.source import open_source
 from feedline.cache.spec import Spec, estimate, make_levels
 from feedline.engine.defaults import worker_count
@@ -28,7 +28,7 @@ from feedline.order.schedule import Phase, Schedule
 from feedline.sources.manifest import Level
 from feedline.sources.remote_filesystem import is_url
 from feedline.system import cacheable_memory_bytes
-from feedline.text import as_bytes, as_seconds, format_table, plural, wrap_text
+from feedline.text import ProgressCallback, as_bytes, as_seconds, format_table, plural, wrap_text
 
 __all__ = ["CacheChoice", "CachePlan", "build_command", "plan_cache", "recommend"]
 
@@ -175,7 +175,7 @@ def plan_cache(
     workers: int | str = "auto",
     images: int = 300,
     seconds: float = 30.0,
-    progress: RateCallback = lambda stage, done, total: None,
+    progress: ProgressCallback = lambda stage, done, total: None,
 ) -> CachePlan:
     """Recommend a cache for a schedule; builds nothing but copies of a few hundred images.
 

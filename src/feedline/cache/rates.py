@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -33,14 +33,13 @@ from feedline.sources.cache_formats import cache_format
 from feedline.sources.manifest import Level, Manifest, load_entries
 from feedline.sources.remote_cache import open_location
 from feedline.system import usable_cores
-from feedline.text import as_bytes
+from feedline.text import ProgressCallback, as_bytes
 from feedline.throughput.windows import RateMeter
 
 __all__ = [
     "CacheInfo",
     "LevelInfo",
     "OriginalsSample",
-    "RateCallback",
     "RateKey",
     "cache_info",
     "copy_originals",
@@ -52,9 +51,6 @@ __all__ = [
 
 RateKey: TypeAlias = "tuple[int, Level | None]"
 """Image size of the batches in pixels, and the resolution that is read; None for originals."""
-
-RateCallback: TypeAlias = Callable[[str, int, int], None]
-"""Called with the current work as text, the finished parts, and the number of parts."""
 
 _ROUNDS = 3
 _INFO_S = 2.0  # for each resolution of a cache
@@ -93,7 +89,7 @@ def measure_rates(
     *,
     workers: int,
     seconds: float,
-    progress: RateCallback,
+    progress: ProgressCallback,
 ) -> dict[RateKey, float]:
     """Return the images/s of folders, measured in turn for this total time."""
     turns = _ROUNDS * len(readings)
@@ -135,7 +131,7 @@ def measure_copies(
     workers: int,
     images: int = 200,
     seconds: float = 10.0,
-    progress: RateCallback = lambda stage, done, total: None,
+    progress: ProgressCallback = lambda stage, done, total: None,
 ) -> tuple[dict[RateKey, float], OriginalsSample]:
     """Measure images/s from memory, of the originals of some samples and of caches of them.
 
@@ -178,7 +174,7 @@ def serving_level(levels: Sequence[Level], side: int) -> Level | None:
 
 
 def copy_originals(
-    source: CacheSource, root: Path, images: int, progress: RateCallback
+    source: CacheSource, root: Path, images: int, progress: ProgressCallback
 ) -> OriginalsSample:
     """Write the originals of some evenly spread samples to a folder of one class."""
     numbers, folder = source.store.pick(images), root / "images"

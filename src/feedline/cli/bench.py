@@ -41,7 +41,7 @@ def bench(
     with ProgressBar("starting", clock="elapsed", steady=True) as bar:
         result = run_benchmark(
             images,
-            bar,
+            bar.stage,
             image_size=image_size,
             batch_size=batch_size,
             workers=count,

@@ -217,7 +217,7 @@ def repair(
             cache,
             source=originals,
             workers=options.parse_workers(workers),
-            progress=lambda stage, done, total: bar.update(done, total, stage),
+            progress=bar.stage,
         )
     found, seconds = done.verification, time.monotonic() - started
     echo(
@@ -344,7 +344,7 @@ def plan(
             workers=processes,
             images=images,
             seconds=seconds,
-            progress=lambda stage, done, total: bar.update(done, total, stage),
+            progress=bar.stage,
         )
     echo_text(str(found))
     write_json(json, found.as_dict())

@@ -48,8 +48,8 @@ class ProgressBar:
     Args:
         description: first text of the bar.
         clock: last column: time elapsed, time remaining, or the text of `update(end=...)`.
-        steady: redraw only in calls, at most ten times a second. A bar that redraws itself would
-            use the cores that are being measured.
+        steady: redraw only in calls: if the text is new, and ten times a second. A bar that redraws
+            itself would use the cores that are being measured.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class ProgressBar:
             "text": TextColumn("{task.fields[end]}"),
         }
         self._drawn, self._steady, self._drawn_s = sys.stderr.isatty(), steady, 0.0
+        self._what = description
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -85,23 +86,17 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def begin(self, what: str, total: int) -> None:
-        """Show a new description and an empty bar."""
-        self._drawn_s = 0.0
-        self._bar.reset(self._task, description=what, total=total)
-
-    def advance(self, done: int, what: str = "", total: int | None = None, **fields: Any) -> None:
-        """Move the bar; a new description is drawn at once."""
-        if what:
-            self._drawn_s = 0.0
-        self.update(done, total, what, **fields)
+    def stage(self, what: str, done: int, total: int) -> None:
+        """Show the current work and its parts; a `ProgressCallback`."""
+        self.update(done, total, what)
 
     def update(
         self, done: int | None = None, total: int | None = None, what: str = "", **fields: Any
     ) -> None:
         """Change the bar; None and empty text leave a part unchanged."""
-        now = time.monotonic()
-        refresh = self._steady and now - self._drawn_s >= _REDRAW_S
+        now, is_new = time.monotonic(), what not in ("", self._what)
+        self._what = what or self._what
+        refresh = self._steady and (is_new or now - self._drawn_s >= _REDRAW_S)
         if refresh:
             self._drawn_s = now
         self._bar.update(
@@ -136,8 +131,7 @@ class BuildProgress:
         if not self.new_images:
             self._announce(state)
             self._started = time.monotonic()
-            self._bar.begin("images", total)
-            self._bar.update(state.images)
+            self._bar.update(state.images, total, "images")
         else:
             rate = self.new_images / (time.monotonic() - self._started)
             self._bar.update(state.images, total, f"images, {rate:.0f}/s")

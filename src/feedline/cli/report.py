@@ -178,13 +178,13 @@ def explain_overlap(
             demo = DemoSet(num_classes=4, train_per_class=8, val_per_class=1)
             scratch = tempfile.TemporaryDirectory(prefix="feedline-", ignore_cleanup_errors=True)
             root = Path(stack.enter_context(scratch)) / "demo"
-            bar.begin("generating images", demo.total)
+            bar.update(what="generating images")
             write_demo_set(root, demo, progress=bar.update)
             used = root / "train"
         else:
             used = find_splits(folder).train
             use_folder(folder, used)
-        found = measure_overlap(ImageFolder(used), settings, bar)
+        found = measure_overlap(ImageFolder(used), settings, bar.stage)
     say(overlap_view(found, glyphs_for(sys.stdout), columns()))
     if svg is not None:
         write_text(svg, overlap_svg(found))

@@ -152,7 +152,7 @@ def _run(search: TuneSearch) -> TuningResult:
                 what += f" (last {now.latest.steps_per_s:.1f} steps/s)"
             end = f"{as_seconds(now.seconds)}, about {as_seconds(now.seconds_left)} left"
             total = now.trials + now.trials_left
-            bar.advance(now.trials, total=total, what=f"{where}{what}", end=end)
+            bar.update(now.trials, total=total, what=f"{where}{what}", end=end)
 
         return search.run(on_progress)
 

@@ -12,10 +12,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, median
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -48,10 +48,10 @@ from feedline.profile.bench_loaders import (
 )
 from feedline.sources.files import read_file
 from feedline.system import usable_cores
-from feedline.text import format_table, plural, wrap_text
+from feedline.text import ProgressCallback, format_table, plural, wrap_text
 from feedline.throughput.step_model import THRESHOLDS
 
-__all__ = ["ProgressListener", "benchmark_table", "check_options", "run_benchmark"]
+__all__ = ["benchmark_table", "check_options", "run_benchmark"]
 
 _MAX_BATCH_SIZE = 1 << 24
 _MAX_SECONDS = 24 * 3600.0
@@ -78,19 +78,9 @@ def check_options(image_size: int, batch_size: int, seconds: float) -> None:
         )
 
 
-class ProgressListener(Protocol):
-    """Receives the progress of a benchmark."""
-
-    def begin(self, what: str, total: int) -> None:
-        """Start work of `total` parts."""
-
-    def advance(self, done: int, what: str = "") -> None:
-        """Set the number of finished parts; `what` renames the work unless it is ""."""
-
-
 def run_benchmark(
     images: str | os.PathLike[str],
-    report: ProgressListener,
+    progress: ProgressCallback,
     *,
     image_size: int = 224,
     batch_size: int = 64,
@@ -103,7 +93,7 @@ def run_benchmark(
 
     Args:
         images: folder with one sub-folder per class.
-        report: receives the progress.
+        progress: called with the current work.
         image_size: side of the batches' images, in pixels.
         batch_size: images in a batch.
         workers: "auto", or the number of processes that load images; 0 loads in this one.
@@ -121,18 +111,17 @@ def run_benchmark(
     check_options(image_size, batch_size, seconds)
     count = worker_count(workers)
     cores = min(max(1, count), usable_cores())
-    report.begin("listing the images", 1)
+    progress("listing the images", 0, 1)
     everything = ImageFolder(images)
     _require_memory(everything.fields(image_size), batch_size, count, against is not None)
     folder = sample_folder(everything, seed)
     if against is not None:
-        report.begin("importing torchvision", 1)
+        progress("importing torchvision", 0, 1)
         _import_torchvision()
-    report.begin("timing images", len(folder))
-    survey = survey_images(folder, image_size, seconds, report.advance)
+    survey = survey_images(folder, image_size, seconds, progress)
     sample = ImageSample(folder, [image.sample for image in survey.images])
     costs, left_out = survey.costs, dict[str, str]()
-    report.begin("starting the loaders", 1)
+    progress("starting the loaders", 0, 1)
     with contextlib.ExitStack() as stack:
         loaders = [stack.enter_context(feedline_loader(sample, batch_size, image_size, count))]
         for form in TORCH_FORMS if against else ():
@@ -144,9 +133,8 @@ def run_benchmark(
                 left_out[TORCH_FORMS[form]] = _last_line(error)
         refill_s = PREFETCH * batch_size * costs["total_ms"] / 1000 / cores
         rounds = count_rounds(len(loaders), seconds, refill_s)
-        report.begin("measuring", rounds * len(loaders))
         others, turn_s = OtherPrograms(), seconds / (len(loaders) * rounds)
-        turns = take_turns(loaders, rounds, turn_s, left_out, report.advance)
+        turns = take_turns(loaders, rounds, turn_s, left_out, progress)
         other_cores = others.cores()
         broken = {**survey.broken, **dict(loaders[0].skipped)}
     result: Result = {
@@ -243,7 +231,7 @@ class Survey:
 
 
 def survey_images(
-    folder: ImageFolder, size: int, seconds: float, tell: Callable[[int], None]
+    folder: ImageFolder, size: int, seconds: float, progress: ProgressCallback
 ) -> Survey:
     """Decode the images of a folder in their order, and time the stages of the first ones.
 
@@ -254,7 +242,7 @@ def survey_images(
         folder: the images, with the transform.
         size: of the row, in pixels.
         seconds: of the benchmark; the survey ends after a share, but not before some images.
-        tell: called with the number of surveyed images.
+        progress: called with the number of surveyed images.
 
     Raises:
         DatasetError: none of them can be decoded.
@@ -279,7 +267,7 @@ def survey_images(
                 item = Item(sample, size, mix(sample), 1.0)
                 runs = [_time_stages(folder, item, row, decoder) for _ in range(_REPEATS)]
                 spans.append([min(times) for times in zip(*runs, strict=True)])
-        tell(sample + 1)
+        progress("timing images", sample + 1, len(folder))
     if not images:
         name, problem = next(iter(broken.items()))
         raise DatasetError(
@@ -350,7 +338,7 @@ def take_turns(
     rounds: int,
     turn_s: float,
     left_out: dict[str, str],
-    tell: Callable[[int, str], None],
+    progress: ProgressCallback,
 ) -> dict[MeasuredLoader, list[Turn]]:
     """Measure all loaders in turn, round after round; return the turns of each.
 
@@ -359,14 +347,15 @@ def take_turns(
         rounds: number of turns of each.
         turn_s: length of a turn.
         left_out: receives the names of torch's loaders that fail, and the reasons.
-        tell: called with the number of finished turns and a description of the next.
+        progress: called before each turn.
     """
     turns: dict[MeasuredLoader, list[Turn]] = {loader: [] for loader in loaders}
-    for done in range(rounds * len(loaders)):
+    total = rounds * len(loaders)
+    for done in range(total):
         number, loader = done // len(loaders), loaders[done % len(loaders)]
         if loader not in turns:
             continue
-        tell(done, f"round {number + 1} of {rounds}: {loader.name}")
+        progress(f"round {number + 1} of {rounds}: {loader.name}", done, total)
         settle_down()
         try:
             turns[loader].append(loader.turn(turn_s))

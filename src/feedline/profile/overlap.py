@@ -19,13 +19,12 @@ from rich.text import Text
 from feedline.errors import UsageError
 from feedline.images.folder import ImageFolder
 from feedline.loader.dataloader import DataLoader
-from feedline.profile.bench import ProgressListener
 from feedline.profile.bench_loaders import ImageSample
 from feedline.profile.page import legend_entries, picture, template
 from feedline.profile.tables import ReportTable
 from feedline.profile.terminal import NAME_COLUMNS, Glyphs, lane_lines, legend, table_view
 from feedline.profile.timeline import Timeline, timeline_heading, timeline_of
-from feedline.text import as_ms, as_rate, as_ratio, as_share, plural
+from feedline.text import ProgressCallback, as_ms, as_rate, as_ratio, as_share, plural
 from feedline.timing import RECORD_SWITCH
 from feedline.timing.run import Run, TimelineSample
 
@@ -108,7 +107,7 @@ _GAP_PX, _WIDTH_PX, _LINE_PX = 4, 780, 18
 
 
 def measure_overlap(
-    folder: ImageFolder, settings: OverlapSettings, report: ProgressListener
+    folder: ImageFolder, settings: OverlapSettings, progress: ProgressCallback
 ) -> Overlap:
     """Measure both loops.
 
@@ -118,12 +117,10 @@ def measure_overlap(
     """
     step_ms = settings.step_ms
     if step_ms is None:
-        report.begin("timing a batch", _MIN_STEPS)
-        step_ms = _run_loop(folder, settings, 0, 0.0, 0.0, report).load_ms
+        step_ms = _run_loop(folder, settings, 0, 0.0, 0.0, progress).load_ms
     sides = []
     for workers in (0, settings.workers):
-        report.begin(plural(workers, "worker"), _MAX_STEPS)
-        sides.append(_run_loop(folder, settings, workers, step_ms, settings.seconds, report))
+        sides.append(_run_loop(folder, settings, workers, step_ms, settings.seconds, progress))
     return Overlap(settings=settings, step_ms=step_ms, images=len(folder), sides=sides)
 
 
@@ -133,7 +130,7 @@ def _run_loop(
     workers: int,
     step_ms: float,
     seconds: float,
-    report: ProgressListener,
+    progress: ProgressCallback,
 ) -> LoopTimes:
     """Run steps for `seconds`, but at least some."""
     loader: DataLoader[Any] = DataLoader(
@@ -150,7 +147,7 @@ def _run_loop(
             end = time.monotonic() + until_s
             for step, _ in enumerate(loader, 1):
                 time.sleep(step_ms / 1e3)
-                report.advance(step)
+                progress(f"steps with {plural(workers, 'worker')}", step, last)
                 if step >= last or (first and step > first and time.monotonic() > end):
                     break
         return _loop_times(loader.run, workers, (loader.prefetch or 0) if workers else 0)
