@@ -229,6 +229,76 @@ class TestLinuxPoolByFork(WorkerPoolTests):
     pickles: ClassVar[bool] = False
 
 
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
+class TestWorkersOfOneEpoch:
+    """Workers that end with their epoch are forked without a fork server."""
+
+    def loader(self) -> DataLoader:
+        options = {"batch_size": 3, "collate_fn": lists, "num_workers": 2}
+        return DataLoader(Numbers(), start_method="fork", **options)  # type: ignore[arg-type]
+
+    expected = tuple([k, k + 1, k + 2] for k in range(0, 30, 3))
+
+    def test_they_are_children_of_the_training_process(self) -> None:
+        with self.loader() as loader:
+            batches = iter(loader)
+            next(batches)
+            assert eventually(lambda: len(loader.worker_pids) == 2)
+            assert {psutil.Process(pid).ppid() for pid in loader.worker_pids} == {os.getpid()}
+
+    def test_each_epoch_has_others_and_none_is_left(self) -> None:
+        before, seen = own_family(), set[int]()
+        with self.loader() as loader:
+            for _ in range(3):
+                batches = iter(loader)
+                seen |= {pid for _ in batches for pid in loader.worker_pids}
+                assert not newcomers(before)
+        assert 3 <= len(seen) <= 6
+
+    def test_their_number_changes_within_an_epoch(self) -> None:
+        with self.loader() as loader:
+            batches = iter(loader)
+            seen = numbers([next(batches)])
+            loader.num_workers = 1
+            seen += numbers([next(batches), next(batches)])
+            loader.num_workers = 2
+            assert (*seen, *numbers(batches)) == self.expected
+            assert not loader.worker_deaths
+
+    def test_a_thread_that_ends_leaves_them_running(self) -> None:
+        with self.loader() as loader:
+            batches, seen = iter(()), []
+
+            def begin() -> None:
+                nonlocal batches
+                batches = iter(loader)
+                seen.extend(numbers([next(batches)]))
+
+            thread = threading.Thread(target=begin)
+            thread.start()
+            thread.join()
+            assert (*seen, *numbers(batches)) == self.expected
+            assert not loader.worker_deaths
+
+    def test_a_program_may_reap_its_children_itself(self) -> None:
+        with self.loader() as loader:
+            batches = iter(loader)
+            seen = numbers([next(batches)])
+            [pid, _] = loader.worker_pids
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            assert (*seen, *numbers(batches)) == self.expected
+            assert len(loader.worker_deaths) == 1
+
+    def test_a_program_may_ignore_the_ends_of_children(self) -> None:
+        usual = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        try:
+            with self.loader() as loader:
+                assert tuple(numbers(loader)) == self.expected
+        finally:
+            signal.signal(signal.SIGCHLD, usual)
+
+
 class _interrupt_after:
     """Context manager: Ctrl-C after a time, if it still runs."""
 

@@ -7,7 +7,8 @@
 
 The fork server has imported what workers need, so it forks them quickly. It belongs to one trainer
 and serves all of the trainer's worker pools. A server that was forked from the trainer already has
-the source of one pool, and serves only that pool.
+the source of one pool, and serves only that pool. Workers of one epoch are forked by the trainer
+itself (`work_in_child`), because a server would be one more copy of it.
 Guarantees: no worker outlives the fork server (the kernel kills them with it), which outlives the
 trainer by half a second at most, even if another process inherited the connections.
 Relies on: no thread running when it forks; libraries are limited to one thread before import.
@@ -59,7 +60,16 @@ from feedline.engine.shared_memory import SharedFile
 from feedline.errors import ResourceError
 from feedline.system import flush_standard_streams
 
-__all__ = ["MAX_FDS", "claim_lock", "receive", "run_worker", "send", "serve", "serve_in_child"]
+__all__ = [
+    "MAX_FDS",
+    "claim_lock",
+    "receive",
+    "run_worker",
+    "send",
+    "serve",
+    "serve_in_child",
+    "work_in_child",
+]
 
 MAX_FDS = 250  # per message; the kernel allows 253
 _FD_BYTES = array.array("i").itemsize
@@ -135,18 +145,79 @@ def serve_in_child(
 ) -> None:
     """Run the server in a forked child. Never returns."""
     try:
-        gc.freeze()  # do not finalize the trainer's garbage here
-        # Like multiprocessing's children, it must not read the terminal. If the trainer was started
-        # without a standard input, descriptor 0 is another file.
-        if sys.__stdin__ is not None:
-            null = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(null, 0)
-            os.close(null)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # remove a framework's handler
-        os.environ.update(WORKER_ENVIRONMENT)
+        _leave_trainer()
         serve(connection.fileno(), trainer, ends_with_thread, ignored_signals, source)
     finally:
         os._exit(1)
+
+
+def work_in_child(
+    tasks: socket.socket,
+    results: socket.socket,
+    block_fd: int,
+    source: AnySource,
+    worker_id: int,
+    workers: int,
+    *,
+    trainer: int,
+    ignored_signals: Sequence[int],
+    trainers_ends: Sequence[socket.socket],
+) -> None:
+    """Run a worker in a child forked from the trainer's main thread. Never returns."""
+    with _worker_exit():
+        _leave_trainer()
+        _become_forked_worker()
+        _handle_signals(ignored_signals)
+        end_with_parent(trainer)
+        for end in trainers_ends:
+            end.close()
+        run_worker(tasks, results, block_fd, source, (), worker_id, workers)
+
+
+def _leave_trainer() -> None:
+    """Drop what a child must not have of the trainer that it was forked from."""
+    gc.freeze()  # do not finalize the trainer's garbage here
+    # Like multiprocessing's children, it must not read the terminal. If the trainer was started
+    # without a standard input, descriptor 0 is another file.
+    if sys.__stdin__ is not None:
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # remove a framework's handler
+    os.environ.update(WORKER_ENVIRONMENT)
+
+
+def _handle_signals(ignored_signals: Sequence[int]) -> None:
+    """Ignore Ctrl-C and signals that only the trainer handles, and block none."""
+    ignore_signals([signal.SIGINT, *ignored_signals])
+    # The starting thread may have blocked signals, and SIGCHLD reports deaths.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _become_forked_worker() -> None:
+    """Turn a process forked by a fork server or trainer into a worker."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    become_worker()
+    reset_multiprocessing()
+
+
+@contextmanager
+def _worker_exit() -> Iterator[None]:
+    """Context manager: run a worker and end this process, with status 1 after an exception."""
+    status = 1
+    try:
+        yield
+        status = 0
+    except BrokenPipeError:
+        status = 0  # the trainer is gone
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            flush_standard_streams()
+        finally:
+            os._exit(status)
 
 
 def serve(
@@ -165,9 +236,7 @@ def serve(
         ignored_signals: numbers of signals that only the trainer handles; they are blocked.
         source: source of all pools, if it came by fork; None: each pool sends its own.
     """
-    ignore_signals([signal.SIGINT, *ignored_signals])
-    # The starting thread may have blocked signals, and SIGCHLD reports deaths.
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _handle_signals(ignored_signals)
     if ends_with_thread:
         end_with_parent(trainer)
     try:
@@ -319,11 +388,9 @@ class _Server:
 
     def _run_in_child(self, pool: _ServedPool, worker_id: int, workers: int, server: int) -> None:
         """Run a worker in the forked child, with its own pool's descriptors only. Never returns."""
-        status = 1
-        try:
+        with _worker_exit():
             end_with_parent(server)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _become_forked_worker()
             for owned in (self._selector, self._main, self._wakeup_reader, self._wakeup_writer):
                 owned.close()
             for fd in self._incoming_fds:
@@ -332,23 +399,11 @@ class _Server:
                 other.control.close()
                 if other is not pool:
                     other.close_fds()
-            become_worker()
-            reset_multiprocessing()
             with socket.socket(fileno=pool.tasks_fd) as tasks:
                 results = socket.socket(fileno=pool.results_fd)
                 run_worker(
                     tasks, results, pool.block_fd, pool.source, pool.resources, worker_id, workers
                 )
-            status = 0
-        except BrokenPipeError:
-            status = 0  # the trainer is gone
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            try:
-                flush_standard_streams()
-            finally:
-                os._exit(status)
 
 
 _IDLE_CHECK_S = 1.0  # interval at which an idle worker checks its parent and whether to exit

@@ -1,6 +1,7 @@
 """Worker pools: their common base, and the pool without workers.
 
     LinuxPool       fork server, one SEQPACKET socket, memfd: the default on Linux
+    ForkingPool     the same without a fork server, for workers of one epoch: fork on Linux
     PortablePool    spawn, a pipe for each worker, named shared memory: everywhere
     InProcessPool   no process: num_workers=0
 

@@ -52,10 +52,18 @@ from feedline.engine.shared_memory import SharedFile
 from feedline.errors import ResourceError, StartError, WorkerError
 from feedline.system import describe_exit, flush_standard_streams, python_program, search_path
 
-__all__ = ["ForkServer", "LinuxPool", "shared_server"]
+__all__ = [
+    "END_DEADLINE_S",
+    "ForkServer",
+    "LinuxPool",
+    "advice_on_threads",
+    "fork_error",
+    "shared_server",
+]
 
+_SOCKETS = socket.AF_UNIX, socket.SOCK_SEQPACKET
 _SEND_BUFFER_BYTES = 4 << 20
-_END_DEADLINE_S = 5.0
+END_DEADLINE_S = 5.0
 _LOCK_DEADLINE_S = 5.0
 _STOP_DEADLINE_S = 0.3
 _FORK_WITH_THREADS = (
@@ -70,7 +78,10 @@ _BOOT = (
 
 
 class LinuxPool(WorkerPool):
-    """Worker pool forked by a fork server; if `forked`, by a fork of this process."""
+    """Worker pool forked by a fork server; if `forked`, by a fork of this process.
+
+    `ForkingPool` has no fork server.
+    """
 
     def __init__(
         self,
@@ -108,20 +119,24 @@ class LinuxPool(WorkerPool):
             preload = self._payload.library_modules
         else:
             self._release_server()  # before the next: two would hold the memory
-            self.advice = _FORK_WITH_THREADS if threading.active_count() > 1 else ""
+            self.advice = advice_on_threads()
             # Fork before the sockets exist: the server must not inherit the trainer's ends.
             self._server = ForkServer.fork(self._source)
-        pair = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._tasks, self._tasks_end = socket.socketpair(*pair)
-        self._tasks.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        self._results, results_end = socket.socketpair(*pair)
-        self._control, control_end = socket.socketpair(*pair)
+        results_end = self._open_sockets()
+        self._control, control_end = socket.socketpair(*_SOCKETS)
+        self._poll.register(self._control, select.POLLIN)
         with results_end, control_end, contextlib.suppress(OSError):  # the server's death follows
             ends = (control_end, self._tasks_end, results_end)
             self._server.register_pool([*[end.fileno() for end in ends], *fds], preload)
+
+    def _open_sockets(self) -> socket.socket:
+        """Open the sockets for tasks and results. Return the workers' end of the results."""
+        self._tasks, self._tasks_end = socket.socketpair(*_SOCKETS)
+        self._tasks.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        self._results, results_end = socket.socketpair(*_SOCKETS)
         self._poll = select.poll()
         self._poll.register(self._results, select.POLLIN)
-        self._poll.register(self._control, select.POLLIN)
+        return results_end
 
     def _start_worker(self, worker_id: int) -> None:
         self._workers.add(worker_id)
@@ -156,16 +171,21 @@ class LinuxPool(WorkerPool):
 
     def wait(self, timeout_s: float) -> list[Report | WorkerDeath]:
         if not self._events:
-            control = self._control.fileno()
-            has_messages = any(fd == control for fd, _ in self._poll.poll(timeout_s * 1000))
+            results = self._results.fileno()
+            has_messages = any(fd != results for fd, _ in self._poll.poll(timeout_s * 1000))
             self._read_reports()
-            try:
-                for message in self._server_messages() if has_messages else ():
-                    self._on_server_message(**message)
-            except EOFError:
-                self._replace_server()
+            if has_messages:
+                self._read_messages()
         events, self._events = self._events, []
         return events
+
+    def _read_messages(self) -> None:
+        """Process the messages of the workers' parent."""
+        try:
+            for message in self._server_messages():
+                self._on_server_message(**message)
+        except EOFError:
+            self._replace_server()
 
     def _read_reports(self) -> None:
         while True:
@@ -200,10 +220,7 @@ class LinuxPool(WorkerPool):
         self, worker_id: int, pid: int = 0, status: int = 0, failed: str = ""
     ) -> None:
         if failed:
-            raise ResourceError(
-                f"cannot start a worker: {failed}; lower num_workers, or raise the limit on "
-                "processes (ulimit -u) or memory"
-            )
+            raise fork_error(failed)
         self._workers.remove(worker_id)
         lost = self._remove_lost_tasks()
         self._events += self._replace_worker(worker_id, pid, status, lost)
@@ -281,6 +298,17 @@ class LinuxPool(WorkerPool):
 
     def _disconnect(self, *, release_server: bool = False) -> None:
         """End the workers and close the sockets. May be called again after an interrupt."""
+        if not self._end_workers(release_server):
+            raise WorkerError(
+                f"workers {[*self.pids.values()]} did not end within {END_DEADLINE_S:.0f} s "
+                "after they were killed; they may hang in the kernel (an unreachable network "
+                "disk?)"
+            )
+        for connection in (self._tasks, self._tasks_end, self._results):
+            connection.close()
+
+    def _end_workers(self, release_server: bool) -> bool:
+        """End the workers. Return False if some are left at the deadline."""
         # The fork server then kills the workers. close() alone is not enough: a child forked in
         # the meantime may hold a copy.
         with contextlib.suppress(OSError):
@@ -289,17 +317,11 @@ class LinuxPool(WorkerPool):
         process = None if self._server is None else self._server.process
         if release_server:  # before the wait: it may be starting
             self._release_server()
-        if self._results.fileno() >= 0 and not self._have_workers_ended():
-            if process is not None:
-                _kill(process)  # it is stopped or stuck, and does not read its connections
-            if not self._have_workers_ended():
-                raise WorkerError(
-                    f"workers {[*self.pids.values()]} did not end within {_END_DEADLINE_S:.0f} s "
-                    "after they were killed; they may hang in the kernel (an unreachable network "
-                    "disk?)"
-                )
-        for connection in (self._tasks, self._tasks_end, self._results):
-            connection.close()
+        if self._have_workers_ended():
+            return True
+        if process is not None:
+            _kill(process)  # it is stopped or stuck, and does not read its connections
+        return self._have_workers_ended()
 
     def _release_server(self) -> None:
         if self._server is not None:
@@ -308,13 +330,28 @@ class LinuxPool(WorkerPool):
 
     def _have_workers_ended(self) -> bool:
         """Wait until no process can write results. Return False at the deadline."""
-        deadline = time.monotonic() + _END_DEADLINE_S
+        if self._results.fileno() < 0:
+            return True
+        deadline = time.monotonic() + END_DEADLINE_S
         with contextlib.suppress(TimeoutError):
             while (left_s := deadline - time.monotonic()) > 0:
                 self._results.settimeout(left_s)
                 if not self._results.recv(MAX_MESSAGE_BYTES):
                     return True
         return False
+
+
+def advice_on_threads() -> str:
+    """Advice if threads run while workers are forked; else ""."""
+    return _FORK_WITH_THREADS if threading.active_count() > 1 else ""
+
+
+def fork_error(reason: object) -> ResourceError:
+    """Error for a worker that could not be forked."""
+    return ResourceError(
+        f"cannot start a worker: {reason}; lower num_workers, or raise the limit on processes "
+        "(ulimit -u) or memory"
+    )
 
 
 def _map_memory(fd: int) -> SharedFile:
@@ -399,7 +436,7 @@ class ForkServer:
     def exit_status(self) -> int | None:
         """Exit status of a server that has closed its connections; None if unknown."""
         with contextlib.suppress(psutil.Error):
-            status: int | None = self.process.wait(_END_DEADLINE_S)
+            status: int | None = self.process.wait(END_DEADLINE_S)
             return status
         return None
 

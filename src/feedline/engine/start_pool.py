@@ -68,6 +68,7 @@ def start_pool(
     workers: int,
     method: str | None,
     runs_user_code: bool = False,
+    is_for_epoch: bool = False,
 ) -> WorkerPool:
     """Start a worker pool; raises UsageError or ResourceError.
 
@@ -78,6 +79,7 @@ def start_pool(
         method: "forkserver", "spawn", "fork" (workers are forks of this process: nothing is
             pickled, but locks keep their current state), or None for the platform's best.
         runs_user_code: see `Payload`.
+        is_for_epoch: the workers end with the epoch.
     """
     method = method or default_start_method()
     if method not in _METHODS:
@@ -97,10 +99,14 @@ def start_pool(
     pool: WorkerPool
     if method != "spawn" and _has_fork_server_calls():
         # Imported here because fcntl does not exist on every platform.
+        from feedline.engine.pool_forking import ForkingPool, can_fork_workers
         from feedline.engine.pool_linux import LinuxPool
 
         forked = method == "fork"
-        pool = LinuxPool(source, slots_bytes, runs_user_code=runs_user_code, forked=forked)
+        if forked and is_for_epoch and can_fork_workers():
+            pool = ForkingPool(source, slots_bytes)
+        else:
+            pool = LinuxPool(source, slots_bytes, runs_user_code=runs_user_code, forked=forked)
     else:
         pool = PortablePool(source, slots_bytes)
     try:

@@ -125,6 +125,7 @@ def start_engine(
                 # that while pickling.
                 runs_user_code=(choice.runs_user_code and choice.engine != "samples")
                 or _needs_formats_of_the_script(choice),
+                is_for_epoch=not keeps_workers(options, choice),
             )
             cleanup.callback(pool.close)
             return pool
