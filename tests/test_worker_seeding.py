@@ -1,7 +1,9 @@
-"""A library's `worker_init_fn` that only seeds does not make a loader slower."""
+"""A `worker_init_fn` that only seeds does not make a loader slower."""
 
 from __future__ import annotations
 
+import argparse
+import random
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, get_worker_info
 
 from feedline import DataLoader
 from packages import needs
@@ -25,8 +27,79 @@ LIBRARIES = [
 ]
 
 
+ARGUMENTS = argparse.Namespace(seed=3)
+STATE = {"seed": 3}
+DATA = TensorDataset(torch.arange(8))
+
+
 def seed_worker(worker_id: int) -> None:
-    np.random.seed(torch.initial_seed() % 2**32)
+    worker_seed = torch.initial_seed() % 2**32
+    np.random.seed(worker_seed)
+    random.seed(worker_seed)
+
+
+def seed_from_arguments(worker_id: int, rank: int = 0) -> None:
+    random.seed(ARGUMENTS.seed + 100 * rank + worker_id)
+
+
+def seed_from_info(worker_id: int) -> None:
+    info = get_worker_info()
+    if info is not None:
+        np.random.seed((info.seed + info.id) % 2**32)
+
+
+def seed_from_state(worker_id: int) -> None:
+    np.random.seed(np.random.get_state()[1][0] + worker_id)
+
+
+def seed_by_another_function(worker_id: int) -> None:
+    seed_worker(worker_id)
+
+
+def seeding_from(seed: Any) -> Any:
+    def seed_it(worker_id: int) -> None:
+        torch.manual_seed(seed + worker_id)
+
+    return seed_it
+
+
+def set_global(worker_id: int) -> None:
+    global ARGUMENTS
+    ARGUMENTS = argparse.Namespace(seed=worker_id)
+
+
+def set_item(worker_id: int) -> None:
+    STATE["seed"] = worker_id
+
+
+def set_attribute(worker_id: int) -> None:
+    ARGUMENTS.seed = worker_id
+
+
+def call_method(worker_id: int) -> None:
+    np.random.seed(STATE.setdefault("seed", worker_id))
+
+
+def read_dataset(worker_id: int) -> None:
+    np.random.seed(get_worker_info().dataset.tensors[0].zero_().sum().item())
+
+
+def import_module_by_name(worker_id: int) -> None:
+    import json
+
+    json.JSONEncoder.item_separator = "."
+
+
+def call_lambda(worker_id: int) -> None:
+    (lambda: STATE.clear())()
+
+
+class Seed:
+    """A number that changes something when it is used."""
+
+    def __add__(self, other: int) -> int:
+        STATE.clear()
+        return other
 
 
 def seed_of_worker(info: Any) -> int:
@@ -54,9 +127,46 @@ def test_a_function_of_a_library_keeps_the_engine(
     assert "tensor engine" in engine(partial(function, **arguments))
 
 
-@pytest.mark.parametrize("function", [seed_worker, partial(seed_worker)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        seed_worker,
+        partial(seed_worker),
+        partial(seed_from_arguments, rank=1),
+        seed_from_info,
+        seed_from_state,
+        seed_by_another_function,
+        seeding_from(1),
+    ],
+)
+def test_an_own_function_that_only_seeds_keeps_the_engine(function: Any) -> None:
+    assert "tensor engine" in engine(function)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        set_global,
+        set_item,
+        set_attribute,
+        call_method,
+        read_dataset,
+        import_module_by_name,
+        call_lambda,
+        seeding_from(Seed()),
+        partial(seed_from_arguments, rank=Seed()),
+        Seed,
+    ],
+)
 def test_any_other_function_may_change_the_dataset(function: Any) -> None:
-    assert "dataset engine" in engine(function)
+    with DataLoader(DATA, 4, num_workers=1, worker_init_fn=function) as loader:
+        assert "dataset engine" in loader.explain()
+
+
+def test_replaced_seeding_functions_are_not_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "seed", STATE.get)
+    with DataLoader(DATA, 4, num_workers=1, worker_init_fn=seed_worker) as loader:
+        assert "dataset engine" in loader.explain()
 
 
 @needs("timm")
@@ -76,7 +186,7 @@ def test_a_replaced_function_of_a_library_is_not_recognised(
     from timm.data import loader as timm_loader
 
     original = timm_loader._worker_init
-    monkeypatch.setattr(timm_loader, "_worker_init", seed_worker)
+    monkeypatch.setattr(timm_loader, "_worker_init", set_item)
     assert "dataset engine" in engine(timm_loader._worker_init)
     assert "dataset engine" in engine(original)
 
