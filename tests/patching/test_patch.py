@@ -24,6 +24,7 @@ import feedline
 from feedline.errors import UsageError
 from feedline.images.lazy_images import undecoded
 from packages import needs
+from torchvision_folder import write_images
 
 
 class Earlier(EarlyLoader[Any]):
@@ -183,12 +184,39 @@ def test_a_summary_counts_samples_of_equal_loaders_together() -> None:
         for _ in range(3):
             loader = EarlyLoader(TensorDataset(torch.arange(10)), 5)
             list(loader)
-            del loader
         EarlyLoader(NUMBERS, 4)
         lines = patched.summary().splitlines()
     assert "1 loader" in lines[0]
     assert "tensor engine" in lines[1]
     assert "30 samples read" in lines[2]
+
+
+class Split(Dataset[Any]):
+    """Part of a dataset; all parts have one length."""
+
+    def __init__(self, split: str) -> None:
+        self.split = split
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("watch", [False, True])
+def test_a_summary_lists_loaders_of_several_datasets_of_one_length(watch: bool) -> None:
+    train, val = TensorDataset(torch.arange(10)), TensorDataset(torch.arange(10))
+    with feedline.patch(watch=watch) as patched:
+        loaders = [EarlyLoader(train, 5), EarlyLoader(val, 5)]
+        for loader in loaders * 2:
+            list(loader)
+        for split in ["train", "val"] * 3:
+            list(EarlyLoader(Split(split), 5))
+        summary = patched.summary()
+    assert "4 loaders" in summary
+    counts = re.findall(r"(\d+) samples read", summary)
+    assert sorted(counts) in (["20", "20", "30"], ["20", "30", "30"])  # three are described
 
 
 @pytest.mark.parametrize("arguments", [{"workers": 3}, {"watch": True, "workers": "auto"}])
@@ -246,6 +274,27 @@ def test_a_comparison_finds_differences(capfd: pytest.CaptureFixture[str]) -> No
             list(EarlyLoader(ProcessId(), 2, num_workers=1))
     _, parts = capfd.readouterr().err.splitlines()
     assert "equal: shapes, labels; different: pixels (by at most " in parts
+
+
+@needs("torchvision")
+@pytest.mark.parametrize("is_filled", [False, True])
+def test_a_comparison_reads_the_cache_if_the_program_will(
+    is_filled: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from torchvision import datasets
+    from torchvision import transforms as T
+
+    write_images(tmp_path / "photos")
+    steps = T.Compose([T.Resize((8, 8)), T.ToTensor()])
+    data = datasets.ImageFolder(str(tmp_path / "photos"), steps)
+    cache = tmp_path / "caches"
+    for compare in [0, 0, 2] if is_filled else [2]:
+        with feedline.patch(cache=cache, compare=compare):
+            loader = EarlyLoader(data, 4)
+            for _ in range(2 - bool(compare)):
+                list(loader)
+            loader.close()
+    assert ("copies of the cache" if is_filled else "originals") in capfd.readouterr().err
 
 
 def test_a_comparison_leaves_errors_to_the_program(capfd: pytest.CaptureFixture[str]) -> None:

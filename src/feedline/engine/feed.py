@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import heapq
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from feedline.engine.buffers import SlotTooSmallError
 from feedline.engine.defaults import LiveSettings
@@ -93,10 +94,12 @@ class Feed:
         self._pending: list[tuple[int, int, int]] = []  # a heap: batch number, start, task id
         self._row_ns = _FIRST_ROW_NS
         self._describe_sample = describe_sample
+        # No cycle: an ended feed is freed at once, and the dataset with it.
+        locate_row = weakref.WeakMethod(self._locate_row)
         self._hang_detector = HangDetector(
             pool,
             timeout_s,
-            self._locate_row,
+            lambda task_id, row: cast(Any, locate_row())(task_id, row),
             replaces_hung_workers=replaces_hung_workers,
         )
         self._events = 0  # reports and deaths so far

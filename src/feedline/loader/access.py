@@ -24,6 +24,7 @@ from feedline.timing.stage_page import StageTimings
 __all__ = [
     "allocated_prefetch",
     "batches_in_flight",
+    "cache",
     "constructor_arguments",
     "describe",
     "end_pass",
@@ -55,6 +56,13 @@ def allocated_prefetch(loader: DataLoader[Any]) -> int:
 def batches_in_flight(loader: DataLoader[Any]) -> int:
     """Number of batches that are made ahead, with the settings of their request."""
     return loader._runtime.stream.engine.in_flight
+
+
+def cache(loader: DataLoader[Any]) -> tuple[Any, bool]:
+    """Cache, and True if the next iteration reads copies from it."""
+    stream = loader._runtime.stream
+    root = stream.options.cache
+    return root, root is not None and stream.filling.reads_copies(lambda: None)
 
 
 def constructor_arguments(loader: DataLoader[Any]) -> Arguments:

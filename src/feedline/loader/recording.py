@@ -157,6 +157,9 @@ class Recording:
         self.end("left")
         if self._described is not None and os.getpid() == self._owner:
             self.recorder.unregister_loader(self._number, self._workers)
+        # No cycle is left, so the dataset is freed with its loader.
+        self._workers = WorkerObserver()
+        self._stream.record.timing.listener = None
 
     def _fail(self, error: Exception) -> None:
         """Stop recording."""

@@ -76,7 +76,12 @@ def compare_with_torch(
             keys = list(islice(_copy_sampler(loader), batches))
             if not keys:
                 return f"{name} is not compared: it has no batches"
-            own = DataLoader(dataset, **_arguments(loader, keys, loader.num_workers))
+            cache, has_copies = access.cache(loader)
+            own = DataLoader(
+                dataset,
+                **_arguments(loader, keys, loader.num_workers),
+                cache=cache if has_copies else None,
+            )
             cleanup.callback(own.close)
             torch_loader = build_torch(dataset, **_arguments(loader, keys, torch_workers))
             cleanup.callback(_end_workers, torch_loader)
@@ -85,6 +90,10 @@ def compare_with_torch(
     except Exception as error:
         last_line = str(error).rstrip().rpartition("\n")[2]  # of a traceback in a worker
         return f"{name} is not compared: {type(error).__name__}: {last_line}"
+    if cache is not None:
+        parts += "; feedline read " + (
+            "copies of the cache" if has_copies else "originals, as the cache is not filled yet"
+        )
     of_torch, of_feedline = rates
     return (
         f"{name}, {plural(len(keys), 'batch')}: torch {as_rate(of_torch)}, "

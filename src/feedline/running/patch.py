@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import os
 import sys
@@ -113,6 +114,7 @@ class Patch:
         text = compare_with_torch(
             loader, self.settings.compare, loader._torch_workers, _build_torch, self.suspended
         )
+        gc.collect()  # the comparison's loaders and exceptions, whose cycles hold the dataset
         if rank_and_world()[0] == 0:
             for line in text.splitlines():
                 print(f"feedline run: {printable(line)}", file=sys.stderr, flush=True)

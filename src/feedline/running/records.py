@@ -1,6 +1,7 @@
 """Records of the loaders of a program, a run each.
 
-Guarantees: equal loaders, such as those that a program builds again for each epoch, are one run.
+Guarantees: equal loaders that a program uses one after another, such as those that it builds again
+for each epoch, are one run; loaders of two datasets that exist at the same time are two.
 Loaders are referenced weakly. A forked process has records of its own. A failure to write is
 printed once and does not stop the program.
 """
@@ -42,10 +43,15 @@ class LoaderRecord:
     Args:
         name: class of the dataset.
         because: reason why the loader is torch's; "" for a replaced or watched one.
+        key: equal for equal loaders.
     """
 
     name: str
     because: str
+    key: tuple[Any, ...]
+    loaders: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    dataset: Callable[[], object] = lambda: None
+    """Dataset of the latest loader, while it exists."""
     recorder: Recorder = field(default_factory=Recorder)
     folder: Path | None = None
     """Folder of the run, once a pass has begun."""
@@ -54,6 +60,19 @@ class LoaderRecord:
     saved_at: float = 0.0
     passes: int = 0
     is_compared: bool = False
+
+    def is_of(self, loader: Any, key: tuple[Any, ...]) -> bool:
+        """Return True if a loader is equal to those of this record, and not another one."""
+        if key != self.key:
+            return False
+        datasets = [self.dataset(), *(each.dataset for each in self.loaders)]
+        return all(each is None or each is loader.dataset for each in datasets)
+
+    def add(self, loader: Any) -> None:
+        """Add a loader."""
+        self.loaders.add(loader)
+        with contextlib.suppress(TypeError):  # e.g. a list
+            self.dataset = weakref.ref(loader.dataset)
 
     def run(self) -> Run:
         """Return the run so far."""
@@ -74,30 +93,46 @@ class LoaderRecords:
 
     def _reset(self) -> None:
         self._owner = os.getpid()
-        self._records: dict[tuple[Any, ...], LoaderRecord] = {}
+        self._records: list[LoaderRecord] = []  # of loaders that were iterated over
+        self._keys: weakref.WeakKeyDictionary[Any, tuple[str, str]] = weakref.WeakKeyDictionary()
         self._of: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
 
     def add(self, loader: Any, kind: type, because: str) -> None:
         """Add a loader that a program has built by calling a class."""
         if os.getpid() != self._owner:
             self._reset()
-        if self._folder is not None and not self._records:
-            self._save_at_exit()
-        dataset = type(loader.dataset)
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        samplers = type(loader.sampler), type(loader.batch_sampler)
-        key = (name, because, dataset, _length(loader.dataset), loader.batch_size, *samplers)
-        record = self._records.get(key)
-        if record is None:
-            record = self._records[key] = LoaderRecord(dataset.__name__, because)
         with contextlib.suppress(TypeError):  # a class without a hash
-            self._of[loader] = record
+            self._keys[loader] = f"{kind.__module__}.{kind.__qualname__}", because
+
+    def _find(self, loader: Any) -> LoaderRecord | None:
+        """Find the record of a loader that is iterated over, or create it."""
+        if os.getpid() != self._owner:
+            return None
+        try:
+            if (record := self._of.get(loader)) is not None:
+                return record
+            name, because = self._keys[loader]
+        except (KeyError, TypeError):  # unknown, or of a class without a hash
+            return None
+        dataset, samplers = loader.dataset, (type(loader.sampler), type(loader.batch_sampler))
+        size = _length(dataset), loader.batch_size
+        key = (name, because, type(dataset), *size, *samplers, _settings(dataset))
+        # Not when it was built: then the loader that it replaces may still exist.
+        record = next((each for each in self._records if each.is_of(loader, key)), None)
+        if record is None:
+            if self._folder is not None and not self._records:
+                self._save_at_exit()
+            record = LoaderRecord(type(dataset).__name__, because, key)
+            self._records.append(record)
+        record.add(loader)
+        self._of[loader] = record
         if isinstance(loader, DataLoader):
             access.share_recorder(loader, record.recorder, name)
+        return record
 
     def begin(self, loader: Any) -> LoaderRecord | None:
         """Note that a pass over a loader begins. Return its record, if it has one."""
-        record = self._of.get(loader) if os.getpid() == self._owner else None
+        record = self._find(loader)
         if record is not None:
             record.passes += 1
             record.rank = rank_and_world()
@@ -119,12 +154,12 @@ class LoaderRecords:
         """Return the run of each loader so far, in a list of its own."""
         if os.getpid() != self._owner:
             return []
-        return [[record.run()] for record in self._records.values()]
+        return [[record.run()] for record in self._records]
 
     def save(self) -> None:
         """Write all runs, without raising."""
         if os.getpid() == self._owner:
-            for record in self._records.values():
+            for record in self._records:
                 self._save(record)
 
     def _save_at_exit(self) -> None:
@@ -171,6 +206,14 @@ class LoaderRecords:
 
 def _nothing() -> None:
     """Do nothing after a batch, and at the end of a pass."""
+
+
+def _settings(dataset: Any) -> tuple[tuple[str, str | bool | Path], ...]:
+    """Texts, paths and flags of a dataset, such as its root, split and `train`."""
+    attributes = getattr(dataset, "__dict__", {})
+    return tuple(
+        (name, each) for name, each in attributes.items() if isinstance(each, str | bool | Path)
+    )
 
 
 def _length(dataset: Any) -> int | None:
