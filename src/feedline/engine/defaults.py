@@ -63,7 +63,7 @@ def auto_workers(
     left to the loop; from 16 on, one more to threads that launch kernels and copy. Fewer, but at
     least one, if half of the memory cannot hold the batches and the workers. GPU memory does not
     matter: it holds two batches for any number of workers. This is a rule of thumb that
-    measurements of the training refine (see `control`).
+    measurements of the training refine (see `throughput.controller`).
 
     Without `cores`, those of this process are used. The memory is that of this process and of its
     batches, as far as known.

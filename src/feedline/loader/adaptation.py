@@ -3,7 +3,7 @@
 Guarantees: batches, their order and the state stay the same. Workers are not evaluated while a
 change is in progress. Neither memory nor cores are exceeded. It takes about 0.5 us per step, and
 some 0.1 ms per check of the workers, at most once a second.
-Relies on: `control`, which decides from the measured steps.
+Relies on: `throughput.controller`, which decides from the measured steps.
 """
 
 from __future__ import annotations
