@@ -220,7 +220,7 @@ def test_epochs_that_all_read_from_the_disk_have_a_slow_storage() -> None:
 
 
 CORES = {"cores": 4, "usable_cores": 4}
-DECODE = {"read and decode": 0.7, "transform: RandomResizedCrop": 0.1, "collate": 0.1}
+DECODE = {"read and decode": 0.7, "dataset": 0.1, "collate": 0.1}
 
 
 def test_workers_that_decode_large_images_on_all_cores_are_decode_bound() -> None:
@@ -256,6 +256,13 @@ def test_a_few_slow_samples_are_named() -> None:
     run = a_run(SLOW, work=320.0, stages={"dataset": 0.95}, sample_sizes=sizes, slowest=slowest)
     assert first_of(run) == "slow-samples"
     assert "cats/huge.jpg" in finding_of(run, "slow-samples").evidence
+
+
+def test_a_few_samples_that_wait_are_not_workers_that_wait() -> None:
+    sizes = {20: (380, 500.0), 28: (4, 2000.0)}
+    run = a_run(SLOW, work=320.0, cpu=0.3, stages={"dataset": 0.95}, sample_sizes=sizes)
+    assert first_of(run) == "slow-samples"
+    assert "blocked-workers" not in rules_of(run)
 
 
 def test_samples_that_waited_for_a_core_are_not_slow() -> None:
@@ -495,6 +502,15 @@ def test_floats_are_reported_if_their_bytes_cost_time() -> None:
     assert "no GPU" not in finding_of(with_gpu, "float-copy").fix
     idle = a_run(replace(floats, wait=times(0.0, 100)), stages=FLOATS)
     assert "float-copy" not in rules_of(idle)
+
+
+def test_the_size_of_a_float_is_that_of_its_type() -> None:
+    values = 101 * 32 * 3 * 224 * 224
+    for size in (4, 8):
+        floats = one_pass(wait=30.0, image_size=224, bytes=size * values, float_bytes=size * values)
+        run = a_run(floats, work=320.0, stages={"dataset": 0.5, "collate": 0.5}, machine=CORES)
+        assert f"{size} times" in finding_of(run, "float-copy").cause
+        assert "collate" not in rules_of(run)
 
 
 def test_unpinned_memory_is_reported_with_device() -> None:

@@ -62,7 +62,9 @@ def _findings(facts: RunFacts) -> list[Finding]:
     part of the work comes first.
     """
     found = [(each, weight) for look, weight in RULES if (each := look(facts)) is not None]
-    unique = {each.rule: (each, weight) for each, weight in reversed(found)}
+    unique: dict[str, tuple[Finding, float]] = {}
+    for each, weight in found:
+        unique.setdefault(each.rule, (each, weight))
     by_gain = [(g.predicted - 1, w, each) for each, w in unique.values() if (g := each.gain)]
     by_gain.sort(key=lambda entry: -entry[0] * entry[1])
     least = THRESHOLDS.trivial * (possible_gain(facts) - 1) if facts.waits else 0.0

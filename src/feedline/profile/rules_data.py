@@ -132,7 +132,8 @@ def slow_storage(facts: RunFacts) -> Finding | None:
     if lanes is None or not facts.waits or _first_epoch_only(facts) is not None:
         return None
     waiting = _blocked(lanes)
-    if waiting.blocked_ms < _MUCH * lanes.own_ms:
+    slow_ms = lanes.tail.excess_ms if lanes.tail else 0.0
+    if waiting.blocked_ms < _MUCH * lanes.own_ms or slow_ms > waiting.blocked_ms / 2:
         return None
     gain = gain_of(facts, less_work(facts, 0.0, waiting.blocked_ms))
     evidence = (
@@ -159,7 +160,7 @@ def slow_storage(facts: RunFacts) -> Finding | None:
     return Finding(
         rule="blocked-workers",
         cause="Workers wait before decoding: for a lock, the network, a disk or a timer.",
-        evidence=f"{evidence}; nearly none of it came from a disk of this machine",
+        evidence=f"{evidence}; little or none of it came from a disk of this machine",
         fix="Find out what they wait for: `py-spy dump --pid` of a worker shows the line. If the "
         "samples are on a network file system, copy them to a local disk; if workers share a lock, "
         f"give each its own file or connection.{more}",
@@ -223,7 +224,7 @@ def _first_epoch_only(facts: RunFacts) -> Gain | None:
     return gain if gain.predicted >= THRESHOLDS.min_gain else None
 
 
-@rule(0.7)
+@rule(0.5)
 def unfused_pipeline(facts: RunFacts) -> Finding | None:
     """A pipeline that feedline could compile runs step by step."""
     lanes, loader = facts.lanes, facts.loader
@@ -439,8 +440,9 @@ def collate(facts: RunFacts) -> Finding | None:
         return None
     stage = lanes.of("collate", "pack")
     own = facts.loader.collate
-    mixes = any(word in own.lower() for word in _MIXING)
-    if stage.ms < _MUCH * lanes.own_ms or mixes or facts.tiny:
+    # Mixing, and floats that are only stacked, are findings of their own.
+    other = any(word in own.lower() for word in _MIXING) or (not own and _sends_floats(facts))
+    if stage.ms < _MUCH * lanes.own_ms or other or facts.tiny:
         return None
     return Finding(
         rule="collate",
@@ -460,16 +462,18 @@ def collate(facts: RunFacts) -> Finding | None:
 @rule()
 def float_copy(facts: RunFacts) -> Finding | None:
     """Images are sent as floats: more bytes to convert, stack, hand over and copy."""
-    if facts.bytes < THRESHOLDS.large_batch_bytes or facts.float_share < 0.5:
+    if not _sends_floats(facts):
         return None
     copied = (facts.copy_ms or 0.0) if facts.device else 0.0
     # `feedline train` sends pixels where it can; its user has no argument to set.
     if facts.run.settings or (not facts.waits and copied < THRESHOLDS.data_wait * facts.step_ms):
         return None
-    lanes, less = facts.lanes, 0.75  # a float32 has four times the bytes of a pixel
-    cpu = blocked = 0.0
+    lanes, value_bytes = facts.lanes, _value_bytes(facts)
+    less = 1 - 1 / value_bytes
+    cpu = blocked = converting = 0.0
     if lanes is not None:
         scaled = lanes.of(*_CONVERTING, "collate", "pack")
+        converting = lanes.of(*_CONVERTING).ms
         # torchvision's and albumentations' Normalize moves to the device, where it costs nothing.
         gone = lanes.of("transform: Normalize")
         cpu = less * scaled.cpu_ms + gone.cpu_ms
@@ -483,8 +487,8 @@ def float_copy(facts: RunFacts) -> Finding | None:
 
     return Finding(
         rule="float-copy",
-        cause="Images are sent to the step as floats: four times the bytes of uint8 pixels, or "
-        "more.",
+        cause=f"Images are sent to the step as floats: {value_bytes} times the bytes of uint8 "
+        "pixels.",
         evidence=f"{as_bytes(facts.bytes)} a batch, {as_share(facts.float_share)} of it images "
         "as floats"
         + (
@@ -494,8 +498,22 @@ def float_copy(facts: RunFacts) -> Finding | None:
         )
         + (f"; a step waits {as_ms(copied)} for copies" if copied else ""),
         fix=_as_pixels(facts) + _to_the_device(facts),
-        gain=gain_of(facts, change),
+        # Conversions in the dataset's own code are not timed.
+        gain=gain_of(facts, change, at_least=lanes is not None and not converting),
     )
+
+
+def _sends_floats(facts: RunFacts) -> bool:
+    return facts.bytes >= THRESHOLDS.large_batch_bytes and facts.float_share >= 0.5
+
+
+def _value_bytes(facts: RunFacts) -> int:
+    """Bytes of a channel's value: 8 of float64, otherwise 4."""
+    values = [
+        (phase.image_size or 0) ** 2 * 3 * (phase.total.samples or 0) for phase in facts.phases
+    ]
+    floats = sum(phase.total.float_bytes for phase in facts.phases)
+    return 8 if all(values) and floats > 6 * sum(values) else 4
 
 
 def _as_pixels(facts: RunFacts) -> str:
