@@ -60,7 +60,7 @@ def test_report_has_verdict_ceiling_split_findings_figures_and_tables(
         "gain 1.80x as fast (1.60 to 2.00)",
         "The latest steps: ",
         "worker 0",
-        "a worker makes a batch, a step computes",
+        "a worker makes a batch, the step computes",
         "Throughput over time images/s",
         "64 @8 1-2 200 1000 41% 3.00/6.00/41.0 not measured 4.00/4.50/9.00 2.50",
         "Stages of making a sample stage share mean longest on a core times decode 75%",

@@ -30,17 +30,20 @@ from feedline.profile.report import (
     headline,
     merge_neighbours,
     parts_of_time,
+    recording_of,
 )
 from feedline.profile.tables import report_tables
 from feedline.profile.timeline import (
+    BLANK,
     CAUSES,
+    NO_TIMELINE,
+    STAGES,
     Lane,
     Timeline,
     timeline_heading,
     visible_lanes,
 )
 from feedline.text import (
-    as_date,
     as_ms,
     as_percent,
     as_rate,
@@ -69,12 +72,10 @@ _MIN_VISIBLE = 0.003  # share of a lane
 _SIGNS = {"not input-bound": ("good", "\u2713"), "inconclusive": ("open", "?")}
 _PART_KINDS = {"wait": "making", "copy": "copying", "core": "others", "between": "behind"}
 _MEANINGS = {
-    "make": "a worker makes a batch",
-    "compute": "the step computes",
+    **STAGES,
     **{str(cause): meaning for cause, meaning in CAUSES.items()},
 }
 """Of stages, and of causes of idle time."""
-_BLANK = "blank: not recorded, or between two passes over the data"
 _LANE_PX, _STEP_PX = 16, 20
 
 
@@ -101,13 +102,12 @@ def page(report: ReportData, name: str) -> str:
         report: of the run.
         name: name of the run: its path.
     """
-    rank = "" if report.world_size == 1 else f", rank {report.rank} of {report.world_size}"
     return template("page.html").render(
         scope=":root, svg",
         name=printable(name),
-        about=f"{as_seconds(report.seconds)} from {as_date(report.started)} on "
-        f"{printable(report.machine.host)}{rank}",
+        about=recording_of(report),
         judged=_diagnosis(report),
+        no_timeline=NO_TIMELINE,
         pictures=[picture(timeline) for timeline in report.timelines],
         legend=legend_entries(report.timelines),
         history=_history(merge_neighbours(report.throughput_history, _MAX_BARS)),
@@ -235,7 +235,7 @@ def legend_entries(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
     shares = [share for each in timelines for lane in each.lanes for share in lane.shares.items()]
     kinds = {kind for kind, share in shares if share > _MIN_VISIBLE}
     entries = [item for item in _MEANINGS.items() if item[0] in kinds - {"between"}]
-    return [*entries, *([("between", _BLANK)] if kinds & {"blank", "between"} else [])]
+    return [*entries, *([("between", BLANK)] if kinds & {"blank", "between"} else [])]
 
 
 def ticks(length: float, most: int = 5) -> list[float]:

@@ -28,6 +28,7 @@ from feedline.profile.facts import find_slow_rank
 from feedline.profile.finding import Diagnosis, TimePart
 from feedline.profile.timeline import Timeline, timelines_of
 from feedline.text import (
+    as_date,
     as_ms,
     as_percent,
     as_rate,
@@ -36,6 +37,7 @@ from feedline.text import (
     as_share,
     encodable,
     finite,
+    printable,
 )
 from feedline.timing.run import (
     Loader,
@@ -66,6 +68,7 @@ __all__ = [
     "parts_of_time",
     "rate_intervals",
     "read_epoch_metrics",
+    "recording_of",
     "report_status",
     "to_json",
 ]
@@ -494,6 +497,15 @@ def parts_of_time(diagnosis: Diagnosis) -> list[PartOfTime]:
                 )
             )
     return made
+
+
+def recording_of(report: ReportData) -> str:
+    """Describe when and where a run was recorded."""
+    rank = "" if report.world_size == 1 else f", rank {report.rank} of {report.world_size}"
+    return (
+        f"{as_seconds(report.seconds)} from {as_date(report.started)} on "
+        f"{printable(report.machine.host)}{rank}"
+    )
 
 
 def headline(diagnosis: Diagnosis) -> str:

@@ -25,17 +25,21 @@ from feedline.profile.report import (
     describe_throughput,
     headline,
     parts_of_time,
+    recording_of,
 )
 from feedline.profile.tables import ReportTable, report_tables
 from feedline.profile.timeline import (
+    BLANK,
     CAUSES,
+    NO_TIMELINE,
+    STAGES,
     Cause,
     Lane,
     Timeline,
     timeline_heading,
     visible_lanes,
 )
-from feedline.text import as_date, as_ms, as_rate, as_seconds, as_share, plural, printable
+from feedline.text import as_ms, as_rate, as_seconds, as_share, plural, printable
 
 __all__ = [
     "ASCII",
@@ -221,12 +225,7 @@ def report_view(report: ReportData, name: str, glyphs: Glyphs, width: int) -> Re
 
 
 def _report(report: ReportData, name: str, glyphs: Glyphs, width: int) -> Iterator[RenderableType]:
-    rank = "" if report.world_size == 1 else f", rank {report.rank} of {report.world_size}"
-    yield Text(
-        f"{printable(name)}: {as_seconds(report.seconds)} from {as_date(report.started)} on "
-        f"{printable(report.machine.host)}{rank}\n",
-        "dim",
-    )
+    yield Text(f"{printable(name)}: {recording_of(report)}\n", "dim")
     yield from _diagnosis(report, glyphs)
     if report.bound == "inconclusive":
         yield Text("\nThe exit status is 3. --html and --json have the figures of this run.", "dim")
@@ -240,7 +239,7 @@ def _report(report: ReportData, name: str, glyphs: Glyphs, width: int) -> Iterat
     if report.timelines:
         yield from legend(used, glyphs)
     else:
-        yield Text("\nNo single steps were recorded, so there is no timeline.")
+        yield Text(f"\n{NO_TIMELINE}")
     history = history_lines(report.throughput_history, glyphs, width)
     yield Text("\nThroughput over time" + ("" if history else ": not measured"), "bold")
     yield from history
@@ -327,12 +326,12 @@ def _cells(lane: Lane, length_ms: float, glyphs: Glyphs, columns: int) -> list[t
 
 def legend(used: Set[str], glyphs: Glyphs) -> list[Text]:
     """Return the meaning of the characters in use."""
-    lines = [Text(f"{glyphs.busy}  a worker makes a batch, a step computes")]
+    lines = [Text(f"{glyphs.busy}  {', '.join(STAGES.values())}")]
     for cause, meaning in CAUSES.items():
         if glyphs.idle[cause] in used and glyphs.idle[cause].strip():
             lines.append(Text.assemble((glyphs.idle[cause], _COLOURS[cause]), f"  {meaning}"))
     if " " in used:
-        lines.append(Text("   blank: not recorded, or between two passes over the data"))
+        lines.append(Text(f"   {BLANK}"))
     return lines
 
 

@@ -18,7 +18,10 @@ from feedline.text import as_ms, as_percent, as_seconds, plural
 from feedline.timing.run import Event, TimelineSample
 
 __all__ = [
+    "BLANK",
     "CAUSES",
+    "NO_TIMELINE",
+    "STAGES",
     "Cause",
     "Lane",
     "Span",
@@ -42,6 +45,14 @@ CAUSES: dict[Cause, str] = {
     "behind": "idle while the step computes, which costs nothing",
 }
 """Meaning of each cause, worst first."""
+
+STAGES = {"make": "a worker makes a batch", "compute": "the step computes"}
+"""Meaning of each stage."""
+
+BLANK = "blank: not recorded, or between two passes over the data"
+"""Meaning of a part without a span."""
+
+NO_TIMELINE = "No single steps were recorded, so there is no timeline."
 
 _STEP = "step"
 _LONG_MS = 1e12
