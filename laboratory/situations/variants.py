@@ -478,8 +478,8 @@ healthy(
 )
 healthy(
     "one-sample-a-batch-in-time",
-    "Batches of one sample, and steps of 30 ms.",
-    Loop(data=lambda: Computed(150, 1.0), ms=30, batch=1),
+    "Batches of one sample, and steps of 60 ms.",
+    Loop(data=lambda: Computed(90, 1.0), ms=60, batch=1),
 )
 
 

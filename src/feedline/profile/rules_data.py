@@ -248,7 +248,8 @@ def unfused_pipeline(facts: RunFacts) -> Finding | None:
         "ImageFolder."
         if folder and loader.kind == "torch"
         else "In the dataset, set transform = feedline.compile(transform), and pass it the path of "
-        "the file instead of an opened image.",
+        "the file instead of an opened image; or call feedline.lazy_images() at the start of the "
+        "script, for feedline.DataLoader.",
         gain=gain_of(facts, less_work(facts, steps.cpu_ms - fused_ms, 0.0)),
     )
 
