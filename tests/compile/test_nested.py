@@ -223,12 +223,29 @@ def test_own_steps_between_fused_ones_get_images_like_pillow_s(root: Path, versi
         pipeline = version.Compose([*steps, *end])
         collate = (lambda samples: (samples, 0)) if end == [own] else None
         made = batches(root, TwoCrops(pipeline), num_workers=0, collate_fn=collate)
+        assert own.images
+        assert all(image.tobytes() == pixels for image, pixels in own.images), "overwritten"
         stock = unfused(root, TwoCrops(pipeline), collate)
         assert "RandomResizedCrop" in fused_text(root, TwoCrops(pipeline))
         for one, other in zip(views(made), views(stock), strict=True):
             assert type(one) is type(other)
             assert np.array_equal(np.asarray(one), np.asarray(other))
-    assert all(image.tobytes() == pixels for image, pixels in own.images), "later steps wrote"
+
+
+class KeepBlurred:
+    """Step of the user's own that keeps the image it returns."""
+
+    def __call__(self, image: Any) -> Any:
+        self.image = image.filter(ImageFilter.GaussianBlur(1))
+        self.pixels = self.image.tobytes()
+        return self.image
+
+
+def test_an_image_kept_by_an_own_step_is_not_overwritten(root: Path) -> None:
+    own = KeepBlurred()
+    steps = [transforms.Resize((32, 32)), own, transforms.RandomSolarize(99, p=1.0), *NORMALIZE]
+    feedline.compile(transforms.Compose(steps))(root / "one" / "0.jpg")
+    assert own.image.tobytes() == own.pixels
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
