@@ -8,7 +8,6 @@ and the others are only counted, also in later epochs.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Callable
 from functools import partial, wraps
@@ -23,13 +22,11 @@ from feedline.loader.options import Options
 from feedline.system import find_attribute
 from feedline.timing import is_recording_enabled
 from feedline.timing.batch_probe import BatchProbe
-from feedline.timing.recorder import Recorder, WorkerObserver
+from feedline.timing.recorder import Recorder, WorkerObserver, note_failure
 from feedline.timing.run import Loader
 from feedline.timing.steps import PassRecord, StepTimer
 
 __all__ = ["Recording", "collate_name", "describe_feedline_loader"]
-
-_log = logging.getLogger("feedline")
 
 _SKIPPED_BATCHES = 62
 _MAX_NAMES = 256
@@ -169,9 +166,7 @@ class Recording:
         if record is not None:
             with contextlib.suppress(Exception):
                 self.recorder.end(record, "left")
-        text = f"recording of the run stopped: {type(error).__name__}: {error}"
-        self.recorder.note(text)
-        _log.warning("%s; training continues", text, exc_info=error)
+        note_failure(self.recorder, "the recording of the run stopped", error)
 
     def _name(self, sample: int) -> str:
         if sample in self._names:

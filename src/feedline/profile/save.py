@@ -215,36 +215,57 @@ class RunOutputs:
                 note_failure(self._recorder, f"{output.name} was disabled", error)
 
 
-class _RunFolder:
-    """Writes a run to its folder."""
-
-    name = "saving the run"
-
-    def __init__(self, outputs: RunOutputs) -> None:
-        self._outputs = weakref.ref(outputs)
-        self._interval = SaveInterval(outputs._recorder)
-
-    def tick(self, now_s: float) -> None:
-        if self._interval.is_due(now_s):
-            self._save()
-
-    def end(self, now_s: float) -> None:
-        if self._interval.is_due(now_s, at_end=True):
-            self._save()
-
-    def _save(self) -> None:
-        outputs = self._outputs()
-        if outputs is not None and outputs.folder is not None:
-            with self._interval.saving():
-                write_run(outputs.run(), outputs.folder)
-
-
 def _rank_path(trace: Path, rank: int) -> Path:
     """Timeline file of a rank."""
     return trace if rank == 0 else trace.with_name(f"rank{rank}-{trace.name}")
 
 
-class TraceFile:
+class SaveInterval:
+    """Base of files that are written every 30 s and at the end of a pass, within 1% of the time.
+
+    Args:
+        recorder: recorder of the run, whose clock is used.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._saved_s = recorder.now_s()
+        self._cost_s = 0.0
+
+    def is_due(self, now_s: float, *, at_end: bool = False) -> bool:
+        """Return True if the file should be written.
+
+        Args:
+            now_s: seconds since the run's start.
+            at_end: True at the end of a pass.
+        """
+        min_s = self._cost_s / _MAX_SHARE
+        return now_s - self._saved_s >= (min_s if at_end else max(min_s, _EVERY_S))
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Context that measures the writing of the file."""
+        start_s = self._recorder.now_s()
+        yield
+        self._saved_s = self._recorder.now_s()
+        self._cost_s = self._saved_s - start_s
+
+    def tick(self, now_s: float) -> None:
+        """Write the file if it is time; `now_s` is the time since the run's start."""
+        if self.is_due(now_s):
+            self.write()
+
+    def end(self, now_s: float) -> None:
+        """Write the file at the end of a pass."""
+        if self.is_due(now_s, at_end=True):
+            self.write()
+
+    def write(self) -> None:
+        """Write the file."""
+        raise NotImplementedError
+
+
+class TraceFile(SaveInterval):
     """Keeps the latest events of a run and writes them.
 
     Args:
@@ -256,14 +277,13 @@ class TraceFile:
     """
 
     def __init__(self, recorder: Recorder, file: Path) -> None:
-        self._recorder = recorder
+        super().__init__(recorder)
         self._file = file
         self.name = f"the timeline in {str(file)!r}"
         # Lane, kind, start and end in ns, number of the batch.
         self._events: deque[tuple[int, int, int, int, float]] = deque(maxlen=MAX_EVENTS)
         self._read_until: dict[int, int] = {}  # by worker id, end of its last known task
         self._cycle: Any = None
-        self._interval = SaveInterval(recorder)
         self._rate_ns = self._batches = self._poll_ns = 0
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -307,16 +327,6 @@ class TraceFile:
     def _add(self, lane: int, kind: int, start_ns: int, end_ns: int, value: float) -> None:
         self._events.append((lane, kind, start_ns, end_ns, value))
 
-    def tick(self, now_s: float) -> None:
-        """Write the file if it is time; `now_s` is the time since the run's start."""
-        if self._interval.is_due(now_s):
-            self.write()
-
-    def end(self, now_s: float) -> None:
-        """Write the file at the end of a pass."""
-        if self._interval.is_due(now_s, at_end=True):
-            self.write()
-
     def write(self) -> None:
         """Write the events.
 
@@ -325,7 +335,7 @@ class TraceFile:
         """
         partial = self._file.with_name(f".{self._file.name}.{os.getpid()}.partial")
         try:
-            with self._interval.saving(), contextlib.ExitStack() as opened:
+            with self.saving(), contextlib.ExitStack() as opened:
                 partial.unlink(missing_ok=True)  # of another process, or a link to another file
                 raw = opened.enter_context(partial.open("wb"))
                 out: Any = raw
@@ -365,35 +375,20 @@ class TraceFile:
             yield event | ({"args": {"batch": int(value)}} if lane == _STEP else {})
 
 
-class SaveInterval:
-    """Decides when a file is written: every 30 s and at the end of a pass, within 1% of the time.
+class _RunFolder(SaveInterval):
+    """Writes a run to its folder."""
 
-    Args:
-        recorder: recorder of the run, whose clock is used.
-    """
+    name = "saving the run"
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._saved_s = recorder.now_s()
-        self._cost_s = 0.0
+    def __init__(self, outputs: RunOutputs) -> None:
+        super().__init__(outputs._recorder)
+        self._outputs = weakref.ref(outputs)
 
-    def is_due(self, now_s: float, *, at_end: bool = False) -> bool:
-        """Return True if the file should be written.
-
-        Args:
-            now_s: seconds since the run's start.
-            at_end: True at the end of a pass.
-        """
-        min_s = self._cost_s / _MAX_SHARE
-        return now_s - self._saved_s >= (min_s if at_end else max(min_s, _EVERY_S))
-
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        """Context that measures the writing of the file."""
-        start_s = self._recorder.now_s()
-        yield
-        self._saved_s = self._recorder.now_s()
-        self._cost_s = self._saved_s - start_s
+    def write(self) -> None:
+        outputs = self._outputs()
+        if outputs is not None and outputs.folder is not None:
+            with self.saving():
+                write_run(outputs.run(), outputs.folder)
 
 
 @atexit.register

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from feedline.errors import FeedlineError
@@ -346,15 +346,6 @@ def sample_timeline(
     return TimelineSample(why=why, begun_s=(begun_ns - run_begun_ns) / 1e9, events=events)
 
 
-@dataclass(frozen=True, slots=True)
-class _BatchCount:
-    """Batches of one kind; the number of samples is None if unknown."""
-
-    count: int
-    samples: int | None
-    size: int | None
-
-
 class ThroughputRecorder:
     """Throughput history in a bounded number of points.
 
@@ -368,7 +359,8 @@ class ThroughputRecorder:
         self._length_s = _FIRST_S
         self._last_s = 0.0
         self._new_pass = True  # no batch of this pass is in a point
-        self._latest: _BatchCount | None = None  # of the unfinished step
+        # Samples and image size of the unfinished step's batch; None without one.
+        self._latest: tuple[int | None, int | None] | None = None
         self._wait_ms = 0.0  # not yet in a point
 
     def begin(self, at_s: float) -> None:
@@ -385,13 +377,13 @@ class ThroughputRecorder:
         """
         at_s = max(at_s, self._last_s)
         before, each = self._latest, None if samples is None else samples // batches
-        self._latest = _BatchCount(1, each, size)
+        self._latest = each, size
         self._wait_ms += wait_ms
         if before is not None:
-            self._count(at_s, before)
+            self._count(at_s, 1, *before)
         if batches > 1:
             rest = None if samples is None or each is None else samples - each
-            self._count(at_s, _BatchCount(batches - 1, rest, size))
+            self._count(at_s, batches - 1, rest, size)
 
     def end(self, at_s: float | None = None) -> None:
         """End a pass.
@@ -401,16 +393,16 @@ class ThroughputRecorder:
         """
         latest, self._latest = self._latest, None
         if latest is not None and at_s is not None:
-            self._count(max(at_s, self._last_s), latest)
+            self._count(max(at_s, self._last_s), 1, *latest)
         elif latest is not None and not self._new_pass:
-            self._count(self._last_s, latest)
+            self._count(self._last_s, 1, *latest)
         self._new_pass, self._wait_ms = True, 0.0
 
     def points(self) -> list[ThroughputPoint]:
         """Return copies of all points so far, oldest first."""
         return [replace(point) for point in self._points]
 
-    def _count(self, at_s: float, some: _BatchCount) -> None:
+    def _count(self, at_s: float, batches: int, samples: int | None, size: int | None) -> None:
         """Add batches whose steps ended at `at_s`."""
         if not self._fits_latest(at_s):
             point = ThroughputPoint(
@@ -426,9 +418,9 @@ class ThroughputRecorder:
             if len(self._points) > _MAX_POINTS:
                 self._join()
         last, self._last_s = self._points[-1], at_s
-        last.image_size = some.size
-        last.batches += some.count
-        last.samples = sum_or_none(last.samples, some.samples)
+        last.image_size = size
+        last.batches += batches
+        last.samples = sum_or_none(last.samples, samples)
         last.wait_ms += self._wait_ms
         self._wait_ms = 0.0
         last.seconds = at_s - last.begun_s
