@@ -37,11 +37,10 @@ def busy_loops() -> list[subprocess.Popen[bytes]]:
 
 
 def test_cores_used_by_other_programs_are_measured() -> None:
-    others, time_of_own = OtherPrograms(), OwnCpuTime()
+    others = OtherPrograms()
     loops = busy_loops()  # not in the family yet, so they count as others
     try:
         assert eventually(lambda: others.cores() > 0.5 * usable_cores(), 60)
-        assert time_of_own.seconds() < 5
         time_of_loops = OwnCpuTime()
         assert eventually(lambda: time_of_loops.seconds() > 1, 60)
     finally:
