@@ -13,7 +13,7 @@ git clone -q . "$SCRATCH/feedline"
 cd "$SCRATCH/feedline"
 # Neither a constraints file nor another package of the user's environment.
 env -u PIP_CONSTRAINT -u PYTHONPATH pip install -q "$@" . pytest pytest-timeout pytest-xdist hypothesis timm lmdb \
-    simplejpeg safetensors webdataset
+    simplejpeg safetensors webdataset 'setuptools>=77'
 pip list 2>/dev/null | grep -iE "^(torch|torchvision|numpy|pillow|timm|feedline) "
 python setup.py -q build_ext --inplace
 PYTHONPATH=src python -m pytest -n 2 --dist loadfile -m "not slow" tests/compile tests/images tests/order \
