@@ -75,7 +75,7 @@ _MEANINGS = {
     **STAGES,
     **{str(cause): meaning for cause, meaning in CAUSES.items()},
 }
-"""Of stages, and of causes of idle time."""
+"""Meanings of stages, and of causes of idle time."""
 _LANE_PX, _STEP_PX = 16, 20
 
 
