@@ -62,7 +62,7 @@ def one(sample: Any) -> Any:
         ({"batch_size": 4, "collate_fn": together}, "sample"),
         ({"batch_size": None, "collate_fn": one}, "sample"),
         ({"batch_sampler": [[0, 1], [2, 3, 4], [5]]}, "image-row"),
-        ({"batch_size": 4, "worker_init_fn": lambda worker: None}, "sample"),
+        ({"batch_size": 4, "worker_init_fn": lambda worker: print(end="")}, "sample"),
     ],
 )
 def test_recognised_pipeline_follows_the_schedule_for_any_use_of_samples(

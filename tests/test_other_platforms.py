@@ -48,7 +48,7 @@ def killing(loader):
 
 
 if __name__ == "__main__":
-    linux_only = {"pool_linux", "fork_server"}
+    linux_only = {"pool_linux", "pool_forking", "fork_server"}
     for module in pkgutil.walk_packages(feedline.__path__, "feedline.", onerror=exit):
         name = module.name.rpartition(".")[2]
         if not name.startswith("_") and name not in linux_only:
