@@ -241,7 +241,9 @@ RECIPES: dict[str, Recipe] = {
     ),
     "datasets of Hugging Face": Recipe(
         lambda folder: hugging_face(folder).with_transform(BatchTransform(plain())),
-        lambda folder: feedline.ImageList.from_hf(hugging_face(folder), transform=plain()),
+        lambda folder: feedline.ImageList.from_hf(
+            hugging_face(folder), root=folder, transform=plain()
+        ),
         changed="feedline.ImageList.from_hf",
     ),
     "segmentation, torchvision's preset": Recipe(
