@@ -452,15 +452,19 @@ def library_of(thing: Any) -> str:
 def is_original(function: Any, qualified_name: str | None = None) -> bool:
     """Return True if an object is a library's own function, from the file of its module, and has
     this qualified name; None for any.
+
+    The file of Python's own modules is not compared: in a zip (Python's embeddable package for
+    Windows) their code names the file that it was compiled from.
     """
     function = _without_timer(function)
     if type(function) is not FunctionType:
         return False
     code, home = function.__code__, function.__globals__
     module = sys.modules.get(home.get("__name__", ""))
-    if module is None or vars(module) is not home or code.co_filename != home.get("__file__"):
+    if module is None or vars(module) is not home:
         return False
-    if not _is_trusted(module.__name__.partition(".")[0]):
+    top = module.__name__.partition(".")[0]
+    if not _is_trusted(top) or (top in _LIBRARIES and code.co_filename != home.get("__file__")):
         return False
     if "__wrapped__" in vars(function):
         return is_original(vars(function)["__wrapped__"], qualified_name)
