@@ -73,10 +73,13 @@ from feedline.loader import DataLoader
 seen, interrupts = [], 0
 loader = DataLoader(Slow(200, 0.01), 4, num_workers=2, start_method="fork")
 batches = iter(loader)
-print("running", flush=True)
+said = ["running"]
 while True:
-    try:
-        seen += next(batches)[:, 0].tolist()
+    try:  # around all that Ctrl-C may interrupt
+        while said:
+            print(said.pop(), flush=True)
+        while True:
+            seen += next(batches)[:, 0].tolist()
     except KeyboardInterrupt:
         interrupts += 1
     except StopIteration:
