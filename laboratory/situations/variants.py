@@ -373,25 +373,21 @@ plant(
     Loop(data=lambda: Repeated(folder(images.large(), _resized), 500), ms=15),
     Loop(data=lambda: Repeated(folder(images.small(), _resized), 2400), ms=15),
 )
+_unfused = Loop(data=lambda: Photos(1200, _pipeline(160)), ms=20)
+_fused = Loop(data=lambda: Photos(2400, feedline.compile(_pipeline(160)), as_path=True), ms=20)
 plant(
     "unfused-dataset",
     "uncompiled-transform",
     "A user-defined dataset opens images for a torchvision pipeline; fix: feedline.compile.",
-    Loop(data=lambda: Photos(1200, _pipeline(160)), ms=20),
-    Loop(
-        data=lambda: Photos(2400, feedline.compile(_pipeline(160)), as_path=True),
-        ms=20,
-    ),
+    _unfused,
+    _fused,
 )
 plant(
     "unfused-dataset-of-feedline",
     "uncompiled-transform",
     "The same over feedline.DataLoader.",
-    Loop(data=lambda: Photos(1200, _pipeline(160)), ms=20),
-    Loop(
-        data=lambda: Photos(2400, feedline.compile(_pipeline(160)), as_path=True),
-        ms=20,
-    ),
+    _unfused,
+    _fused,
     over="feedline",
 )
 plant(

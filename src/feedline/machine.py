@@ -31,7 +31,6 @@ import psutil
 from feedline.system import core_limits, memory_limits, read_text, usable_cores
 
 __all__ = [
-    "NOTABLE_SHARE",
     "DeviceWatch",
     "Disk",
     "DiskKind",
@@ -174,10 +173,6 @@ class OwnCpuTime:
                 times = process.cpu_times()
                 total_s += times.user + times.system
         return total_s
-
-
-NOTABLE_SHARE = 0.1
-"""Share of the usable cores: use by other programs that is reported with a measurement."""
 
 
 class OtherPrograms:

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 
 import feedline
 from feedline.errors import UsageError
-from feedline.profile import live
 from feedline.profile import watch as watching
 from feedline.profile.live import (
     MetricsReader,
@@ -29,6 +28,7 @@ from feedline.profile.live import (
     tensorboard_writer,
 )
 from feedline.profile.save import MAX_EVENTS, SaveInterval, TraceFile
+from feedline.throughput.step_model import THRESHOLDS
 from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import Loader
@@ -428,7 +428,7 @@ def test_line_shows_known_values() -> None:
         "feedline  1,536 samples/s  data wait 31%  wait 3.0 ms (p95 40.2)  copy 0.5 ms (p95 0.6)"
         "  160 px  4 workers  GPU 71%"
     )
-    assert live._MODERATE_PCT < live._HIGH_PCT
+    assert THRESHOLDS.data_wait < THRESHOLDS.high_data_wait
 
 
 def test_program_output_is_unaffected_by_panel(

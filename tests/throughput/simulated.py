@@ -14,6 +14,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from feedline.order.batch_spec import divide_rows, rows_per_task
 from feedline.throughput.controller import Controller, SettingChange
@@ -22,6 +23,17 @@ from feedline.throughput.windows import StepWindow, error_of
 
 HAND_OVER_MS = 0.2
 """Of a piece or a batch, of a worker's time."""
+
+
+WORK: list[dict[str, Any]] = [
+    # bound by decoding, by the step, in between, by a slow disk or server, one core
+    {"own_ms": 10.0, "cpu_ms": 200.0, "cores": 8},
+    {"own_ms": 50.0, "cpu_ms": 200.0, "cores": 16},
+    {"own_ms": 100.0, "cpu_ms": 30.0, "cores": 8},
+    {"own_ms": 40.0, "cpu_ms": 100.0, "cores": 2},
+    {"own_ms": 20.0, "cpu_ms": 10.0, "cores": 4, "blocked_ms": 120.0},
+    {"own_ms": 30.0, "cpu_ms": 29.0, "cores": 1},
+]
 
 
 @dataclass(kw_only=True)

@@ -7,17 +7,7 @@ import pytest
 from feedline.throughput.controller import Controller
 from feedline.throughput.limits import WorkerLimits
 from slow import slow
-from throughput.simulated import Simulated
-
-WORK = [
-    # own, cpu, cores, blocked: bound by decoding, by the step, in between, by a slow disk
-    {"own_ms": 10.0, "cpu_ms": 200.0, "cores": 8},
-    {"own_ms": 50.0, "cpu_ms": 200.0, "cores": 16},
-    {"own_ms": 100.0, "cpu_ms": 30.0, "cores": 8},
-    {"own_ms": 40.0, "cpu_ms": 100.0, "cores": 2},
-    {"own_ms": 20.0, "cpu_ms": 10.0, "cores": 4, "blocked_ms": 120.0},
-    {"own_ms": 30.0, "cpu_ms": 29.0, "cores": 1},
-]
+from throughput.simulated import WORK, Simulated
 
 
 @pytest.mark.parametrize("work", WORK)

@@ -10,17 +10,11 @@ import pytest
 from feedline.throughput.limits import MemoryBudget, WorkerLimits
 from feedline.throughput.windows import StepWindow
 from feedline.tuning.search import LoaderSetting, LoaderTrial, Search, SearchSpace
-from throughput.simulated import Simulated
+from throughput.simulated import WORK, Simulated
 from tuning.uneven import Uneven
 
-WORK: list[dict[str, Any]] = [
-    # bound by decoding, by the step, in between, by a slow server, one core, hardly any work
-    {"own_ms": 10.0, "cpu_ms": 200.0, "cores": 8},
-    {"own_ms": 50.0, "cpu_ms": 200.0, "cores": 16},
-    {"own_ms": 100.0, "cpu_ms": 30.0, "cores": 8},
-    {"own_ms": 40.0, "cpu_ms": 100.0, "cores": 2},
-    {"own_ms": 20.0, "cpu_ms": 10.0, "cores": 4, "blocked_ms": 120.0},
-    {"own_ms": 30.0, "cpu_ms": 29.0, "cores": 1},
+ALL_WORK: list[dict[str, Any]] = [
+    *WORK,  # and hardly any work, or too much for the cores
     {"own_ms": 200.0, "cpu_ms": 0.5, "cores": 64},
     {"own_ms": 12.0, "cpu_ms": 500.0, "cores": 64},
 ]
@@ -38,7 +32,7 @@ def searched(training: Simulated, start: int, ceiling: bool = True) -> Search:
     return search
 
 
-@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("work", ALL_WORK)
 @pytest.mark.parametrize("start", [1, 4, 100])
 @pytest.mark.parametrize("ceiling", [True, False])
 @pytest.mark.parametrize("seed", range(5))

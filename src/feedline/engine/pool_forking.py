@@ -15,13 +15,18 @@ import functools
 import os
 import select
 import signal
-import threading
 import time
 import weakref
 
 from feedline.engine.fork_server import work_in_child
 from feedline.engine.load_samples import AnySource
-from feedline.engine.pool_linux import END_DEADLINE_S, LinuxPool, advice_on_threads, fork_error
+from feedline.engine.pool_linux import (
+    END_DEADLINE_S,
+    LinuxPool,
+    advice_on_threads,
+    fork_error,
+    is_main_thread,
+)
 from feedline.engine.process import block_interrupt, signals_to_ignore
 from feedline.system import flush_standard_streams
 
@@ -30,8 +35,7 @@ __all__ = ["ForkingPool", "can_fork_workers"]
 
 def can_fork_workers() -> bool:
     """Return True if workers can be forked by this process: see the module."""
-    is_main = threading.current_thread() is threading.main_thread()
-    return is_main and signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN and _has_pidfds()
+    return is_main_thread() and signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN and _has_pidfds()
 
 
 @functools.cache
@@ -125,7 +129,7 @@ class ForkingPool(LinuxPool):
                 self._poll.unregister(child.fd)
                 status = child.reap()
                 del self._children[worker_id]
-                self._on_server_message(worker_id, child.pid, status)
+                self._on_worker_exit(worker_id, child.pid, status)
 
     def kill(self, worker_id: int, reason: str) -> None:
         self._kill_reasons[worker_id] = reason

@@ -58,6 +58,7 @@ __all__ = [
     "LinuxPool",
     "advice_on_threads",
     "fork_error",
+    "is_main_thread",
     "shared_server",
 ]
 
@@ -183,7 +184,7 @@ class LinuxPool(WorkerPool):
         """Process the messages of the workers' parent."""
         try:
             for message in self._server_messages():
-                self._on_server_message(**message)
+                self._on_worker_exit(**message)
         except EOFError:
             self._replace_server()
 
@@ -216,7 +217,7 @@ class LinuxPool(WorkerPool):
             pass
         raise EOFError
 
-    def _on_server_message(
+    def _on_worker_exit(
         self, worker_id: int, pid: int = 0, status: int = 0, failed: str = ""
     ) -> None:
         if failed:
@@ -392,7 +393,7 @@ class ForkServer:
             arguments = {
                 "main_fd": server_end.fileno(),
                 "trainer": os.getpid(),
-                "ends_with_thread": _is_main_thread(),
+                "ends_with_thread": is_main_thread(),
                 "ignored_signals": ignored,
             }
             try:
@@ -412,7 +413,7 @@ class ForkServer:
     def fork(cls, source: AnySource) -> ForkServer:
         """Fork this process into a server, which has the source without pickling."""
         connection, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        trainer, ends_with_thread = os.getpid(), _is_main_thread()
+        trainer, ends_with_thread = os.getpid(), is_main_thread()
         ignored = signals_to_ignore(is_new_program=False)
         flush_standard_streams()
         with block_interrupt(ignored):  # until `serve` ignores them
@@ -486,7 +487,7 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
 
 
-def _is_main_thread() -> bool:
+def is_main_thread() -> bool:
     """Return True in the main thread. PR_SET_PDEATHSIG refers to the starting thread."""
     return threading.current_thread() is threading.main_thread()
 

@@ -117,7 +117,7 @@ def describe(loader: DataLoader[Any]) -> Loader:
 
 
 def share_recorder(loader: DataLoader[Any], recorder: Recorder, class_name: str) -> None:
-    """Record a loader that has begun no pass in this recorder, under the name of a class.
+    """Record a loader in this recorder, before its first pass, under the name of a class.
 
     When the loader is freed, its workers are read once more, before they end.
     """

@@ -1,4 +1,4 @@
-"""`worker_init_fn` that only seeds random states: a library's, or one of the user's own.
+"""`worker_init_fn` that only seeds random states: functions of libraries and users.
 
 feedline seeds these states again for each batch or row, so such a function cannot change a sample.
 

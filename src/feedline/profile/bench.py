@@ -27,7 +27,6 @@ from feedline.images.codec_registry import Decoder
 from feedline.images.folder import ImageFolder, sample_folder
 from feedline.images.resize import fill
 from feedline.machine import (
-    NOTABLE_SHARE,
     FilePart,
     OtherPrograms,
     drop_from_memory,
@@ -493,7 +492,7 @@ def notes(result: Result) -> list[str]:
         "them": measured < settings["batch_size"],
         f"more workers could help: {workers} for {cores} usable cores": workers < cores,
         f"other programs used {result['other_cores']:.1f} of {plural(cores, 'core')}: without them "
-        "the rates are higher": result["other_cores"] >= NOTABLE_SHARE * cores,
+        "the rates are higher": result["other_cores"] >= THRESHOLDS.other_cores * cores,
         f"rounds differ by up to {noise[noisiest]:.0%} ({noisiest}): measure for more --seconds": (
             noise[noisiest] > THRESHOLDS.noisy_rounds
         ),

@@ -27,7 +27,7 @@ from feedline.engine.defaults import (
 from feedline.engine.process import THREAD_SETTINGS
 from feedline.engine.start_pool import pool_bytes
 from feedline.images.native import COMPILE_HINT, NATIVE_MODULES
-from feedline.machine import NOTABLE_SHARE, OtherPrograms, cpu_model, package_version
+from feedline.machine import OtherPrograms, cpu_model, package_version
 from feedline.order.batch_spec import Field
 from feedline.profile.doctor_checks import CheckResult, CheckTable, Status
 from feedline.system import CoreLimits, MemoryLimits, core_limits, memory_limits
@@ -149,7 +149,7 @@ def check_other_programs(limits: CoreLimits, other_cores: float) -> CheckResult:
         fix = "stop other programs (`top` lists them), or wait until they end"
         return CheckResult("warn", line, details, fix)
     return CheckResult(
-        "note" if other_cores >= NOTABLE_SHARE * limits.usable else "ok", line, details
+        "note" if other_cores >= THRESHOLDS.other_cores * limits.usable else "ok", line, details
     )
 
 
@@ -358,18 +358,21 @@ def _why_missing(name: str) -> tuple[str, str] | None:
 def check_jpeg_decoder(missing_modules: Mapping[str, object]) -> CheckResult:
     """Describe the JPEG decoder: `_jpeg` with its own or Pillow's library, or slower ones."""
     import PIL
-    from PIL import _imaging, features
+    from PIL import features
 
     crop_only, simplejpeg = "_jpeg" not in missing_modules, package_version("simplejpeg")
     turbo = features.version_feature("libjpeg_turbo") if features.check("libjpeg_turbo") else None
     library, reads_codes = f"Pillow {PIL.__version__} with ", False
     library += f"libjpeg-turbo {turbo}" if turbo else "a libjpeg other than libjpeg-turbo"
     if crop_only:
-        module = importlib.import_module("feedline.images._jpeg")
+        from feedline.images import _jpeg
+        from feedline.images.jpeg import compiled_decoder
+
+        decoder = compiled_decoder()
         # True if feedline can read the Huffman codes for this libjpeg.
-        reads_codes = bool(module.Decoder(_imaging.__file__).reads_codes)
-        if module.CONTAINED_LIBJPEG:
-            turbo, library = module.CONTAINED_LIBJPEG, f"libjpeg-turbo {module.CONTAINED_LIBJPEG}"
+        reads_codes = decoder is not None and decoder.reads_codes
+        if contained := _jpeg.CONTAINED_LIBJPEG:
+            turbo, library = contained, f"libjpeg-turbo {contained}"
     details = {
         "crop_only": crop_only,
         "reads_codes": reads_codes,

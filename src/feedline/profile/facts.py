@@ -367,9 +367,14 @@ class RunFacts:
         return 100 * waited / self.total_ms if self.total_ms > 0 else 0.0
 
     @property
+    def worker_processes(self) -> list[Process]:
+        """Watched worker processes."""
+        return _of_role(self.run, "worker")
+
+    @property
     def disk_faults(self) -> int:
         """Pages that workers read from a disk: of mapped files, or swapped out."""
-        return sum(each.major_faults or 0 for each in _of_role(self.run, "worker"))
+        return sum(each.major_faults or 0 for each in self.worker_processes)
 
     def _mean(self, values: list[float]) -> float:
         """Mean over all steps of a value per phase."""

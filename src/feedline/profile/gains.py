@@ -162,8 +162,9 @@ def best_workers(facts: RunFacts) -> int:
     waits = lanes is not None and lanes.blocked_share > THRESHOLDS.mostly_blocked
     most = facts.cores * (THRESHOLDS.workers_per_core if waits else 1)
 
+    loads = [(step_load(facts, phase), phase.steps) for phase in facts.phases]
+
     def total_ms(workers: int) -> float:
-        loads = [(step_load(facts, phase), phase.steps) for phase in facts.phases]
         return sum(with_workers(load, workers).step_ms * steps for load, steps in loads)
 
     times = {workers: total_ms(workers) for workers in range(1, most + 1)}

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from feedline.errors import UsageError
 from feedline.randomness import seeded, unbroken
 from feedline.system import rank_and_world
+from feedline.throughput.step_model import THRESHOLDS
 from feedline.timing.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ _MIN_S = 1.0
 _PERCENTILES = (50, 95, 99)
 _REFRESH_S = 1.0
 _LINE_S = 30.0
-_HIGH_PCT, _MODERATE_PCT = 20.0, 5.0  # data wait that is drawn in red and yellow
 
 
 class MetricsReporter:
@@ -236,7 +236,8 @@ def format_line(figures: dict[str, float]) -> Text:
     else:
         add(f"{figures.get('feedline/batches_per_s', 0.0):,.1f} batches/s")
     if (wait := metric("wait_pct")) is not None:
-        style = "red" if wait >= _HIGH_PCT else "yellow" if wait >= _MODERATE_PCT else "green"
+        limits = 100 * THRESHOLDS.high_data_wait, 100 * THRESHOLDS.data_wait
+        style = "red" if wait >= limits[0] else "yellow" if wait >= limits[1] else "green"
         add(f"data wait {wait:.0f}%", style)
     for name in ("wait", "copy", "compute"):
         if (ms := metric(f"{name}_ms_p50")) is not None:

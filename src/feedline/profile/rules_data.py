@@ -117,9 +117,8 @@ def _from_disk(facts: RunFacts, lanes: WorkerLanes) -> bool:
 
     By the kernel's counters; or because feedline reads the files itself, in stages of their own.
     """
-    workers = [each for each in facts.run.use.processes if each.role == "worker"]
-    disk = sum(each.read_bytes or 0 for each in workers)
-    called = sum(each.called_bytes or 0 for each in workers)
+    disk = sum(each.read_bytes or 0 for each in facts.worker_processes)
+    called = sum(each.called_bytes or 0 for each in facts.worker_processes)
     if facts.disk_faults > facts.steps or disk > THRESHOLDS.from_disk * called:
         return True
     return facts.loader.made_by in ("image rows", "samples") and not lanes.of(*_OWN_CODE).ms
@@ -176,7 +175,7 @@ def cold_cache(facts: RunFacts) -> Finding | None:
     if gain is None or lanes is None:
         return None
     first = facts.run.passes[0]
-    blocked = lanes.of(*_READING, *_OWN_CODE).blocked_ms
+    blocked = _blocked(lanes).blocked_ms
     disk = first.disk_bytes or 0
     return Finding(
         rule="cold-cache",

@@ -60,8 +60,11 @@ def too_few_workers(facts: RunFacts) -> Finding | None:
 def _no_workers(facts: RunFacts) -> Finding | None:
     """Finding for an iterable that makes its batches in the training thread."""
     hand = facts.hand_cpu_ms or 0.0
-    processes = [each for each in facts.run.use.processes if each.role == "worker"]
-    if facts.loader.kind != "other" or processes or hand < THRESHOLDS.min_batch_work_ms:
+    if (
+        facts.loader.kind != "other"
+        or facts.worker_processes
+        or hand < THRESHOLDS.min_batch_work_ms
+    ):
         return None
     if hand * facts.crowding < 0.6 * facts.wait_ms:
         return None

@@ -126,7 +126,9 @@ class Thresholds:
     steps_per_pause: int = 16  # prefetched batches can bridge more frequent ones
 
     watched_s: float = 0.5  # of a process, to know its rate: the kernel counts in steps of 10 ms
-    busy_cores: float = 0.5  # of the usable cores, by other programs, that doctor warns of
+    # Of the usable cores, by other programs: reported with a measurement, and warned of by doctor.
+    other_cores: float = 0.1
+    busy_cores: float = 0.5
     fast_enough: float = 0.5  # of the needed rate of a disk: decoding and a short read vary
     noisy_rounds: float = 0.3  # range of the rates of `bench`, as a share of their median
 

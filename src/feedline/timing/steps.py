@@ -97,6 +97,13 @@ class StepTimes:
         return StepTimes(self.steps, *(ms / max(1, self.steps) for ms in _values(self)[1:]))
 
 
+def _host_step(before_ns: int, requested_ns: int, ready_ns: int, delivered_ns: int) -> Step:
+    """Split a step by the host's clock, in ms; a copy that was not measured (0) is None."""
+    end_ns = ready_ns or delivered_ns
+    copy_ms = (delivered_ns - ready_ns) / 1e6 if ready_ns else None
+    return (end_ns - requested_ns) / 1e6, copy_ms, (requested_ns - before_ns) / 1e6
+
+
 class StepTimer:
     """Times the steps of a loop, and sums them up.
 
@@ -140,9 +147,7 @@ class StepTimer:
             return
         self.step_ns, self.wait_ns = now_ns - before_ns, now_ns - asked_ns
         if not self.on_device:
-            end_ns = self.ready_ns or now_ns
-            wait_ms, copy_ms = (end_ns - asked_ns) / 1e6, (now_ns - end_ns) / 1e6
-            self.add(wait_ms, copy_ms, (asked_ns - before_ns) / 1e6)
+            self.add(*_host_step(before_ns, asked_ns, self.ready_ns, now_ns))
 
     def add(self, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
         """Add a step."""
@@ -334,10 +339,7 @@ class PassRecord:
                 self.has_unreported = False
             elif ready_ns:
                 if not self._on_device:
-                    end_ns = finished_ns or got_ns
-                    copy_ms = (got_ns - finished_ns) / 1e6 if finished_ns else None
-                    step = (end_ns - asked_ns) / 1e6, copy_ms, (asked_ns - ready_ns) / 1e6
-                    self._step(self.entry, step)
+                    self._step(self.entry, _host_step(ready_ns, asked_ns, finished_ns, got_ns))
                 self._cycles.append((self._number, ready_ns, asked_ns, got_ns))
                 self._wait_ns += got_ns - asked_ns
             self._number += 1

@@ -24,7 +24,7 @@ __all__ = [
     "OPTIMIZER",
     "RUN",
     "SYNONYMS",
-    "Panel",
+    "OptionPanel",
     "allowed_values",
     "check_names",
     "check_values",
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class Panel:
+class OptionPanel:
     """Heading of the help; makes fields of dataclasses that are options below it."""
 
     def __init__(self, title: str) -> None:
@@ -47,9 +47,9 @@ class Panel:
 
 
 MODEL, OPTIMIZER, LOADING, DEVICE, RUN = map(
-    Panel, ("Model", "Optimizer", "Loading", "Device", "Run and checkpoints")
+    OptionPanel, ("Model", "Optimizer", "Loading", "Device", "Run and checkpoints")
 )
-AUGMENTATION = Panel("Augmentation and regularization (all but smoothing grow with the size)")
+AUGMENTATION = OptionPanel("Augmentation and regularization (all but smoothing grow with the size)")
 
 SYNONYMS = {
     "augment": "aa", "auto_augment": "aa", "batch": "batch_size", "batchsize": "batch_size",

@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from feedline.errors import UsageError
 from feedline.loader.saved_settings import SavedSettings
-from feedline.machine import NOTABLE_SHARE
 from feedline.order.schedule import Schedule
 from feedline.system import usable_cores
 from feedline.text import as_share, format_table, plural
 from feedline.throughput.bottleneck import Part
 from feedline.throughput.estimates import Changes, Forecast, Rates, WhatIf, forecast, what_if
+from feedline.throughput.step_model import THRESHOLDS
 from feedline.tuning.search import LoaderSetting, LoaderTrial
 from feedline.tuning.step_benchmark import UserCodeFailure
 
@@ -241,7 +241,7 @@ class TuningResult:
     def busy_machine(self) -> str:
         """Sentence on other programs that used the cores meanwhile; "" if they used few."""
         cores = usable_cores()
-        if self.other_cores < NOTABLE_SHARE * cores:
+        if self.other_cores < THRESHOLDS.other_cores * cores:
             return ""
         return (
             f"other programs used {self.other_cores:.1f} of {plural(cores, 'core')} during the "

@@ -240,9 +240,7 @@ class _Tuning:
                 ceiling=ceiling,
                 trials=trials,
                 best=best,
-                is_compute_bound=search is not None
-                and best is not None
-                and search.is_compute_bound,
+                is_compute_bound=compute_bound,
                 status=status,
                 full_search_s=_full_search_s(ceiling, ready_s),
                 bottleneck=part,

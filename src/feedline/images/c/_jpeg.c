@@ -7,11 +7,12 @@ cannot scale them.) Damage in data that need not be read is not noticed. Nothing
 data or written outside the given memory. The GIL is released while pixels are decoded.
 
 Relies on jpeg_crop_scanline and jpeg_skip_scanlines of libjpeg-turbo 3, which pass over columns and
-rows without transforming them (before 3.0 they had errors, according to its ChangeLog.md); on
-Pillow, or another library that links to it, having loaded it; on the binary interface of libjpeg 6b
-and 8, which libjpeg-turbo keeps (https://github.com/libjpeg-turbo/libjpeg-turbo, jpeglib.h) and
-checks by its size when a decoder is created. So neither headers nor a copy of the library are
-needed, and Pillow's updates apply.
+rows without transforming them (before 3.0 they had errors, according to its ChangeLog.md); on the
+binary interface of libjpeg 6b and 8, which libjpeg-turbo keeps
+(https://github.com/libjpeg-turbo/libjpeg-turbo, jpeglib.h) and checks by its size when a decoder is
+created. So its headers are not needed. The library is the one in this module if FEEDLINE_STATIC_JPEG
+is defined (setup.py); else that of Pillow, or of another library that links to it, whose updates
+apply.
 
 Speed: Huffman codes, most of the work, are read by `_entropy.c` instead of libjpeg's decode_mcu, and
 with restart markers only those of the part. Nothing outside the part is transformed. A decoder and

@@ -2,8 +2,8 @@
 
 Guarantees: the bytes of Pillow for brightness, contrast, saturation, grey, sharpness, Gaussian blur by
 boxes, table lookup, histogram and affine transforms (ImageEnhance, conversion to "L" and "HSV",
-ImageFilter.GaussianBlur, Image.point, histogram, transform). Hue: Pillow's HSV conversion with torchvision's shift. Blur: torchvision's float kernel,
-equal except for rounding. All sizes and layouts are checked; nothing outside the target is written,
+ImageFilter.GaussianBlur, Image.point, histogram, transform). Hue: Pillow's HSV conversion with
+torchvision's shift. Blur: torchvision's float kernel, equal except for rounding. All sizes and layouts are checked; nothing outside the target is written,
 which may be the image itself. The GIL is released. Without a compiler torchvision's steps run.
 
 Speed: an image keeps its layout. Functions of few values are looked up: a hue by its sextant, the
