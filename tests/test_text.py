@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedline.text import as_seconds
+from feedline.text import as_ms, as_seconds
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,11 @@ from feedline.text import as_seconds
 )
 def test_a_time_has_the_unit_that_fits(seconds: float, text: str) -> None:
     assert as_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(0.5, "0.50 ms"), (999.4, "999 ms"), (999.6, "1.00 s"), (5402, "5.40 s"), (9960, "10 s")],
+)
+def test_a_long_time_in_ms_is_in_seconds(ms: float, text: str) -> None:
+    assert as_ms(ms) == text

@@ -57,12 +57,12 @@ def _digits(value: float) -> str:
 
 
 def as_ms(ms: float | None) -> str:
-    """Format a duration in milliseconds, or in seconds from ten seconds on."""
+    """Format a duration in milliseconds, or in seconds from one second on."""
     if (ms := finite(ms)) is None:
         return NOT_MEASURED
-    if ms >= 10_000:
+    if ms >= 9950:
         return as_seconds(ms / 1e3)
-    return f"{_digits(ms)} ms"
+    return f"{_digits(ms)} ms" if ms < 999.5 else f"{_digits(ms / 1e3)} s"
 
 
 def as_seconds(seconds: float | None) -> str:

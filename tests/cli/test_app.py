@@ -41,6 +41,12 @@ def test_the_version_is_printed(feedline: Command) -> None:
     assert (ended.status, ended.out) == (0, f"feedline {__version__}\n")
 
 
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "feedline", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"feedline {__version__}\n"), done.stderr
+
+
 def commands(command: Any, *names: str) -> Iterator[tuple[str, ...]]:
     """All commands and groups, by the names that lead to them."""
     yield names

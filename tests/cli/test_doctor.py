@@ -19,7 +19,7 @@ from command_line import Command, Ended
 from feedline.profile.doctor import CHECK_IDS
 from processes import eventually, newcomers, own_family
 
-COMMAND = [sys.executable, "-m", "feedline.cli.app", "doctor"]
+COMMAND = [sys.executable, "-m", "feedline", "doctor"]
 WORDS = "ok|note|warn|fail|not measured"
 LINE = re.compile(rf"(\S) ({WORDS}) +([a-z-]+) +(\S.*)")
 

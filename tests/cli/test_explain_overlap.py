@@ -112,7 +112,7 @@ def test_broken_image_is_named_in_error(feedline: Command, tmp_path: Path) -> No
 def test_images_are_generated_by_default_and_removed_on_ctrl_c(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "feedline.cli.app", "explain-overlap", "--seconds", "3"),
+            *(sys.executable, "-m", "feedline", "explain-overlap", "--seconds", "3"),
             *("--image-size", "32", "--batch-size", "8", "--workers", "2", "--step-ms", "10"),
         ],
         stdout=subprocess.PIPE,

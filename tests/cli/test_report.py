@@ -272,7 +272,7 @@ def test_runs_that_cannot_be_compared_are_wrong_use(
 def test_pipe_gets_plain_text_and_ascii_terminal_ascii(run: Path) -> None:
     def printed(**environ: str) -> bytes:
         return subprocess.run(
-            [sys.executable, "-m", "feedline.cli.app", "report", str(run)],
+            [sys.executable, "-m", "feedline", "report", str(run)],
             capture_output=True,
             timeout=120,
             check=False,
@@ -295,7 +295,7 @@ def test_terminal_gets_colours_unless_disabled(run: Path, no_color: bool) -> Non
     if no_color:
         environ["NO_COLOR"] = "1"
     process = subprocess.Popen(
-        [sys.executable, "-m", "feedline.cli.app", "report", str(run)],
+        [sys.executable, "-m", "feedline", "report", str(run)],
         stdout=theirs,
         stderr=theirs,
         env=environ,

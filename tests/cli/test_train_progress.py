@@ -47,7 +47,7 @@ RECORD = EpochRecord(
     val_top1=0.5,
     val_seconds=1.0,
 )
-COMMAND = [sys.executable, "-m", "feedline.cli.app", "train"]
+COMMAND = [sys.executable, "-m", "feedline", "train"]
 QUICK = ["--device", "cpu", "--model", "test_resnet.r160_in1k", "--batch-size", "8"]
 QUICK += ["--workers", "0"]
 

@@ -16,7 +16,7 @@ from feedline.timing.run_file import read_run
 from packages import needs
 from torchvision_folder import write_images
 
-FEEDLINE = [sys.executable, "-m", "feedline.cli.start", "run"]
+FEEDLINE = [sys.executable, "-m", "feedline", "run"]
 
 TRAIN = """
 import sys

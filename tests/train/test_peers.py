@@ -24,7 +24,7 @@ def free_port() -> int:
 def test_a_rank_that_dies_ends_the_others_with_an_error(
     tiny_set: Path, tmp_path: Path, dies: int
 ) -> None:
-    command = [sys.executable, "-m", "feedline.cli.start", "train", str(tiny_set)]
+    command = [sys.executable, "-m", "feedline", "train", str(tiny_set)]
     command += ["--model", "test_resnet", "--schedule", "32x1000", "--batch-size", "4"]
     command += ["--device", "cpu", "--workers", "0", "--out", str(tmp_path / "out")]
     known = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

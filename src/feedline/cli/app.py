@@ -295,7 +295,3 @@ def _spelling(command: Any, arguments: list[str]) -> Callable[..., str]:
         return option if value is None else f"{option} {value}"
 
     return spell
-
-
-if __name__ == "__main__":
-    main()

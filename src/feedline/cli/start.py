@@ -38,7 +38,3 @@ def _start_program(target: Sequence[str]) -> None:
 
     with contextlib.suppress(FeedlineError, OSError):
         start_program(target, PatchSettings())
-
-
-if __name__ == "__main__":
-    main()

@@ -35,6 +35,7 @@ _MAX_CHARACTERS = 1000
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Answer = TypeVar("Answer")
+_Entry: TypeAlias = "tuple[Callable[..., Any], float | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +127,8 @@ class CheckTable:
     """
 
     def __init__(self, *tables: CheckTable) -> None:
-        self.checks: dict[str, tuple[Callable[..., CheckResult], float | None]] = {}
-        self.facts: dict[str, tuple[Callable[..., Any], float | None]] = {}
+        self.checks: dict[str, _Entry] = {}
+        self.facts: dict[str, _Entry] = {}
         for table in tables:
             self.checks |= table.checks
             self.facts |= table.facts
@@ -135,29 +136,27 @@ class CheckTable:
     def check(
         self, name: str, *, deadline_s: float | None = DEADLINE_S
     ) -> Callable[[Function], Function]:
-        """Register a function that returns a `CheckResult`.
+        """Register a function that returns a `CheckResult`, by a name that never changes.
 
-        Args:
-            name: in kebab-case, stable between versions.
-            deadline_s: of its run; see `answer_within`.
+        `deadline_s` limits its run; see `answer_within`.
         """
-
-        def register(function: Function) -> Function:
-            self.checks[name] = function, deadline_s
-            return function
-
-        return register
+        return _register(self.checks, name, deadline_s)
 
     def fact(
         self, name: str, *, deadline_s: float | None = DEADLINE_S
     ) -> Callable[[Function], Function]:
         """Register a function that finds a fact, or raises an exception, e.g. NotMeasuredError."""
+        return _register(self.facts, name, deadline_s)
 
-        def register(function: Function) -> Function:
-            self.facts[name] = function, deadline_s
-            return function
 
-        return register
+def _register(
+    table: dict[str, _Entry], name: str, deadline_s: float | None
+) -> Callable[[Function], Function]:
+    def register(function: Function) -> Function:
+        table[name] = function, deadline_s
+        return function
+
+    return register
 
 
 class CheckRun:
