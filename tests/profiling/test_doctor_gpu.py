@@ -18,7 +18,6 @@ from feedline.profile.doctor_gpu import (
     check_driver,
     check_gpu,
     check_pcie_link,
-    check_pinned_memory,
     check_torch,
     find_torch_build,
     is_gpu_usable,
@@ -206,23 +205,21 @@ def measured(**changes: object) -> CopyRate:
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, ["ok", "ok"]),
-        ({"pinned_bytes_per_s": None, "problem": "CUDA would not pin"}, ["warn", "ok"]),
-    ],
+    ("changes", "status"),
+    [({}, "ok"), ({"pinned_bytes_per_s": None, "problem": "CUDA would not pin"}, "warn")],
 )
-def test_copy_rates_are_reported(changes: dict[str, object], expected: list[str]) -> None:
+def test_copy_rates_are_reported(changes: dict[str, object], status: str) -> None:
     rates = measured(**changes)
-    pinned, rate = check_pinned_memory(rates), check_copy_rate(rates)
-    assert [pinned.status, rate.status] == expected
+    rate = check_copy_rate(rates)
+    assert rate.status == status
+    assert rates.problem in rate.summary
     assert rate.details["pinned_bytes_per_s"] == rates.pinned_bytes_per_s
 
 
 def test_a_gpu_that_torch_cannot_use_fails() -> None:
     problem = "CUDA driver initialization failed"
-    pinned, rate = check_pinned_memory(problem), check_copy_rate(problem)
-    assert (pinned.status, rate.status) == ("unknown", "fail")
+    rate = check_copy_rate(problem)
+    assert rate.status == "fail"
     assert "CUDA driver initialization failed" in rate.summary
 
 

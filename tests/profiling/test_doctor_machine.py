@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -22,15 +21,13 @@ from feedline import DataLoader
 from feedline.engine.start_pool import pool_bytes
 from feedline.images import jpeg, resize
 from feedline.images.array import ImageArray
-from feedline.profile import doctor_machine
 from feedline.profile.doctor_checks import CheckResult
 from feedline.profile.doctor_machine import (
     BATCH_ROWS,
     BATCH_SLOTS,
     IMAGE_PX,
-    check_core_share,
     check_cores,
-    check_jpeg_decoder,
+    check_decoders,
     check_libraries,
     check_memory,
     check_native_modules,
@@ -38,9 +35,7 @@ from feedline.profile.doctor_machine import (
     check_opencv,
     check_openmp,
     check_other_programs,
-    check_png_decoder,
     check_shared_memory,
-    check_start_method,
     describe_cores,
     find_missing_modules,
     slot_bytes,
@@ -73,23 +68,24 @@ def test_line_names_limit_of_cores(changes: dict[str, object], line: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "usable", "share"),
+    ("changes", "status", "fix"),
     [
-        ({}, "ok", "ok"),
-        ({"affinity": 4}, "note", "ok"),
-        ({"quota": 0.5}, "warn", "ok"),
-        ({"processes": 4}, "note", "note"),
-        ({"processes": 16}, "warn", "warn"),
-        ({"allotted": 4}, "note", "ok"),
-        ({"allotted": 4, "affinity": 2}, "note", "warn"),
-        ({"allotted": 4, "quota": 3.5}, "note", "warn"),
+        ({}, "ok", ""),
+        ({"affinity": 4}, "note", ""),
+        ({"quota": 0.5}, "warn", "docker run --cpus"),
+        ({"processes": 4}, "note", ""),
+        ({"processes": 16}, "warn", "--nproc-per-node"),
+        ({"allotted": 4}, "note", ""),
+        ({"allotted": 4, "affinity": 2}, "warn", "srun"),
+        ({"allotted": 4, "quota": 3.5}, "warn", "srun"),
     ],
 )
 def test_few_cores_and_inconsistent_shares_are_failures(
-    changes: dict[str, object], usable: str, share: str
+    changes: dict[str, object], status: str, fix: str
 ) -> None:
-    assert check_cores(limits(**changes)).status == usable
-    assert check_core_share(limits(**changes)).status == share
+    found = check_cores(limits(**changes))
+    assert found.status == status
+    assert fix in found.fix
 
 
 def test_json_has_numbers_and_null_for_no_limit() -> None:
@@ -101,10 +97,10 @@ def test_json_has_numbers_and_null_for_no_limit() -> None:
 CORES = """
 import json, os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from feedline.profile.doctor_machine import check_core_share, check_cores
+from feedline.profile.doctor_machine import check_cores
 from feedline.system import core_limits
-checks = [check(core_limits()) for check in (check_cores, check_core_share)]
-print(json.dumps([dict(check.details, status=check.status) for check in checks]))
+check = check_cores(core_limits())
+print(json.dumps(dict(check.details, status=check.status)))
 """
 
 
@@ -116,9 +112,9 @@ def test_real_affinity_of_one_core_is_detected() -> None:
         [sys.executable, "-c", CORES], capture_output=True, text=True, timeout=60, env=environ
     )
     assert done.returncode == 0, done.stderr
-    cores, share = json.loads(done.stdout)
+    cores = json.loads(done.stdout)
     assert (cores["affinity_cores"], cores["usable_cores"], cores["status"]) == (1, 1, "warn")
-    assert (share["slurm_cores"], share["status"]) == (2, "warn")
+    assert cores["slurm_cores"] == 2
 
 
 @pytest.mark.parametrize(
@@ -371,7 +367,7 @@ def test_opencv_that_cannot_be_imported_is_a_warning(
 
 def check_decoder() -> tuple[CheckResult, CheckResult]:
     missing = find_missing_modules()
-    return check_jpeg_decoder(missing), check_native_modules(missing)
+    return check_decoders(missing), check_native_modules(missing)
 
 
 def test_parts_in_use_match_pipeline() -> None:
@@ -390,18 +386,18 @@ def test_uncompiled_part_is_a_warning(name: str, monkeypatch: pytest.MonkeyPatch
     decoder, parts = check_decoder()
     assert (parts.status, parts.details[name.removeprefix("_")]) == ("warn", False)
     assert f"{name} was not compiled" in parts.summary
-    assert (decoder.status == "note") == (name == "_jpeg")
+    assert decoder.details["crop_only"] == (name != "_jpeg")
 
 
 def test_the_inflater_of_pngs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("feedline.images._png")
-    found = check_png_decoder(find_missing_modules())
-    assert found.details["compiled"]
-    assert (found.status == "ok") == (found.details["isal"] is not None)
+    found, _ = check_decoder()
+    assert found.details["compiled_png"]
+    assert (f"ISA-L {found.details['isal']}" in found.summary) == bool(found.details["isal"])
     monkeypatch.setitem(sys.modules, "feedline.images._png", None)
-    found = check_png_decoder(find_missing_modules())
-    assert (found.status, found.details["compiled"]) == ("note", False)
-    assert "Pillow" in found.summary
+    found, _ = check_decoder()
+    assert (found.status, found.details["compiled_png"]) == ("note", False)
+    assert found.summary.endswith("Pillow")
 
 
 def test_part_for_another_python_differs_from_missing_part(
@@ -460,10 +456,3 @@ def test_a_library_that_is_needed_and_missing_fails(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "xxhash", None)
     check = check_libraries()
     assert (check.status, check.fix) == ("fail", "pip install xxhash")
-
-
-def test_start_methods_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = check_start_method()
-    assert check.details["python_default"] == multiprocessing.get_all_start_methods()[0]
-    monkeypatch.setattr(doctor_machine, "default_start_method", lambda: "spawn")
-    assert check_start_method().status == "note"

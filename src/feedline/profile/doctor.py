@@ -7,6 +7,7 @@ measuring was requested and torch can use a GPU; nothing is written.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ CHECK_IDS = tuple(_TABLE.checks)
 _ONLY_WITH_FOLDER = ("disk", "read-rate", "page-cache")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StartingSetting:
     """Argument of feedline.DataLoader, or a fact about it, with the reason for its value."""
 
@@ -94,12 +95,8 @@ def examine(
         if folder is not None or name not in _ONLY_WITH_FOLDER:
             results[name] = run.check(name)
             tell(name, results[name])
-    settings = suggest_settings(
-        run.fact("limits"),
-        run.fact("memory", None),
-        run.fact("workers"),
-        gpu=run.fact("usable_gpu", False),
-    )
+    facts = run.fact("limits"), run.fact("memory", None), run.fact("workers")
+    settings = suggest_settings(*facts, gpu=run.fact("usable_gpu", False))
     return DoctorReport(checks=results, settings=tuple(settings))
 
 
@@ -114,7 +111,7 @@ def suggest_settings(
         workers: value of `num_workers="auto"` here, for the batch that memory is estimated for.
         gpu: torch can use a GPU.
     """
-    batches, usable = as_bytes(BATCH_SLOTS * slot_bytes()), limits.usable
+    usable = limits.usable
     spare = {0: "one per core", 1: "one core is left to the training loop"}.get(
         usable - workers, "some cores are left to the training loop and its threads"
     )
@@ -126,19 +123,20 @@ def suggest_settings(
             f"{as_bytes(WORKER_BYTES)}; workers and batches together use at most half of the "
             f"{as_bytes(available)} available; at least one worker"
         )
-    yield StartingSetting(name="num_workers", value=workers, reason=reason)
+    yield StartingSetting("num_workers", workers, reason)
     reason = "the default: the training step uses one batch, and two keep any number of workers "
-    reason += "busy, as all of them share each batch"
-    yield StartingSetting(name="prefetch", value=DEFAULT_PREFETCH, reason=reason)
+    yield StartingSetting("prefetch", DEFAULT_PREFETCH, f"{reason}busy, as all share each batch")
     reason = f"{BATCH_SLOTS} batches of {BATCH_ROWS} images at {IMAGE_PX} px, uint8 "
     reason += f"({as_bytes(slot_bytes())} each): prefetched ones, and the one in use"
-    yield StartingSetting(name="batch memory", value=batches, reason=reason)
-    reason = "the default for feedline sources; for any other Dataset Python's default"
-    yield StartingSetting(name="start_method", value=default_start_method(), reason=reason)
+    yield StartingSetting("batch memory", as_bytes(BATCH_SLOTS * slot_bytes()), reason)
+    method, python = default_start_method(), multiprocessing.get_all_start_methods()[0]
+    reason = f"the default for feedline sources; for any other Dataset Python's: {python}"
+    if method == "spawn":
+        reason += '; guard the script with `if __name__ == "__main__":`, as each worker imports it'
+    yield StartingSetting("start_method", method, reason)
     if gpu:
         reason = "batches of feedline sources are pinned and copied one step ahead; for any other "
-        reason += "Dataset set pin_memory=True"
-        yield StartingSetting(name="device", value="cuda", reason=reason)
+        yield StartingSetting("device", "cuda", f"{reason}Dataset set pin_memory=True")
     else:
         reason = "pinned memory speeds up copies to a GPU, but torch cannot use a GPU"
-        yield StartingSetting(name="pin_memory", value=False, reason=reason)
+        yield StartingSetting("pin_memory", False, reason)

@@ -16,7 +16,7 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import mean
 
@@ -37,7 +37,6 @@ DATA_CHECKS = CheckTable()
 
 _SCAN_S = 0.2  # up to two times: to list, to read sizes
 _MAX_ENTRIES = 200_000
-_CLOCK = 256  # entries between two checks of the time
 _SAMPLE = 256  # files
 _MAX_EXTENSIONS = 10
 
@@ -55,19 +54,11 @@ def require_folder(folder: str) -> None:
         )
     try:
         os.scandir(folder).close()
-    except FileNotFoundError:
-        raise UsageError(
-            f"DIR {folder!r} does not exist (the working directory is {os.getcwd()!r})",
-            hint="check the path, and if the disk is mounted",
-        ) from None
-    except NotADirectoryError:
-        raise UsageError(
-            f"DIR {folder!r} is a file", hint="name the folder that contains it"
-        ) from None
     except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"DIR {folder!r} cannot be listed: {getattr(error, 'strerror', None) or error}",
-            hint="check its permissions",
+            f"DIR {folder!r} cannot be listed: {why} (the working directory is {os.getcwd()!r})",
+            hint="name a folder; check its permissions, and if the disk is mounted",
         ) from None
 
 
@@ -99,39 +90,38 @@ def scan_folder(root: str, seconds: float) -> FolderContents:
     Raises:
         OSError: it cannot be listed.
     """
-    found, queue, seen = FolderContents(), deque([root]), 0
-    chance, end = random.Random(0), time.monotonic() + seconds
+    found, end = FolderContents(), time.monotonic() + seconds
+    for seen, path in enumerate(_walk(root, found), 1):
+        if seen > _MAX_ENTRIES or time.monotonic() > end:
+            found.complete = False
+            break
+        if path:
+            found.files.setdefault(os.path.splitext(path)[1].lower(), []).append(path)
+    found.complete = found.complete and not found.unreadable
+    return found
 
-    def is_over() -> bool:
-        return seen >= _MAX_ENTRIES or time.monotonic() > end
 
-    while queue and found.complete:
+def _walk(root: str, found: FolderContents) -> Iterator[str]:
+    """Yield the path of each file below a folder, "" for each folder, and count the folders."""
+    queue, chance = deque([root]), random.Random(0)
+    while queue:
         folder, inner = queue.popleft(), list[str]()
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    seen += 1
-                    if _is_folder(entry):
-                        if not (entry.is_symlink() and _leads_back(entry.path)):
-                            inner.append(entry.path)
-                    else:
-                        ending = os.path.splitext(entry.name)[1].lower()
-                        found.files.setdefault(ending, []).append(entry.path)
-                    if seen % _CLOCK == 0 and is_over():
-                        found.complete = False
-                        break
+                    is_folder = _is_folder(entry)
+                    yield "" if is_folder else entry.path
+                    if is_folder and not (entry.is_symlink() and _leads_back(entry.path)):
+                        inner.append(entry.path)
         except OSError:
             if folder == root:
                 raise
             found.unreadable += 1
         if folder == root:
             found.class_folders = len(inner)
-        found.folders += folder != root
+        found.folders += len(inner)
         chance.shuffle(inner)
         queue += inner
-        found.complete = found.complete and not (queue and is_over())
-    found.complete = found.complete and not found.unreadable
-    return found
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -160,7 +150,7 @@ def sample_files(paths: Sequence[str], seconds: float) -> list[FilePart]:
     return files
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DataFolder:
     """Contents of a data folder.
 
@@ -169,14 +159,12 @@ class DataFolder:
         sample: some of its files.
         bytes: upper limit of the bytes read per epoch; None if unknown.
         at_least: there may be more than `bytes`.
-        things: name of the sample's files, plural.
     """
 
     result: CheckResult
     sample: Sequence[FilePart] = ()
     bytes: int | None = None
     at_least: bool = False
-    things: str = "files"
 
 
 @DATA_CHECKS.fact("data")
@@ -197,8 +185,7 @@ def _inspect_cache(folder: str) -> DataFolder:
     except DatasetError as error:
         unfinished = {"kind": "cache", "finished": False}
         fix = "run the same `feedline cache build` again: it continues where it stopped"
-        return DataFolder(result=CheckResult("warn", error.message, unfinished, fix))
-    format = cache_format(manifest.format)
+        return DataFolder(CheckResult("warn", error.message, unfinished, fix))
     largest = max(manifest.levels, key=lambda level: level.bytes)
     details = {
         "kind": "cache",
@@ -209,18 +196,17 @@ def _inspect_cache(folder: str) -> DataFolder:
     }
     line = f"feedline cache, {manifest.format}: {manifest.samples:,} images as "
     line += ", ".join(f"{level} {as_bytes(level.bytes)}" for level in manifest.levels)
-    place = os.path.join(folder, largest.name)
-    files = scan_folder(place, _SCAN_S).files if os.path.isdir(place) else {}
-    sample = sample_files([path for paths in files.values() for path in paths], _SCAN_S)
+    place, package = os.path.join(folder, largest.name), cache_format(manifest.format).package
+    found = scan_folder(place, _SCAN_S) if os.path.isdir(place) else FolderContents()
+    sample = sample_files(found.named(found.files), _SCAN_S)
     result = CheckResult("ok", line, details)
-    if not sample:
+    if package and importlib.util.find_spec(package) is None:
+        line += f"; the package {package}, which is needed to read it, is not installed"
+        result = CheckResult("fail", line, details, f"pip install {package}")
+    elif not sample:
         line += f"; no file of {largest.name}/ can be read"
         result = CheckResult("fail", line, details, repair_command(folder))
-    if format.package and importlib.util.find_spec(format.package) is None:
-        line += f"; the package {format.package}, which is needed to read it, is not installed"
-        result = CheckResult("fail", line, details, f"pip install {format.package}")
-    things = "images" if format.is_file_per_image else "files"
-    return DataFolder(result=result, sample=sample, bytes=largest.bytes, things=things)
+    return DataFolder(result, sample, largest.bytes)
 
 
 def _inspect_files(folder: str) -> DataFolder:
@@ -263,13 +249,7 @@ def _inspect_files(folder: str) -> DataFolder:
     if found.unreadable:
         status, line = "warn", f"{line}; {found.unreadable} of its folders cannot be listed"
         fix = f"change their permissions (find {shlex.quote(folder)} -type d ! -readable)"
-    return DataFolder(
-        result=CheckResult(status, line, details, fix),
-        sample=sample,
-        bytes=total,
-        at_least=not found.complete,
-        things="images" if images else "files",
-    )
+    return DataFolder(CheckResult(status, line, details, fix), sample, total, not found.complete)
 
 
 @DATA_CHECKS.check("data-folder")
@@ -325,7 +305,7 @@ class ReadRate:
 
     Args:
         bytes, seconds: bytes read by all readers, and the time.
-        files: number of files read to their ends; None if only parts of long files were read.
+        files: number of files read to their ends; None if only parts of files were read.
         readers: number of parallel threads.
         read_from: source of the bytes.
     """
@@ -360,11 +340,10 @@ def measure_read_rate(
     start, end = time.perf_counter(), time.monotonic() + seconds
 
     def work() -> None:
-        buffer = bytearray(_BLOCK_BYTES)
         with contextlib.suppress(IndexError):  # the queue is empty
             while time.monotonic() <= end:
                 part = queue.popleft()
-                count = _read(part, buffer, end)
+                count = _read(part, end)
                 counts.append((count, count == part.bytes))
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(readers)]
@@ -373,16 +352,16 @@ def measure_read_rate(
     for thread in threads:
         thread.join()
     seconds = time.perf_counter() - start
-    whole = sum(is_whole for _, is_whole in counts)
-    if any(file.bytes > _PART_BYTES for file in files):
-        whole = 0
-    count = sum(count for count, _ in counts)
-    return (
-        None
-        if not count
-        else ReadRate(
-            bytes=count, files=whole or None, seconds=seconds, readers=readers, read_from=read_from
-        )
+    count, files_read = (sum(each) for each in zip((0, 0), *counts, strict=True))
+    if not count:
+        return None
+    has_long_file = any(file.bytes > _PART_BYTES for file in files)
+    return ReadRate(
+        bytes=count,
+        files=None if has_long_file else files_read or None,
+        seconds=seconds,
+        readers=readers,
+        read_from=read_from,
     )
 
 
@@ -395,9 +374,9 @@ def _part_of(file: FilePart, chance: random.Random) -> FilePart:
     return FilePart(file.path, offset, _PART_BYTES)
 
 
-def _read(part: FilePart, buffer: bytearray, end: float) -> int:
+def _read(part: FilePart, end: float) -> int:
     """Read a part until its end or the deadline. Returns the number of bytes."""
-    count = 0
+    count, buffer = 0, bytearray(_BLOCK_BYTES)
     with contextlib.suppress(OSError), open(part.path, "rb", buffering=0) as file:
         file.seek(part.offset)
         while count < part.bytes and time.monotonic() <= end and (got := file.readinto(buffer)):
@@ -419,7 +398,7 @@ def is_cached(data: DataFolder, disk: Disk, memory: MemoryLimits | None = None) 
 
 @DATA_CHECKS.check("read-rate")
 def check_read_rate(
-    data: DataFolder, disk: Disk, read_rate: ReadRate | None, workers: int, cached: bool | None
+    disk: Disk, read_rate: ReadRate | None, workers: int, cached: bool | None
 ) -> CheckResult:
     """Check that the disk is faster than the cores decode, or needed for one epoch only."""
     rate, wanted = read_rate, workers * DECODED_BYTES_PER_S
@@ -427,30 +406,26 @@ def check_read_rate(
         return CheckResult("unknown", "there is no file that can be read")
     read_from = "memory" if disk.kind == "memory" else rate.read_from
     bytes_per_s = rate.bytes / rate.seconds
-    files_per_s = None if rate.files is None else rate.files / rate.seconds
+    files_per_s = None if rate.files is None else round(rate.files / rate.seconds, 1)
     details = {
+        **asdict(rate),
         "bytes_per_s": round(bytes_per_s),
-        "files_per_s": None if files_per_s is None else round(files_per_s, 1),
-        "bytes": rate.bytes,
-        "files": rate.files,
+        "files_per_s": files_per_s,
         "seconds": round(rate.seconds, 4),
-        "readers": rate.readers,
         "read_from": read_from,
         "cores_decode_bytes_per_s": round(wanted),
     }
     line = f"{as_bytes(bytes_per_s)}/s"
-    if files_per_s is not None:
-        line += f", {files_per_s:,.0f} {data.things} a second,"
+    line += "" if files_per_s is None else f", {files_per_s:,.0f} files a second,"
     source = "from the disk" if read_from == "disk" else "from memory"
     if read_from == "unknown":
         source = "maybe from memory (this file system does not report it)"
     line += f" with {plural(rate.readers, 'reader')} "
     line += f"({as_bytes(rate.bytes)} in {rate.seconds:.2f} s), {source}"
-    little = rate.bytes < _MIN_BYTES and rate.seconds < _READ_S / 2
-    if little or read_from != "disk":
-        return CheckResult(
-            "note", line + ("; too little to rate the disk" if little else ""), details
-        )
+    if rate.bytes < _MIN_BYTES and rate.seconds < _READ_S / 2:
+        return CheckResult("note", f"{line}; too little to rate the disk", details)
+    if read_from != "disk":
+        return CheckResult("note", line, details)
     if bytes_per_s >= wanted:
         return CheckResult("ok", line, details)
     line += f"; {plural(workers, 'core')} decode about {as_bytes(wanted)}/s, so "

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from feedline.machine import Gpu, Gpus, find_gpus
-from feedline.profile.doctor_checks import CheckResult, CheckTable, NotMeasuredError
+from feedline.profile.doctor_checks import CheckResult, CheckTable, NotMeasuredError, Status
 from feedline.profile.doctor_machine import BATCH_ROWS, IMAGE_PX, slot_bytes
 from feedline.text import as_bytes
 
@@ -168,44 +168,40 @@ def check_driver(gpus: Gpus, torch_build: TorchBuild | None = None) -> CheckResu
 @GPU_CHECKS.check("pcie-link")
 def check_pcie_link(gpus: Gpus) -> CheckResult:
     """Check that the cards use most lanes of their PCI connection."""
-    links = {gpu.address: (gpu.lanes, gpu.most_lanes) for gpu in gpus.nvidia}
-    known = [(lanes, most) for lanes, most in links.values() if lanes and most]
-    details = {
-        "links": {
-            address: {"lanes": lanes, "most_lanes": most} if lanes else None
-            for address, (lanes, most) in links.items()
-        }
-    }
+    links = {gpu.address: {"lanes": gpu.lanes, "most_lanes": gpu.most_lanes} for gpu in gpus.nvidia}
+    known = [(gpu.lanes, gpu.most_lanes) for gpu in gpus.nvidia if gpu.lanes and gpu.most_lanes]
     if not known:
         line = "this machine does not report it" if links else _NO_GPU
-        return CheckResult("unknown", line, details)
+        return CheckResult("unknown", line, {"links": links})
     lanes, most = min(known)
-    line = "" if len(known) == 1 else f"the narrowest of {len(known)}: "
-    line += f"{lanes} of {most} lanes"
-    if 4 * lanes <= most:
-        fix = "put the card into a slot with all lanes, without a riser; check the slot in the "
-        return CheckResult("warn", line, details, f"{fix}mainboard's manual and in its BIOS")
-    return CheckResult("ok" if lanes == most else "note", line, details)
+    line = f"{lanes} of {most} lanes" + (", the narrowest" if len(known) > 1 else "")
+    fix = "put the card into a slot with all lanes, without a riser; check the slot in the "
+    fix = f"{fix}mainboard's manual and in its BIOS" if 4 * lanes <= most else ""
+    status: Status = "warn" if fix else "ok" if lanes == most else "note"
+    return CheckResult(status, line, {"links": links}, fix)
 
 
 @GPU_CHECKS.check("torch-build")
 def check_torch(torch_build: TorchBuild | None, gpus: Gpus = _NO_GPUS) -> CheckResult:
     """Check that torch is installed, new enough, and built for the GPUs."""
-    build = torch_build
-    if build is None:
-        fix = "pip install torch, with the command for this machine from "
-        fix += "https://pytorch.org/get-started/locally"
-        return CheckResult("fail", "torch is not installed, but the loader needs it", fix=fix)
-    details = asdict(build)
-    kind = "for CPU only" if not build.hip else f"for ROCm {build.hip}"
-    line = f"torch {build.version}, built " + (f"for CUDA {build.cuda}" if build.cuda else kind)
-    release = re.match(r"(\d+)\.(\d+)", build.version)
+    page = "https://pytorch.org/get-started/locally"
+    if torch_build is None:
+        line = "torch is not installed, but the loader needs it"
+        return CheckResult("fail", line, fix=f"pip install torch, with the command of {page}")
+    details = asdict(torch_build)
+    line = f"torch {torch_build.version}, built for "
+    line += (
+        f"CUDA {torch_build.cuda}"
+        if torch_build.cuda
+        else (f"ROCm {torch_build.hip}" if torch_build.hip else "CPU only")
+    )
+    release = re.match(r"(\d+)\.(\d+)", torch_build.version)
     if release is None or (int(release[1]), int(release[2])) < _MIN_VERSION:
         line += f", but feedline needs {'.'.join(map(str, _MIN_VERSION))} or newer"
         return CheckResult("fail", line, details, "pip install --upgrade torch")
-    if gpus.any and not supports_gpus(build, gpus):
-        fix = "install a build for this GPU from https://pytorch.org/get-started/locally"
-        return CheckResult("fail", f"{line}: it cannot use the GPU of this machine", details, fix)
+    if gpus.any and not supports_gpus(torch_build, gpus):
+        line += ": it cannot use the GPU of this machine"
+        return CheckResult("fail", line, details, f"install a build for this GPU from {page}")
     return CheckResult("ok", line, details)
 
 
@@ -314,22 +310,9 @@ def _time_copy(torch: Any, source: Any, target: Any) -> float:
     return float(source.numel() / median(times_s))
 
 
-@GPU_CHECKS.check("pinned-memory")
-def check_pinned_memory(copy_rate: CopyRate | str) -> CheckResult:
-    """Check that memory can be pinned."""
-    if isinstance(copy_rate, str):
-        return CheckResult("unknown", "torch cannot use the GPU")
-    details = {"pinned": not copy_rate.problem}
-    if copy_rate.problem:
-        fix = "raise the limit on locked memory: ulimit -l unlimited, or docker run --ulimit "
-        return CheckResult("warn", copy_rate.problem, details, f"{fix}memlock=-1")
-    line = "batch memory can be pinned, so copies overlap with the training step"
-    return CheckResult("ok", line, details)
-
-
 @GPU_CHECKS.check("copy-rate")
 def check_copy_rate(copy_rate: CopyRate | str) -> CheckResult:
-    """Describe the rate of copies; fails if torch cannot use the GPU."""
+    """Check that torch can use the GPU and pin memory; describe the rates of copies."""
     if isinstance(copy_rate, str):
         line = f"there is a GPU, but torch cannot use it: {copy_rate}"
         fix = "check `nvidia-smi`, torch.version.cuda and CUDA_VISIBLE_DEVICES"
@@ -344,5 +327,9 @@ def check_copy_rate(copy_rate: CopyRate | str) -> CheckResult:
         "image_px": IMAGE_PX,
     }
     line = "not pinned" if pinned is None else f"{as_bytes(pinned)}/s from pinned memory"
-    line += f", {as_bytes(pageable)}/s pageable: {images_per_s:,.0f} images/s of {IMAGE_PX} px "
-    return CheckResult("ok", f"{copy_rate.device}: {line}as uint8", details)
+    line = f"{copy_rate.device}: {line}, {as_bytes(pageable)}/s pageable: {images_per_s:,.0f} "
+    line += f"images/s of {IMAGE_PX} px as uint8"
+    if copy_rate.problem:
+        fix = "raise the limit on locked memory: ulimit -l unlimited, or docker run --ulimit "
+        return CheckResult("warn", f"{line}; {copy_rate.problem}", details, f"{fix}memlock=-1")
+    return CheckResult("ok", line, details)

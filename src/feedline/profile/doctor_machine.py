@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-import multiprocessing
 import os
 import platform
 import sys
@@ -83,7 +82,7 @@ def describe_cores(limits: CoreLimits) -> str:
 
 @MACHINE_CHECKS.check("usable-cores")
 def check_cores(limits: CoreLimits) -> CheckResult:
-    """Check that there are at least two cores."""
+    """Check the number of cores, and that a launcher and a batch system share them sensibly."""
     details = {
         "cpu": cpu_model(),
         "machine_cores": limits.machine,
@@ -93,39 +92,21 @@ def check_cores(limits: CoreLimits) -> CheckResult:
         "local_processes": limits.processes,
         "usable_cores": limits.usable,
     }
-    line = describe_cores(limits)
-    if limits.usable < 2:
-        fix = "request more cores from the batch system, the container (docker run --cpus) or "
-        fix += "taskset"
-        return CheckResult("warn", f"{line}; training and its one worker share it", details, fix)
-    return CheckResult("note" if limits.usable < limits.machine else "ok", line, details)
-
-
-@MACHINE_CHECKS.check("core-share")
-def check_core_share(limits: CoreLimits) -> CheckResult:
-    """Check the cores that a launcher and a batch system leave to each process."""
-    allotted, processes = limits.allotted, limits.processes
-    most = min(limits.affinity, limits.quota)
-    details = {
-        "slurm_cores": allotted,
-        "local_processes": processes,
-        "usable_cores": limits.usable,
-    }
-    if allotted is not None and allotted > most:
-        line = f"SLURM allots {allotted} cores to this task, but only {most:.4g} can be used"
+    line, most = describe_cores(limits), min(limits.affinity, limits.quota)
+    if limits.allotted is not None and limits.allotted > most:
+        line += f", as SLURM's cores exceed the {most:.4g} of affinity and quota"
         fix = "check --cpu-bind and the number of tasks that srun starts; srun needs its own "
         fix += "--cpus-per-task, it does not inherit the job's"
-        return CheckResult("warn", line, details, fix)
-    if processes > max(1, most):
-        line = f"{processes} training processes share {most:.4g} cores"
+    elif limits.processes > max(1, most):
+        line += " by each, as there are more training processes than cores"
         fix = "start fewer processes on this machine (--nproc-per-node), or request more cores"
-        return CheckResult("warn", line, details, fix)
-    if processes > 1:
-        line = f"{processes} training processes on this machine: {limits.usable} cores each"
-        return CheckResult("note", line, details)
-    owner = "this process" if allotted is None else "this SLURM task"
-    line = f"no launcher started another process on this machine: all cores are for {owner}"
-    return CheckResult("ok", line, details)
+    elif limits.usable < 2:
+        line += "; training and its one worker share it"
+        fix = "request more cores from the batch system, the container (docker run --cpus) or "
+        fix += "taskset"
+    else:
+        return CheckResult("note" if limits.usable < limits.machine else "ok", line, details)
+    return CheckResult("warn", line, details, fix)
 
 
 _LOAD_S = 0.3
@@ -181,12 +162,7 @@ def check_memory(memory: MemoryLimits, workers: int) -> CheckResult:
 def check_shared_memory(workers: int, mount: Path = Path("/dev/shm")) -> CheckResult:
     """Check that shared memory, mounted on `mount`, holds what torch's workers need."""
     needed, own = workers * _PREFETCH_FACTOR * _FLOAT_BATCH_BYTES, default_start_method() == "spawn"
-    details = {
-        "size_bytes": None,
-        "free_bytes": None,
-        "torch_workers_need_bytes": needed,
-        "feedline_needs_it": own,
-    }
+    details: dict[str, object] = {"torch_workers_need_bytes": needed, "feedline_needs_it": own}
     line = f"torch's DataLoader with {plural(workers, 'worker')} and batches of {BATCH_ROWS} "
     line += f"float32 at {IMAGE_PX} px needs {as_bytes(needed)} of it, feedline's "
     line += "spawned workers need it, too" if own else "workers need none"
@@ -195,6 +171,7 @@ def check_shared_memory(workers: int, mount: Path = Path("/dev/shm")) -> CheckRe
     except (OSError, AttributeError) as error:
         why = getattr(error, "strerror", None) or "not checked"
         status: Status = "warn" if isinstance(error, FileNotFoundError) else "unknown"
+        details |= {"size_bytes": None, "free_bytes": None}
         return CheckResult(status, f"{mount}: {why}; {line}", details, f"mount a tmpfs on {mount}")
     free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
     details |= {"size_bytes": size, "free_bytes": free}
@@ -239,49 +216,27 @@ def check_open_files(descriptors: Path = Path("/proc/self/fd")) -> CheckResult:
     return CheckResult("warn", line, details, fix)
 
 
-@MACHINE_CHECKS.check("start-method")
-def check_start_method() -> CheckResult:
-    """Describe how workers start."""
-    own, python = default_start_method(), multiprocessing.get_all_start_methods()[0]
-    details = {"feedline": own, "python_default": python, "platform": sys.platform}
-    if own == "forkserver":
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        line = f"forkserver for feedline sources, {python} for any other Dataset, the default of "
-        return CheckResult("ok", f"{line}Python {version}", details)
-    line = f"{own} for all workers: {sys.platform} lacks memfd, which faster methods need"
-    fix = 'guard the script with `if __name__ == "__main__":`, as each worker imports it'
-    return CheckResult("note", line, details, fix)
-
-
 @MACHINE_CHECKS.check("omp-threads")
 def check_openmp(limits: CoreLimits, environ: Mapping[str, str]) -> CheckResult:
     """Check the number of OpenMP threads against the cores."""
     usable, given = limits.usable, environ.get("OMP_NUM_THREADS")
     details = {name.lower(): environ.get(name) for name in THREAD_SETTINGS}
-    status: Status = "ok"
-    if given is None:
-        # libgomp counts the cores of the affinity, and ignores a quota and the batch system.
-        line = f"OMP_NUM_THREADS is not set: up to {limits.affinity} threads, one per core"
-        if limits.affinity > usable:
-            status, line = "warn", f"{line} by affinity, but {usable} can be used"
-    # The variable has one number for each level of nesting.
-    elif (threads := _positive(given.partition(",")[0])) is None:
-        status = "warn"
+    # The variable has one number for each level of nesting. Without it libgomp counts the cores of
+    # the affinity, and ignores a quota and the batch system.
+    threads = limits.affinity if given is None else _positive(given.partition(",")[0])
+    line = f"OMP_NUM_THREADS={threads}, {plural(usable, 'core')} usable"
+    if threads is None:
         line = f"OMP_NUM_THREADS={given!r} is not a number of threads: it is ignored"
-    else:
-        line = f"OMP_NUM_THREADS={threads}, {plural(usable, 'core')} usable"
-        status = "warn" if threads > usable else "ok" if threads == usable else "note"
-    fix = f"export OMP_NUM_THREADS={usable}" if status == "warn" else ""
+    elif given is None:
+        line = f"OMP_NUM_THREADS is not set: up to {threads} threads, {plural(usable, 'core')} "
+        line += "usable"
+    is_fault = threads is None or threads > usable
+    status: Status = "warn" if is_fault else "ok" if threads == usable else "note"
+    fix = f"export OMP_NUM_THREADS={usable}" if is_fault else ""
     return CheckResult(status, line, {**details, "usable_cores": usable}, fix)
 
 
 _OPENCV = "OPENCV_FOR_THREADS_NUM"
-_OPENCV_PACKAGES = (
-    "opencv-python",
-    "opencv-python-headless",
-    "opencv-contrib-python",
-    "opencv-contrib-python-headless",
-)
 
 
 @MACHINE_CHECKS.check("opencv-threads", deadline_s=None)
@@ -289,12 +244,7 @@ def check_opencv(limits: CoreLimits, environ: Mapping[str, str], measure: bool) 
     """Check the number of OpenCV's threads against the cores; `measure` imports OpenCV."""
     given, usable = environ.get(_OPENCV, ""), limits.usable
     threads = _positive(given)
-    details = {
-        "packages": {name: found for name in _OPENCV_PACKAGES if (found := package_version(name))},
-        _OPENCV.lower(): given or None,
-        "threads": None,
-        "usable_cores": usable,
-    }
+    details = {_OPENCV.lower(): given or None, "threads": threads, "usable_cores": usable}
     if importlib.util.find_spec("cv2") is None:
         return CheckResult("ok", "OpenCV is not installed, and not required", details)
     if threads is None and given not in ("", "0"):
@@ -307,8 +257,7 @@ def check_opencv(limits: CoreLimits, environ: Mapping[str, str], measure: bool) 
             line = f"OpenCV is installed, but cannot be imported: {error}"
             fix = "install opencv-python-headless instead, which needs no display libraries"
             return CheckResult("warn", line, details, fix)
-        threads = int(cv2.getNumThreads())
-    details["threads"] = threads
+        threads = details["threads"] = int(cv2.getNumThreads())
     line = "OpenCV uses one thread in feedline's workers, and in any other process "
     line += "up to one per core" if threads is None else f"{threads}"
     if threads is not None and threads > usable:
@@ -354,13 +303,14 @@ def _why_missing(name: str) -> tuple[str, str] | None:
     return None
 
 
-@MACHINE_CHECKS.check("jpeg-decoder")
-def check_jpeg_decoder(missing_modules: Mapping[str, object]) -> CheckResult:
-    """Describe the JPEG decoder: `_jpeg` with its own or Pillow's library, or slower ones."""
+@MACHINE_CHECKS.check("decoders")
+def check_decoders(missing_modules: Mapping[str, object]) -> CheckResult:
+    """Describe the decoders of JPEGs and PNGs, which may be slower ones."""
     import PIL
     from PIL import features
 
-    crop_only, simplejpeg = "_jpeg" not in missing_modules, package_version("simplejpeg")
+    crop_only, png = "_jpeg" not in missing_modules, "_png" not in missing_modules
+    simplejpeg, isal = package_version("simplejpeg"), package_version("isal")
     turbo = features.version_feature("libjpeg_turbo") if features.check("libjpeg_turbo") else None
     library, reads_codes = f"Pillow {PIL.__version__} with ", False
     library += f"libjpeg-turbo {turbo}" if turbo else "a libjpeg other than libjpeg-turbo"
@@ -379,16 +329,22 @@ def check_jpeg_decoder(missing_modules: Mapping[str, object]) -> CheckResult:
         "pillow": PIL.__version__,
         "libjpeg_turbo": turbo,
         "simplejpeg": simplejpeg,
+        "compiled_png": png,
+        "isal": isal,
     }
-    line = f"decodes only the crop of an image, with {library}"
+    line = f"{library} decodes only the crop of a JPEG"
     if not crop_only:  # the check "compiled-parts" reports the fix
-        line = f"{library} decodes whole images"
-        if simplejpeg:
-            line = f"simplejpeg {simplejpeg} decodes whole images, {library} the formats it lacks"
+        line = f"simplejpeg {simplejpeg}, or {library}" if simplejpeg else library
+        line += " decodes whole JPEGs"
     elif not reads_codes:
-        line += ", which reads the Huffman codes itself, more slowly than feedline would: feedline "
-        line += "does not know the internal structures of this version"
-    return CheckResult("ok" if reads_codes else "note", line, details)
+        line += ", but reads the Huffman codes itself, more slowly than feedline, which does not "
+        line += "know the internal structures of this version"
+    line += "; PNGs down to the crop's end: "
+    if png:
+        line += f"ISA-L {isal}" if isal else "Python's zlib; isal takes half the time"
+    else:
+        line += "Pillow"
+    return CheckResult("ok" if reads_codes and png and isal else "note", line, details)
 
 
 @MACHINE_CHECKS.check("compiled-parts")
@@ -405,28 +361,14 @@ def check_native_modules(missing_modules: Mapping[str, tuple[str, str]]) -> Chec
     return CheckResult("warn" if fix else "note", line, {**details, "why_not": reasons}, fix)
 
 
-@MACHINE_CHECKS.check("png-decoder")
-def check_png_decoder(missing_modules: Mapping[str, object]) -> CheckResult:
-    """Describe the decoder of PNGs."""
-    isal, is_compiled = package_version("isal"), "_png" not in missing_modules
-    line = "inflates only the rows down to the crop's end, with "
-    if not is_compiled:
-        line = "Pillow decodes the rows down to the crop's end"
-    elif isal:
-        line += f"ISA-L (isal {isal})"
-    else:
-        line += "Python's zlib; ISA-L takes half the time, if isal can be installed"
-    details = {"compiled": is_compiled, "isal": isal}
-    return CheckResult("ok" if is_compiled and isal else "note", line, details)
-
-
 _REQUIRED = (
     *("numpy", "pillow", "psutil", "rich", "jinja2", "typer", "xxhash", "msgspec"),
     "braceexpand",
 )
 _OPTIONAL = (
     *("isal", "torchvision", "timm", "lmdb", "pyarrow", "fsspec", "s3fs", "ray", "nvidia-ml-py"),
-    "simplejpeg",
+    *("simplejpeg", "opencv-python", "opencv-python-headless", "opencv-contrib-python"),
+    "opencv-contrib-python-headless",
 )
 _MODULES = {"pillow": "PIL"}
 
