@@ -373,8 +373,8 @@ plant(
     Loop(data=lambda: Repeated(folder(images.large(), _resized), 500), ms=15),
     Loop(data=lambda: Repeated(folder(images.small(), _resized), 2400), ms=15),
 )
-_unfused = Loop(data=lambda: Photos(1200, _pipeline(160)), ms=20)
-_fused = Loop(data=lambda: Photos(2400, feedline.compile(_pipeline(160)), as_path=True), ms=20)
+_unfused = Loop(data=lambda: Photos(1600, _pipeline(160)), ms=5)
+_fused = Loop(data=lambda: Photos(4000, feedline.compile(_pipeline(160)), as_path=True), ms=5)
 plant(
     "unfused-dataset",
     "uncompiled-transform",
@@ -422,16 +422,17 @@ plant(
     ),
 )
 plant(
-    "last-sizes-too-large",
+    "one-worker-at-growing-sizes",
     "too-few-workers",
     "feedline.ImageFolder at sizes that grow, with one worker; fix: one per core.",
     *(
         Loop(
             data=lambda: feedline.ImageFolder(str(images.photos())),
-            ms=25,
+            ms=10,
+            batch=32,
             workers=workers,
-            epochs=4,
-            loader={"schedule": "64x1,160x3", "seed": 0},
+            epochs=10,
+            loader={"schedule": "64x3,160x7", "seed": 0},
         )
         for workers in (1, CORES)
     ),

@@ -459,7 +459,7 @@ def collate(facts: RunFacts) -> Finding | None:
     )
 
 
-@rule()
+@rule(0.5)
 def float_copy(facts: RunFacts) -> Finding | None:
     """Images are sent as floats: more bytes to convert, stack, hand over and copy."""
     if not _sends_floats(facts):

@@ -298,6 +298,9 @@ class RecordedPass(WatchedPass[_T]):
             undo.pop_all()
         probe.running += 1
         self._probe = probe
+        # The loop may have the only reference to this pass, and none to the loader, whose workers'
+        # timings are read until the pass has ended.
+        self._iterable = iterable
         self._steps = StepRecorder(recorder, probe.number, start_ns)
         self.clock = self._steps.clock
 

@@ -27,10 +27,15 @@ from feedline.timing.stage_page import StagePage
 __all__ = ["StageTimer", "end_stage", "is_timing", "note_decoded", "stage_timer"]
 
 _EVERY, _EVERY_QUICK = 8, 64
-"""Every eighth task of a worker is timed stage by stage, first the fourth, as earlier ones warm up.
-If samples are quick, this holds for the first tasks only, later for every 64th: timing the stages
-of a sample takes about 20 us. If tasks and samples take long, a few seconds might contain none of
-these: all tasks but the first are timed."""
+"""One of eight tasks of a worker is timed stage by stage, but none of the first, which warm up. If
+samples are quick, this holds for the first tasks only, later for one of 64: timing the stages of a
+sample takes about 20 us. If tasks and samples take long, a few seconds might contain none of these:
+all tasks but the first are timed."""
+
+_FIRST, _GOLDEN = 3, (5**0.5 - 1) / 2
+"""Place of the timed task among eight: first the fourth, and the distance to that among the next
+eight, as a share. So of data that is slow every few tasks, as many slow ones are timed as of
+others."""
 
 _QUICK_NS = 500_000
 _QUICK_TASKS, _QUICK_SAMPLES = 64, 128
@@ -156,7 +161,8 @@ class StageTimer:
         is_enough = tasks >= _QUICK_TASKS or page.timed_samples >= _QUICK_SAMPLES
         every = _EVERY_QUICK if is_enough and page.own_sample_ns <= _QUICK_NS else _EVERY
         long = page.tasks_ns >= max(1, tasks) * _LONG_TASK_NS and page.sample_ns >= _LONG_NS
-        self.timed = long or tasks % every == _EVERY // 2 - 1
+        place = _FIRST + int(every * (tasks // every * _GOLDEN % 1.0))
+        self.timed = long or tasks % every == place % every
         self.each_sample = self.timed or not tiny
         self._thread = threading.get_ident()
         if self.timed:
