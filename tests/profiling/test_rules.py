@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,6 +40,21 @@ def paused(wait: float) -> Pass:
     passed.compute = times(10.0, 98)
     passed.compute += times(2010.0, 2)
     return passed
+
+
+def test_interval_of_a_short_run_is_from_blocks_of_its_latest_steps() -> None:
+    def width(steps: list[float]) -> float:
+        events = [
+            Event(lane="step", stage="compute", begun_ms=end, ended_ms=end + 50.0, batch=k)
+            for k, end in enumerate(np.cumsum([0.0, *steps]).tolist())
+        ]
+        sample = TimelineSample(why="latest", begun_s=0.0, events=events)
+        gain = finding_of(a_run(SLOW, work=320.0, excerpts=[sample]), "too-few-workers").gain
+        assert gain is not None
+        return gain.high - gain.low
+
+    # The same steps: mixed, their mean is known well; if they become slower, it is not.
+    assert width([60.0, 100.0] * 16) < width([60.0] * 16 + [100.0] * 16)
 
 
 def test_pauses_of_the_step_hide_no_workers_that_are_too_few() -> None:

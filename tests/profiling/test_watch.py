@@ -28,6 +28,7 @@ from feedline.profile import watch as watching
 from feedline.profile.watch import WatchedLoader
 from feedline.randomness import seed_all
 from feedline.timing.run import Loader, Pass
+from feedline.timing.run_file import read_run
 from sets import Drawing, Made, plain
 from slow import slow
 
@@ -152,6 +153,15 @@ def test_batches_equal_those_of_bare_loader_and_workers_are_seen(name: str) -> N
     assert said.workers == loader.num_workers
     assert said.kind == ("feedline" if "feedline" in name else "torch")
     assert (len(run.use.processes) > 1) == (loader.num_workers > 0)
+
+
+@pytest.mark.parametrize("name", ["no workers", "workers", "feedline"])
+def test_workers_of_a_loader_that_only_the_loop_holds_are_recorded(
+    name: str, tmp_path: Path
+) -> None:
+    for _ in watch(LOADERS[name](), run=tmp_path):
+        gc.collect()
+    assert read_run(tmp_path).tasks > 0
 
 
 def test_stages_of_a_transform_are_named_and_the_slow_sample_by_its_path(jpeg_folder: Path) -> None:

@@ -13,7 +13,7 @@ from statistics import median
 
 from feedline.throughput.bottleneck import is_compute_bound
 from feedline.throughput.step_model import THRESHOLDS
-from feedline.throughput.windows import error_of_means
+from feedline.throughput.windows import error_of, error_of_means
 from feedline.timing.histogram import Histogram
 from feedline.timing.run import Loader, Pass, Process, Run, StageTime
 
@@ -437,7 +437,7 @@ def summarise_run(run: Run) -> RunFacts:
         cores_used=used,
         cores_wanted=wanted,
         crowding=crowding,
-        error=_error(run, phases),
+        error=_error(run),
         read_bytes=_read(workers or trainer, loader, step_ms),
         slow_rank=find_slow_rank(run),
     )
@@ -504,7 +504,7 @@ def _read(processes: list[Process], loader: Loader, step_ms: float) -> float | N
     return per_s * step_ms / 1000
 
 
-def _error(run: Run, phases: list[PhaseFacts]) -> float:
+def _error(run: Run) -> float:
     """Half-width of the 95% interval of the mean step: neighbouring steps are not independent.
 
     From the means of blocks of one image size each, relative to that size's mean.
@@ -522,16 +522,14 @@ def _error(run: Run, phases: list[PhaseFacts]) -> float:
         if sum(own) > 0:
             means += [mean * len(own) / sum(own) for mean in own]
     error = error_of_means(means[:10])
-    if error is not None:
-        return min(1.0, error)
-    variance = total = 0.0
-    steps = sum(phase.steps for phase in phases)
-    for phase in phases:
-        for part in (phase.total.wait, phase.total.compute):
-            mean = part.mean_ms or 0.0
-            variance += sum(count * (ms - mean) ** 2 for ms, count in part.times())
-        total += phase.step_ms * phase.steps
-    return min(1.0, 2 * math.sqrt(variance) / total) if total > 0 and steps > 1 else 1.0
+    return min(1.0, error if error is not None else error_of(_latest_steps(run)))
+
+
+def _latest_steps(run: Run) -> list[float]:
+    """Duration of the latest steps in ms, in order; a short run has too few points of time."""
+    events = [each for excerpt in run.excerpts[:1] for each in excerpt.events]
+    starts = [each.begun_ms for each in events if (each.lane, each.stage) == ("step", "compute")]
+    return [after - before for before, after in pairwise(starts)]
 
 
 def find_slow_rank(run: Run) -> SlowRank | None:

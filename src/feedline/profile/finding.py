@@ -196,8 +196,8 @@ def rule(weight: float = 1.0) -> Callable[[Rule], Rule]:
     A small gain must be larger than its error: otherwise every healthy run would have a finding.
 
     Args:
-        weight: of its gain in the order of findings; below 1 for a fix that needs other data or
-            another machine.
+        weight: of its gain in the order of findings; below 1 for a fix that needs other data,
+            another machine or another step.
     """
 
     def register(look: Rule) -> Rule:
