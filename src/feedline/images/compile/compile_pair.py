@@ -61,7 +61,8 @@ _COLOUR_STEPS = frozenset(
 _CONTAINERS = ("Compose", "RandomApply", "RandomChoice", "RandomOrder")
 _FLIPS = ("RandomHorizontalFlip", "RandomVerticalFlip")
 _RESIZES = ("RandomResize", "RandomResizedCrop", "RandomShortestSize", "Resize", "ScaleJitter")
-_COPIED_DTYPES = (torch.uint8, torch.bool, torch.uint16)
+# uint16: from torch 2.3
+_COPIED_DTYPES = (torch.uint8, torch.bool, getattr(torch, "uint16", torch.uint8))
 """Dtypes whose values torch's nearest resize copies: it resizes others as float32."""
 
 
