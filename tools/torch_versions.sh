@@ -11,8 +11,8 @@ trap 'rm -rf "$SCRATCH"' EXIT
 export PATH=$SCRATCH/venv/bin:$PATH
 git clone -q . "$SCRATCH/feedline"
 cd "$SCRATCH/feedline"
-# Neither a constraints file nor another package of the user's environment.
-env -u PIP_CONSTRAINT -u PYTHONPATH pip install -q "$@" . pytest pytest-timeout pytest-xdist hypothesis timm lmdb \
+# No constraints: neither of the environment nor of pip's configuration files.
+env -u PIP_CONSTRAINT -u PYTHONPATH PIP_CONFIG_FILE=/dev/null pip install -q "$@" . pytest pytest-timeout pytest-xdist hypothesis timm lmdb \
     simplejpeg safetensors webdataset 'setuptools>=77'
 pip list 2>/dev/null | grep -iE "^(torch|torchvision|numpy|pillow|timm|feedline) "
 python setup.py -q build_ext --inplace
