@@ -46,6 +46,7 @@ def main() -> None:
             *("-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_INSTALL_LIBDIR=lib", "-DREQUIRE_SIMD=1"),
             *("-DENABLE_SHARED=0", "-DWITH_TURBOJPEG=0", "-DCMAKE_POSITION_INDEPENDENT_CODE=1"),
             "-DWITH_CRT_DLL=1",  # Windows: the runtime that Python uses
+            *(["-DCMAKE_C_FLAGS=-D__RPCNDR_H__ -Dboolean=int"] if os.name == "nt" else []),
         )
         run("cmake", "--build", build, "--config", "Release", "--parallel")
         run("cmake", "--install", build, "--config", "Release")
