@@ -185,6 +185,15 @@ def test_missing_shared_memory_is_a_warning(tmp_path: Path) -> None:
     assert (check.status, check.details["size_bytes"]) == ("warn", None)
 
 
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
+def test_other_systems_get_no_advice_about_mounts(
+    platform: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    check = check_shared_memory(2, tmp_path / "shm")
+    assert (check.status, check.fix) == ("ok", "")
+
+
 SMALL = """
 import sys
 from feedline.profile.doctor_machine import check_shared_memory

@@ -163,6 +163,8 @@ def check_shared_memory(workers: int, mount: Path = Path("/dev/shm")) -> CheckRe
     """Check that shared memory, mounted on `mount`, holds what torch's workers need."""
     needed, own = workers * _PREFETCH_FACTOR * _FLOAT_BATCH_BYTES, default_start_method() == "spawn"
     details: dict[str, object] = {"torch_workers_need_bytes": needed, "feedline_needs_it": own}
+    if sys.platform != "linux":
+        return CheckResult("ok", f"{sys.platform} has no mount to make larger", details)
     line = f"torch's DataLoader with {plural(workers, 'worker')} and batches of {BATCH_ROWS} "
     line += f"float32 at {IMAGE_PX} px needs {as_bytes(needed)} of it, feedline's "
     line += "spawned workers need it, too" if own else "workers need none"
