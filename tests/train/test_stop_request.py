@@ -15,6 +15,15 @@ from feedline.train.stop import StopRequest
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGBREAK"])
+def test_each_signal_that_ends_a_run_is_a_request(name: str) -> None:
+    if not hasattr(signal, name):
+        pytest.skip(f"no {name} on this system")
+    with StopRequest() as stop:
+        signal.raise_signal(signal.Signals[name])
+        assert stop.requested() == signal.Signals[name]
+
+
 @needs_signals
 def test_stop_is_recorded_while_main_thread_runs_no_python() -> None:
     """A lock of the C library, which signals do not interrupt, simulates a long backward pass."""

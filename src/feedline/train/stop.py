@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGUSR1 as a request to stop, checked between two steps.
+"""Ctrl-C, SIGTERM, SIGUSR1 and Ctrl-Break as a request to stop, checked between two steps.
 
 Guarantees: the first signal is recorded and reported at once, also while a step runs C code. A
 second one has its original effect, so a stuck step can be left; if Python loses the exception, as
@@ -16,12 +16,9 @@ from typing import Any
 
 __all__ = ["StopRequest"]
 
-# Batch systems send SIGUSR1 some time before they end a job.
-_SIGNALS = [
-    signal.SIGINT,
-    signal.SIGTERM,
-    *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []),
-]
+# Batch systems send SIGUSR1 some time before they end a job; Windows has SIGBREAK instead.
+_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGBREAK")
+_SIGNALS = [signal.Signals[name] for name in _NAMES if hasattr(signal, name)]
 
 
 class StopRequest:
