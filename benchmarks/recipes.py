@@ -4,8 +4,9 @@
 
 FOLDER/CLASS/*.jpg. Recipes (`recipe_list.py`): most are one dataset object with torchvision's or
 timm's transforms, given to both loaders with 2 workers, batches of 32, shuffled; for the others the
-table lists the change in the user's code. DALI, albumentations and timm's own loader are included
-if they have the recipe and are installed (`make bench-peers`, `recipe_peers.py`).
+table lists the change in the user's code, and "unchanged" is the user's own code under
+`feedline.patch()`. DALI, albumentations and timm's own loader are included if they have the recipe
+and are installed (`make bench-peers`, `recipe_peers.py`).
 
 Method: contestants alternate. A loader is built, one epoch is read as a warm-up, then whole epochs
 are timed for at least three seconds. Prints the median of the rounds with its range, and the steps
@@ -98,6 +99,18 @@ def epoch_of(make: Callable[..., Any], dataset: Any, collate_fn: Any) -> Epoch:
     return epoch
 
 
+def unchanged(dataset: Any, collate_fn: Any) -> Epoch:
+    """The user's loader and dataset without a change, under `feedline.patch()`."""
+    with feedline.patch():
+        read = epoch_of(DataLoader, dataset, collate_fn)
+
+    def epoch() -> Iterator[int]:
+        with feedline.patch():
+            yield from read()
+
+    return epoch
+
+
 def rate(epoch: Epoch) -> float:
     """Images per second, after one epoch of warm-up."""
     for _ in epoch():
@@ -117,6 +130,8 @@ def measure(name: str, recipe: Recipe, folder: Path, rounds: int) -> Row:
         "torch": lambda: epoch_of(DataLoader, theirs, collate_fn),
         "feedline": lambda: epoch_of(feedline.DataLoader, ours, collate_fn),
     }
+    if recipe.ours is not None:
+        loaders["unchanged"] = lambda: unchanged(theirs, collate_fn)
     for peer, epochs in peers_of(name).items():
         loaders[peer] = lambda epochs=epochs: epochs(folder, BATCH, WORKERS)
     rates: dict[str, list[float]] = {loader: [] for loader in loaders}

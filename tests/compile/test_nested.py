@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import random
@@ -58,6 +59,14 @@ class Preset:
 
     def __init__(self, pipeline: Any) -> None:
         self.transforms = pipeline
+
+    def __call__(self, image: Any) -> Any:
+        with torch.no_grad():
+            return self.transforms(image)
+
+
+class Passing(Preset):
+    """Only calls the pipeline, so it is compiled like the pipeline itself."""
 
     def __call__(self, image: Any) -> Any:
         return self.transforms(image)
@@ -285,14 +294,96 @@ def test_a_step_changed_for_each_image_takes_effect(root: Path) -> None:
     assert all(map(torch.equal, made, unfused(root, Growing(train_pipeline()))))
 
 
-def test_a_pipeline_replaced_between_epochs_takes_effect(root: Path) -> None:
-    dataset = datasets.ImageFolder(str(root), transform=Preset(train_pipeline()))
+@pytest.mark.parametrize("kind", [Preset, Passing])
+def test_a_pipeline_replaced_between_epochs_takes_effect(root: Path, kind: Any) -> None:
+    dataset = datasets.ImageFolder(str(root), transform=kind(train_pipeline()))
     with feedline.DataLoader(
         dataset, batch_size=3, num_workers=1, persistent_workers=True
     ) as loader:
         assert next(iter(loader))[0].shape[-1] == 32
         dataset.transform.transforms = train_pipeline(24)
         assert next(iter(loader))[0].shape[-1] == 24
+
+
+def engine_of(root: Path, transform: Any) -> str:
+    dataset = datasets.ImageFolder(str(root), transform=transform)
+    with feedline.DataLoader(dataset, batch_size=3, num_workers=0) as loader:
+        return next(line for line in loader.explain().splitlines() if line.startswith("engine"))
+
+
+class OwnTensor:
+    """Conversion in a class of its own, as in lightly."""
+
+    def __init__(self) -> None:
+        self.transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self.transform(*inputs, **named)
+
+
+def test_objects_that_only_call_a_pipeline_make_rows_like_it(root: Path) -> None:
+    crop, normalize = [v2.Resize(40), v2.CenterCrop(32)], v2.Normalize((0.5,) * 3, (0.2,) * 3)
+    for transform in (
+        Passing(eval_pipeline()),
+        Passing(Passing(v2.Compose([*crop, OwnTensor(), normalize]))),
+    ):
+        assert "row" in engine_of(root, transform)
+        made, stock = batches(root, transform, num_workers=0), unfused(root, transform)
+        assert all(map(torch.equal, made, stock))
+
+
+class WithDefault(Preset):
+    def __call__(self, image: Any, unused: int = 3) -> Any:
+        return self.transforms(image)
+
+
+class WithProperty(Preset):
+    @property
+    def pipeline(self) -> Any:
+        return Invert() if random.random() < 0.5 else self.transforms
+
+    def __call__(self, image: Any) -> Any:
+        return self.pipeline(image)
+
+
+class WithLookup(Passing):
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__(name)
+
+
+class Twice(Preset):
+    def __call__(self, image: Any) -> Any:
+        return self.transforms(self.transforms(image))
+
+
+@pytest.mark.parametrize("kind", [Preset, WithDefault, WithProperty, WithLookup, Twice])
+def test_objects_that_may_do_more_make_samples(root: Path, kind: Any) -> None:
+    assert "row" not in engine_of(root, kind(eval_pipeline()))
+
+
+class OwnTable(torch.utils.data.Dataset[Any]):
+    """Opens images itself, as scripts do."""
+
+    def __init__(self, root: Path, transform: Any) -> None:
+        self.paths = [path for path, _ in datasets.ImageFolder(str(root)).samples]
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 4 * len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(Image.open(self.paths[index % len(self.paths)]).convert("RGB"))
+
+
+def test_many_views_of_an_image_that_is_decoded_lazily(root: Path) -> None:
+    """From the third image on, all its views share one decode."""
+    dataset = OwnTable(root, MultiCrop())
+    made: list[list[torch.Tensor]] = []
+    for context in (contextlib.nullcontext, feedline.lazy_images):
+        torch.manual_seed(7)
+        with context(), feedline.DataLoader(dataset, batch_size=3, num_workers=0) as loader:
+            made.append([view for batch in loader for view in batch])
+    assert all(map(torch.equal, *made))
 
 
 class Looking(Preset):

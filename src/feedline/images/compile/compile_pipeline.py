@@ -71,9 +71,9 @@ _SIDE = 16
 def compile_transform(transform: object, sizes: PerSizeResolver | None = None) -> FusedTransform:
     """Compile a pipeline."""
     steps = list(flatten(transform, sizes))
-    if steps and steps[0] is transform and not has_library_base(transform):
+    if len(steps) == 1 and not any(map(has_library_base, (transform, steps[0]))):
         raise CompileError(
-            f"{step_text(transform)} is not a transform that feedline can compile.",
+            f"{step_text(steps[0])} is not a transform that feedline can compile.",
             "Compile the torchvision and timm pipelines that it calls: feedline.views(first, "
             "second) returns several views of an image, feedline.compile(pipeline) one.",
         )

@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.nn.modules import module as modules
 
+from feedline.images.compile.wrappers import wrapped_transform
 from feedline.images.crops import without_addresses
 from feedline.order.requested_size import PerSize, SampleRequest
 from feedline.private_names import TESTED_VERSIONS
@@ -295,14 +296,17 @@ def sets_own_size(step: object) -> bool:
 def flatten(
     transform: Any, sizes: PerSizeResolver | None = None, *, only_v2: bool = False
 ) -> Iterator[Step]:
-    """Yield the steps of a transform in order, out of nested Composes and nn.Sequentials.
+    """Yield the steps of a transform in order, out of nested Composes and nn.Sequentials, and out
+    of objects of the user that only call one.
 
     With `only_v2`, only out of Composes of version 2: others accept one argument.
     """
     if sizes is not None:
         transform = sizes.resolve(transform)
     children: Any = None
-    if type(transform) is nn.Sequential and not only_v2 and not why_modified(transform):
+    if (wrapped := wrapped_transform(transform, 2 if only_v2 else 1)) is not None:
+        children = (wrapped,)
+    elif type(transform) is nn.Sequential and not only_v2 and not why_modified(transform):
         children = transform
     elif library_name(transform) == "Compose" and (is_v2(transform) or not only_v2):
         children = transform.transforms

@@ -44,7 +44,9 @@ from feedline.images.compile.library_steps import (
 )
 from feedline.images.compile.self_check import check_loader
 from feedline.images.compile.views import Compiled
+from feedline.images.compile.wrappers import wrapped_transform
 from feedline.images.crops import Part
+from feedline.images.lazy_images import UndecodedJpeg, undecoded
 from feedline.sources.store import Pixels
 
 __all__ = ["NestedPipelines", "UndecodedImage"]
@@ -101,6 +103,16 @@ class _DecodeHistory:
     def __init__(self) -> None:
         self._images = self._cost = 0.0  # the cost of a whole image is 1
         self._latest: LazyImage | None = None
+        self._lazy: tuple[UndecodedJpeg | None, Any] = None, None  # the latest one, opened
+
+    def open(self, image: Any) -> LazyImage:
+        """Open an RGB image, once for all calls that get it undecoded."""
+        if type(image) is UndecodedImage:
+            return vars(image)["_undecoded"]  # type: ignore[no-any-return]
+        file = undecoded(image)
+        if file is None or file is not self._lazy[0]:
+            self._lazy = file, LazyImage(None, image)
+        return self._lazy[1]  # type: ignore[no-any-return]
 
     def read(self, image: LazyImage, part: Part | None) -> Pixels:
         """Read a part of an image; the pixels are the same in any case."""
@@ -120,9 +132,12 @@ class _DecodeHistory:
 
 
 def _containers(thing: Any, seen: set[int]) -> Iterator[Any]:
-    """Attributes of a library's steps, and the lists, tuples and dicts in them."""
-    is_step = hasattr(thing, "__dict__") and type(thing).__module__.startswith(
-        ("torchvision.transforms", "timm.data", "torch.nn.modules.container")
+    """Attributes of steps that may be fused, and the lists, tuples and dicts in them."""
+    is_step = hasattr(thing, "__dict__") and (
+        type(thing).__module__.startswith(
+            ("torchvision.transforms", "timm.data", "torch.nn.modules.container")
+        )
+        or wrapped_transform(thing) is not None
     )
     if id(thing) in seen or not (is_step or type(thing) in (list, tuple, dict)):
         return
@@ -157,13 +172,9 @@ class _NestedPipeline:
 
     def run(self, image: Any) -> Any:
         """Transform an RGB image."""
-        file = vars(image).get("_undecoded") if type(image) is UndecodedImage else None
-        undecoded = LazyImage(None, image) if file is None else file
-        placement = self.fused.draw_placement(*undecoded.size)
-        if file is None:
-            part = undecoded.read(placement.part)
-        else:
-            part = self.history.read(undecoded, placement.part)
+        opened = self.history.open(image)
+        placement = self.fused.draw_placement(*opened.size)
+        part = self.history.read(opened, placement.part)
         pixels = self.fused.resize(part, placement, self.fused.image_size)
         return self.fused.tail.run(pixels, None)
 
