@@ -21,18 +21,6 @@ DRIVER = {
 }
 
 
-def link_files(lanes: str, most: str) -> dict[str, str]:
-    """Files of the kernel about the PCI connection of the card."""
-    folder = f"/sys/bus/pci/devices/{ADDRESS}"
-    return {
-        f"{folder}/current_link_width": f"{lanes}\n",
-        f"{folder}/max_link_width": f"{most}\n",
-    }
-
-
-LINK = link_files("16", "16")
-
-
 def write_files(root: Path, files: Mapping[str, str]) -> Path:
     """Write files below a folder, by their paths on a machine; the folder."""
     for path, text in files.items():

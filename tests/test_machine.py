@@ -25,7 +25,7 @@ from feedline.machine import (
     stays_in_memory,
 )
 from feedline.system import usable_cores
-from machine_files import ADDRESS, CARD, DRIVER, LINK, link_files, write_files
+from machine_files import ADDRESS, CARD, DRIVER, write_files
 from processes import eventually
 
 # Other programs
@@ -206,7 +206,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A stand-in for the NVML package that returns these values, or fails at this call."""
 
     def install(
-        fails_at: str = "", code: int = 18, *, memory: bool = True, texts: type = str
+        fails_at: str = "", code: int = 18, *, supported: bool = True, texts: type = str
     ) -> None:
         def call(name: str, answer: object) -> Callable[..., object]:
             def answers(*_: object) -> object:
@@ -219,11 +219,15 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def text(said: str) -> object:
             return said.encode() if texts is bytes else said
 
-        def memory_of(_: object) -> object:
-            if not memory:
-                raise NVMLError("Not Supported", 3)
-            return SimpleNamespace(total=40 * 10**9, free=39 * 10**9)
+        def if_supported(answer: object) -> Callable[..., object]:
+            def answers(_: object) -> object:
+                if not supported:
+                    raise NVMLError("Not Supported", 3)
+                return answer
 
+            return answers
+
+        capacity = SimpleNamespace(total=40 * 10**9, free=39 * 10**9)
         answers = {
             "nvmlInit": None,
             "nvmlShutdown": None,
@@ -236,7 +240,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         }
         module = SimpleNamespace(
             NVMLError=NVMLError,
-            nvmlDeviceGetMemoryInfo=memory_of,
+            nvmlDeviceGetMemoryInfo=if_supported(capacity),
+            nvmlDeviceGetCurrPcieLinkWidth=if_supported(8),
+            nvmlDeviceGetMaxPcieLinkWidth=if_supported(16),
             __spec__=SimpleNamespace(),
             **{name: call(name, answer) for name, answer in answers.items()},
         )
@@ -251,10 +257,13 @@ def test_machine_without_gpu_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_kernel_gives_name_driver_and_link(tmp_path: Path) -> None:
+def test_kernel_gives_name_and_driver(tmp_path: Path) -> None:
     assert find_gpus(write_files(tmp_path / "a", CARD)) == Gpus(nvidia_cards=1)
-    found = find_gpus(write_files(tmp_path / "b", {**CARD, **DRIVER, **LINK}))
-    card = Gpu(name="NVIDIA A100-SXM4-40GB", address=ADDRESS, lanes=16, most_lanes=16)
+    found = find_gpus(write_files(tmp_path / "b", {**CARD, **DRIVER}))
+    card = Gpu(
+        name="NVIDIA A100-SXM4-40GB",
+        address=ADDRESS,
+    )
     assert found == Gpus(nvidia=(card,), driver="570.86.15", nvidia_cards=1)
 
 
@@ -270,19 +279,20 @@ def test_nvml_reports_memory_and_cuda_version(
     tmp_path: Path, nvml: Callable[..., None], texts: type
 ) -> None:
     nvml(texts=texts)
-    found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER, **LINK}))
+    found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER}))
     (gpu,) = found.nvidia
-    assert (gpu.name, gpu.address) == ("NVIDIA A100-SXM4-40GB", ADDRESS)
-    assert (gpu.memory_bytes, gpu.free_bytes, gpu.lanes) == (40 * 10**9, 39 * 10**9, 16)
+    assert (gpu.name, gpu.address) == ("NVIDIA A100-SXM4-40GB", f"0000{ADDRESS}")
+    assert (gpu.memory_bytes, gpu.free_bytes) == (40 * 10**9, 39 * 10**9)
+    assert (gpu.lanes, gpu.most_lanes) == (8, 16)
     assert (found.driver, found.cuda) == ("570.86.15", (12, 8))
 
 
-def test_gpu_with_shared_memory_has_no_memory_of_its_own(
+def test_a_figure_that_nvml_does_not_support_is_unknown(
     tmp_path: Path, nvml: Callable[..., None]
 ) -> None:
-    nvml(memory=False)
+    nvml(supported=False)
     (gpu,) = find_gpus(write_files(tmp_path, {**CARD, **DRIVER})).nvidia
-    assert (gpu.memory_bytes, gpu.free_bytes) == (None, None)
+    assert gpu.memory_bytes is gpu.free_bytes is gpu.lanes is gpu.most_lanes is None
 
 
 @pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetName"])
@@ -309,14 +319,6 @@ def test_container_without_nvml_library_has_its_gpus(
     found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER}))
     assert [gpu.name for gpu in found.nvidia] == ["NVIDIA A100-SXM4-40GB"]
     assert (found.cuda, found.problem) == (None, "")
-
-
-@pytest.mark.usefixtures("no_nvml")
-@pytest.mark.parametrize("lanes", ["", "Unknown", "0", "255", "-1"])
-def test_link_without_data_is_unknown(lanes: str, tmp_path: Path) -> None:
-    root = write_files(tmp_path, {**CARD, **DRIVER, **link_files(lanes, "16")})
-    (gpu,) = find_gpus(root).nvidia
-    assert (gpu.lanes, gpu.most_lanes) == (None, None)
 
 
 # Page cache

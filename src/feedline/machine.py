@@ -334,7 +334,7 @@ class Gpu:
         name: of the model.
         address: on the PCI bus, as "0000:65:00.0"; "" if unknown.
         memory_bytes, free_bytes: from NVML.
-        lanes, most_lanes: of its PCI connection; unknown in virtual machines.
+        lanes, most_lanes: of its PCI connection, from NVML; unknown in virtual machines.
     """
 
     name: str
@@ -383,12 +383,12 @@ def find_gpus(root: Path = _ROOT) -> Gpus:
     Args:
         root: folder that contains /proc and /sys.
     """
-    devices, driver = root / "sys/bus/pci/devices", root / "proc/driver/nvidia"
-    displays = [f for f in _folders(devices) if read_text(f / "class")[:6] in _DISPLAYS]
+    driver, cards = root / "proc/driver/nvidia", _folders(root / "sys/bus/pci/devices")
+    displays = [card for card in cards if read_text(card / "class")[:6] in _DISPLAYS]
     vendors = [read_text(folder / "vendor") for folder in displays]
     version = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", read_text(driver / "version"))
     found = Gpus(
-        nvidia=tuple(_gpu_of_kernel(folder, devices) for folder in _folders(driver / "gpus")),
+        nvidia=tuple(map(_gpu_of_kernel, _folders(driver / "gpus"))),
         driver=version[1] if version else None,
         nvidia_cards=vendors.count(_NVIDIA),
         amd_cards=vendors.count(_AMD),
@@ -407,7 +407,7 @@ def find_gpus(root: Path = _ROOT) -> Gpus:
         cuda = nvml.nvmlSystemGetCudaDriverVersion()
         return replace(
             found,
-            nvidia=tuple(_gpu_of_nvml(nvml, k, devices) for k in range(nvml.nvmlDeviceGetCount())),
+            nvidia=tuple(_gpu_of_nvml(nvml, k) for k in range(nvml.nvmlDeviceGetCount())),
             driver=_text(nvml.nvmlSystemGetDriverVersion()),
             cuda=(cuda // 1000, cuda % 1000 // 10),
         )
@@ -430,32 +430,28 @@ def _open_nvml() -> Any:
     return nvml
 
 
-def _gpu_of_kernel(folder: Path, devices: Path) -> Gpu:
+def _gpu_of_kernel(folder: Path) -> Gpu:
     model = re.search(r"^Model:\s*(\S.*)", read_text(folder / "information"), re.MULTILINE)
-    return _with_lanes(Gpu(name=model[1] if model else "a GPU", address=folder.name), devices)
+    return Gpu(name=model[1] if model else "a GPU", address=folder.name)
 
 
-def _gpu_of_nvml(nvml: Any, number: int, devices: Path) -> Gpu:
-    handle, memory = nvml.nvmlDeviceGetHandleByIndex(number), None
-    with contextlib.suppress(nvml.NVMLError):  # a GPU that shares the host's memory has none
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    domain, _, rest = _text(nvml.nvmlDeviceGetPciInfo(handle).busId).partition(":")
-    gpu = Gpu(
+def _gpu_of_nvml(nvml: Any, number: int) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(number)
+
+    def known(query: str) -> Any:
+        with contextlib.suppress(nvml.NVMLError):  # a GPU that shares the host's memory has none
+            return getattr(nvml, query)(handle)
+        return None
+
+    memory = known("nvmlDeviceGetMemoryInfo")
+    return Gpu(
         name=_text(nvml.nvmlDeviceGetName(handle)),
-        address=f"{domain[-4:]}:{rest}",  # the kernel's domains have four digits, NVML's eight
+        address=_text(nvml.nvmlDeviceGetPciInfo(handle).busId),
         memory_bytes=None if memory is None else int(memory.total),
         free_bytes=None if memory is None else int(memory.free),
+        lanes=known("nvmlDeviceGetCurrPcieLinkWidth"),
+        most_lanes=known("nvmlDeviceGetMaxPcieLinkWidth"),
     )
-    return _with_lanes(gpu, devices)
-
-
-def _with_lanes(gpu: Gpu, devices: Path) -> Gpu:
-    """Add the PCI connection, unless the kernel does not know it."""
-    folder = devices / gpu.address.lower()
-    lanes, most = (read_text(folder / f"{which}_link_width") for which in ("current", "max"))
-    known = lanes.isdecimal() and most.isdecimal() and 0 < int(lanes) <= 32
-    found = (int(lanes), int(most)) if known else (None, None)
-    return replace(gpu, address=folder.name, lanes=found[0], most_lanes=found[1])
 
 
 def _text(given: str | bytes) -> str:

@@ -184,8 +184,7 @@ def throttled_s(root: Path = _ROOT) -> float | None:
     """
     longest: float | None = None
     for folder in _cgroup_folders("cpu", root):
-        lines = read_text(folder / "cpu.stat").splitlines()
-        stat = dict(line.partition(" ")[::2] for line in lines)
+        stat = _table(folder / "cpu.stat")
         if not _number(stat.get("nr_periods")):
             continue  # no quota is set in this group, or none has counted yet
         v2, v1 = _number(stat.get("throttled_usec")), _number(stat.get("throttled_time"))

@@ -133,24 +133,26 @@ def test_other_programs_on_the_usable_cores_are_a_warning(
 GIB = 1 << 30
 
 
-def test_memory_without_limit_passes() -> None:
-    check = check_memory(MemoryLimits(machine=64 * GIB, limit=None, available=60 * GIB), 8)
-    assert check.status == "ok"
-    assert check.details["cgroup_limit_bytes"] is None
-    assert check.details["page_cache_may_hold_bytes"] == int(0.8 * 60 * GIB)
+NEEDED = pool_bytes(8, BATCH_SLOTS * slot_bytes())
 
 
-def test_cgroup_limit_is_reported() -> None:
-    check = check_memory(MemoryLimits(machine=64 * GIB, limit=8 * GIB, available=7 * GIB), 8)
-    assert check.status == "note"
-    assert "limit of the cgroup 8.6 GB" in check.summary
-
-
-def test_memory_check_fails_exactly_if_loader_would() -> None:
-    needed = pool_bytes(8, BATCH_SLOTS * slot_bytes())
-    for available, status in ((needed, "ok"), (needed - 1, "fail")):
-        limits = MemoryLimits(machine=64 * GIB, limit=None, available=available)
-        assert check_memory(limits, 8).status == status
+@pytest.mark.parametrize(
+    ("limit", "available", "status"),
+    [
+        (None, 60 * GIB, "ok"),
+        (8 * GIB, 7 * GIB, "note"),
+        (None, NEEDED, "ok"),
+        (None, NEEDED - 1, "fail"),
+    ],
+)
+def test_memory_check_fails_exactly_if_loader_would(
+    limit: int | None, available: int, status: str
+) -> None:
+    check = check_memory(MemoryLimits(machine=64 * GIB, limit=limit, available=available), 8)
+    assert check.status == status
+    assert check.details["cgroup_limit_bytes"] == limit
+    assert check.details["page_cache_may_hold_bytes"] == int(0.8 * available)
+    assert ("limit of the cgroup 8.6 GB" in check.summary) == (limit is not None)
 
 
 def test_batch_memory_equals_allocation_of_loader() -> None:

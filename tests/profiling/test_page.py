@@ -195,8 +195,8 @@ def test_curves_show_known_values_and_phases() -> None:
     chart = training_curves(trained(2.0, 1.0, 0.75, 0.5))
     assert chart is not None
     assert list(chart["lines"]) == ["training", "validation"]
-    assert "training loss 2 in epoch 1, 0.5 in 4, best 0.5 in 4" in chart["words"]
-    assert "validation accuracy 50% in epoch 1, 80% in 4, best 80% in 4" in chart["words"]
+    assert "training loss 2 in epoch 1, 0.5 in epoch 4, best 0.5 in epoch 4" in chart["words"]
+    assert "validation accuracy 50.0% in epoch 1, 80.0% in epoch 4, best 80" in chart["words"]
     assert [(mark.at, mark.label) for mark in chart["phases"]] == [(0, "64 px"), (50, "96 px")]
     xs, ys = zip(*places(chart["lines"]["training"]), strict=True)
     assert xs == (12.5, 37.5, 62.5, 87.5)
@@ -238,7 +238,7 @@ def test_page_shows_training_as_curves_text_and_table() -> None:
     text = page(build_report(recorded(sizes=(64, 96)), verdict(), epochs), "runs/1")
     said = Elements(text).text
     assert "Training curves" in said
-    assert "best 67% in 2" in said
+    assert "best 66.7% in epoch 2" in said
     assert text.count('<path class="line-validation"') == 2  # and in the legend
     assert "Training curves" not in page(build_report(Run(machine=MACHINE), UNKNOWN), "x")
     unfinished = build_report(Run(machine=MACHINE, settings={"model": "x"}), UNKNOWN)

@@ -21,7 +21,6 @@ from feedline.profile.report import (
     build_report,
     check_limits,
     json_schema,
-    merge_neighbours,
     rate_intervals,
     read_epoch_metrics,
     to_json,
@@ -165,14 +164,12 @@ def test_a_run_of_ten_hours_of_steps_stays_small() -> None:
     recorder.end(record, "exhausted")
     facts = build_report(recorder.run(), verdict())
     history = facts.throughput_history
-    assert len(history) <= 400
-    assert history[-1].ended_s - history[0].begun_s == pytest.approx(36000, rel=0.01)
-    shown = merge_neighbours(history, 160)
-    sizes = [each.image_size for each in shown]
+    sizes = [each.image_size for each in history]
     assert sizes == sorted(sizes, key=[128, 160].index)
-    assert 100 < len(shown) <= 170
-    rates = [each.images_per_s for each in shown]
+    assert 100 < len(history) <= 210
+    rates = [each.images_per_s for each in history]
     assert rates == pytest.approx([32.0] * len(rates), rel=0.02)
+    assert history[-1].ended_s - history[0].begun_s == pytest.approx(36000, rel=0.01)
     assert all(timeline.steps <= 32 for timeline in facts.timelines)
 
 
@@ -219,9 +216,18 @@ def test_an_interval_whose_images_are_not_known_has_no_rate() -> None:
     )
     history = rate_intervals(made)
     assert [each.images_per_s for each in history] == [100.0, 200.0, None]
-    (joined,) = merge_neighbours(history, 1)
-    assert (joined.images_per_s, joined.seconds) == (None, 3.0)
-    assert joined.wait_pct == pytest.approx((10 + 10 + 1) / 3)
+
+
+def test_neighbours_of_one_size_are_joined_in_a_long_history() -> None:
+    made = points([100.0] * 300) + points([0.0] * 300, size=128)
+    for number, point in enumerate(made):
+        point.begun_s = number
+    made[-1].samples = None
+    history = rate_intervals(made)
+    assert len(history) == 200
+    assert (history[0].seconds, history[0].images_per_s) == (3.0, 100.0)
+    assert history[-1].images_per_s is None
+    assert made[0].seconds == 1.0, "the run is unchanged"
 
 
 runs = st.builds(
@@ -343,11 +349,10 @@ def test_invalid_epochs_are_skipped_and_counted(tmp_path: Path) -> None:
 
 
 def test_non_numbers_are_not_figures(tmp_path: Path) -> None:
-    (found,) = learned(
-        tmp_path,
-        line(1, train_loss=math.nan, val_loss=math.inf, val_top1=7.0, lr="x", size_px=True),
-    )
-    assert found == EpochMetrics(epoch=1, ended_s=13.0)
-    big = '{"epoch": 1, "train_loss": 1' + "0" * 400 + "}\n"
-    (found,) = learned(tmp_path, big)
-    assert (found.loss, found.ended_s) == (None, None)
+    (found,) = learned(tmp_path, line(1, train_loss=math.nan, val_loss=math.inf))
+    assert (found.loss, found.val_loss, found.ended_s) == (None, None, 13.0)
+    big = '{"epoch": 4, "train_loss": 1' + "0" * 400 + "}\n"
+    invalid = [line(1, val_top1=7.0), line(2, lr="x"), line(3, size_px=True), big]
+    found, note = read_epoch_metrics(write(tmp_path, [*invalid, {"epoch": 5}]))
+    assert found == [EpochMetrics(epoch=5)]
+    assert note.startswith("4 lines of metrics.jsonl")

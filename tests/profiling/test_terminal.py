@@ -20,23 +20,22 @@ from feedline.profile.terminal import (
     ASCII,
     BLOCKS,
     DiagnosisView,
+    HistoryView,
+    ReportView,
+    TimelinesView,
     diagnosis_text,
-    glyphs_for,
-    history_lines,
-    lane_lines,
-    legend,
-    report_view,
     show,
 )
-from feedline.profile.timeline import timeline_of
+from feedline.profile.timeline import CAUSES, timeline_of
 from feedline.timing.run import Event, Run, StageTime, TimelineSample
 
 
-def printed(view: RenderableType, width: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
-    console.print(view)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+def printed(view: RenderableType, width: int = 100, encoding: str = "utf-8") -> str:
+    written = io.BytesIO()
+    file = io.TextIOWrapper(written, encoding)
+    Console(file=file, width=width, highlight=False, color_system=None).print(view)
+    file.flush()
+    return written.getvalue().decode(encoding)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def facts() -> ReportData:
 def test_report_has_verdict_ceiling_split_findings_figures_and_tables(
     facts: ReportData,
 ) -> None:
-    text = " ".join(printed(report_view(facts, "runs/1", BLOCKS, 100)).split())
+    text = " ".join(printed(ReportView(facts, "runs/1")).split())
     for words in (
         "runs/1: ",
         "Highly input-bound: data wait is 41% of the time.",
@@ -60,7 +59,7 @@ def test_report_has_verdict_ceiling_split_findings_figures_and_tables(
         "gain 1.80x as fast (1.60 to 2.00)",
         "The latest steps: ",
         "worker 0",
-        "a worker makes a batch, the step computes",
+        "█ a worker makes a batch █ the step computes",
         "Throughput over time images/s",
         "64 @8 1-2 200 1000 41% 3.00/6.00/41.0 not measured 4.00/4.50/9.00 2.50",
         "Stages of making a sample stage share mean longest on a core times decode 75%",
@@ -75,7 +74,7 @@ def test_report_has_verdict_ceiling_split_findings_figures_and_tables(
 
 
 def test_inconclusive_report_only_shows_reason() -> None:
-    lines = printed(report_view(build_report(recorded(), UNKNOWN), "x", BLOCKS, 100)).splitlines()
+    lines = printed(ReportView(build_report(recorded(), UNKNOWN), "x")).splitlines()
     text = " ".join(lines)
     for words in (
         "Inconclusive",
@@ -90,7 +89,7 @@ def test_inconclusive_report_only_shows_reason() -> None:
 
 def test_report_of_empty_run_shows_no_zeros() -> None:
     unknown = replace(UNKNOWN, bound="not input-bound")
-    text = printed(report_view(build_report(Run(machine=MACHINE), unknown), "x", BLOCKS, 100))
+    text = printed(ReportView(build_report(Run(machine=MACHINE), unknown), "x"))
     assert "data wait was not measured" in text
     assert "no timeline" in text
     assert "Throughput over time: not measured" in text
@@ -98,35 +97,30 @@ def test_report_of_empty_run_shows_no_zeros() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
-@pytest.mark.parametrize("glyphs", [BLOCKS, ASCII], ids=["blocks", "ascii"])
-def test_no_line_is_wider_than_the_terminal(facts: ReportData, width: int, glyphs: object) -> None:
-    text = printed(report_view(facts, "runs/1", glyphs, width), width)  # type: ignore[arg-type]
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+def test_lines_fit_the_terminal_and_its_characters(
+    facts: ReportData, width: int, encoding: str
+) -> None:
+    text = printed(ReportView(facts, "runs/1"), width, encoding)
     assert max(map(len, text.splitlines())) <= width
-
-
-def test_a_terminal_that_knows_no_blocks_gets_ascii(facts: ReportData) -> None:
-    assert glyphs_for(io.TextIOWrapper(io.BytesIO(), "ascii")) is ASCII
-    assert glyphs_for(io.TextIOWrapper(io.BytesIO(), "latin-1")) is ASCII
-    assert glyphs_for(io.TextIOWrapper(io.BytesIO(), "utf-8")) is BLOCKS
-    assert glyphs_for(io.StringIO()) is ASCII
-    assert printed(report_view(facts, "runs/1", ASCII, 100)).isascii()
+    assert text.isascii() == (encoding != "utf-8")
 
 
 def test_each_state_has_its_own_character() -> None:
     for glyphs in (BLOCKS, ASCII):
-        alone = [glyphs.busy, *glyphs.idle.values()]
+        alone = [glyphs.busy, *(glyphs.idle[cause] for cause in CAUSES)]
         assert len(set(alone)) == len(alone)
 
 
 def test_a_name_cannot_control_the_terminal() -> None:
     name = "a\x1b[2J\x1b]0;title\x07\r\nb\u202ec\x9b31m"
-    text = printed(report_view(build_report(named(name), verdict()), name, BLOCKS, 100))
+    text = printed(ReportView(build_report(named(name), verdict()), name))
     assert not [each for each in text if not each.isprintable() and each != "\n"]
     assert "\\x1b[2J" in text.replace("\n", "")
 
 
 def test_markup_in_a_name_is_text() -> None:
-    text = printed(report_view(build_report(named("[bold]x[/bold]"), verdict()), "n", BLOCKS, 100))
+    text = printed(ReportView(build_report(named("[bold]x[/bold]"), verdict()), "n"))
     assert text.count("[bold]x[/bold]") > 5
 
 
@@ -139,14 +133,14 @@ def test_lane_shows_longest_activity_of_each_interval() -> None:
     ]
     timeline = timeline_of(TimelineSample(why="latest", begun_s=0.0, events=events), "steps")
     assert timeline is not None
-    lines, used = lane_lines(timeline, BLOCKS, 31)
-    assert [line.plain for line in lines] == [
+    _, *lanes, axis, blank = printed(TimelinesView([timeline]), 31).partition("█  ")[0].splitlines()
+    assert [line[-31:] for line in lanes[-2:]] == [
         "worker 0   █████·····██████████",
         "step       ██████████▒▒▒▒▒▒▒▒▒▒",
-        "           0             100 ms",
     ]
-    said = [line.plain for line in legend(used, BLOCKS)]
-    assert [line.split(" ")[0] for line in said] == ["█", "▒", "·"]
+    assert (axis.split(), blank.strip()) == (["0", "100", "ms"], "")
+    meanings = printed(TimelinesView([timeline])).splitlines()[-4:]
+    assert [line[0] for line in meanings] == [*"██▒·"]
 
 
 def test_many_workers_are_not_all_drawn() -> None:
@@ -156,9 +150,9 @@ def test_many_workers_are_not_all_drawn() -> None:
     events.append(Event(lane="step", stage="compute", begun_ms=0, ended_ms=9, batch=0))
     timeline = timeline_of(TimelineSample(why="latest", begun_s=0.0, events=events), "steps")
     assert timeline is not None
-    lines = [line.plain for line in lane_lines(timeline, BLOCKS, 60)[0]]
-    assert len(lines) == 16 + 1 + 2
-    assert "and 48 more workers" in lines[-2]
+    lines = printed(TimelinesView([timeline])).splitlines()
+    assert len(lines) == 1 + 16 + 1 + 3 + 2
+    assert "and 48 more workers" in lines[-5]
 
 
 def test_phases_are_marked_under_the_throughput() -> None:
@@ -166,16 +160,17 @@ def test_phases_are_marked_under_the_throughput() -> None:
     for point in late:
         point.begun_s += 10
     history = rate_intervals([*points([50.0] * 10), *late])
-    bars, marks, said = (line.plain for line in history_lines(history, BLOCKS, 31))
+    bars, marks, said = printed(HistoryView(history), 31).splitlines()[2:]
     assert bars == "images/s   ▄▄▄▄▄▄▄▄▄▄██████████"
-    assert marks == "           ┬64 px    ┬128 px"
-    assert said.endswith("highest 100 images/s, over 20 s")
+    assert marks.rstrip() == "           ┬64 px    ┬128 px"
+    assert said.strip() == "highest 100 images/s"
+    assert "highest 100 images/s, over 20 s" in printed(HistoryView(history))
 
 
 def test_long_table_is_truncated_with_a_note() -> None:
     stages = [StageTime(name=f"s{k}", count=1, total_ms=1.0, longest_ms=1.0) for k in range(5000)]
     run = Run(machine=MACHINE, stages=stages)
-    text = printed(report_view(build_report(run, verdict()), "x", BLOCKS, 100))
+    text = printed(ReportView(build_report(run, verdict()), "x"))
     assert len(text.splitlines()) < 200
     assert "4900 more rows are in the JSON." in " ".join(text.split())
 

@@ -153,11 +153,7 @@ def _make(
     else:
         echo("already complete, by names and sizes of the originals")
         complain(f"feedline cache verify {shlex.quote(cache)} checks every copy", "hint")
-    if manifest.skipped:
-        _, name, reason = manifest.skipped[0]
-        echo(
-            f"skipped {len(manifest.skipped)} broken images; first: {hide_secrets(name)}: {reason}"
-        )
+    _echo_skipped(manifest)
     timed = {"seconds": round(seconds, 3), "images_per_s": round(rate, 3)}
     write_json(json, {**_manifest_json(cache, manifest), "made": progress.new_images, **timed})
 
@@ -248,11 +244,7 @@ def info(
     kind, path = manifest.source
     echo(f"{known.root}: {manifest.samples} images{classes}, {manifest.format}{upright}")
     echo(f"built by feedline {manifest.feedline} from {path} ({kind})")
-    if manifest.skipped:
-        _, name, reason = manifest.skipped[0]
-        echo(
-            f"skipped {len(manifest.skipped)} broken images; first: {hide_secrets(name)}: {reason}"
-        )
+    _echo_skipped(manifest)
     for each in known.levels:
         rate = (
             ""
@@ -271,6 +263,13 @@ def info(
             "images_per_s": each.images_per_s,
         }
     write_json(json, described)
+
+
+def _echo_skipped(manifest: Manifest) -> None:
+    if manifest.skipped:
+        _, name, reason = manifest.skipped[0]
+        count = len(manifest.skipped)
+        echo(f"skipped {count} broken images; first: {hide_secrets(name)}: {reason}")
 
 
 def _manifest_json(cache: str, manifest: Manifest) -> dict[str, Any]:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = [
-    "columns",
     "complain",
     "echo",
     "echo_row",
@@ -86,20 +85,11 @@ def print_line(*parts: str | tuple[str, str], err: bool = False) -> None:
     console.print(Text.assemble(*((printable(text), style) for text, style in safe)))
 
 
-def columns() -> int:
-    """Width of the output, in characters."""
-    from rich.console import Console
-
-    from feedline.profile import terminal
-
-    return terminal.columns(Console())
-
-
 def say(view: RenderableType) -> None:
     """Print a view, whose names are printable, to stdout."""
-    from rich.console import Console
+    from feedline.profile.terminal import make_console
 
-    console = Console(width=columns(), highlight=False)
+    console = make_console()
     with console.capture() as captured:
         console.print(view)
     lines = (line.rstrip() for line in captured.get().split("\n"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 
 from feedline.cli import options
-from feedline.cli.output import columns, echo, say, use_folder, write_json, write_text
+from feedline.cli.output import echo, say, use_folder, write_json, write_text
 from feedline.errors import UsageError
 
 __all__ = ["check", "explain_overlap", "report"]
@@ -51,10 +50,10 @@ def report(
     assert run is not None
 
     from feedline.profile.report import load_report, report_status, to_json
-    from feedline.profile.terminal import glyphs_for, report_view
+    from feedline.profile.terminal import ReportView
 
     facts = load_report(run)
-    say(report_view(facts, str(run), glyphs_for(sys.stdout), columns()))
+    say(ReportView(facts, str(run)))
     if html is not None:
         from feedline.profile.page import page
 
@@ -155,23 +154,14 @@ def explain_overlap(
     from feedline.images.folder import ImageFolder
     from feedline.profile.bench import check_options  # loads torch
     from feedline.profile.overlap import (
-        OverlapSettings,
         measure_overlap,
         overlap_svg,
         overlap_view,
     )
     from feedline.profile.report import to_json
-    from feedline.profile.terminal import glyphs_for
     from feedline.train.data import find_splits
 
     check_options(image_size, batch_size, seconds)
-    settings = OverlapSettings(
-        size_px=image_size,
-        batch_size=batch_size,
-        workers=max(1, worker_count(count)),
-        step_ms=step_ms,
-        seconds=seconds,
-    )
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(ProgressBar("starting", clock="elapsed"))
         if folder is None:
@@ -184,8 +174,16 @@ def explain_overlap(
         else:
             used = find_splits(folder).train
             use_folder(folder, used)
-        found = measure_overlap(ImageFolder(used), settings, bar.stage)
-    say(overlap_view(found, glyphs_for(sys.stdout), columns()))
+        found = measure_overlap(
+            ImageFolder(used),
+            image_size=image_size,
+            batch_size=batch_size,
+            workers=max(1, worker_count(count)),
+            step_ms=step_ms,
+            seconds=seconds,
+            progress=bar.stage,
+        )
+    say(overlap_view(found))
     if svg is not None:
         write_text(svg, overlap_svg(found))
     write_json(json, to_json(found))

@@ -7,19 +7,19 @@ differences; values unknown for one of them are noted, not guessed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from feedline.errors import UsageError
-from feedline.profile.finding import Bound, PhaseSplit, TimePart
+from feedline.profile.finding import Bound, TimePart
 from feedline.profile.report import PART_NAMES, RateInterval, ReportData, part_shares
 from feedline.profile.tables import ReportTable
 from feedline.profile.terminal import table_view
-from feedline.text import NOT_MEASURED, as_percent, as_rate, as_share, printable
+from feedline.text import NOT_MEASURED, as_percent, as_rate, as_share, finite, printable
 from feedline.throughput.windows import error_of
 
 __all__ = ["Comparison", "PhasePair", "Ratio", "compare", "comparison_view", "relative_spread"]
@@ -28,7 +28,6 @@ _FINE, _SLOWER, _INCONCLUSIVE, _DISTURBED = 0, 1, 3, 4
 _SAME_MEMORY = 0.05  # relative: the memory that a cgroup leaves varies a little
 
 _PhaseKey: TypeAlias = "tuple[int | None, int | None]"  # image size in pixels, batch size
-_Phases: TypeAlias = "dict[_PhaseKey, list[PhaseSplit]]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,15 +113,29 @@ def compare(first: ReportData, second: ReportData) -> Comparison:
             hint="compare runs of the same data, batches and image sizes on the same machine",
         )
     before, after = _phases_of(first), _phases_of(second)
-    pairs = [_pair(before[key], after[key], first, second) for key in before]
     rates = _total_rate(first, before, before), _total_rate(second, after, before)
-    ratio = _total_ratio(rates, pairs, before)
+    pairs, total_s = list[PhasePair](), sum(each.images for each in before.values()) / rates[1]
+    spreads = [0.0]  # that of each phase, by its share of the time in the second run
+    for (size, batch_size), old in before.items():
+        new = after[size, batch_size]
+        spread = math.hypot(*(_spread_at(size, run) for run in (first, second)))
+        spreads.append(spread * old.images / new.rate / total_s if spread < 1 else math.inf)
+        pairs.append(
+            PhasePair(
+                image_size=size,
+                batch_size=batch_size,
+                rates=(finite(old.rate), finite(new.rate)),
+                wait_pct=(finite(old.wait_pct), finite(new.wait_pct)),
+                ratio=_ratio(new.rate / old.rate, spread),
+            )
+        )
+    ratio = _ratio(rates[1] / rates[0], math.hypot(*spreads))
     status, said = _conclude(first, second, ratio)
     return Comparison(
         status=status,
         said=said,
         bound=(first.bound, second.bound),
-        rates=rates,
+        rates=(finite(rates[0]), finite(rates[1])),
         ratio=ratio,
         wait_pct=(first.wait_pct, second.wait_pct),
         time_split_s=(first.time_split_s, second.time_split_s),
@@ -154,98 +167,72 @@ def _conclude(first: ReportData, second: ReportData, ratio: Ratio | None) -> tup
     return (_FINE if faster else _SLOWER), f"B is {ratio} as fast as A: {word}, beyond the spread."
 
 
-def _phases_of(run: ReportData) -> _Phases:
+class _Phase(NamedTuple):
+    """Sums of the phases of one image size and batch size; NaN if not measured."""
+
+    images: float
+    seconds: float
+    waited_s: float
+
+    @property
+    def rate(self) -> float:
+        return self.images / self.seconds
+
+    @property
+    def wait_pct(self) -> float:
+        return 100 * self.waited_s / self.seconds
+
+
+def _phases_of(run: ReportData) -> dict[_PhaseKey, _Phase]:
     """Group the phases that have steps by image size and batch size, in order."""
-    found: _Phases = {}
+    found: dict[_PhaseKey, _Phase] = {}
     for phase in run.phases:
         if phase.steps:
-            found.setdefault((phase.image_size, phase.batch_size), []).append(phase)
+            images = float(phase.steps * (phase.batch_size or 1))
+            seconds = images / (phase.images_per_s or math.nan)
+            wait_pct = math.nan if phase.wait_pct is None else phase.wait_pct
+            key, new = (
+                (phase.image_size, phase.batch_size),
+                (images, seconds, seconds * wait_pct / 100),
+            )
+            found[key] = _Phase(*map(sum, zip(found.get(key, (0.0, 0.0, 0.0)), new, strict=True)))
     return found
 
 
-def _images(phases: list[PhaseSplit]) -> float:
-    return sum(phase.steps * (phase.batch_size or 1) for phase in phases)
-
-
-def _seconds(phases: list[PhaseSplit]) -> float:
-    """Time of the steps of phases; NaN if not measured."""
-    return sum(
-        _images([phase]) / phase.images_per_s if phase.images_per_s else math.nan
-        for phase in phases
-    )
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _pair(
-    before: list[PhaseSplit], after: list[PhaseSplit], first: ReportData, second: ReportData
-) -> PhasePair:
-    size, rates, waits, ratio = before[0].image_size, list[float | None](), [], None
-    for phases in (before, after):
-        seconds = _seconds(phases)
-        unknown = any(phase.wait_pct is None for phase in phases)
-        waited = sum(_seconds([phase]) * (phase.wait_pct or 0.0) for phase in phases)
-        rates.append(_known(_images(phases) / seconds))
-        waits.append(None if unknown else _known(waited / seconds))
-    if rates[0] and rates[1]:
-        spreads = [
-            relative_spread([each for each in run.throughput_history if each.image_size == size])
-            for run in (first, second)
-        ]
-        half = None if None in spreads else math.hypot(*(each or 0.0 for each in spreads))
-        ratio = _ratio(rates[1] / rates[0], half)
-    return PhasePair(
-        image_size=size,
-        batch_size=before[0].batch_size,
-        rates=(rates[0], rates[1]),
-        wait_pct=(waits[0], waits[1]),
-        ratio=ratio,
-    )
-
-
-def _ratio(times: float, spread: float | None) -> Ratio:
+def _ratio(times: float, spread: float) -> Ratio | None:
     """Ratio with an interval; `spread` is half of it, as a share of the ratio."""
-    if spread is None:
+    if not math.isfinite(times):
+        return None
+    if not spread < 1:
         return Ratio(times=times, low=None, high=None)
-    return Ratio(times=times, low=max(0.0, times * (1 - spread)), high=times * (1 + spread))
+    return Ratio(times=times, low=times * (1 - spread), high=times * (1 + spread))
 
 
-def _total_rate(run: ReportData, own: _Phases, weights: _Phases) -> float | None:
-    """Images/s for as many images of each phase as `weights` has, with the run's own overhead."""
-    images, own_images = (sum(map(_images, each.values())) for each in (weights, own))
-    if not images or not run.images_per_s:
-        return None
-    overhead_s = own_images / run.images_per_s - sum(map(_seconds, own.values()))
-    steps_s = sum(_seconds(own[key]) / _images(own[key]) * _images(weights[key]) for key in weights)
-    return _known(images / (steps_s + overhead_s / own_images * images))
+def _total_rate(
+    run: ReportData, own: Mapping[_PhaseKey, _Phase], weights: Mapping[_PhaseKey, _Phase]
+) -> float:
+    """Images/s for as many images of each phase as `weights` has, with the run's own overhead.
+
+    NaN if not measured.
+    """
+    if not weights:
+        return math.nan
+    images, own_images = (sum(p.images for p in each.values()) for each in (weights, own))
+    steps_s = sum(phase.images / own[key].rate for key, phase in weights.items())
+    own_s = own_images / (run.images_per_s or math.nan)
+    overhead_s = own_s - sum(phase.seconds for phase in own.values())
+    return images / (steps_s + overhead_s / own_images * images)
 
 
-def _total_ratio(
-    rates: tuple[float | None, float | None], pairs: list[PhasePair], before: _Phases
-) -> Ratio | None:
-    """Ratio over all phases, with the spread of each by its time in the second run."""
-    if not rates[0] or not rates[1]:
-        return None
-    variance, known = 0.0, True
-    total_s = sum(map(_images, before.values())) / rates[1]
-    for pair, phases in zip(pairs, before.values(), strict=True):
-        if pair.ratio is None or pair.ratio.high is None or not pair.rates[1]:
-            known = False
-        else:
-            share = _images(phases) / pair.rates[1] / total_s
-            variance += (share * (pair.ratio.high / pair.ratio.times - 1)) ** 2
-    return _ratio(rates[1] / rates[0], math.sqrt(variance) if known else None)
+def _spread_at(image_size: int | None, run: ReportData) -> float:
+    return relative_spread([e for e in run.throughput_history if e.image_size == image_size])
 
 
-def relative_spread(intervals: Sequence[RateInterval]) -> float | None:
-    """Half of the 95% interval of the mean rate, as a share of it; None if unknown."""
+def relative_spread(intervals: Sequence[RateInterval]) -> float:
+    """Half of the 95% interval of the mean rate, as a share of it; 1 if unknown."""
     known = [each for each in intervals if each.images_per_s is not None and each.seconds > 0]
-    seconds = [each.seconds for each in known]
     images = [(each.images_per_s or 0.0) * each.seconds for each in known]
-    error = error_of(images, seconds)
-    return None if error >= 1 else error
+    return error_of(images, [each.seconds for each in known])
 
 
 def _differences(first: ReportData, second: ReportData) -> list[str]:

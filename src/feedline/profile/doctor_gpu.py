@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.machine import Gpu, Gpus, find_gpus
+from feedline.machine import Gpus, find_gpus
 from feedline.profile.doctor_checks import CheckResult, CheckTable, NotMeasuredError, Status
 from feedline.profile.doctor_machine import BATCH_ROWS, IMAGE_PX, slot_bytes
 from feedline.text import as_bytes
@@ -60,8 +60,13 @@ def check_gpu(gpus: Gpus, environ: Mapping[str, str]) -> CheckResult:
             line = f"an AMD GPU is on the bus, {'with' if gpus.amd_driver else 'without'} its "
             line += "driver; torch's ROCm builds use it; no further check"
         return CheckResult("note", line, details)
-    names = Counter(map(_describe_gpu, gpus.nvidia)).items()
-    line = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in names)
+    names = Counter(
+        gpu.name
+        if gpu.memory_bytes is None or gpu.free_bytes is None
+        else f"{gpu.name}, {as_bytes(gpu.free_bytes)} of {as_bytes(gpu.memory_bytes)} free"
+        for gpu in gpus.nvidia
+    )
+    line = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in names.items())
     if visible is not None and visible.split(",")[0].strip() in ("", "-1"):
         line = f"{line}; {_VISIBLE}={visible!r} hides it"
         return CheckResult("warn", line, details, f"unset {_VISIBLE}")
@@ -70,12 +75,6 @@ def check_gpu(gpus: Gpus, environ: Mapping[str, str]) -> CheckResult:
     if gpus.cuda is None:
         line += "; memory not measured: pip install nvidia-ml-py"
     return CheckResult("ok", line, details)
-
-
-def _describe_gpu(gpu: Gpu) -> str:
-    if gpu.memory_bytes is None or gpu.free_bytes is None:
-        return gpu.name
-    return f"{gpu.name}, {as_bytes(gpu.free_bytes)} of {as_bytes(gpu.memory_bytes)} free"
 
 
 _MIN_VERSION = (2, 2)
@@ -150,19 +149,17 @@ def check_driver(gpus: Gpus, torch_build: TorchBuild | None = None) -> CheckResu
     major = built.partition(".")[0]
     wanted = int(major) if major.isdecimal() else 0
     least = _MIN_DRIVER.get(wanted)
-    if gpus.cuda is not None:
-        serves = gpus.cuda[0] >= wanted
-    elif least is not None:
-        serves = int(gpus.driver.partition(".")[0]) >= least
-    else:
+    if gpus.cuda is None and least is None:
         line += ": it is unknown if the driver supports that"
         return CheckResult("unknown", line, details, "pip install nvidia-ml-py, which reports it")
+    serves = int(gpus.driver.partition(".")[0]) >= (least or 0)
+    if gpus.cuda is not None:
+        serves = gpus.cuda[0] >= wanted
     if serves:
         return CheckResult("ok", line, details)
+    line += ", which this driver is too old for"
     fix = f"upgrade the driver ({least or 'a newer one'} or newer), or install a torch build for "
-    return CheckResult(
-        "fail", f"{line}, which this driver is too old for", details, f"{fix}its CUDA version"
-    )
+    return CheckResult("fail", line, details, f"{fix}its CUDA version")
 
 
 @GPU_CHECKS.check("pcie-link")

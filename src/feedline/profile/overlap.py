@@ -20,41 +20,21 @@ from feedline.errors import UsageError
 from feedline.images.folder import ImageFolder
 from feedline.loader.dataloader import DataLoader
 from feedline.profile.bench_loaders import ImageSample
-from feedline.profile.page import legend_entries, picture, template
+from feedline.profile.page import picture, template
 from feedline.profile.tables import ReportTable
-from feedline.profile.terminal import NAME_COLUMNS, Glyphs, lane_lines, legend, table_view
-from feedline.profile.timeline import Timeline, timeline_heading, timeline_of
+from feedline.profile.terminal import TimelinesView, table_view
+from feedline.profile.timeline import Timeline, legend, timeline_of
 from feedline.text import ProgressCallback, as_ms, as_rate, as_ratio, as_share, plural
 from feedline.timing import RECORD_SWITCH
-from feedline.timing.run import Run, TimelineSample
+from feedline.timing.run import Run
 
 __all__ = [
     "LoopTimes",
     "Overlap",
-    "OverlapSettings",
     "measure_overlap",
     "overlap_svg",
     "overlap_view",
 ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OverlapSettings:
-    """Options of a comparison of two loops.
-
-    Args:
-        size_px: side of the images.
-        batch_size: images in a batch.
-        workers: processes of the second loop, at least one.
-        step_ms: computing time of a step; None: the time of one process to load a batch.
-        seconds: measuring time of each loop; some steps at least.
-    """
-
-    size_px: int = 224
-    batch_size: int = 32
-    workers: int = 2
-    step_ms: float | None = None
-    seconds: float = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,15 +67,17 @@ class Overlap:
     """Two loops over the same batches: loading before each step, and loading in workers.
 
     Args:
-        settings: options of the comparison.
-        step_ms: computing time of a step.
+        image_size: side of the images, in pixels.
+        batch_size: images in a batch.
         images: number of images.
+        step_ms: computing time of a step.
         sides: without workers, and with them.
     """
 
-    settings: OverlapSettings
-    step_ms: float
+    image_size: int
+    batch_size: int
     images: int
+    step_ms: float
     sides: list[LoopTimes]
 
 
@@ -103,61 +85,69 @@ _WARMUP_STEPS = 3  # a pass of their own: workers start, caches fill
 _MIN_STEPS = 14
 _MAX_STEPS = 2000
 _DRAWN_STEPS = 10
-_GAP_PX, _WIDTH_PX, _LINE_PX = 4, 780, 18
+_WIDTH_PX = 780
 
 
 def measure_overlap(
-    folder: ImageFolder, settings: OverlapSettings, progress: ProgressCallback
+    folder: ImageFolder,
+    *,
+    image_size: int,
+    batch_size: int,
+    workers: int,
+    step_ms: float | None,
+    seconds: float,
+    progress: ProgressCallback,
 ) -> Overlap:
-    """Measure both loops.
+    """Measure both loops, each for `seconds`, but some steps at least.
+
+    A step computes for `step_ms`; None: the time of one process to load a batch.
 
     Raises:
         ImageError: an image cannot be loaded; names it.
         UsageError: the loader refuses a setting, or records nothing.
     """
-    step_ms = settings.step_ms
+
+    def run_loop(workers: int, step_ms: float, seconds: float) -> LoopTimes:
+        loader: DataLoader[Any] = DataLoader(
+            ImageSample(folder, range(len(folder))),
+            batch_size,
+            image_size=image_size,
+            num_workers=workers,
+            rank=0,
+            world_size=1,
+            seed=0,
+        )
+        passes = ((0, _WARMUP_STEPS, 0.0), (_MIN_STEPS, _MAX_STEPS, seconds))
+        with loader:
+            for first, last, until_s in passes:
+                end = time.monotonic() + until_s
+                for step, _ in enumerate(loader, 1):
+                    time.sleep(step_ms / 1e3)
+                    progress(f"steps with {plural(workers, 'worker')}", step, last)
+                    if step >= last or (first and step > first and time.monotonic() > end):
+                        break
+            return _loop_times(loader.run, workers, (loader.prefetch or 0) if workers else 0)
+
     if step_ms is None:
-        step_ms = _run_loop(folder, settings, 0, 0.0, 0.0, progress).load_ms
-    sides = []
-    for workers in (0, settings.workers):
-        sides.append(_run_loop(folder, settings, workers, step_ms, settings.seconds, progress))
-    return Overlap(settings=settings, step_ms=step_ms, images=len(folder), sides=sides)
-
-
-def _run_loop(
-    folder: ImageFolder,
-    settings: OverlapSettings,
-    workers: int,
-    step_ms: float,
-    seconds: float,
-    progress: ProgressCallback,
-) -> LoopTimes:
-    """Run steps for `seconds`, but at least some."""
-    loader: DataLoader[Any] = DataLoader(
-        ImageSample(folder, range(len(folder))),
-        settings.batch_size,
-        image_size=settings.size_px,
-        num_workers=workers,
-        rank=0,
-        world_size=1,
-        seed=0,
+        step_ms = run_loop(0, 0.0, 0.0).load_ms
+    return Overlap(
+        image_size=image_size,
+        batch_size=batch_size,
+        images=len(folder),
+        step_ms=step_ms,
+        sides=[run_loop(count, step_ms, seconds) for count in (0, workers)],
     )
-    with loader:
-        for first, last, until_s in ((0, _WARMUP_STEPS, 0.0), (_MIN_STEPS, _MAX_STEPS, seconds)):
-            end = time.monotonic() + until_s
-            for step, _ in enumerate(loader, 1):
-                time.sleep(step_ms / 1e3)
-                progress(f"steps with {plural(workers, 'worker')}", step, last)
-                if step >= last or (first and step > first and time.monotonic() > end):
-                    break
-        return _loop_times(loader.run, workers, (loader.prefetch or 0) if workers else 0)
 
 
 def _loop_times(run: Run, workers: int, ahead: int) -> LoopTimes:
     """Figures of the last pass of a run, and its latest steps; `ahead` batches were left over."""
     timeline = None
     if run.passes:
-        timeline = timeline_of(_excerpt(run, workers), plural(workers, "worker"), _DRAWN_STEPS)
+        sample = next(each for each in run.excerpts if each.why == "latest")
+        if not workers:  # the loop itself makes the batches
+            moved = [replace(e, lane="loading") if e.stage == "make" else e for e in sample.events]
+            sample = replace(sample, events=moved)
+        timeline = timeline_of(sample, plural(workers, "worker"), _DRAWN_STEPS)
     if timeline is None:
         raise UsageError(
             "the loader recorded no steps", hint=f"unset {RECORD_SWITCH}, which disables records"
@@ -176,17 +166,6 @@ def _loop_times(run: Run, workers: int, ahead: int) -> LoopTimes:
         load_ms=(entry.tasks_ms or 0.0) / (entry.batches + ahead),
         timeline=timeline,
     )
-
-
-def _excerpt(run: Run, workers: int) -> TimelineSample:
-    """The latest steps; without workers the loop itself makes the batches."""
-    sample = next(each for each in run.excerpts if each.why == "latest")
-    if workers:
-        return sample
-    events = [
-        replace(each, lane="loading") if each.stage == "make" else each for each in sample.events
-    ]
-    return replace(sample, events=events)
 
 
 def describe_overlap(found: Overlap) -> list[str]:
@@ -220,50 +199,31 @@ def _table(found: Overlap) -> ReportTable:
             ["loading a batch", *(as_ms(side.load_ms) for side in found.sides)],
             ["steps counted", *(str(side.steps) for side in found.sides)],
         ],
-        note=f"{plural(found.images, 'image')} in batches of {found.settings.batch_size} at "
-        f"{found.settings.size_px} px. The step is a sleep of {as_ms(found.step_ms)}, which leaves "
+        note=f"{plural(found.images, 'image')} in batches of {found.batch_size} at "
+        f"{found.image_size} px. The step is a sleep of {as_ms(found.step_ms)}, which leaves "
         "the CPU to the loading, as a step on a GPU does.",
     )
 
 
-def overlap_view(found: Overlap, glyphs: Glyphs, width: int) -> RenderableType:
+def overlap_view(found: Overlap) -> RenderableType:
     """Show the timelines of two loops in characters, with a legend and the measurements."""
-    views: list[RenderableType] = []
-    used: set[str] = set()
-    longest = max(side.timeline.length_ms for side in found.sides)
-    for side in found.sides:
-        # Both timelines have the same scale: a faster loop is shorter.
-        columns = round((width - NAME_COLUMNS) * side.timeline.length_ms / longest)
-        lines, glyphs_of = lane_lines(side.timeline, glyphs, NAME_COLUMNS + columns)
-        used |= glyphs_of
-        views += [Text(timeline_heading(side.timeline), "bold"), *lines, Text("")]
-    views += [*legend(used, glyphs), Text(""), *map(Text, describe_overlap(found)), Text("")]
-    return Group(*views, table_view(_table(found)))
+    return Group(
+        TimelinesView([side.timeline for side in found.sides], same_scale=True),
+        Text("\n".join(["", *describe_overlap(found), ""])),
+        table_view(_table(found)),
+    )
 
 
 def overlap_svg(found: Overlap) -> str:
     """Render the timelines of two loops as an SVG image, 900 px wide, at the same scale."""
     timelines = [side.timeline for side in found.sides]
     longest = max(each.length_ms for each in timelines)
-    sides, y = [], 28
-    for each in timelines:
-        side = picture(each) | {"y": y, "width": round(_WIDTH_PX * each.length_ms / longest)}
-        y += 22
-        for lane in side["lanes"]:
-            lane["y"] = y
-            y += lane["height"] + _GAP_PX
-        side["axis_y"] = y - 2
-        y += 36
-        sides.append(side)
-    legend = [
-        (kind, label, y + 20 * k) for k, (kind, label) in enumerate(legend_entries(timelines))
-    ]
-    words = [line for text in describe_overlap(found) for line in textwrap.wrap(text, 120)]
-    words_y = y + 20 * len(legend) + 16
     return template("overlap.svg").render(
         scope=":root, svg",
-        sides=sides,
-        legend=legend,
-        words=[(line, words_y + _LINE_PX * k) for k, line in enumerate(words)],
-        height=words_y + _LINE_PX * len(words),
+        pictures=[
+            picture(each) | {"width": round(_WIDTH_PX * each.length_ms / longest)}
+            for each in timelines
+        ],
+        legend=legend(timelines),
+        lines=[line for text in describe_overlap(found) for line in textwrap.wrap(text, 120)],
     )

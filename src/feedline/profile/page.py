@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +22,25 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from feedline.profile.finding import Diagnosis, as_gain
 from feedline.profile.report import (
     EpochMetrics,
-    PartOfTime,
     RateInterval,
     ReportData,
     describe_throughput,
     headline,
-    merge_neighbours,
     parts_of_time,
     recording_of,
 )
 from feedline.profile.tables import report_tables
 from feedline.profile.timeline import (
-    BLANK,
-    CAUSES,
     NO_TIMELINE,
-    STAGES,
+    STATES,
     Lane,
     Timeline,
+    legend,
     timeline_heading,
     visible_lanes,
 )
 from feedline.text import (
+    NOT_MEASURED,
     as_ms,
     as_percent,
     as_rate,
@@ -57,7 +54,6 @@ __all__ = [
     "describe_lane",
     "diagnosis_html",
     "lane_shapes",
-    "legend_entries",
     "page",
     "picture",
     "template",
@@ -66,55 +62,47 @@ __all__ = [
 ]
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_MAX_BARS, _MAX_EPOCHS = 160, 200
+_MAX_EPOCHS = 200  # drawn
 _MIN_LABEL = 12.0  # percent of the width that a phase's name needs on a small screen
-_MIN_VISIBLE = 0.003  # share of a lane
 _SIGNS = {"not input-bound": ("good", "\u2713"), "inconclusive": ("open", "?")}
 _PART_KINDS = {"wait": "making", "copy": "copying", "core": "others", "between": "behind"}
-_MEANINGS = {
-    **STAGES,
-    **{str(cause): meaning for cause, meaning in CAUSES.items()},
-}
-"""Meanings of stages, and of causes of idle time."""
 _LANE_PX, _STEP_PX = 16, 20
 
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    made = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
     )
+    made.filters |= {"share": as_share, "gain": as_gain}
+    return made
 
 
 def template(name: str) -> Template:
-    """Load a template. Values inserted into it are escaped."""
+    """Load a template. Values inserted into it are escaped, also control characters."""
     return _environment().get_template(name)
 
 
 def page(report: ReportData, name: str) -> str:
-    """Render a report.
-
-    Args:
-        report: of the run.
-        name: name of the run: its path.
-    """
+    """Render a report of a run, whose name is its path."""
     return template("page.html").render(
         scope=":root, svg",
-        name=printable(name),
+        name=name,
         about=recording_of(report),
         judged=_diagnosis(report),
         no_timeline=NO_TIMELINE,
         pictures=[picture(timeline) for timeline in report.timelines],
-        legend=legend_entries(report.timelines),
-        history=_history(merge_neighbours(report.throughput_history, _MAX_BARS)),
+        legend=legend(report.timelines),
+        history=_history(report.throughput_history),
         curves=training_curves(report.epochs_trained, report.resumed_at_epoch),
         trains=bool(report.settings),
         tables=report_tables(report),
-        notes=[printable(note) for note in report.notes],
+        notes=report.notes,
         version=report.feedline,
     )
 
@@ -127,35 +115,21 @@ def diagnosis_html(diagnosis: Diagnosis) -> str:
 def _diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the values for the template of a diagnosis."""
     tone, sign = _SIGNS.get(diagnosis.bound, ("bad", "!"))
-    parts = parts_of_time(diagnosis)
-    shares = ", ".join(f"{each.name} {as_share(each.share)}" for each in parts)
+    parts, shapes, at = parts_of_time(diagnosis), list[Shape](), 0.0
+    for part in parts:
+        if part.share:
+            title = f"{part.name}: {part.seconds}, {as_share(part.share)}"
+            shapes.append(Shape(at, 100 * part.share, _PART_KINDS.get(part.key, part.key), title))
+            at += 100 * part.share
     return {
         "tone": tone,
         "sign": sign,
         "headline": headline(diagnosis),
-        "split": _split_shapes(parts),
-        "split_words": f"Time: {shares}",
-        "parts": [
-            {
-                "kind": _PART_KINDS.get(each.key, each.key),
-                "name": each.name,
-                "seconds": each.seconds,
-                "share": "" if each.share is None else as_share(each.share),
-                "step_ms": each.step_ms,
-            }
-            for each in parts
-        ],
+        "split": shapes,
+        "kinds": _PART_KINDS,
+        "parts": parts,
         "throughput": describe_throughput(diagnosis),
-        "findings": [
-            {
-                "rule": printable(each.rule),
-                "cause": printable(each.cause),
-                "evidence": printable(each.evidence),
-                "fix": printable(each.fix),
-                "gain": as_gain(each.gain),
-            }
-            for each in diagnosis.findings
-        ],
+        "findings": diagnosis.findings,
     }
 
 
@@ -178,18 +152,6 @@ class Mark:
     label: str
 
 
-def _split_shapes(parts: Sequence[PartOfTime]) -> list[Shape]:
-    """Shapes of the parts of a run's time, side by side."""
-    shapes: list[Shape] = []
-    at = 0.0
-    for part in parts:
-        if part.share:
-            title = f"{part.name}: {part.seconds}, {as_share(part.share)}"
-            shapes.append(Shape(at, 100 * part.share, _PART_KINDS.get(part.key, part.key), title))
-            at += 100 * part.share
-    return shapes
-
-
 def picture(timeline: Timeline) -> dict[str, Any]:
     """Return the values for the picture of a timeline."""
     lanes, hidden = visible_lanes(timeline)
@@ -197,9 +159,9 @@ def picture(timeline: Timeline) -> dict[str, Any]:
         "about": timeline_heading(timeline),
         "lanes": [
             {
-                "name": printable(lane.name),
+                "name": lane.name,
                 "shapes": lane_shapes(lane, timeline.length_ms),
-                "words": printable(describe_lane(lane)),
+                "words": describe_lane(lane),
                 "height": _STEP_PX if lane.name == "step" else _LANE_PX,
             }
             for lane in lanes
@@ -213,29 +175,21 @@ def lane_shapes(lane: Lane, length_ms: float) -> list[Shape]:
     """Shapes of the spans of a lane."""
     shapes = []
     for span in lane.spans:
-        if span.stage != "unknown":
-            label = _MEANINGS.get(span.cause or span.stage, span.stage)
+        if span.state != "blank":
             batch = "" if span.batch is None else f", batch {span.batch}"
-            title = f"{label}{batch}: {as_ms(span.length_ms)} from {as_ms(span.begun_ms)} on"
+            title = f"{STATES.get(span.state, span.state)}{batch}: {as_ms(span.length_ms)} from "
+            title += f"{as_ms(span.begun_ms)} on"
             x, width = (100 * ms / length_ms for ms in (span.begun_ms, span.length_ms))
-            shapes.append(Shape(x, width, span.cause or span.stage, title))
+            shapes.append(Shape(x, width, span.state, title))
     return shapes
 
 
 def describe_lane(lane: Lane) -> str:
     """Describe a lane in words, for screen readers."""
-    names = _MEANINGS | {"blank": "not recorded"}
+    names = STATES | {"blank": "not recorded"}
     shares = sorted(lane.shares.items(), key=lambda item: -item[1])
-    parts = [f"{names.get(key, key)} {as_share(share)}" for key, share in shares]
+    parts = [f"{names.get(state, state)} {as_share(share)}" for state, share in shares]
     return f"{lane.name}: {', '.join(parts) or 'not recorded'}"
-
-
-def legend_entries(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
-    """Return the legend of timelines: the visible kinds, with their meaning."""
-    shares = [share for each in timelines for lane in each.lanes for share in lane.shares.items()]
-    kinds = {kind for kind, share in shares if share > _MIN_VISIBLE}
-    entries = [item for item in _MEANINGS.items() if item[0] in kinds - {"between"}]
-    return [*entries, *([("between", BLANK)] if kinds & {"blank", "between"} else [])]
 
 
 def ticks(length: float, most: int = 5) -> list[float]:
@@ -259,28 +213,35 @@ def _time_marks(length_s: float) -> list[Mark]:
     ]
 
 
+def _size_marks(sizes: Sequence[int | None], starts: Sequence[float]) -> list[Mark]:
+    """Marks of a new image size, by the sizes of intervals and their starts in percent."""
+    firsts = [k for k in range(len(sizes)) if k == 0 or sizes[k] != sizes[k - 1]]
+    ends = [*(starts[k] for k in firsts[1:]), 100.0]
+    return [
+        Mark(starts[k], f"{sizes[k]} px" if sizes[k] and end - starts[k] >= _MIN_LABEL else "")
+        for k, end in zip(firsts, ends, strict=True)
+    ]
+
+
 def _history(intervals: Sequence[RateInterval]) -> dict[str, Any] | None:
     """Chart of throughput over time, with the data wait below it; None if no rate is known."""
     rates = sorted(each.images_per_s for each in intervals if each.images_per_s is not None)
     if not rates:
         return None
-    waits = sorted(each.wait_pct for each in intervals if each.wait_pct is not None)
+    waits = [each.wait_pct for each in intervals if each.wait_pct is not None]
     begun = min(each.begun_s for each in intervals)
     length = max(each.ended_s for each in intervals) - begun
     top = rates[-1] * 1.08 if rates[-1] > 0 else 1.0
 
+    def x(seconds: float) -> float:
+        return 100 * (seconds - begun) / length
+
     def bar(each: RateInterval, height: float, kind: str, label: str) -> Shape:
         size = "" if each.image_size is None else f", {each.image_size} px"
         title = f"{label}, {as_seconds(each.begun_s)} after the start{size}"
-        x, width = 100 * (each.begun_s - begun) / length, 100 * each.seconds / length
-        return Shape(x, width, kind, title, height)
+        return Shape(x(each.begun_s), 100 * each.seconds / length, kind, title, height)
 
-    phases = []
-    for size, group in groupby(intervals, lambda each: each.image_size):
-        own = list(group)
-        at, end = (100 * (s - begun) / length for s in (own[0].begun_s, own[-1].ended_s))
-        label = "no size" if size is None else f"{size} px"
-        phases.append(Mark(at, label if end - at >= _MIN_LABEL else ""))
+    wait = f"from {as_percent(min(waits))} to {as_percent(max(waits))}" if waits else NOT_MEASURED
     return {
         "rates": [
             bar(each, 100 * each.images_per_s / top, "rate", as_rate(each.images_per_s))
@@ -292,15 +253,14 @@ def _history(intervals: Sequence[RateInterval]) -> dict[str, Any] | None:
             for each in intervals
             if each.wait_pct is not None
         ],
-        "phases": phases,
+        "phases": _size_marks(
+            [each.image_size for each in intervals], [x(each.begun_s) for each in intervals]
+        ),
         "heights": [Mark(100 - 100 * rate / top, f"{rate:g}") for rate in ticks(rates[-1])[1:]],
         "times": _time_marks(length),
         "words": f"Images per second over {as_seconds(length)}: median "
         f"{as_rate(rates[len(rates) // 2])}, from {as_rate(rates[0])} to {as_rate(rates[-1])}.",
-        "wait_words": f"Data wait: from {as_percent(waits[0])} to {as_percent(waits[-1])} of the "
-        "time."
-        if waits
-        else "Data wait: not measured.",
+        "wait_words": f"Data wait in percent of the time: {wait}.",
     }
 
 
@@ -312,67 +272,61 @@ def training_curves(
         return None
     first, last = epochs[0].epoch - 1, epochs[-1].epoch
     share = -(-len(epochs) // _MAX_EPOCHS)
-    drawn = [each for k, each in enumerate(epochs) if (len(epochs) - 1 - k) % share == 0]
-    kinds: dict[str, Callable[[EpochMetrics], float | None]] = {
-        "training": lambda each: each.loss,
-        "validation": lambda each: each.val_loss,
+    drawn = range((len(epochs) - 1) % share, len(epochs), share)  # the last one, too
+    columns = {
+        "training loss": [each.loss for each in epochs],
+        "validation loss": [each.val_loss for each in epochs],
     }
-    values = [value for of in kinds.values() for each in drawn if (value := of(each)) is not None]
-    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    known = [value for column in columns.values() for value in column if value is not None]
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
     margin = (high - low) * 0.08 or abs(high) * 0.08 or 1.0
     bottom, span = low - margin, high - low + 2 * margin
 
     def x(epoch: float) -> float:
         return 100 * (epoch - first) / (last - first)
 
-    lines: dict[str, str] = {}
-    words = []
-    for name, of in kinds.items():
-        path, gap = [], True
-        for each in drawn:
-            value = of(each)
+    def y(value: float) -> float:
+        return 100 - 100 * ((value - bottom) / span)
+
+    words, lines = [], dict[str, str]()
+    for name, column in columns.items():
+        path, is_gap = "", True
+        for k in drawn:
+            value = column[k]
             if value is not None and math.isfinite(span):
-                y = 100 - 100 * ((value - bottom) / span)
                 # A line of no length is drawn as a dot, by its round ends.
-                path.append(f"{'M' if gap else 'L'}{x(each.epoch - 0.5):.3f} {y:.3f}h0")
-            gap = value is None
+                path += f"{'M' if is_gap else 'L'}{x(epochs[k].epoch - 0.5):.3f} {y(value):.3f}h0"
+            is_gap = value is None
         if path:
-            lines[name] = "".join(path)
-            words.append(f"{name} loss {_first_last_best(epochs, of, lambda v: f'{v:.3g}', min)}")
-    if any(each.top1 is not None for each in epochs):
-        accuracy = _first_last_best(epochs, lambda each: each.top1, as_share, max)
-        words.append(f"validation accuracy {accuracy}")
-    heights = [Mark(100 - 100 * ((v - bottom) / span), f"{v:.3g}") for v in sorted({low, high})]
-    pairs = zip([None, *epochs], epochs, strict=False)
-    resumed = resumed_at_epoch is not None and first < resumed_at_epoch < last
+            lines[name.split()[0]] = path
+            words.append(_first_last_best(name, epochs, column, ".3g", min))
+    accuracies = [each.top1 for each in epochs]
+    words.append(_first_last_best("validation accuracy", epochs, accuracies, ".1%", max))
+    resumed = resumed_at_epoch if first < (resumed_at_epoch or 0) < last else None
     return {
         "lines": lines,
-        "heights": heights if lines else [],
-        "phases": [
-            Mark(x(each.epoch - 1), "" if each.image_size is None else f"{each.image_size} px")
-            for before, each in pairs
-            if before is None or before.image_size != each.image_size
-        ],
-        "resumed": x(resumed_at_epoch) if resumed and resumed_at_epoch is not None else None,
+        "heights": [Mark(y(value), f"{value:.3g}") for value in sorted({low, high}) if lines],
+        "phases": _size_marks(
+            [each.image_size for each in epochs], [x(each.epoch - 1) for each in epochs]
+        ),
+        "resumed": None if resumed is None else x(resumed),
         "epochs": [Mark(0, f"epoch {epochs[0].epoch}"), Mark(100, str(last))][: len(epochs)],
-        "words": "; ".join(words) or "not measured",
+        "words": "; ".join(filter(None, words)) or NOT_MEASURED,
     }
 
 
 def _first_last_best(
+    name: str,
     epochs: Sequence[EpochMetrics],
-    of: Callable[[EpochMetrics], float | None],
-    text: Callable[[float], str],
-    best_of: Callable[[list[float]], float],
+    column: Sequence[float | None],
+    form: str,
+    best: Callable[[list[float]], float],
 ) -> str:
-    """Describe figures by epoch in words."""
-    known = [(value, each.epoch) for each in epochs if (value := of(each)) is not None]
-    first, last = known[0], known[-1]
-    if len(known) == 1:
-        return f"{text(first[0])} in epoch {first[1]}"
-    best = best_of([value for value, _ in known])
-    when = next(epoch for value, epoch in known if value == best)
-    return (
-        f"{text(first[0])} in epoch {first[1]}, {text(last[0])} in {last[1]}, "
-        f"best {text(best)} in {when}"
-    )
+    """Describe the first, the last and the best of some figures; "" without any."""
+    known = {each.epoch: v for each, v in zip(epochs, column, strict=True) if v is not None}
+    if not known:
+        return ""
+    value = best(list(known.values()))
+    at = [next(iter(known)), next(reversed(known)), next(k for k in known if known[k] == value)]
+    first, last, best_text = (f"{known[epoch]:{form}} in epoch {epoch}" for epoch in at)
+    return f"{name} {first}, {last}, best {best_text}"

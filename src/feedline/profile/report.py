@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -42,6 +41,7 @@ from feedline.text import (
 from feedline.timing.run import (
     Loader,
     Machine,
+    RankTimes,
     ResourceUse,
     Run,
     SlowSample,
@@ -63,7 +63,6 @@ __all__ = [
     "headline",
     "json_schema",
     "load_report",
-    "merge_neighbours",
     "part_shares",
     "parts_of_time",
     "rate_intervals",
@@ -75,26 +74,25 @@ __all__ = [
 
 _METRICS_FILE = "metrics.jsonl"
 _MAX_METRICS_BYTES = 64 << 20
-_MAX_EPOCHS = 100_000
-_MAX_INTERVALS = 400
+_MAX_INTERVALS = 200
 _MAX_NOTES = 50
 _LONG_S = 1e9
+_OF_RUN = ("stages", "machine", "use", "started", "seconds", "rank", "world_size")
 _SHOWN = 0.0005  # share of the time: less is printed as 0.0%
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochMetrics:
-    """Finished epoch of `feedline train`.
+    """Finished epoch of `feedline train`; None for unknown values.
 
     Args:
         epoch: counted from 1.
-        image_size: of its training images, in pixels; None if unknown.
+        image_size: of its training images, in pixels.
         ended_s: training time up to its end, from the first epoch on: steps, waiting and
-            validation, without the time between two starts; None if unknown.
-        loss: mean training loss, with label smoothing, over the epoch.
-        val_loss: validation loss; None without validation.
-        top1: accuracy in validation, 0 to 1; None without validation.
-        top5: top-5 accuracy in validation, 0 to 1; None without validation.
+            validation, without the time between two starts.
+        loss: mean training loss, with label smoothing.
+        val_loss: validation loss.
+        top1, top5: accuracy in validation, 0 to 1.
         lr: learning rate after its last step.
     """
 
@@ -105,6 +103,26 @@ class EpochMetrics:
     val_loss: float | None = None
     top1: float | None = None
     top5: float | None = None
+    lr: float | None = None
+
+
+_Count = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class _EpochLine(msgspec.Struct):
+    """Line of the metrics file of `feedline train`."""
+
+    epoch: _Count
+    size_px: _Count | None = None
+    seconds: _Seconds | None = None
+    first_wait_s: _Seconds | None = None
+    val_seconds: _Seconds | None = None
+    train_loss: float | None = None
+    val_loss: float | None = None
+    val_top1: _Share | None = None
+    val_top5: _Share | None = None
     lr: float | None = None
 
 
@@ -220,18 +238,12 @@ def load_report(where: str | os.PathLike[str]) -> ReportData:
 def build_report(
     run: Run, diagnosis: Diagnosis, epochs: Sequence[EpochMetrics] = (), note: str = ""
 ) -> ReportData:
-    """Build the data of a report.
-
-    Args:
-        run: as recorded.
-        diagnosis: of the run.
-        epochs: its finished epochs, including those of earlier starts.
-        note: remark on epochs that could not be read, or "".
-    """
+    """Build the data of a report of a run, its finished epochs, and a note on unreadable ones."""
     timelines, remarks = timelines_of(run.excerpts)
     first_epoch = min((each.epoch for each in run.passes), default=0)
     return ReportData(
         **{each.name: getattr(diagnosis, each.name) for each in fields(Diagnosis)},
+        **{name: getattr(run, name) for name in _OF_RUN},
         form=1,
         feedline=__version__,
         steps=sum(phase.steps for phase in diagnosis.phases),
@@ -239,16 +251,9 @@ def build_report(
         throughput_history=rate_intervals(run.course),
         epochs_trained=list(epochs),
         resumed_at_epoch=first_epoch if epochs and first_epoch > 0 else None,
-        stages=run.stages,
         slowest=_slowest(run.slowest),
         loaders=list(dict.fromkeys(run.loaders)),
         settings={encodable(name): encodable(value) for name, value in run.settings.items()},
-        machine=run.machine,
-        use=run.use,
-        started=run.started,
-        seconds=run.seconds,
-        rank=run.rank,
-        world_size=run.world_size,
         ranks=_ranks(run, diagnosis),
         notes=[*run.notes[:_MAX_NOTES], *([note] if note else []), *remarks],
     )
@@ -257,87 +262,63 @@ def build_report(
 def _ranks(run: Run, diagnosis: Diagnosis) -> list[RankSummary]:
     is_finding = any(finding.rule == "slow-rank" for finding in diagnosis.findings)
     slow = find_slow_rank(run) if is_finding else None
-    found = []
-    for each in run.ranks:
-        if steps := each.compute.count:
-            copy_ms = each.copy.total_ms if each.copy else 0.0
-            found.append(
-                RankSummary(
-                    rank=each.rank,
-                    host=encodable(each.host),
-                    steps=steps,
-                    step_ms=(each.wait.total_ms + copy_ms + each.compute.total_ms) / steps,
-                    wait_ms=each.wait.total_ms / steps,
-                    on_core_ms=None if each.compute_cpu_ms is None else each.compute_cpu_ms / steps,
-                    worker_ms=each.tasks_ms / steps if each.tasks else None,
-                    slow=slow.part if slow and slow.rank == each.rank else "",
-                )
-            )
-    return found
+
+    def summary(each: RankTimes) -> RankSummary:
+        steps, wait_ms, cpu_ms = each.compute.count, each.wait.total_ms, each.compute_cpu_ms
+        copy_ms = each.copy.total_ms if each.copy else 0.0
+        return RankSummary(
+            rank=each.rank,
+            host=encodable(each.host),
+            steps=steps,
+            step_ms=(wait_ms + copy_ms + each.compute.total_ms) / steps,
+            wait_ms=wait_ms / steps,
+            on_core_ms=None if cpu_ms is None else cpu_ms / steps,
+            worker_ms=each.tasks_ms / steps if each.tasks else None,
+            slow=slow.part if slow and slow.rank == each.rank else "",
+        )
+
+    return [summary(each) for each in run.ranks if each.compute.count]
 
 
 def _slowest(samples: Sequence[SlowSample]) -> list[SlowSample]:
     """Remove duplicate samples and sort them, slowest first."""
-    longest: dict[str, float] = {}
-    for each in samples:
+    unique: dict[str, SlowSample] = {}
+    for each in sorted(samples, key=lambda each: -each.ms):
         name = encodable(each.name)
-        longest[name] = max(each.ms, longest.get(name, 0.0))
-    ordered = sorted(longest.items(), key=lambda item: -item[1])
-    return [SlowSample(name=name, ms=ms) for name, ms in ordered]
+        unique.setdefault(name, SlowSample(name=name, ms=each.ms))
+    return list(unique.values())
 
 
 def rate_intervals(points: Sequence[ThroughputPoint]) -> list[RateInterval]:
-    """Convert recorded points to a throughput history, without impossible ones."""
-    found = []
-    for point in points:
-        if not (0 < point.seconds < _LONG_S and abs(point.begun_s) < _LONG_S and point.batches > 0):
-            continue
-        rate = None
-        if point.samples is not None and point.samples >= 0:
-            rate = finite(min(point.samples, 10**18) / point.seconds)
-        found.append(
-            RateInterval(
-                begun_s=point.begun_s,
-                seconds=point.seconds,
-                images_per_s=rate,
-                wait_pct=finite(max(0.0, min(100.0, point.wait_ms / point.seconds / 10))),
-                image_size=point.image_size,
-            )
-        )
-    return merge_neighbours(found, _MAX_INTERVALS)
+    """Convert recorded points to a throughput history, without impossible ones.
 
-
-def merge_neighbours(intervals: Sequence[RateInterval], most: int) -> list[RateInterval]:
-    """Reduce to about `most` intervals by merging neighbours of one image size."""
-    share = -(-len(intervals) // most)
-    groups: list[list[RateInterval]] = []
-    for each in intervals:
-        last = groups[-1] if groups else []
-        if last and len(last) < share and last[-1].image_size == each.image_size:
-            last.append(each)
+    If there are too many, neighbours of one image size are merged.
+    """
+    possible = list(filter(_is_possible, points))
+    most, merged, joined = -(-len(possible) // _MAX_INTERVALS), list[ThroughputPoint](), 0
+    for point in possible:
+        if 0 < joined < most and merged[-1].image_size == point.image_size:
+            merged[-1].add(point)
+            joined += 1
         else:
-            groups.append([each])
+            merged.append(replace(point))
+            joined = 1
     return [
         RateInterval(
-            begun_s=group[0].begun_s,
-            seconds=group[-1].ended_s - group[0].begun_s,
-            images_per_s=_mean(group, [each.images_per_s for each in group]),
-            wait_pct=_mean(group, [each.wait_pct for each in group]),
-            image_size=group[0].image_size,
+            begun_s=point.begun_s,
+            seconds=point.seconds,
+            images_per_s=None
+            if point.samples is None or point.samples < 0
+            else finite(min(point.samples, 10**18) / point.seconds),
+            wait_pct=finite(max(0.0, min(100.0, point.wait_ms / point.seconds / 10))),
+            image_size=point.image_size,
         )
-        if len(group) > 1
-        else group[0]
-        for group in groups
+        for point in filter(_is_possible, merged)
     ]
 
 
-def _mean(group: Sequence[RateInterval], values: Sequence[float | None]) -> float | None:
-    """Mean over the time of intervals; None if a value is unknown."""
-    total = sum(each.seconds for each in group)
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    return sum(each.seconds * value for each, value in zip(group, known, strict=True)) / total
+def _is_possible(point: ThroughputPoint) -> bool:
+    return 0 < point.seconds < _LONG_S and abs(point.begun_s) < _LONG_S and point.batches > 0
 
 
 def read_epoch_metrics(folder: Path) -> tuple[list[EpochMetrics], str]:
@@ -359,51 +340,31 @@ def read_epoch_metrics(folder: Path) -> tuple[list[EpochMetrics], str]:
     lines = [line for line in data.split(b"\n") if line.strip()]
     found: list[EpochMetrics] = []
     ended_s: float | None = 0.0
-    for line in lines[:_MAX_EPOCHS]:
+    for line in lines:
         try:
-            values = json.loads(line)
-        except (ValueError, RecursionError):
+            read = msgspec.convert(json.loads(line), _EpochLine)  # json reads NaN, too
+        except (ValueError, OverflowError, RecursionError, msgspec.ValidationError):
             continue
-        epoch = _whole(values.get("epoch")) if isinstance(values, dict) else None
-        if epoch is None or (found and epoch <= found[-1].epoch):
-            continue
-        seconds = _number(values.get("seconds"))
-        if ended_s is None or seconds is None or seconds < 0:
-            ended_s = None
-        else:
-            more = (_number(values.get(name)) or 0.0 for name in ("first_wait_s", "val_seconds"))
-            ended_s += seconds + sum(max(0.0, each) for each in more)
-        found.append(
-            EpochMetrics(
-                epoch=epoch,
-                image_size=_whole(values.get("size_px")),
-                ended_s=ended_s,
-                loss=_number(values.get("train_loss")),
-                val_loss=_number(values.get("val_loss")),
-                top1=_number(values.get("val_top1"), most=1),
-                top5=_number(values.get("val_top5"), most=1),
-                lr=_number(values.get("lr")),
+        if not found or read.epoch > found[-1].epoch:
+            if ended_s is not None and read.seconds is not None:
+                ended_s += read.seconds + (read.first_wait_s or 0.0) + (read.val_seconds or 0.0)
+            else:
+                ended_s = None
+            found.append(
+                EpochMetrics(
+                    epoch=read.epoch,
+                    image_size=read.size_px,
+                    ended_s=ended_s,
+                    loss=finite(read.train_loss),
+                    val_loss=finite(read.val_loss),
+                    top1=read.val_top1,
+                    top5=read.val_top5,
+                    lr=finite(read.lr),
+                )
             )
-        )
     unread = len(lines) - len(found)
     note = f"{unread} lines of {_METRICS_FILE} are invalid or out of order, and are left out"
     return found, note if unread else ""
-
-
-def _number(value: object, most: float = math.inf) -> float | None:
-    """Return a finite number, from 0 to `most` if that is given; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = finite(float(value))
-    except OverflowError:
-        return None
-    return number if number is None or most == math.inf or 0 <= number <= most else None
-
-
-def _whole(value: object) -> int | None:
-    known = isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 1 << 31
-    return value if known else None  # type: ignore[return-value]
 
 
 def to_json(thing: Any) -> dict[str, Any]:
@@ -450,7 +411,7 @@ PART_NAMES: dict[TimePart, str] = {
 _ALWAYS = ("wait", "copy", "compute")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class PartOfTime:
     """Part of a run's time.
 
@@ -484,18 +445,10 @@ def parts_of_time(diagnosis: Diagnosis) -> list[PartOfTime]:
     for key, name in PART_NAMES.items():
         seconds = finite(diagnosis.time_split_s.get(key))
         if seconds or key in _ALWAYS:
-            in_step = key not in ("starts", "between") and steps and seconds is not None
-            made.append(
-                PartOfTime(
-                    key=key,
-                    name=name,
-                    seconds=as_ms(1000 * seconds)
-                    if seconds and seconds < 1
-                    else as_seconds(seconds),
-                    step_ms=as_ms(1000 * (seconds or 0.0) / steps) if in_step else "",
-                    share=shares.get(key),
-                )
-            )
+            ms = None if seconds is None else 1000 * seconds
+            in_step = ms is not None and steps and key not in ("starts", "between")
+            step_ms = as_ms((ms or 0.0) / steps) if in_step else ""
+            made.append(PartOfTime(key, name, as_ms(ms), step_ms, shares.get(key)))
     return made
 
 
@@ -541,7 +494,7 @@ def describe_throughput(diagnosis: Diagnosis) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class LimitCheck:
     """Limit, and if a run respects it.
 
@@ -564,20 +517,17 @@ def check_limits(
     report: ReportData, max_wait_pct: float | None, min_images_per_s: float | None
 ) -> list[LimitCheck]:
     """Check each limit that is not None. A run of too few steps neither passes nor fails."""
-
-    def check(name: str, limit: float, measured: float | None, sign: int, text: str) -> LimitCheck:
-        decided = measured is not None and report.bound != "inconclusive"
-        passed = sign * ((measured or 0.0) - limit) >= 0 if decided else None
-        return LimitCheck(name=name, limit=limit, measured=measured, passed=passed, said=text)
-
-    found = []
-    if max_wait_pct is not None:
-        text = f"data wait: {as_percent(report.wait_pct)} of the time, limit {max_wait_pct:g}%"
-        found.append(check("wait_pct", max_wait_pct, report.wait_pct, -1, text))
-    if min_images_per_s is not None:
+    found, is_decided = [], report.bound != "inconclusive"
+    if (most := max_wait_pct) is not None:
+        wait = report.wait_pct
+        passed = wait <= most if is_decided and wait is not None else None
+        text = f"data wait: {as_percent(wait)} of the time, limit {most:g}%"
+        found.append(LimitCheck("wait_pct", most, wait, passed, text))
+    if (least := min_images_per_s) is not None:
         rate = report.images_per_s
-        text = f"throughput: {as_rate(rate)}, minimum {min_images_per_s:g} images/s"
-        found.append(check("images_per_s", min_images_per_s, rate, 1, text))
+        passed = rate >= least if is_decided and rate is not None else None
+        text = f"throughput: {as_rate(rate)}, minimum {least:g} images/s"
+        found.append(LimitCheck("images_per_s", least, rate, passed, text))
     return found
 
 

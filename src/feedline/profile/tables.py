@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
-from feedline.profile.finding import PhaseSplit
 from feedline.profile.report import ReportData
 from feedline.text import (
     NOT_MEASURED,
@@ -17,7 +18,7 @@ from feedline.text import (
     finite,
     printable,
 )
-from feedline.timing.run import Loader, Process
+from feedline.timing.run import Loader, Machine
 
 __all__ = ["ReportTable", "report_tables"]
 
@@ -30,6 +31,21 @@ _ENGINES = {
     "dataset": "dataset engine",
     "iterable": "torch's engine",
 }
+_LABELS = {
+    "name": "class",
+    "made_by": "engine",
+    "gpu": "GPU",
+    "gpu_busy": "GPU busy",
+    "quota_cores": "CPU quota",
+    "throttled_s": "throttled by the CPU quota",
+    "shared_by": "training processes",
+    "threads": "torch threads",
+    "worker_threads": "threads of the busiest worker",
+    "shared_memory_bytes": "/dev/shm",
+    "cacheable_bytes": "memory for cached files",
+    "dataset_bytes": "all samples",
+}
+"""Printed names of fields whose own names do not tell enough."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,33 +67,39 @@ class ReportTable:
 
 def report_tables(report: ReportData) -> list[ReportTable]:
     """Return all tables of a report that have rows."""
-    loaders = report.loaders[:_LOADERS]
-    numbers = [f" {k}" for k in range(len(loaders))] if len(report.loaders) > 1 else [""]
-    settings = [[printable(name), printable(value)] for name, value in report.settings.items()]
+    numbers = [f" {k}" for k in range(_LOADERS)] if len(report.loaders) > 1 else [""]
     made = [
         _phases(report),
         _ranks(report),
         _epochs(report),
         _stages(report),
         _processes(report),
-        ReportTable(
-            title="Slowest samples",
-            heads=["sample", "took"],
-            rows=[[printable(each.name), as_ms(each.ms)] for each in report.slowest[:_SLOWEST]],
+        _table(
+            "Slowest samples",
+            report.slowest[:_SLOWEST],
+            {"sample": lambda each: printable(each.name), "took": lambda each: as_ms(each.ms)},
         ),
         *(
             _pairs(f"Loader{number}", _loader(loader))
-            for number, loader in zip(numbers, loaders, strict=False)
+            for number, loader in zip(numbers, report.loaders, strict=False)
         ),
-        ReportTable(title="Settings of the recipe", rows=settings),
+        _pairs("Settings of the recipe", report.settings),
         _pairs("Use of the machine", _use(report)),
-        _pairs("Machine", _machine(report)),
+        _pairs("Machine", _machine(report.machine)),
     ]
     return [_cut(table) for table in made if table.rows]
 
 
-def _pairs(title: str, values: dict[str, str]) -> ReportTable:
-    return ReportTable(title=title, rows=[[name, value] for name, value in values.items() if value])
+def _table(
+    title: str, items: Sequence[Any], columns: Mapping[str, Callable[[Any], str]], note: str = ""
+) -> ReportTable:
+    rows = [[cell(each) for cell in columns.values()] for each in items]
+    return ReportTable(title=title, heads=list(columns), rows=rows, note=note)
+
+
+def _pairs(title: str, values: Mapping[str, str]) -> ReportTable:
+    rows = [[printable(name), printable(value)] for name, value in values.items() if value]
+    return ReportTable(title=title, rows=rows)
 
 
 def _cut(table: ReportTable) -> ReportTable:
@@ -88,191 +110,149 @@ def _cut(table: ReportTable) -> ReportTable:
     return replace(table, rows=table.rows[:_MAX_ROWS], note=note)
 
 
+def _text(value: object, form: str = "", missing: str = "-") -> str:
+    return missing if value is None else format(value, form)
+
+
+def _share(part: float | None, whole: float | None) -> str:
+    return as_share(None if part is None or not whole or whole < 0 else min(1.0, part / whole))
+
+
 def _phases(report: ReportData) -> ReportTable:
     def three(figures: tuple[float, float, float] | None) -> str:
         if figures is None:
             return NOT_MEASURED
         return "/".join(as_ms(each).removesuffix(" ms") for each in figures)
 
-    def row(phase: PhaseSplit) -> list[str]:
-        batch = "" if phase.batch_size is None else f" @{phase.batch_size}"
-        return [
-            f"{'-' if phase.image_size is None else phase.image_size}{batch}",
-            "-".join(str(epoch + 1) for epoch in dict.fromkeys(phase.epochs)),
-            str(phase.steps),
-            as_rate(phase.images_per_s).removesuffix(" images/s"),
-            as_percent(phase.wait_pct),
-            three(phase.wait_ms),
-            three(phase.copy_ms),
-            three(phase.compute_ms),
-            as_ms(phase.hidden_ms).removesuffix(" ms"),
-        ]
-
-    heads = ["px @batch", "epochs", "steps", "images/s", "wait", "wait ms", "copy ms", "compute ms"]
-    return ReportTable(
-        title="Phases",
-        heads=[*heads, "hidden"],
-        rows=[row(each) for each in report.phases],
-        note="Steps alone, without the starts of passes. px @batch: image size and batch size. "
+    return _table(
+        "Phases",
+        report.phases,
+        {
+            "px @batch": lambda each: (
+                _text(each.image_size) + ("" if each.batch_size is None else f" @{each.batch_size}")
+            ),
+            "epochs": lambda each: "-".join(str(k + 1) for k in dict.fromkeys(each.epochs)),
+            "steps": lambda each: str(each.steps),
+            "images/s": lambda each: as_rate(each.images_per_s).removesuffix(" images/s"),
+            "wait": lambda each: as_percent(each.wait_pct),
+            "wait ms": lambda each: three(each.wait_ms),
+            "copy ms": lambda each: three(each.copy_ms),
+            "compute ms": lambda each: three(each.compute_ms),
+            "hidden": lambda each: as_ms(each.hidden_ms).removesuffix(" ms"),
+        },
+        "Steps alone, without the starts of passes. px @batch: image size and batch size. "
         "Parts of a step in ms: median/95th percentile/longest; computing includes waits for a "
         "core. hidden: work of the workers for a batch during the steps, in ms per worker.",
     )
 
 
 def _ranks(report: ReportData) -> ReportTable:
-    heads = ["rank", "slow", "step", "data wait", "workers", "on a core", "steps"]
-    return ReportTable(
-        title="Ranks",
-        heads=heads,
-        rows=[
-            [
-                f"{each.rank} on {printable(each.host)}",
-                each.slow,
-                as_ms(each.step_ms),
-                as_ms(each.wait_ms),
-                as_ms(each.worker_ms),
-                as_ms(each.on_core_ms),
-                str(each.steps),
-            ]
-            for each in report.ranks
-        ],
-        note="Means per step; on a core: computing of the training thread. Ranks that synchronise "
+    return _table(
+        "Ranks",
+        report.ranks,
+        {
+            "rank": lambda each: f"{each.rank} on {printable(each.host)}",
+            "slow": lambda each: each.slow,
+            "step": lambda each: as_ms(each.step_ms),
+            "data wait": lambda each: as_ms(each.wait_ms),
+            "workers": lambda each: as_ms(each.worker_ms),
+            "on a core": lambda each: as_ms(each.on_core_ms),
+            "steps": lambda each: str(each.steps),
+        },
+        "Means per step; on a core: computing of the training thread. Ranks that synchronise "
         "gradients have equal steps: all wait for the slowest input or computing.",
     )
 
 
 def _epochs(report: ReportData) -> ReportTable:
-    def cell(value: float | None, form: str = ".4g") -> str:
-        return "-" if value is None else f"{value:{form}}"
-
-    latest = report.epochs_trained[-_EPOCHS:]
-    more = len(report.epochs_trained) - len(latest)
-    return ReportTable(
-        title="Learning",
-        heads=["epoch", "px", "loss", "val loss", "top-1", "top-5", "lr", "trained for"],
-        rows=[
-            [
-                str(each.epoch),
-                cell(each.image_size, "d"),
-                cell(each.loss),
-                cell(each.val_loss),
-                cell(each.top1, ".1%"),
-                cell(each.top5, ".1%"),
-                cell(each.lr, ".3g"),
-                as_seconds(each.ended_s),
-            ]
-            for each in latest
-        ],
-        note=f"The latest {_EPOCHS}; the JSON has {more} more." if more else "",
+    more = len(report.epochs_trained) - _EPOCHS
+    return _table(
+        "Learning",
+        report.epochs_trained[-_EPOCHS:],
+        {
+            "epoch": lambda each: str(each.epoch),
+            "px": lambda each: _text(each.image_size),
+            "loss": lambda each: _text(each.loss, ".4g"),
+            "val loss": lambda each: _text(each.val_loss, ".4g"),
+            "top-1": lambda each: _text(each.top1, ".1%"),
+            "top-5": lambda each: _text(each.top5, ".1%"),
+            "lr": lambda each: _text(each.lr, ".3g"),
+            "trained for": lambda each: as_seconds(each.ended_s),
+        },
+        f"The latest {_EPOCHS}; the JSON has {more} more." if more > 0 else "",
     )
 
 
 def _stages(report: ReportData) -> ReportTable:
     all_ms = sum(each.total_ms for each in report.stages)
-
-    def share(part: float | None, whole: float) -> str:
-        return as_share(None if part is None or whole <= 0 else min(1.0, part / whole))
-
-    return ReportTable(
-        title="Stages of making a sample",
-        heads=["stage", "share", "mean", "longest", "on a core", "times"],
-        rows=[
-            [
-                printable(each.name),
-                share(each.total_ms, all_ms),
-                as_ms(each.total_ms / each.count if each.count > 0 else None),
-                as_ms(each.longest_ms),
-                share(each.cpu_ms, each.total_ms),
-                str(each.count),
-            ]
-            for each in report.stages
-        ],
-        note="From the workers' timed tasks, which are a part of all tasks.",
+    return _table(
+        "Stages of making a sample",
+        report.stages,
+        {
+            "stage": lambda each: printable(each.name),
+            "share": lambda each: _share(each.total_ms, all_ms),
+            "mean": lambda each: as_ms(each.total_ms / each.count if each.count > 0 else None),
+            "longest": lambda each: as_ms(each.longest_ms),
+            "on a core": lambda each: _share(each.cpu_ms, each.total_ms),
+            "times": lambda each: str(each.count),
+        },
+        "From the workers' timed tasks, which are a part of all tasks.",
     )
 
 
 def _processes(report: ReportData) -> ReportTable:
-    heads = ["watched", "on a core", "waited for a core", "read from disk", "page faults"]
-
-    def row(each: Process) -> list[str]:
-        watched = finite(each.seconds) or 0.0
-        shares = [
-            seconds / watched if seconds is not None and watched > 0 else None
-            for seconds in (each.cpu_s, each.queued_s)
-        ]
-        return [
-            f"{each.role} {each.pid}",
-            as_seconds(each.seconds),
-            *map(as_share, shares),
-            as_bytes(each.read_bytes),
-            _count(each.major_faults, NOT_MEASURED),
-        ]
-
-    return ReportTable(
-        title="Processes",
-        heads=["process", *heads],
-        rows=[row(each) for each in report.use.processes],
-        note="From the kernel's counters: the trainer, and the longest-lived workers.",
+    return _table(
+        "Processes",
+        report.use.processes,
+        {
+            "process": lambda each: f"{each.role} {each.pid}",
+            "watched": lambda each: as_seconds(each.seconds),
+            "on a core": lambda each: _share(each.cpu_s, finite(each.seconds)),
+            "waited for a core": lambda each: _share(each.queued_s, finite(each.seconds)),
+            "read from disk": lambda each: as_bytes(each.read_bytes),
+            "page faults": lambda each: _text(each.major_faults, missing=NOT_MEASURED),
+        },
+        "From the kernel's counters: the trainer, and the longest-lived workers.",
     )
 
 
+def _fields(facts: Any, **shown: str) -> dict[str, str]:
+    """Names and values of the fields of a dataclass, except lists and mappings.
+
+    `shown` has the text of some fields; a field with an empty text is left out.
+    """
+    found = {}
+    for name in (each.name for each in fields(facts)):
+        value = getattr(facts, name)
+        if name in shown:
+            text = shown[name]
+        elif name.endswith("_bytes"):
+            text = as_bytes(value)
+        elif isinstance(value, bool):
+            text = "yes" if value else "no"
+        else:
+            text = _text(value, missing="unknown")
+        if not isinstance(value, list | dict):
+            found[_LABELS.get(name) or name.removesuffix("_bytes").replace("_", " ")] = text
+    return found
+
+
 def _loader(loader: Loader) -> dict[str, str]:
-    return {
-        "class": printable(loader.name),
-        "kind": loader.kind,
-        "dataset": printable(loader.dataset),
-        "samples": _count(loader.samples),
-        "batch size": _count(loader.batch_size),
-        "workers": _count(loader.workers),
-        "prefetch factor": _count(loader.prefetch_factor),
-        "workers persist": _yes(loader.persistent_workers),
-        "pinned memory": _yes(loader.pin_memory),
-        "start method": printable(loader.start_method),
-        "collate": printable(loader.collate)
-        or ("torch's default" if loader.kind == "torch" else ""),
-        "engine": _ENGINES.get(loader.made_by, printable(loader.made_by)),
-        "because": printable(loader.because),
-        "copies read": printable(loader.copies),
-    }
-
-
-def _count(value: int | None, missing: str = "unknown") -> str:
-    return missing if value is None else str(value)
-
-
-def _yes(value: bool | None) -> str:
-    return "unknown" if value is None else "yes" if value else "no"
+    return _fields(
+        loader,
+        made_by=_ENGINES.get(loader.made_by, loader.made_by),
+        collate=loader.collate or ("torch's default" if loader.kind == "torch" else ""),
+        accepts="",
+    )
 
 
 def _use(report: ReportData) -> dict[str, str]:
-    use = report.use
-    no_quota = use.throttled_s is None and report.machine.quota_cores is None
-    return {
-        "GPU busy": as_share(use.gpu_busy),
-        "worker processes": str(use.worker_starts),
-        "worker deaths": str(use.worker_deaths),
-        "throttled by the CPU quota": "no quota" if no_quota else as_seconds(use.throttled_s),
-        "torch threads, trainer": _count(use.threads),
-        "threads, busiest worker": _count(use.worker_threads),
-        "/dev/shm": as_bytes(use.shared_memory_bytes),
-        "memory for cached files": as_bytes(use.cacheable_bytes),
-        "all samples": as_bytes(use.dataset_bytes),
-    }
+    use, quota = report.use, report.machine.quota_cores
+    throttled = "no quota" if use.throttled_s is quota is None else as_seconds(use.throttled_s)
+    return _fields(use, gpu_busy=as_share(use.gpu_busy), throttled_s=throttled)
 
 
-def _machine(report: ReportData) -> dict[str, str]:
-    machine = report.machine
-    return {
-        "host": printable(machine.host),
-        "processor": printable(machine.cpu),
-        "logical cores": str(machine.cores),
-        "usable cores": str(machine.usable_cores),
-        "training processes": str(machine.shared_by),
-        "CPU quota": "none" if machine.quota_cores is None else f"{machine.quota_cores:g} cores",
-        "memory": as_bytes(machine.memory_bytes),
-        "GPU": "none" if machine.gpu is None else printable(machine.gpu),
-        "system": printable(machine.platform),
-    } | {
-        printable(name): "not installed" if version is None else printable(version)
-        for name, version in machine.versions.items()
-    }
+def _machine(machine: Machine) -> dict[str, str]:
+    quota = "none" if machine.quota_cores is None else f"{machine.quota_cores:g} cores"
+    versions = {name: version or "not installed" for name, version in machine.versions.items()}
+    return _fields(machine, quota_cores=quota, gpu=machine.gpu or "none") | versions

@@ -1,18 +1,20 @@
 """Text views: a report, a diagnosis, and timelines in characters.
 
-Guarantees: at most 100 columns; no colour if NO_COLOR is set or the output is not a terminal; names
-of classes and files cannot control the terminal. Each character of a timeline covers an equal part
-of the time, and shows the state that took most of it.
+Guarantees: at most 100 columns; no colour if NO_COLOR is set or the output is not a terminal; ASCII
+if the output's encoding has no other characters; names of classes and files cannot control the
+terminal. Each character of a timeline covers an equal part of the time, and shows the state that
+took most of it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from itertools import groupby
+from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult, group
 from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
@@ -29,13 +31,11 @@ from feedline.profile.report import (
 )
 from feedline.profile.tables import ReportTable, report_tables
 from feedline.profile.timeline import (
-    BLANK,
     CAUSES,
     NO_TIMELINE,
-    STAGES,
-    Cause,
     Lane,
     Timeline,
+    legend,
     timeline_heading,
     visible_lanes,
 )
@@ -44,58 +44,33 @@ from feedline.text import as_ms, as_rate, as_seconds, as_share, plural, printabl
 __all__ = [
     "ASCII",
     "BLOCKS",
-    "NAME_COLUMNS",
     "DiagnosisView",
-    "Glyphs",
-    "columns",
+    "HistoryView",
+    "ReportView",
+    "TimelinesView",
     "diagnosis_text",
-    "diagnosis_view",
-    "glyphs_for",
-    "history_lines",
-    "lane_lines",
-    "legend",
-    "report_view",
+    "make_console",
     "show",
     "table_view",
 ]
 
-NAME_COLUMNS = 11
-"""Width of the name of each lane."""
-
+_NAME_COLUMNS = 11  # of the name of a lane
 _WIDTH, _BAR = 100, 30
 _BOUND_STYLES = {"not input-bound": "bold green", "inconclusive": "bold yellow"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Glyphs:
-    """Character for each state.
-
-    Args:
-        busy: a worker makes a batch, a step computes.
-        idle: for each cause.
-        levels: from low to high, for a height.
-        mark: start of a phase.
-    """
+    """Characters: of busy states, of each other state, of heights from low to high, of a mark."""
 
     busy: str
-    idle: dict[Cause, str]
+    idle: dict[str, str]
     levels: str
     mark: str
 
-    def level(self, share: float) -> str:
-        """Return the character for a height from 0 to 1."""
-        return self.levels[min(len(self.levels) - 1, max(0, int(share * len(self.levels))))]
 
-
-BLOCKS = Glyphs(
-    busy="█",
-    idle=dict(zip(CAUSES, "▒!?~ ·", strict=True)),
-    levels="▁▂▃▄▅▆▇█",
-    mark="┬",
-)
-ASCII = Glyphs(
-    busy="#", idle=dict(zip(CAUSES, "=!?~ .", strict=True)), levels="123456789", mark="+"
-)
+BLOCKS = Glyphs("█", dict(zip([*CAUSES, "blank"], "▒!?~ · ", strict=True)), "▁▂▃▄▅▆▇█", "┬")
+ASCII = Glyphs("#", dict(zip([*CAUSES, "blank"], "=!?~ . ", strict=True)), "123456789", "+")
 
 _COLOURS = {
     "make": "blue",
@@ -110,42 +85,24 @@ _COLOURS = {
     "copy": "magenta",
     "core": "yellow",
     "shape": "cyan",
-    "between": "bright_black",
 }
-"""By stage, by cause if a lane is idle, or by part of a run's time."""
+"""By state of a lane, or by part of a run's time."""
 
 
-def glyphs_for(stream: IO[str]) -> Glyphs:
-    """Return the glyphs that a stream can encode."""
-    try:
-        "".join([BLOCKS.busy, *BLOCKS.idle.values(), BLOCKS.levels, BLOCKS.mark]).encode(
-            getattr(stream, "encoding", None) or "ascii"
-        )
-    except (UnicodeEncodeError, LookupError):
-        return ASCII
-    return BLOCKS
+def _glyphs(options: ConsoleOptions) -> Glyphs:
+    return ASCII if options.ascii_only else BLOCKS
 
 
-class DiagnosisView:
-    """Diagnosis to be displayed: by a notebook as HTML, by `print` as text.
+def _columns(options: ConsoleOptions) -> int:
+    """Number of columns beside the name of a lane."""
+    return max(20, min(_WIDTH, options.max_width) - _NAME_COLUMNS)
 
-    Args:
-        diagnosis: of a run.
-    """
 
-    def __init__(self, diagnosis: Diagnosis) -> None:
-        self.diagnosis = diagnosis
-
-    def __str__(self) -> str:
-        return diagnosis_text(self.diagnosis)
-
-    __repr__ = __str__
-
-    def __rich__(self) -> RenderableType:
-        return diagnosis_view(self.diagnosis, glyphs_for(sys.stdout))
-
-    def _repr_html_(self) -> str:
-        return diagnosis_html(self.diagnosis)
+def make_console() -> Console:
+    """Return a console on stdout of at most 100 columns; of 100 if it is not a terminal."""
+    console = Console(highlight=False)
+    console.width = min(_WIDTH, console.width) if console.is_terminal else _WIDTH
+    return console
 
 
 def diagnosis_text(diagnosis: Diagnosis) -> str:
@@ -159,7 +116,7 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
         highlight=False,
     )
     with console.capture() as captured:
-        console.print(diagnosis_view(diagnosis, glyphs_for(sys.stdout)))
+        console.print(DiagnosisView(diagnosis))
     return captured.get().rstrip("\n")
 
 
@@ -173,100 +130,101 @@ def show(diagnosis: Diagnosis) -> None:
 
         display(view)
     else:
-        console = Console(highlight=False)
-        console.width = columns(console)
-        console.print(view)
+        make_console().print(view)
 
 
-def columns(console: Console) -> int:
-    """Return the number of columns for a console, a terminal or not."""
-    return min(_WIDTH, console.width) if console.is_terminal else _WIDTH
+class DiagnosisView:
+    """Bottleneck of a run, parts of its time, and fixes: HTML in a notebook, text elsewhere.
+
+    Args:
+        diagnosis: of a run.
+    """
+
+    def __init__(self, diagnosis: Diagnosis) -> None:
+        self.diagnosis = diagnosis
+
+    def __str__(self) -> str:
+        return diagnosis_text(self.diagnosis)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return diagnosis_html(self.diagnosis)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        diagnosis, glyphs = self.diagnosis, _glyphs(options)
+        known = diagnosis.bound != "inconclusive"
+        yield Text(headline(diagnosis), _BOUND_STYLES.get(diagnosis.bound, "bold red"))
+        if known:
+            grid = Grid.grid(padding=(0, 2))
+            for justify in ("left", "right", "right", "right", "left"):
+                grid.add_column(overflow="fold", justify=justify)
+            grid.add_row("", *(Text(head, "dim") for head in ("time", "share", "per step")))
+            for part in parts_of_time(diagnosis):
+                glyph = glyphs.idle["making"] if part.key in ("starts", "wait") else glyphs.busy
+                bar = Text(glyph * round(_BAR * (part.share or 0.0)), _COLOURS.get(part.key, "dim"))
+                share = "" if part.share is None else as_share(part.share)
+                grid.add_row(part.name, part.seconds, share, part.step_ms, bar)
+            yield _indented(grid)
+            yield from (_indented(Text(line)) for line in describe_throughput(diagnosis))
+        for number, finding in enumerate(diagnosis.findings, 1):
+            yield Text(f"\n{number}. {printable(finding.rule)}", "bold")
+            rows = {"cause": finding.cause, "evidence": finding.evidence, "fix": finding.fix}
+            if finding.fix and known:
+                rows["gain"] = as_gain(finding.gain)
+            yield _indented(_pairs([[name, text] for name, text in rows.items() if text]), 3)
 
 
-def diagnosis_view(diagnosis: Diagnosis, glyphs: Glyphs) -> RenderableType:
-    """Show the bottleneck of a run, the parts of its time, and what to change."""
-    return Group(*_diagnosis(diagnosis, glyphs))
-
-
-def _diagnosis(diagnosis: Diagnosis, glyphs: Glyphs) -> Iterator[RenderableType]:
-    known = diagnosis.bound != "inconclusive"
-    yield Text(headline(diagnosis), _BOUND_STYLES.get(diagnosis.bound, "bold red"))
-    if known:
-        grid = Grid.grid(padding=(0, 2))
-        for justify in ("left", "right", "right", "right", "left"):
-            grid.add_column(overflow="fold", justify=justify)
-        grid.add_row("", *(Text(head, "dim") for head in ("time", "share", "per step")))
-        for part in parts_of_time(diagnosis):
-            glyph = glyphs.idle["making"] if part.key in ("starts", "wait") else glyphs.busy
-            bar = Text(glyph * round(_BAR * (part.share or 0.0)), _COLOURS[part.key])
-            share = "" if part.share is None else as_share(part.share)
-            grid.add_row(part.name, part.seconds, share, part.step_ms, bar)
-        yield Padding(grid, (0, 0, 0, 2))
-        for line in describe_throughput(diagnosis):
-            yield Padding(Text(line), (0, 0, 0, 2))
-    for number, finding in enumerate(diagnosis.findings, 1):
-        yield Text(f"\n{number}. {printable(finding.rule)}", "bold")
-        rows = {"cause": finding.cause, "evidence": finding.evidence, "fix": finding.fix}
-        if finding.fix and known:
-            rows["gain"] = as_gain(finding.gain)
-        yield Padding(_pairs([[name, text] for name, text in rows.items() if text]), (0, 0, 0, 3))
-
-
-def report_view(report: ReportData, name: str, glyphs: Glyphs, width: int) -> RenderableType:
-    """Show a report.
+class ReportView:
+    """Report of a run.
 
     Args:
         report: of the run.
         name: name of the run: its path.
-        glyphs: that can be written.
-        width: of the terminal, in columns.
     """
-    return Group(*_report(report, name, glyphs, min(_WIDTH, width)))
 
+    def __init__(self, report: ReportData, name: str) -> None:
+        self.report, self.name = report, name
 
-def _report(report: ReportData, name: str, glyphs: Glyphs, width: int) -> Iterator[RenderableType]:
-    yield Text(f"{printable(name)}: {recording_of(report)}\n", "dim")
-    yield from _diagnosis(report, glyphs)
-    if report.bound == "inconclusive":
-        yield Text("\nThe exit status is 3. --html and --json have the figures of this run.", "dim")
-        return
-    used: set[str] = set()
-    for timeline in report.timelines:
-        lines, glyphs_of = lane_lines(timeline, glyphs, width)
-        used |= glyphs_of
-        yield Text(f"\n{timeline_heading(timeline)}", "bold")
-        yield from lines
-    if report.timelines:
-        yield from legend(used, glyphs)
-    else:
-        yield Text(f"\n{NO_TIMELINE}")
-    history = history_lines(report.throughput_history, glyphs, width)
-    yield Text("\nThroughput over time" + ("" if history else ": not measured"), "bold")
-    yield from history
-    for table in report_tables(report):
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        report = self.report
+        yield Text(f"{printable(self.name)}: {recording_of(report)}\n", "dim")
+        yield DiagnosisView(report)
         yield Text("")
-        yield table_view(table)
-    if report.notes:
-        yield Text("\nNot measured", "bold")
-        yield from (Padding(Text(printable(note)), (0, 0, 0, 2)) for note in report.notes)
+        if report.bound == "inconclusive":
+            about = "The exit status is 3. --html and --json have the figures of this run."
+            yield Text(about, "dim")
+            return
+        yield TimelinesView(report.timelines)
+        yield HistoryView(report.throughput_history)
+        for table in report_tables(report):
+            yield Text("")
+            yield table_view(table)
+        if report.notes:
+            yield Text("\nNot measured", "bold")
+            yield from (_indented(Text(printable(note))) for note in report.notes)
 
 
-def table_view(table: ReportTable) -> RenderableType:
+@group()
+def table_view(table: ReportTable) -> Iterator[RenderableType]:
     """Show a table with its title and note."""
-    shown: list[RenderableType] = [Text(table.title, "bold")]
+    yield Text(table.title, "bold")
     if table.heads:
         grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
         for k, head in enumerate(table.heads):
             justify: Any = "right" if k else "left"
             grid.add_column(Text(head), justify=justify, overflow="fold", header_style="dim")
         for row in table.rows:
-            grid.add_row(*(Text(cell) for cell in row))
-        shown.append(Padding(grid, (0, 0, 0, 2)))
+            grid.add_row(*map(Text, row))
+        yield _indented(grid)
     else:
-        shown.append(Padding(_pairs(table.rows), (0, 0, 0, 2)))
+        yield _indented(_pairs(table.rows))
     if table.note:
-        shown.append(Padding(Text(table.note, "dim"), (0, 0, 0, 2)))
-    return Group(*shown)
+        yield _indented(Text(table.note, "dim"))
+
+
+def _indented(view: RenderableType, columns: int = 2) -> Padding:
+    return Padding(view, (0, 0, 0, columns))
 
 
 def _pairs(rows: list[list[str]]) -> Grid:
@@ -279,89 +237,94 @@ def _pairs(rows: list[list[str]]) -> Grid:
     return grid
 
 
-def lane_lines(timeline: Timeline, glyphs: Glyphs, width: int) -> tuple[list[Text], set[str]]:
-    """Format a timeline: a line for each lane, and a time axis; with the characters in use."""
-    columns = max(20, width - NAME_COLUMNS)
-    lanes, hidden = visible_lanes(timeline)
-    lines, used = [], set()
-    for lane in lanes:
-        line = _line(printable(lane.name)[: NAME_COLUMNS - 1])
-        if lane.spans:
-            for glyph, style in _cells(lane, timeline.length_ms, glyphs, columns):
-                line.append(glyph, style or None)
-                used.add(glyph)
-        else:
-            line.append("not recorded", "dim")
-        lines.append(line)
-    if hidden:
-        lines.append(_line("", f"and {plural(hidden, 'more worker')}"))
-    lines.append(_line("", f"0{as_ms(timeline.length_ms):>{columns - 1}}"))
-    return lines, used
-
-
 def _line(name: str, text: str = "") -> Text:
-    line = Text(f"{name:<{NAME_COLUMNS}}", no_wrap=True, overflow="crop")
+    line = Text(f"{name:<{_NAME_COLUMNS}}", no_wrap=True, overflow="crop")
     return line.append(text, "dim")
 
 
-def _cells(lane: Lane, length_ms: float, glyphs: Glyphs, columns: int) -> list[tuple[str, str]]:
-    """Return character and colour of each part of a lane."""
-    found, k = [], 0
-    for column in range(columns):
+class TimelinesView:
+    """Timelines, a line for each lane and a time axis, and their legend.
+
+    Args:
+        timelines: of a run, or of several.
+        same_scale: a shorter timeline has fewer columns.
+    """
+
+    def __init__(self, timelines: Sequence[Timeline], *, same_scale: bool = False) -> None:
+        self.timelines, self.same_scale = timelines, same_scale
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        glyphs = _glyphs(options)
+        longest = max((each.length_ms for each in self.timelines), default=0.0)
+        for timeline in self.timelines:
+            share = timeline.length_ms / longest if self.same_scale else 1.0
+            columns = max(20, round(_columns(options) * share))
+            yield Text(timeline_heading(timeline), "bold")
+            lanes, hidden = visible_lanes(timeline)
+            for lane in lanes:
+                line = _line(printable(lane.name)[: _NAME_COLUMNS - 1])
+                for state in _states(lane, timeline.length_ms, columns):
+                    line.append(glyphs.idle.get(state, glyphs.busy), _COLOURS.get(state))
+                yield line if lane.spans else line.append("not recorded", "dim")
+            if hidden:
+                yield _line("", f"and {plural(hidden, 'more worker')}")
+            yield _line("", f"0{as_ms(timeline.length_ms):>{columns - 1}}\n")
+        for state, meaning in legend(self.timelines):
+            glyph = glyphs.idle.get(state, glyphs.busy)
+            yield Text.assemble((glyph, _COLOURS.get(state, "")), f"  {meaning}")
+        if not self.timelines:
+            yield Text(NO_TIMELINE)
+
+
+def _states(lane: Lane, length_ms: float, columns: int) -> Iterator[str]:
+    """Yield the longest state of each part of a lane; nothing without spans."""
+    k = 0
+    for column in range(columns if lane.spans else 0):
         low, high = length_ms * column / columns, length_ms * (column + 1) / columns
         while k < len(lane.spans) - 1 and lane.spans[k].ended_ms <= low:
             k += 1
-        weights: dict[tuple[str, Cause], float] = {}
+        weights: dict[str, float] = {}
         for span in lane.spans[k:]:
             if span.begun_ms >= high:
                 break
             part = max(0.0, min(high, span.ended_ms) - max(low, span.begun_ms))
-            key = span.stage, span.cause
-            weights[key] = weights.get(key, 0.0) + part
-        stage, cause = max(weights, key=lambda key: weights[key], default=("unknown", ""))
-        glyph = " " if stage == "unknown" else glyphs.idle.get(cause, glyphs.busy)
-        found.append((glyph, _COLOURS.get(cause or stage, "") if glyph.strip() else ""))
-    return found
+            weights[span.state] = weights.get(span.state, 0.0) + part
+        yield max(weights, key=lambda state: weights[state], default="blank")
 
 
-def legend(used: Set[str], glyphs: Glyphs) -> list[Text]:
-    """Return the meaning of the characters in use."""
-    lines = [Text(f"{glyphs.busy}  {', '.join(STAGES.values())}")]
-    for cause, meaning in CAUSES.items():
-        if glyphs.idle[cause] in used and glyphs.idle[cause].strip():
-            lines.append(Text.assemble((glyphs.idle[cause], _COLOURS[cause]), f"  {meaning}"))
-    if " " in used:
-        lines.append(Text(f"   {BLANK}"))
-    return lines
+class HistoryView:
+    """Images per second over time, and the start of each phase below.
 
+    Args:
+        history: of a run.
+    """
 
-def history_lines(history: Sequence[RateInterval], glyphs: Glyphs, width: int) -> list[Text]:
-    """Format images per second over time, and the start of each phase below."""
-    known = [each for each in history if each.images_per_s is not None]
-    if not known:
-        return []
-    begun = history[0].begun_s
-    length = max(each.ended_s for each in history) - begun
-    most = max(each.images_per_s or 0.0 for each in known)
-    columns = max(20, width - NAME_COLUMNS)
-    bars = _line("images/s")
-    for column in range(columns):
-        low, high = (begun + length * (column + k) / columns for k in (0, 1))
-        rate = _rate(known, low, high)
-        bars.append(" " if rate is None or most <= 0 else glyphs.level(rate / most - 1e-9), "green")
-    marks = ""
-    for previous, each in zip([None, *history], history, strict=False):
-        if previous is None or previous.image_size != each.image_size:
-            at = min(columns - 1, int((each.begun_s - begun) / length * columns))
+    def __init__(self, history: Sequence[RateInterval]) -> None:
+        self.history = history
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        history, glyphs, columns = self.history, _glyphs(options), _columns(options)
+        known = [each for each in history if each.images_per_s is not None]
+        yield Text("\nThroughput over time" + ("" if known else ": not measured"), "bold")
+        if not known:
+            return
+        begun = history[0].begun_s
+        length = max(each.ended_s for each in history) - begun
+        most = max(each.images_per_s or 0.0 for each in known)
+        bars, marks = _line("images/s"), ""
+        for column in range(columns):
+            low, high = (begun + length * (column + k) / columns for k in (0, 1))
+            rate = _rate(known, low, high)
+            height = int(len(glyphs.levels) * (rate or 0.0) / (most or 1.0) - 1e-6)
+            bars.append(" " if rate is None else glyphs.levels[height], "green")
+        for size, phase in groupby(history, lambda each: each.image_size):
+            at = min(columns - 1, int((next(phase).begun_s - begun) / length * columns))
             if at > len(marks) or not marks:  # names do not overlap
-                size = "?" if each.image_size is None else f"{each.image_size} px"
-                name = f"{glyphs.mark}{size}"
+                name = f"{glyphs.mark}{'?' if size is None else f'{size} px'}"
                 marks = marks.ljust(at) + (name if at + len(name) <= columns else glyphs.mark)
-    return [
-        bars,
-        _line("", marks),
-        _line("", f"highest {as_rate(most)}, over {as_seconds(length)}"),
-    ]
+        yield bars
+        yield _line("", marks)
+        yield _line("", f"highest {as_rate(most)}, over {as_seconds(length)}")
 
 
 def _rate(intervals: Sequence[RateInterval], low: float, high: float) -> float | None:

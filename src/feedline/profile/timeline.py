@@ -18,14 +18,14 @@ from feedline.text import as_ms, as_percent, as_seconds, plural
 from feedline.timing.run import Event, TimelineSample
 
 __all__ = [
-    "BLANK",
     "CAUSES",
     "NO_TIMELINE",
-    "STAGES",
+    "STATES",
     "Cause",
     "Lane",
     "Span",
     "Timeline",
+    "legend",
     "timeline_heading",
     "timeline_of",
     "timelines_of",
@@ -46,11 +46,13 @@ CAUSES: dict[Cause, str] = {
 }
 """Meaning of each cause, worst first."""
 
-STAGES = {"make": "a worker makes a batch", "compute": "the step computes"}
-"""Meaning of each stage."""
-
-BLANK = "blank: not recorded, or between two passes over the data"
-"""Meaning of a part without a span."""
+STATES: dict[str, str] = {
+    "make": "a worker makes a batch",
+    "compute": "the step computes",
+    **{str(cause): meaning for cause, meaning in CAUSES.items()},
+    "blank": "blank: not recorded, or between two passes over the data",
+}
+"""Meaning of each state of a lane."""
 
 NO_TIMELINE = "No single steps were recorded, so there is no timeline."
 
@@ -59,6 +61,7 @@ _LONG_MS = 1e12
 _NOISE_MS = 0.001  # shorter intervals are ignored
 _MAX_TIMELINES, _MAX_EVENTS, _MAX_LANES = 4, 20_000, 200
 _MAX_WORKERS = 16  # drawn
+_MIN_VISIBLE = 0.003  # share of a lane
 
 _Interval = tuple[float, float]
 
@@ -86,6 +89,11 @@ class Span:
         """Length."""
         return self.ended_ms - self.begun_ms
 
+    @property
+    def state(self) -> str:
+        """Busy stage or cause of the idle time; "blank" if nothing was recorded."""
+        return "blank" if self.stage == "unknown" else self.cause or self.stage
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lane:
@@ -96,15 +104,11 @@ class Lane:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of the time of each busy stage and of each cause of idle time, 0 to 1.
-
-        "unknown" is a wait whose reason was not recorded, "blank" is time that was not recorded.
-        """
+        """Share of the time of each state, 0 to 1."""
         length = sum(span.length_ms for span in self.spans)
         found: dict[str, float] = {}
         for span in self.spans:
-            key = "blank" if span.stage == "unknown" else span.cause or span.stage
-            found[key] = found.get(key, 0.0) + span.length_ms / length
+            found[span.state] = found.get(span.state, 0.0) + span.length_ms / length
         return found
 
 
@@ -146,6 +150,15 @@ def visible_lanes(timeline: Timeline) -> tuple[list[Lane], int]:
     workers = [lane for lane in timeline.lanes if lane.name != _STEP]
     steps = [lane for lane in timeline.lanes if lane.name == _STEP]
     return [*workers[:_MAX_WORKERS], *steps], max(0, len(workers) - _MAX_WORKERS)
+
+
+def legend(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
+    """Return the visible states of timelines, with their meaning."""
+    shares = [share for each in timelines for lane in each.lanes for share in lane.shares.items()]
+    visible = {state for state, share in shares if share > _MIN_VISIBLE}
+    if "between" in visible:
+        visible = visible - {"between"} | {"blank"}
+    return [(state, meaning) for state, meaning in STATES.items() if state in visible]
 
 
 def timelines_of(samples: Sequence[TimelineSample]) -> tuple[list[Timeline], list[str]]:
