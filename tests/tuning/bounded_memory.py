@@ -68,7 +68,7 @@ class _LiveBytes(TorchDispatchMode):
 
 
 class BoundedMemory:
-    """Memory with the protocol of `feedline.tuning.batch_trials.DeviceMemory`.
+    """Memory with the methods of `feedline.tuning.batch_trials.CudaMemory`.
 
     Args:
         bound: size in bytes.

@@ -19,9 +19,10 @@ import feedline
 from feedline.errors import UsageError
 from feedline.order.schedule import Schedule
 from feedline.tuning.batch_size import (
-    BatchSearch,
     BatchSizes,
+    largest_fitting,
     measure_batch_sizes,
+    next_size,
     next_smaller,
 )
 from feedline.tuning.batch_trials import SHARE, BatchTrial, BatchTrials, is_out_of_memory
@@ -46,7 +47,6 @@ def tried(
     schedule: str,
     memory: BoundedMemory,
     max_rows: int = 4096,
-    on_trial: Any = None,
     **options: Any,
 ) -> BatchSizes:
     with memory.here([*model.parameters(), *model.buffers()]):
@@ -56,43 +56,37 @@ def tried(
             Schedule.parse(schedule),
             where="a CPU",
             max_rows=max_rows,
-            on_trial=on_trial,
         )
 
 
 def searched(
-    taken: Callable[[int], float], room: int, start: int, most: int = 4096, breaks: float = 1.1
-) -> BatchSearch:
-    """A finished search; trials fail above `breaks` of the memory."""
-    search = BatchSearch(usable_bytes=room, start=start, max_rows=most)
-    while (rows := search.next()) is not None:
-        assert rows not in search.trials
+    taken: Callable[[int], float], room: int, most: int = 4096, breaks: float = 1.1
+) -> dict[int, BatchTrial]:
+    """Trials of a finished search; they fail above `breaks` of the memory."""
+    trials: dict[int, BatchTrial] = {}
+    while (rows := next_size(trials, room, most)) is not None:
+        assert rows not in trials
         assert rows in SIZES
         assert rows <= most
         peak = int(taken(rows))
-        search.add(
-            BatchTrial(
-                rows=rows, peak_bytes=peak if peak <= breaks * room else None, fits=peak <= room
-            )
+        trials[rows] = BatchTrial(
+            rows=rows, peak_bytes=peak if peak <= breaks * room else None, fits=peak <= room
         )
-    return search
+    return trials
 
 
 def largest(taken: Callable[[int], float], room: int, most: int = 4096) -> int:
     return max((n for n in SIZES if n <= most and int(taken(n)) <= room), default=0)
 
 
-@pytest.mark.parametrize("start", [1, 8, 100, 480, 520, 4096])
 @pytest.mark.parametrize("per_image", [3, 17, 40, 150, 2500])
-def test_the_largest_is_found_in_few_trials(start: int, per_image: int) -> None:
+def test_the_largest_is_found_in_few_trials(per_image: int) -> None:
     def taken(rows: int) -> float:
         return 300 + rows * per_image
 
-    search = searched(taken, 20_000, start)
-    assert search.best == largest(taken, 20_000)
-    assert len(search.trials) <= 12
-    near = largest(taken, 20_000)
-    assert len(searched(taken, 20_000, near + 8).trials) <= 3
+    trials = searched(taken, 20_000)
+    assert largest_fitting(trials) == largest(taken, 20_000)
+    assert len(trials) <= 6
 
 
 @given(
@@ -100,7 +94,6 @@ def test_the_largest_is_found_in_few_trials(start: int, per_image: int) -> None:
     per_image=st.floats(0.5, 3000),
     steps=st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 5000)), max_size=5),
     room=st.integers(1, 100_000),
-    start=st.integers(0, 10_000),
     most=st.integers(1, 5000),
     breaks=st.floats(1, 3),
 )
@@ -109,7 +102,6 @@ def test_largest_size_is_found_for_any_kernel_choice(
     per_image: float,
     steps: list[tuple[int, int]],
     room: int,
-    start: int,
     most: int,
     breaks: float,
 ) -> None:
@@ -118,18 +110,17 @@ def test_largest_size_is_found_for_any_kernel_choice(
     def taken(rows: int) -> float:
         return fixed + rows * per_image + sum(more for since, more in steps if rows >= since)
 
-    search = searched(taken, room, start, most, breaks)
-    assert search.best == largest(taken, room, most)
-    assert len(search.trials) <= 16
+    trials = searched(taken, room, most, breaks)
+    assert largest_fitting(trials) == largest(taken, room, most)
+    assert len(trials) <= 16
 
 
 def test_failed_size_bounds_larger_ones_even_if_they_ran() -> None:
-    search = BatchSearch(usable_bytes=100, start=64, max_rows=64)
-    search.add(BatchTrial(rows=64, peak_bytes=90, fits=True))
-    assert search.next() is None
-    search.add(BatchTrial(rows=32, peak_bytes=None, fits=False))
-    assert search.best == 0
-    assert (search.next() or 64) < 32
+    trials = {64: BatchTrial(rows=64, peak_bytes=90, fits=True)}
+    assert next_size(trials, 100, 64) is None
+    trials[32] = BatchTrial(rows=32, peak_bytes=None, fits=False)
+    assert largest_fitting(trials) == 0
+    assert (next_size(trials, 100, 64) or 64) < 32
 
 
 def test_failing_size_shrinks_to_zero() -> None:

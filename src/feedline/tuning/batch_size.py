@@ -11,7 +11,7 @@ exceeds the maximum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -25,11 +25,12 @@ from feedline.tuning.batch_trials import BatchTrial, BatchTrials, CudaMemory
 from feedline.tuning.training_step import HasStateDict, Loss, MakeBatch, Step, class_loss
 
 __all__ = [
-    "BatchSearch",
     "BatchSizes",
     "PhaseBatch",
     "find_batch_size",
+    "largest_fitting",
     "measure_batch_sizes",
+    "next_size",
     "next_smaller",
 ]
 
@@ -39,7 +40,8 @@ _FIRST_ROWS = 8
 _EXTRAPOLATED = 3  # trials that follow a line; later ones halve or double
 _SMALLER = 0.95
 _GB = 1 << 30
-_BOUNDS = {
+Bound = Literal["memory", "most", "asked"]
+_BOUNDS: dict[Bound, str] = {
     "memory": "limited by memory",
     "most": "limited by the maximum",
     "asked": "set by the schedule",
@@ -111,11 +113,10 @@ def find_batch_size(
         loss=loss,
         stateful=stateful,
         precision=precision,
+        on_trial=on_trial,
     )
     where = torch.cuda.get_device_name(device)
-    return measure_batch_sizes(
-        trials, phases, where=where, max_rows=max_batch_size, on_trial=on_trial
-    )
+    return measure_batch_sizes(trials, phases, where=where, max_rows=max_batch_size)
 
 
 def _check(model: nn.Module, phases: Schedule, precision: torch.dtype, max_batch_size: int) -> None:
@@ -170,14 +171,18 @@ class PhaseBatch:
 
     phase: Phase
     peak_bytes: int
-    bound: Literal["memory", "most", "asked"]
+    bound: Bound
     trials: tuple[BatchTrial, ...]
 
     @property
     def rows(self) -> int:
         """Images in a batch."""
-        assert self.phase.batch_size is not None, "set by the search"
-        return self.phase.batch_size
+        return self.phase.batch_size or 0
+
+    @property
+    def stage(self) -> tuple[int, int]:
+        """Image size and images in a batch."""
+        return self.phase.image_size or 0, self.rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,93 +258,66 @@ class BatchSizes:
         )
 
 
-class BatchSearch:
-    """Search for the largest batch that fits: 1 to 8, or a multiple of 8. Pure.
+def next_size(trials: Mapping[int, BatchTrial], usable_bytes: int, max_rows: int) -> int | None:
+    """Return the next batch size to try: 1 to 8, or a multiple of 8. Pure.
 
     Args:
+        trials: trials by batch size.
         usable_bytes: memory limit of a batch.
-        start: first size to try.
         max_rows: largest size to try, at least 1.
+
+    Returns:
+        None if the largest that fits is known.
     """
+    end = _larger(max_rows)
+    if not trials:
+        return min(_FIRST_ROWS, _rounded(max_rows))
+    low = largest_fitting(trials)
+    high = min((rows for rows, trial in trials.items() if not trial.fits), default=end)
+    if _larger(low) >= high:
+        return None
+    target = _extrapolate(trials, usable_bytes) if len(trials) <= _EXTRAPOLATED else None
+    if target is None:
+        # Until a size fails, the gap has no upper end to be halved.
+        target = 2 * low if high == end and low else (low + high) // 2
+    return min(max(_rounded(target), _larger(low)), _rounded(high - 1))
 
-    def __init__(self, *, usable_bytes: int, start: int, max_rows: int) -> None:
-        self._usable_bytes = usable_bytes
-        self._last = _index(max_rows)
-        self._start = min(max(_index(start), 1), self._last)
-        self.trials: dict[int, BatchTrial] = {}
-        """Trials by batch size."""
 
-    def add(self, trial: BatchTrial) -> None:
-        """Add a finished trial."""
-        self.trials[trial.rows] = trial
+def largest_fitting(trials: Mapping[int, BatchTrial]) -> int:
+    """Largest size that fits, below all that do not; 0 if none fits."""
+    failed = min((rows for rows, trial in trials.items() if not trial.fits), default=None)
+    return max((rows for rows in trials if failed is None or rows < failed), default=0)
 
-    def next(self) -> int | None:
-        """Return the next size to try, or None if the largest is known."""
-        low, high = _index(self.best), self._high
-        if not self.trials:
-            return _size(self._start)
-        if high - low <= 1:
-            return None
-        target = self._extrapolate() if len(self.trials) <= _EXTRAPOLATED else None
-        if target is None:
-            # Until a size fails, the gap has no upper end to be halved.
-            target = 2 * low if high > self._last and low else (low + high) // 2
-        return _size(min(max(target, low + 1), high - 1))
 
-    @property
-    def best(self) -> int:
-        """Largest size that fits, below all that do not; 0 if none fits."""
-        high = self._high
-        fitting = (r for r, trial in self.trials.items() if trial.fits and _index(r) < high)
-        return max(fitting, default=0)
-
-    @property
-    def _high(self) -> int:
-        """Index of the smallest size that does not fit, or one past the last."""
-        failed = (_index(rows) for rows, trial in self.trials.items() if not trial.fits)
-        return min(failed, default=self._last + 1)
-
-    def _extrapolate(self) -> int | None:
-        """Index of the largest size on the line through the two largest measured sizes."""
-        known = sorted(
-            (trial.rows, trial.peak_bytes)
-            for trial in self.trials.values()
-            if trial.peak_bytes is not None
-        )
-        if not known:
-            return None
-        # A single point underestimates, since some bytes do not depend on the size.
-        (few, less), (many, more) = known[-2:] if len(known) > 1 else [(0, 0), known[0]]
-        if more <= less:
-            return None
-        return _index(int(many + (self._usable_bytes - more) * (many - few) / (more - less)))
+def _extrapolate(trials: Mapping[int, BatchTrial], usable_bytes: int) -> int | None:
+    """Largest size on the line through the two largest measured sizes."""
+    known = sorted((rows, each.peak_bytes) for rows, each in trials.items() if each.peak_bytes)
+    if not known:
+        return None
+    # A single point underestimates, since some bytes do not depend on the size.
+    (few, less), (many, more) = known[-2:] if len(known) > 1 else [(0, 0), known[0]]
+    if more <= less:
+        return None
+    return int(many + (usable_bytes - more) * (many - few) / (more - less))
 
 
 def next_smaller(rows: int) -> int:
     """Size to try after this one failed: about 5% smaller; 0 below 1."""
-    index = _index(rows)
-    return _size(min(_index(int(_SMALLER * rows)), index - 1)) if index > 1 else 0
+    return _rounded(min(int(_SMALLER * rows), rows - 1))
 
 
-def _index(rows: int) -> int:
-    """Index of a size in the list 1 to 8, then each multiple of 8."""
-    return max(0, rows) if rows <= _MULTIPLE else _MULTIPLE + rows // _MULTIPLE - 1
+def _rounded(rows: int) -> int:
+    """Largest size that is at most this."""
+    return max(0, rows) if rows < _MULTIPLE else rows - rows % _MULTIPLE
 
 
-def _size(index: int) -> int:
-    return index if index <= _MULTIPLE else (index - _MULTIPLE + 1) * _MULTIPLE
-
-
-RunTrial = Callable[[int, int], BatchTrial]
+def _larger(rows: int) -> int:
+    """Smallest size above this."""
+    return rows + 1 if rows < _MULTIPLE else _rounded(rows) + _MULTIPLE
 
 
 def measure_batch_sizes(
-    trials: BatchTrials,
-    schedule: Schedule,
-    *,
-    where: str,
-    max_rows: int,
-    on_trial: Callable[[int, BatchTrial], object] | None = None,
+    trials: BatchTrials, schedule: Schedule, *, where: str, max_rows: int
 ) -> BatchSizes:
     """Find the largest batches by trial: a search for each phase, then all phases in sequence.
 
@@ -348,35 +326,22 @@ def measure_batch_sizes(
         schedule: each phase has a size.
         where: name of the device.
         max_rows: largest batch to try.
-        on_trial: called after each trial with the image size.
 
     Raises:
         UsageError: nothing fits, or a batch size of the schedule does not fit.
         Exception: any error of a step except out of memory.
     """
-
-    def run(size: int, rows: int) -> BatchTrial:
-        trial = trials.trial(size, rows)
-        if on_trial is not None:
-            on_trial(size, trial)
-        return trial
-
     known: dict[tuple[int | None, int | None], PhaseBatch] = {}
+    found = list[PhaseBatch]()
     try:
         for phase in schedule.phases:
             key = phase.image_size, phase.batch_size
-            if key not in known and phase.batch_size is None:
-                known[key] = _search(phase, trials, run, max_rows)
-            elif key not in known:
-                known[key] = _check_scheduled(phase, trials, run)
-        found = list[PhaseBatch]()
-        for phase in schedule.phases:
-            each = known[phase.image_size, phase.batch_size]
+            if key not in known:
+                known[key] = _find(phase, trials, max_rows)
+            each = known[key]
             found.append(replace(each, phase=replace(phase, batch_size=each.rows)))
-        stages = [(_px(each.phase), each.rows) for each in found]
-        while (failing := trials.find_failing_phase(stages)) is not None:
-            found[failing] = _shrink(found[failing], trials, run)
-            stages[failing] = _px(found[failing].phase), found[failing].rows
+        while (failing := trials.find_failing_phase([each.stage for each in found])) is not None:
+            found[failing] = _shrink(found[failing], trials)
     finally:
         trials.clear()
     return BatchSizes(
@@ -387,64 +352,54 @@ def measure_batch_sizes(
     )
 
 
-def _search(phase: Phase, trials: BatchTrials, run: RunTrial, max_rows: int) -> PhaseBatch:
-    """Find the largest batch of one phase."""
-    search = BatchSearch(usable_bytes=trials.usable_bytes, start=_FIRST_ROWS, max_rows=max_rows)
-    while (rows := search.next()) is not None:
-        search.add(run(_px(phase), rows))
-    if not search.best:
+def _find(phase: Phase, trials: BatchTrials, max_rows: int) -> PhaseBatch:
+    """Find the largest batch of one phase, or try the one that the schedule sets."""
+    size, rows = phase.image_size or 0, phase.batch_size
+    limit = f"{trials.usable_bytes / _GB:.1f} GB of {trials.memory_bytes / _GB:.1f} GB"
+    tried: dict[int, BatchTrial] = {}
+    if rows is not None:
+        trial = tried[rows] = trials.trial(size, rows)
+        if not trial.fits:
+            needs = f"it needs {(trial.peak_bytes or 0) / _GB:.1f} GB"
+            raise UsageError(
+                f"the batch size {rows} of the schedule at {size} px does not fit into {limit} "
+                f"({trials.last_error if trial.peak_bytes is None else needs})",
+                hint=f"remove @{rows} to search for the largest",
+            )
+        bound: Bound = "asked"
+    else:
+        while (rows := next_size(tried, trials.usable_bytes, max_rows)) is not None:
+            tried[rows] = trials.trial(size, rows)
+        rows = largest_fitting(tried)
+        bound = "most" if all(trial.fits for trial in tried.values()) else "memory"
+    if not rows:
         raise UsageError(
-            f"not even one image of {_px(phase)} px fits into {_memory(trials)} with the model and "
-            f"its optimizer ({trials.last_error})",
+            f"not even one image of {size} px fits into {limit} with the model and its optimizer "
+            f"({trials.last_error})",
             hint="use a smaller model or image size, or end other programs on the device",
         )
-    best = search.trials[search.best]
-    assert best.peak_bytes is not None, "it fits"
-    every = tuple(search.trials.values())
     return PhaseBatch(
-        phase=replace(phase, batch_size=best.rows),
-        peak_bytes=best.peak_bytes,
-        bound="most" if all(trial.fits for trial in every) else "memory",
-        trials=every,
+        phase=replace(phase, batch_size=rows),
+        peak_bytes=tried[rows].peak_bytes or 0,
+        bound=bound,
+        trials=tuple(tried.values()),
     )
 
 
-def _check_scheduled(phase: Phase, trials: BatchTrials, run: RunTrial) -> PhaseBatch:
-    """Try a batch size that the schedule sets."""
-    assert phase.batch_size is not None, "the schedule sets it"
-    trial = run(_px(phase), phase.batch_size)
-    if not trial.fits or trial.peak_bytes is None:
-        needs = f"it needs {(trial.peak_bytes or 0) / _GB:.1f} GB"
-        raise UsageError(
-            f"the batch size {phase.batch_size} of the schedule at {_px(phase)} px does not fit "
-            f"into {_memory(trials)} ({trials.last_error if trial.peak_bytes is None else needs})",
-            hint=f"remove @{phase.batch_size} to search for the largest",
-        )
-    return PhaseBatch(phase=phase, peak_bytes=trial.peak_bytes, bound="asked", trials=(trial,))
-
-
-def _shrink(found: PhaseBatch, trials: BatchTrials, run: RunTrial) -> PhaseBatch:
+def _shrink(found: PhaseBatch, trials: BatchTrials) -> PhaseBatch:
     """Reduce the batch of a phase that fails after other phases."""
-    rows = next_smaller(found.rows)
-    if found.bound == "asked" or not rows:
+    size, rows = found.stage
+    smaller = next_smaller(rows)
+    if found.bound == "asked" or not smaller:
         raise UsageError(
-            f"batches of {found.rows} at {_px(found.phase)} px fit alone, but not after the other "
-            f"phases ({trials.last_error})",
+            f"batches of {rows} at {size} px fit alone, but not after the other phases "
+            f"({trials.last_error})",
             hint="use smaller ones, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         )
-    trial = run(_px(found.phase), rows)
+    trial = trials.trial(size, smaller)
     return PhaseBatch(
-        phase=replace(found.phase, batch_size=rows),
+        phase=replace(found.phase, batch_size=smaller),
         peak_bytes=found.peak_bytes if trial.peak_bytes is None else trial.peak_bytes,
         bound="memory",
         trials=(*found.trials, trial),
     )
-
-
-def _px(phase: Phase) -> int:
-    assert phase.image_size is not None, "checked by find_batch_size"
-    return phase.image_size
-
-
-def _memory(trials: BatchTrials) -> str:
-    return f"{trials.usable_bytes / _GB:.1f} GB of {trials.memory_bytes / _GB:.1f} GB"

@@ -10,9 +10,9 @@ predicted.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ from feedline.tuning.training_step import (
     training_step,
 )
 
-__all__ = ["SHARE", "BatchTrial", "BatchTrials", "CudaMemory", "DeviceMemory", "is_out_of_memory"]
+__all__ = ["SHARE", "BatchTrial", "BatchTrials", "CudaMemory", "is_out_of_memory"]
 
 _pytree = find_private("torch.utils._pytree")
 
@@ -58,19 +58,6 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     message = str(error)
     return isinstance(error, RuntimeError) and any(part in message for part in _MESSAGES)
-
-
-class DeviceMemory(Protocol):
-    """Memory of a device, for trials of batch sizes."""
-
-    def available_bytes(self) -> int:
-        """Return the memory available to this process with an empty cache."""
-
-    def clear(self) -> None:
-        """Empty the cache and reset `peak_bytes`."""
-
-    def peak_bytes(self) -> int:
-        """Return the peak memory used since `clear`, as seen by the device."""
 
 
 class CudaMemory:
@@ -130,7 +117,7 @@ class BatchTrials:
         model: switched to training mode during a trial.
         memory: memory of the device.
         device: device of the steps.
-        step, batch, optimizer, loss, stateful, precision: see `find_batch_size`.
+        step, batch, optimizer, loss, stateful, precision, on_trial: see `find_batch_size`.
 
     Raises:
         UsageError: the model takes part in a collective computation.
@@ -140,7 +127,7 @@ class BatchTrials:
         self,
         model: nn.Module,
         *,
-        memory: DeviceMemory,
+        memory: CudaMemory,
         device: torch.device,
         step: Step | None = None,
         batch: MakeBatch | None = None,
@@ -148,6 +135,7 @@ class BatchTrials:
         loss: Loss = class_loss,
         stateful: Sequence[HasStateDict] = (),
         precision: torch.dtype = torch.float32,
+        on_trial: Callable[[int, BatchTrial], object] | None = None,
     ) -> None:
         _check(model)
         trainable = [each for each in model.parameters() if each.requires_grad]
@@ -163,6 +151,7 @@ class BatchTrials:
         self._stateful: list[HasStateDict] = [model, optimizer, *stateful]
         self._memory = memory
         self._device = device
+        self._on_trial = on_trial
         # DistributedDataParallel keeps a copy of the gradients for communication.
         copied = trainable if rank_and_world()[1] > 1 else []
         self._reserved_bytes = sum(each.numel() * each.element_size() for each in copied)
@@ -186,7 +175,10 @@ class BatchTrials:
         failed = self._train([(size, rows)], self._reserved_bytes)
         peak_bytes = None if failed is not None else self._memory.peak_bytes()
         fits = peak_bytes is not None and peak_bytes <= self.usable_bytes
-        return BatchTrial(rows=rows, peak_bytes=peak_bytes, fits=fits)
+        trial = BatchTrial(rows=rows, peak_bytes=peak_bytes, fits=fits)
+        if self._on_trial is not None:
+            self._on_trial(size, trial)
+        return trial
 
     def find_failing_phase(self, phases: Sequence[tuple[int, int]]) -> int | None:
         """Train all sizes in sequence within the memory limit of a batch.
