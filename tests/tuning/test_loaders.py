@@ -248,7 +248,7 @@ def looked_at(loader: DataLoader[Any], size: int) -> Rates:
     """A short look at one size."""
     own = TunableFeedlineLoader(loader)
     own.begin(next(phase for phase in own.phases if phase.image_size == size))
-    benchmark = StepBenchmark(own, lambda batch: time.sleep(0.005), size)
+    benchmark = StepBenchmark(own, lambda batch: time.sleep(0.005))
     trial = benchmark.trial(own.start, min_s=0.1, max_s=0.2)
     found = own.rates([trial], compute_s=0.005, step_cpu_s=0.001)
     own.close()

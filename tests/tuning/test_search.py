@@ -119,7 +119,7 @@ def test_uneven_batches_are_prefetched_deeper(
 
 def test_even_batches_are_not_prefetched_deeper() -> None:
     training = Simulated(own_ms=10.0, cpu_ms=200.0, cores=8, workers=1)
-    choices = SearchSpace(prefetch=(4, 8), pieces_ms=(12.5,))
+    choices = SearchSpace(prefetch=(4, 8), task_ms=12.5)
     search = Search(
         WorkerLimits(cores=8), LoaderSetting(workers=8, prefetch=2, task_ms=50.0), 100.0, choices
     )

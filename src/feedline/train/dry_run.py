@@ -296,7 +296,7 @@ def _measure(
         rows.append(len(batch[0]))
 
     metered = MeteredStep(step)
-    benchmark = StepBenchmark(tunable, metered, phase.size, single_warmup=True)
+    benchmark = StepBenchmark(tunable, metered, single_warmup=True)
     loading_s = (1 - THRESHOLDS.alone) * budget_s
     with memory_error(f"a batch of {phase.batch_size} images at {phase.size} px"):
         tunable.begin(

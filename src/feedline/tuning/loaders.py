@@ -39,7 +39,7 @@ from feedline.tuning.search import LoaderSetting, LoaderTrial, SearchSpace
 
 __all__ = ["TunableFeedlineLoader", "TunableLoader", "TunableTorchLoader"]
 
-_PIECE_DIVISOR = 4
+_TASK_DIVISOR = 4
 _PREFETCH_FACTORS = (2, 4)
 
 
@@ -111,7 +111,6 @@ class TunableLoader(ABC):
     def stage_timings(self) -> StageTimings:
         """Return the stage timings of all workers; empty if unknown."""
 
-    @abstractmethod
     def rates(
         self, trials: Sequence[LoaderTrial], *, compute_s: float | None, step_cpu_s: float
     ) -> Rates | None:
@@ -122,6 +121,21 @@ class TunableLoader(ABC):
             compute_s: compute-bound step time; None: as in the trials.
             step_cpu_s: CPU time of a step, all threads.
         """
+        # Excludes workers of an unsupported torch release, or that could not map their page.
+        known = [trial for trial in trials if trial.window.tasks_s > 0]
+        if not known or known[0] is not trials[0]:
+            return None
+        points = tuple(_point(trial, compute_s, step_cpu_s) for trial in known)
+        size = None if self._phase is None else self._phase.image_size
+        return Rates(size=size, rows=self._rows(), points=points, level_px=self._copies_px())
+
+    def _rows(self) -> float | None:
+        """Mean number of samples of the current phase's batches."""
+        return self.batch_size
+
+    def _copies_px(self) -> int | None:
+        """Resolution of the cache that is read; None for the originals."""
+        return None
 
     def close(self) -> None:
         """Restore the loader's settings and position, and the random states."""
@@ -159,55 +173,52 @@ class TunableFeedlineLoader(TunableLoader):
                 "workers, so there is nothing to tune"
             )
         super().__init__(loader)
-        self._rows = choice.makes_rows
-        self._original = loader.num_workers, loader.adapts
-        self._original_prefetch = loader.prefetch, loader.task_ms, loader.prefetch_factor
+        self._makes_rows = choice.makes_rows
+        names = ("prefetch", "task_ms") if choice.makes_rows else ("prefetch_factor",)
+        self._original = {name: getattr(loader, name) for name in ("num_workers", *names)}
+        self._adapts = loader.adapts
         self._state = loader.state_dict()
         self._allocated = access.allocated_prefetch(loader)
         self._here: DataLoader[Any] | None = None  # makes batches in this process
         loader.adapts = False
         self._batches = _endless(loader)
         self._batches_here: Generator[Any, None, None] | None = None
-        prefetch, task_ms, factor = self._original_prefetch
-        if self._rows:
+        task_ms = None
+        if self._makes_rows:
             # More may be allocated, for trials.
-            depth = min(DEFAULT_PREFETCH, prefetch or self._allocated)
-            task_ms = task_ms or TASK_NS / 1e6
-            self.start = LoaderSetting(workers=loader.num_workers, prefetch=depth, task_ms=task_ms)
+            prefetch = min(DEFAULT_PREFETCH, loader.prefetch or self._allocated)
+            task_ms = loader.task_ms or TASK_NS / 1e6
         else:
-            factor = factor or DEFAULT_PREFETCH_FACTOR
-            self.start = LoaderSetting(workers=loader.num_workers, prefetch=factor)
+            prefetch = loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR
+        self.start = LoaderSetting(workers=loader.num_workers, prefetch=prefetch, task_ms=task_ms)
 
     @property
     def batch_size(self) -> int | None:
-        """Samples in a batch of the phase."""
         own = None if self._phase is None else self._phase.batch_size
         return own or self._loader.batch_size
 
     @property
     def search_space(self) -> SearchSpace:
-        """Rows: prefetch up to the allocation. Whole batches: up to four times the prefetch."""
         start = self.start
         deeper = {k * start.prefetch for k in _PREFETCH_FACTORS}
-        if not self._rows:
+        if start.task_ms is None:
             return SearchSpace(prefetch=tuple(sorted(deeper)), in_process=True)
         deeper = {depth for depth in deeper if depth < self._allocated} | {self._allocated}
         return SearchSpace(
             prefetch=tuple(sorted(depth for depth in deeper if depth > start.prefetch)),
-            pieces_ms=((start.task_ms or 0.0) / _PIECE_DIVISOR,),
+            task_ms=start.task_ms / _TASK_DIVISOR,
             in_process=True,
         )
 
     @property
     def phases(self) -> list[Phase]:
-        """The first phase of each image size and batch size."""
+        # The first of each image size and batch size.
         found: dict[tuple[int | None, int | None], Phase] = {}
         for phase in access.phases(self._loader):
             found.setdefault((phase.image_size, phase.batch_size or self._loader.batch_size), phase)
         return list(found.values())
 
     def begin(self, phase: Phase) -> None:
-        """Load endless batches of one phase."""
         super().begin(phase)
         self._end_here()
         # A pass that ends here counts no batch of another phase.
@@ -216,7 +227,6 @@ class TunableFeedlineLoader(TunableLoader):
         self._batches = _endless(self._loader)
 
     def change(self, setting: LoaderSetting) -> int:
-        """Apply a setting."""
         loader = self._loader
         if not setting.workers:
             if self._batches_here is None:
@@ -234,61 +244,43 @@ class TunableFeedlineLoader(TunableLoader):
 
     @property
     def all_started(self) -> bool:  # type: ignore[override]
-        """True if all workers have started."""
         here = self._batches_here is not None
         return here or len(self._loader.worker_pids) == self._loader.num_workers
 
     def next(self) -> Any:
-        """Return the next batch, epoch after epoch."""
         return next(self._batches if self._batches_here is None else self._batches_here)
 
     def stage_timings(self) -> StageTimings:
-        """Return the stage timings of the workers."""
         return sum_timings(access.stage_timings(self._loader).values())
 
-    def rates(
-        self, trials: Sequence[LoaderTrial], *, compute_s: float | None, step_cpu_s: float
-    ) -> Rates | None:
-        """Return the rates of the current phase."""
-        if not trials:
-            return None
-        size = None if self._phase is None else self._phase.image_size
+    def _rows(self) -> float | None:
         # A size may have several batch sizes; an interrupted pass may have no full batch.
+        size = None if self._phase is None else self._phase.image_size
         at_size = [
             each
             for each in self._loader.run.passes
             if each.compute.count and size in (None, each.image_size)
         ]
         passes = [each for each in at_size if each.batch_size == self.batch_size] or at_size
-        timed = [each for each in passes if each.wait_cpu_ms is not None]
-        steps = sum(each.compute.count for each in timed)
-        hand_over_s = sum(each.wait_cpu_ms or 0.0 for each in timed) / 1e3 / max(1, steps)
-        rows: float | None = self._loader.batch_size
-        if passes and all(each.samples is not None for each in passes):
-            batches = max(1, sum(each.batches for each in passes))
-            rows = sum(each.samples or 0 for each in passes) / batches or rows
-        choice = access.engine_choice(self._loader)
-        return Rates(
-            size=size,
-            rows=rows,
-            points=tuple(_point(trial, compute_s, step_cpu_s, hand_over_s) for trial in trials),
-            level_px=choice.required_and_cached_px(size)[1],
-        )
+        samples = [each.samples for each in passes if each.samples is not None]
+        if not passes or len(samples) < len(passes):
+            return self._loader.batch_size
+        return sum(samples) / sum(each.batches for each in passes) or self._loader.batch_size
+
+    def _copies_px(self) -> int | None:
+        size = None if self._phase is None else self._phase.image_size
+        return access.engine_choice(self._loader).required_and_cached_px(size)[1]
 
     def close(self) -> None:
-        """Restore the loader's settings and position."""
-        loader, (workers, adapts) = self._loader, self._original
+        loader = self._loader
         self._end_here()
         self._batches.close()
         access.repeat_phase(loader, None)
         loader.load_state_dict(self._state)
-        if loader.num_workers != workers:
-            loader.num_workers = workers
-        if self._rows:
-            loader.prefetch, loader.task_ms, _ = self._original_prefetch
-        else:
-            loader.prefetch_factor = self._original_prefetch[2]
-        loader.adapts = adapts
+        for name, value in self._original.items():
+            if getattr(loader, name) != value or name != "num_workers":
+                setattr(loader, name, value)
+        loader.adapts = self._adapts
         super().close()
 
     def _begin_here(self) -> None:
@@ -296,7 +288,7 @@ class TunableFeedlineLoader(TunableLoader):
         of_workers = ("prefetch_factor", "prefetch", "task_ms", "multiprocessing_context")
         arguments = {**arguments, **dict.fromkeys((*of_workers, "start_method"))}
         arguments |= {"num_workers": 0, "persistent_workers": False, "timeout": 0}
-        if not self._rows:
+        if not self._makes_rows:
             arguments["dataset"] = _copy_dataset(self._loader.dataset)
         self._here = build(kind, arguments)
         if self._phase is not None:
@@ -335,13 +327,11 @@ class TunableTorchLoader(TunableLoader):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples in a batch."""
         size = self._loader.batch_size
         return size or getattr(self._loader.batch_sampler, "batch_size", None)
 
     @property
     def search_space(self) -> SearchSpace:
-        """Up to four times the prefetch; both values of pin_memory if there is a GPU."""
         return SearchSpace(
             prefetch=tuple(k * self.start.prefetch for k in _PREFETCH_FACTORS),
             pin=torch.cuda.is_available(),
@@ -349,7 +339,6 @@ class TunableTorchLoader(TunableLoader):
         )
 
     def change(self, setting: LoaderSetting) -> int:
-        """Stop the workers and start new ones with a setting."""
         if setting == self._setting:
             return 0
         self._stop()
@@ -383,7 +372,6 @@ class TunableTorchLoader(TunableLoader):
         return workers  # all start at the same time, so their first batches come together
 
     def next(self) -> Any:
-        """Return the next batch, epoch after epoch."""
         if self._copy is None:
             self.change(self.start)
         for _ in range(2):
@@ -399,23 +387,10 @@ class TunableTorchLoader(TunableLoader):
         raise _no_batch()
 
     def stage_timings(self) -> StageTimings:
-        """Return the stage timings of the workers."""
         now = {} if self._pages is None else self._pages.stage_timings()
         return sum_timings(now.values())
 
-    def rates(
-        self, trials: Sequence[LoaderTrial], *, compute_s: float | None, step_cpu_s: float
-    ) -> Rates | None:
-        """Return the rates."""
-        # Excludes workers of an unsupported torch release, or that could not map their page.
-        known = [trial for trial in trials if trial.window.tasks_s > 0]
-        if not known or known[0] is not trials[0]:
-            return None
-        points = (_point(each, compute_s, step_cpu_s, each.wait_cpu_s or 0.0) for each in known)
-        return Rates(size=None, rows=self.batch_size, points=tuple(points))
-
     def close(self) -> None:
-        """Stop the workers and restore the random states."""
         self._stop()
         self._copy = None
         super().close()
@@ -459,16 +434,14 @@ def _copy_dataset(dataset: Any) -> Any:
     return copied
 
 
-def _point(
-    trial: LoaderTrial, compute_s: float | None, step_cpu_s: float, hand_over_s: float
-) -> PoolRate:
+def _point(trial: LoaderTrial, compute_s: float | None, step_cpu_s: float) -> PoolRate:
     found = pool_rate(
         trial.window,
         error=trial.error,
         cores=usable_cores(),
         compute_s=compute_s,
         step_cpu_s=step_cpu_s,
-        hand_cpu_s=hand_over_s if trial.workers else 0.0,
+        hand_cpu_s=(trial.wait_cpu_s or 0.0) if trial.workers else 0.0,
         usual_wait_s=trial.usual_wait_s,
     )
     if trial.workers:

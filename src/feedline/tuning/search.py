@@ -124,13 +124,13 @@ class SearchSpace:
 
     Args:
         prefetch: larger values than in the first setting.
-        pieces_ms: smaller task sizes than in the first setting; empty for whole batches.
+        task_ms: smaller task size than in the first setting; None for whole batches.
         pin: True to try both values of pin_memory.
         in_process: True if the training process can make the batches.
     """
 
     prefetch: tuple[int, ...] = ()
-    pieces_ms: tuple[float, ...] = ()
+    task_ms: float | None = None
     pin: bool = False
     in_process: bool = False
 
@@ -143,9 +143,8 @@ class SearchSpace:
         deepest = max(fitting, default=0)
         if deepest > setting.prefetch:
             yield replace(setting, prefetch=deepest)
-        finest = min(self.pieces_ms, default=math.inf)
-        if setting.task_ms is not None and finest < setting.task_ms:
-            yield replace(setting, task_ms=finest)
+        if self.task_ms is not None and setting.task_ms != self.task_ms:
+            yield replace(setting, task_ms=self.task_ms)
 
 
 class Search:
@@ -214,15 +213,8 @@ class Search:
         return self._turns[0] if self._turns else None
 
     def _next_new(self) -> LoaderSetting | None:
-        return (
-            self._smoother()
-            or self._more_workers()
-            or self._fewer_workers()
-            or self._one_core_free()
-            or self._less_prefetch()
-            or self._other_pinning()
-            or self._in_process()
-        )
+        found = self._smoother() or self._more_workers() or self._fewer_workers()
+        return found or next((each for each in self._variants() if each not in self.trials), None)
 
     def _begin_round(self) -> None:
         """Begin to repeat the candidates, if the answer is in doubt.
@@ -267,27 +259,18 @@ class Search:
 
     def _find_candidates(self) -> list[LoaderTrial]:
         """Return the trials that may hold the answer: fewer workers, the best, and a faster one."""
-        best, trials = self.best, list(self.trials.values())
-        close = (
-            THRESHOLDS.close_on_all_cores
-            if best.uses_all_cores(self._limits.cores)
-            else THRESHOLDS.close
-        )
-        fewer = [
-            trial
-            for trial in trials
-            if trial.workers < best.workers and trial.steps_per_s >= (1 - close) * self.fastest
-        ]
-        faster = [
-            trial
-            for trial in trials
-            if trial.workers >= best.workers
-            and trial is not best
-            and not self._is_as_fast_as_possible
-            and trial.steps_per_s >= (1 - THRESHOLDS.close) * best.steps_per_s
-        ]
-        chosen = [max(few, key=lambda trial: trial.steps_per_s) for few in (fewer, faster) if few]
-        return sorted([best, *chosen], key=lambda trial: trial.workers)
+        best, cores = self.best, self._limits.cores
+        close = THRESHOLDS.close_on_all_cores if best.uses_all_cores(cores) else THRESHOLDS.close
+        trials = sorted(self.trials.values(), key=lambda trial: -trial.steps_per_s)
+        fewer = [each for each in trials if each.workers < best.workers]
+        faster = [each for each in trials if each.workers >= best.workers and each is not best]
+        chosen = [best]
+        if fewer and fewer[0].steps_per_s >= (1 - close) * self.fastest:
+            chosen.append(fewer[0])
+        enough = math.inf if self._is_as_fast_as_possible else best.steps_per_s
+        if faster and faster[0].steps_per_s >= (1 - THRESHOLDS.close) * enough:
+            chosen.append(faster[0])
+        return sorted(chosen, key=lambda trial: trial.workers)
 
     @property
     def _by_workers(self) -> dict[int, LoaderTrial]:
@@ -374,44 +357,25 @@ class Search:
             needed = enough - 1 if needed else enough // 2
         return replace(self._base, workers=needed)
 
-    def _one_core_free(self) -> LoaderSetting | None:
-        """Return the best setting with one worker less, if it uses all cores."""
-        best = self.best
-        if self._is_as_fast_as_possible or not best.uses_all_cores(self._limits.cores):
-            return None
-        other = replace(best.setting, workers=best.workers - 1)
-        return None if other in self.trials else other
+    def _variants(self) -> Iterator[LoaderSetting]:
+        """Yield settings that may be better than the best one, though its workers suffice."""
+        best, setting = self.best, self.best.setting
+        if not self._is_as_fast_as_possible and best.uses_all_cores(self._limits.cores):
+            yield replace(setting, workers=best.workers - 1)
+        for depth in sorted(self._space.prefetch):
+            if self._start.prefetch < depth < setting.prefetch:
+                yield replace(setting, prefetch=depth)
+        if self._space.pin and all(each.pin == setting.pin for each in self.trials):
+            yield replace(setting, pin=not setting.pin)
+        if self._space.in_process and self._is_tiny(best.window):
+            yield replace(self._start, workers=0, pin=setting.pin)
 
-    def _less_prefetch(self) -> LoaderSetting | None:
-        """Return the best setting with less prefetch, if it has more than the first one."""
-        setting = self.best.setting
-        between = (k for k in self._space.prefetch if self._start.prefetch < k < setting.prefetch)
-        others = (replace(setting, prefetch=depth) for depth in sorted(between))
-        return next((other for other in others if other not in self.trials), None)
-
-    def _other_pinning(self) -> LoaderSetting | None:
-        """Return the best setting with the other value of pin_memory."""
-        setting = self.best.setting
-        other = replace(setting, pin=not setting.pin)
-        tried = any(each.pin == other.pin for each in self.trials)
-        return other if self._space.pin and not tried else None
-
-    def _in_process(self) -> LoaderSetting | None:
-        """Return the setting without workers, if steps or batches are tiny.
-
-        That is, if a step that makes its own batch takes hardly longer than now.
-        """
-        best = self.best
-        other = replace(self._start, workers=0, pin=best.setting.pin)
-        if not self._space.in_process or other in self.trials:
-            return None
-        window = best.window
+    def _is_tiny(self, window: StepWindow) -> bool:
+        """Return True if a step that makes its own batch takes hardly longer than now."""
         own_s = window.own_s if self._ceiling is None else min(window.own_s, 1.0 / self._ceiling)
         if window.work_s > 0:
-            return (
-                other if own_s + window.work_s <= (1 + THRESHOLDS.close) * window.step_s else None
-            )
-        return other if window.step_s <= THRESHOLDS.tiny_step_s else None
+            return own_s + window.work_s <= (1 + THRESHOLDS.close) * window.step_s
+        return window.step_s <= THRESHOLDS.tiny_step_s
 
     def _max_workers(self, blocked_share: float) -> int:
         """Largest number of workers whose work waits for a share of its time."""

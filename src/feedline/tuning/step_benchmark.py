@@ -40,36 +40,18 @@ _WORKER_TRACEBACK = "\nOriginal Traceback"  # torch's text in the exception of a
 _MAX_CHARACTERS = 300
 
 
-@dataclass(frozen=True, slots=True)
-class _StepTimes:
-    """Times of one step, in seconds."""
-
-    step_s: float
-    wait_s: float
-    wait_cpu_s: float
-
-
 class StepBenchmark:
     """Runs and times training steps over a loader.
 
     Args:
         loader: source of the batches.
         step: training step on a batch. It really trains.
-        phase: label of the measured windows.
         single_warmup: True for long steps: one untimed step instead of two.
     """
 
-    def __init__(
-        self,
-        loader: TunableLoader,
-        step: Step,
-        phase: object = None,
-        *,
-        single_warmup: bool = False,
-    ) -> None:
+    def __init__(self, loader: TunableLoader, step: Step, *, single_warmup: bool = False) -> None:
         self._loader = loader
         self._step = step
-        self._phase = phase
         self._warmup_steps = 1 if single_warmup else THRESHOLDS.warmup_steps
         self.batch_bytes = 0
         """Size of the tensors in a batch; 0 before `ceiling` has loaded one."""
@@ -141,43 +123,44 @@ class StepBenchmark:
         others = OtherPrograms()
         for _ in range(self._warmup_steps):
             self._time_step()
-        before, times = loader.stage_timings(), list[_StepTimes]()
+        before, times = loader.stage_timings(), list[tuple[float, float, float]]()
         meter = RateMeter(min_s, least=THRESHOLDS.trial_steps)
         while True:
             times.append(self._time_step())
             more = meter.add()
             if meter.steps < 2 or (more and meter.seconds < max_s):
                 continue
-            error = error_of([each.step_s for each in times])
+            error = error_of([step_s for step_s, _, _ in times])
             if meter.seconds >= max_s or _is_precise(meter, error, (min_s + max_s) / 2, fastest):
                 break
+        steps_s, waits_s, waits_cpu_s = zip(*times, strict=True)
         window = StepWindow(
-            phase=self._phase,
+            phase=None,
             steps=len(times),
-            seconds=sum(each.step_s for each in times),
-            wait_s=sum(each.wait_s for each in times),
+            seconds=sum(steps_s),
+            wait_s=sum(waits_s),
             workers=setting.workers,
         ).with_tasks(before, loader.stage_timings())
-        wait_cpu_s = statistics.fmean(each.wait_cpu_s for each in times)
         if not setting.workers:  # the wait is the work
-            on_core = wait_cpu_s * window.steps / window.wait_s if window.wait_s else 1.0
+            on_core = sum(waits_cpu_s) / window.wait_s if window.wait_s else 1.0
             window = replace(window, tasks_s=window.wait_s, on_core=min(1.0, on_core), queued=0.0)
         return LoaderTrial(
             setting=setting,
             window=window,
             error=error,
             start_s=loader.start_s,
-            usual_wait_s=statistics.median(each.wait_s for each in times),
-            wait_cpu_s=wait_cpu_s,
+            usual_wait_s=statistics.median(waits_s),
+            wait_cpu_s=statistics.fmean(waits_cpu_s),
             other_cores=others.cores(),
         )
 
-    def _time_step(self) -> _StepTimes:
+    def _time_step(self) -> tuple[float, float, float]:
+        """Run a step. Return its time, its data wait and the CPU time of the wait, in seconds."""
         start, start_cpu = time.perf_counter(), time.thread_time()
         batch = self._loader.next()
         loaded, loaded_cpu = time.perf_counter(), time.thread_time()
         self._step(batch)
-        return _StepTimes(time.perf_counter() - start, loaded - start, loaded_cpu - start_cpu)
+        return time.perf_counter() - start, loaded - start, loaded_cpu - start_cpu
 
 
 def _is_precise(meter: RateMeter, error: float, half_s: float, fastest: float | None) -> bool:

@@ -138,16 +138,17 @@ def search_settings(
         tunable = TunableFeedlineLoader(loader)
     else:
         tunable = TunableTorchLoader(loader)
-    tuning = _Tuning(tunable, budget_s, warmup_batches, on_trial, on_progress)
-    largest = max(phase.image_size or 0 for phase in tuning.planned)
+    largest = max(phase.image_size or 0 for phase in tunable.phases)
     batch_size = tunable.batch_size  # before a phase sets another
+    tuning = _Tuning(tunable, budget_s, on_trial, on_progress)
     try:
         for phase in tuning.planned:
             metered = MeteredStep(step or _sleeping_step(step_ms or 0.0, phase.image_size, largest))
-            if tuning.search_phase(phase, metered) in ("interrupted", "error"):
+            if tuning.search_phase(phase, metered, warmup_batches) in ("interrupted", "error"):
                 break
     finally:
         tunable.close()
+    files = f"{warmup_batches} batches of each size" if warmup_batches else "not"
     return TuningResult(
         phases=tuple(tuning.phases),
         seconds=time.monotonic() - tuning.started,
@@ -156,9 +157,7 @@ def search_settings(
         start=tunable.start,
         rates=tuple(tuning.rates),
         failure=tuning.failure,
-        files=f"{warmup_batches} batches of each size loaded beforehand"
-        if warmup_batches
-        else "not loaded beforehand",
+        files=f"{files} loaded beforehand",
     )
 
 
@@ -175,31 +174,30 @@ class _Tuning:
         self,
         tunable: TunableLoader,
         budget_s: float,
-        warmup_batches: int,
         on_trial: TrialCallback | None,
         on_progress: Callable[[SearchProgress], object] | None,
     ) -> None:
-        self._tunable, self._warmup_batches = tunable, warmup_batches
-        self._on_trial, self._on_progress = on_trial, on_progress
+        self._tunable, self._on_trial, self._on_progress = tunable, on_trial, on_progress
         self._trials = 0
-        self.started = time.monotonic()
+        self.started = self._until = time.monotonic()
         self._end = self.started + budget_s
         self.planned = tunable.phases
         self.phases: list[TunedPhase] = []
         self.rates: list[Rates] = []
         self.failure: UserCodeFailure | None = None
 
-    def search_phase(self, phase: Phase, step: MeteredStep) -> SearchStatus:
+    def search_phase(self, phase: Phase, step: MeteredStep, warmup_batches: int) -> SearchStatus:
         """Search in one phase and store its result. Return how it ended."""
         tunable, size, begun = self._tunable, phase.image_size, time.monotonic()
         until = begun + (self._end - begun) / (len(self.planned) - len(self.phases))
+        self._until = until
         ceiling, search, ready_s = None, None, 0.0
         status: SearchStatus = "done"
-        benchmark = StepBenchmark(tunable, step, size)
-        self._report(size, until)
+        benchmark = StepBenchmark(tunable, step)
+        self._report(size)
         try:
             tunable.begin(phase)
-            benchmark.discard_batches(self._warmup_batches, until)
+            benchmark.discard_batches(warmup_batches, until)
             ceiling_s = min(THRESHOLDS.ceiling_s, max(0.0, until - time.monotonic()) / 8)
             ceiling = benchmark.ceiling(ceiling_s, until)
             ready_s = time.monotonic() - begun
@@ -210,7 +208,7 @@ class _Tuning:
                 tunable.search_space,
                 _memory_budget(tunable.start, benchmark.batch_bytes),
             )
-            status = self._run_trials(search, benchmark, size, 1 / ceiling, until)
+            status = self._run_trials(search, benchmark, size, 1 / ceiling)
         except KeyboardInterrupt:
             status = "interrupted"
         except ResourceError:
@@ -251,17 +249,12 @@ class _Tuning:
         return status
 
     def _run_trials(
-        self,
-        search: Search,
-        benchmark: StepBenchmark,
-        size: int | None,
-        step_s: float,
-        until: float,
+        self, search: Search, benchmark: StepBenchmark, size: int | None, step_s: float
     ) -> SearchStatus:
         """Try settings until the answer is known, or the time is over."""
         latest = None
         while (setting := search.next()) is not None:
-            left_s = until - time.monotonic()
+            left_s = self._until - time.monotonic()
             is_new = setting not in search.trials
             if is_new:
                 min_s, max_s = THRESHOLDS.trial_s, min(THRESHOLDS.max_trial_s, left_s)
@@ -272,7 +265,7 @@ class _Tuning:
                 min_s, max_s = THRESHOLDS.trial_s / 2, max(THRESHOLDS.trial_s, 2 * steps_s)
                 if left_s < search.turns * (max_s + steps_s):
                     return "done"  # not without the rest of the round
-            self._report(size, until, search, setting, latest)
+            self._report(size, search, setting, latest)
             fastest = search.fastest if is_new else None
             latest = benchmark.trial(setting, min_s=min_s, max_s=max_s, fastest=fastest)
             search.add(latest)
@@ -284,7 +277,6 @@ class _Tuning:
     def _report(
         self,
         size: int | None,
-        until: float,
         search: Search | None = None,
         setting: LoaderSetting | None = None,
         latest: LoaderTrial | None = None,
@@ -296,7 +288,7 @@ class _Tuning:
         left = usual if search is None else search.turns or max(1, usual - len(search.trials))
         later = usual * (len(self.planned) - len(self.phases) - 1)
         each_s = THRESHOLDS.trial_s if latest is None else latest.window.seconds
-        left_s = min(max(0.0, until - now), left * each_s) + later * each_s
+        left_s = min(max(0.0, self._until - now), left * each_s) + later * each_s
         progress = SearchProgress(
             size=size,
             setting=setting,
