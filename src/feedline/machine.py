@@ -24,9 +24,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import psutil
+from msgspec import Meta
 
 from feedline.system import core_limits, memory_limits, read_text, usable_cores
 
@@ -56,6 +57,9 @@ _ROOT = Path("/")
 _LIBRARIES = ("feedline", "torch", "torchvision", "numpy", "pillow")
 
 
+_Cores = Annotated[int, Meta(le=1 << 16)]  # in a file that is read
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
     """Machine of a run. Only runs on machines that are equal here can be compared.
@@ -75,8 +79,8 @@ class Machine:
 
     host: str
     cpu: str
-    cores: int
-    usable_cores: int
+    cores: _Cores
+    usable_cores: _Cores
     quota_cores: float | None
     memory_bytes: int
     gpu: str | None

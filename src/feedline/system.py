@@ -53,6 +53,7 @@ __all__ = [
     "read_at",
     "read_text",
     "readable",
+    "replacing",
     "search_path",
     "slashed",
     "throttled_s",
@@ -328,6 +329,19 @@ def _inactive_file_bytes(folder: Path) -> int:
 def slashed(path: str) -> str:
     """Return a path with "/" separators on every platform, for names, fingerprints and keys."""
     return path if os.sep == "/" else path.replace(os.sep, "/")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name in the same folder; the file there takes the name `path` at the end."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)  # of another process, or a link to another file
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def write_through(path: str | Path) -> None:

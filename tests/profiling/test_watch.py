@@ -387,7 +387,7 @@ def test_unwatchable_object_is_rejected() -> None:
 def test_a_record_that_fails_ends_no_loop(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from feedline.timing.steps import PassRecord
+    from feedline.timing.recorder import PassRecord
 
     def broken(*_: object) -> None:
         raise ArithmeticError("the record is broken")
@@ -577,8 +577,7 @@ def test_a_list_that_is_watched_in_each_epoch_leaves_nothing_behind() -> None:
     for _ in range(20):
         for _ in watch(data):
             pass
-    (known,) = watch(data).recorder.loaders._loaders
-    assert len(known.workers) == 1
+    assert watch(data).recorder.loaders.built == {0: 1}
     assert watch(data).run.passes[-1].epoch == 19
 
 
@@ -661,7 +660,7 @@ def test_a_process_of_multiprocessings_writes_its_run_when_it_ends(tmp_path: Pat
 def test_a_record_that_cannot_be_summed_up_changes_no_exception(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from feedline.timing.steps import PassRecord
+    from feedline.timing.recorder import PassRecord
 
     def broken(*_: object) -> None:
         raise ArithmeticError("the record is broken")

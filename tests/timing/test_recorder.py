@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.timing.batch_probe import BatchInfo
-from feedline.timing.recorder import Recorder, ThroughputRecorder, WorkerObserver
+from feedline.timing.recorder import PassRecord, Recorder, WorkerObserver
 from feedline.timing.run import Loader, Pass
 from feedline.timing.run_file import read_run, write_run
 from feedline.timing.stage_page import StageTimings
-from feedline.timing.steps import PassRecord
+from feedline.timing.throughput_history import ThroughputRecorder
 
 MS = 1_000_000
 LOADER = Loader(kind="other", name="tests")
@@ -154,7 +154,7 @@ def test_unreported_batches_are_counted_but_not_timed() -> None:
     told.batch(1, 1)
     told.batch(1, 1)
     told.record.count_unreported(10)
-    told.record.uncount_unreported(4)
+    told.record.count_unreported(-4)
     told.end()
     found = only(told.recorder)
     assert (found.batches, found.samples) == (20, 160)

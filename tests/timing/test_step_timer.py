@@ -2,90 +2,96 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.timing.run import Pass
-from feedline.timing.steps import PassEntries, Passes, StepTimer, StepTimes
+from feedline.timing.batch_probe import BatchInfo
+from feedline.timing.recorder import PassRecord, Recorder
+from feedline.timing.run import Loader, Pass, limit_passes
+from feedline.timing.steps import StepTimer, StepTimes
+
+LOADERS = [Loader(kind="other", name="x", batch_size=k) for k in range(4)]
 
 
-def begun(passes: Passes, loader: int = 0, epoch: int = 0) -> PassEntries:
-    return PassEntries(passes, Pass(loader=loader, epoch=epoch))
+def begun(recorder: Recorder, loader: int = 0) -> PassRecord:
+    number = recorder.register_loader(LOADERS[loader])
+    return recorder.begin(number, None, time.monotonic_ns())
 
 
-def step(entry: Pass) -> None:
-    entry.batches += 1
-    entry.wait.add(1.0)
+def deliver(record: PassRecord, sizes: Iterable[int]) -> None:
+    for size in sizes:
+        now_ns = time.monotonic_ns()
+        record.add_batch(BatchInfo(size, 8), now_ns, now_ns)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 40), max_size=60))))
 def test_no_step_is_lost_when_sizes_and_loaders_change(
     epochs: list[tuple[int, list[int]]],
 ) -> None:
-    passes = Passes()
-    for epoch, (loader, sizes) in enumerate(epochs):
-        entries = begun(passes, loader, epoch)
-        for size in sizes:
-            step(entries.change(size))
-        entries.end("exhausted")
-    assert len(passes.entries) <= 200
-    assert sum(entry.batches for entry in passes.entries) == sum(len(s) for _, s in epochs)
-    assert sum(entry.wait.count for entry in passes.entries) == sum(len(s) for _, s in epochs)
-    assert sum(entry.passes for entry in passes.entries) == len(epochs)
+    recorder = Recorder()
+    for loader, sizes in epochs:
+        record = begun(recorder, loader)
+        deliver(record, sizes)
+        recorder.end(record, "exhausted")
+    passes = recorder.run().passes
+    assert len(passes) <= 200
+    assert sum(entry.batches for entry in passes) == sum(len(s) for _, s in epochs)
+    assert sum(entry.wait.count for entry in passes) == sum(max(0, len(s) - 1) for _, s in epochs)
+    assert sum(entry.passes for entry in passes) == len(epochs)
 
 
 def test_ten_thousand_passes_are_summed_up_by_loader_and_size() -> None:
-    passes = Passes()
+    passes: list[Pass] = []
     for epoch in range(10_000):
-        entries = begun(passes, epoch % 2, epoch)
-        step(entries.change(64 + 32 * (epoch % 2)))
-        entries.end("exhausted")
-        assert len(passes.entries) <= 200
-    assert sum(entry.batches for entry in passes.entries) == 10_000
-    assert [(entry.loader, entry.image_size) for entry in passes.entries[:2]] == [(0, 64), (1, 96)]
-    assert passes.entries[-1].epoch == 9999
+        passes.append(Pass(loader=epoch % 2, epoch=epoch, image_size=64 + epoch % 2, batches=1))
+        passes = limit_passes(passes)
+        assert len(passes) <= 200
+    assert sum(entry.batches for entry in passes) == 10_000
+    assert [(entry.loader, entry.image_size) for entry in passes[:2]] == [(0, 64), (1, 65)]
+    assert passes[-1].epoch == 9999
 
 
 def test_a_long_pass_stays_itself_while_many_short_ones_come_and_go() -> None:
-    passes = Passes()
-    training = begun(passes)
-    own = training.change(224)
-    for epoch in range(1000):
-        validation = begun(passes, 1, epoch)
-        step(validation.change(256))
-        validation.end("exhausted")
-        step(own)
-    training.end("exhausted")
-    (found,) = [entry for entry in passes.entries if entry.loader == 0]
-    assert found is own
-    assert (found.batches, found.ended) == (1000, "exhausted")
+    recorder = Recorder()
+    training = begun(recorder)
+    for _ in range(1000):
+        validation = begun(recorder, 1)
+        deliver(validation, [256])
+        recorder.end(validation, "exhausted")
+        deliver(training, [224])
+    recorder.end(training, "exhausted")
+    (found,) = [entry for entry in recorder.run().passes if entry.loader == 0]
+    assert (found.batches, found.passes, found.ended) == (1000, 1, "exhausted")
 
 
 def test_a_size_that_comes_again_has_its_entry_again() -> None:
-    passes = Passes()
-    entries = begun(passes)
-    first = entries.change(64)
-    second = entries.change(96)
-    assert (first.ended, second.ended) == ("size changed", "")
-    assert entries.change(64) is first
-    assert first.ended == ""
-    entries.end("left")
-    assert (first.ended, second.ended) == ("left", "size changed")
-    assert [entry.passes for entry in passes.entries] == [1, 0]
+    recorder = Recorder()
+    record = begun(recorder)
+    deliver(record, [64, 96])
+    assert [entry.ended for entry in recorder.run().passes] == ["size changed", ""]
+    deliver(record, [64])
+    recorder.end(record, "left")
+    assert [(entry.image_size, entry.ended, entry.passes) for entry in recorder.run().passes] == [
+        (64, "left", 1),
+        (96, "size changed", 0),
+    ]
 
 
 def test_sizes_beyond_32_share_an_entry() -> None:
-    passes = Passes()
-    entries = begun(passes)
-    found = {id(entries.change(size)) for size in range(500)}
-    assert len(found) == len(passes.entries) == 33
-    assert passes.entries[-1].image_size is None
+    recorder = Recorder()
+    deliver(begun(recorder), range(500))
+    passes = recorder.run().passes
+    assert len(passes) == 33
+    assert passes[-1].image_size is None
 
 
 def test_epoch_without_batches_has_an_entry() -> None:
-    passes = Passes()
-    begun(passes).end("exhausted")
-    (entry,) = passes.entries
+    recorder = Recorder()
+    recorder.end(begun(recorder), "exhausted")
+    (entry,) = recorder.run().passes
     assert (entry.batches, entry.ended, entry.image_size) == (0, "exhausted", None)
 
 

@@ -21,8 +21,9 @@ from feedline.profile.live import MetricsCallback
 from feedline.profile.loader_probe import LoaderProbe, get_probe
 from feedline.profile.save import RunOutputs
 from feedline.timing import is_recording_enabled
-from feedline.timing.recorder import Recorder, StepRecorder
+from feedline.timing.recorder import Recorder
 from feedline.timing.run import Run
+from feedline.timing.step_recorder import StepRecorder
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback

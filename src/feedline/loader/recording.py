@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 from torch.utils.data import default_collate, default_convert
@@ -21,28 +20,15 @@ from feedline.loader.engines import QUICK_NS, QUICK_STEPS
 from feedline.loader.options import Options
 from feedline.system import find_attribute
 from feedline.timing import is_recording_enabled
-from feedline.timing.batch_probe import BatchProbe
-from feedline.timing.recorder import Recorder, WorkerObserver, note_failure
+from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import Loader
-from feedline.timing.steps import PassRecord, StepTimer
+from feedline.timing.step_recorder import StepRecorder, note_failure
+from feedline.timing.steps import StepTimer
 
 __all__ = ["Recording", "collate_name", "describe_feedline_loader"]
 
 _SKIPPED_BATCHES = 62
 _MAX_NAMES = 256
-
-
-def _stop_recording_on_error(method: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: log an error of a method instead of raising it, and stop recording."""
-
-    @wraps(method)
-    def wrapper(self: Recording, *arguments: Any) -> None:
-        try:
-            method(self, *arguments)
-        except Exception as error:
-            self._fail(error)
-
-    return wrapper
 
 
 class Recording:
@@ -58,8 +44,7 @@ class Recording:
     def _reset(self) -> None:
         self._owner = os.getpid()
         self.recorder = Recorder()
-        self._probe = BatchProbe()
-        self._pass: PassRecord | None = None
+        self._pass: StepRecorder | None = None
         self._described: Loader | None = None
         self._workers = WorkerObserver()
         self._names: dict[int, str] = {}
@@ -67,7 +52,6 @@ class Recording:
         self._engine: Any = None
         self._quick = 0
 
-    @_stop_recording_on_error
     def begin(self, began_ns: int) -> None:
         """Start a pass that began at `began_ns`, on the monotonic clock."""
         self.end("left")  # the previous pass, if its end was not reported
@@ -75,6 +59,28 @@ class Recording:
             return
         if os.getpid() != self._owner:
             self._reset()  # a forked process records a separate run
+        stream = self._stream
+        try:
+            self._describe()
+        except Exception as error:
+            self._on, self._pass = False, None
+            note_failure(self.recorder, "the recording of the run stopped", error)
+            return
+        same, self._engine = self._engine is stream.engine, stream.engine
+        on_device = stream.engine.times_steps
+        self._pass = StepRecorder(
+            self.recorder,
+            self._number,
+            began_ns,
+            stream.position.current.epoch,
+            device_clock=on_device,
+            before=self._pass if same else None,
+        )
+        self._may_skip = not on_device
+        stream.record.timing.listener = self._pass.add_step if on_device else None
+
+    def _describe(self) -> None:
+        """Register the loader, or its new description."""
         stream, recorder = self._stream, self.recorder
         choice = stream.current_choice()
         loader = describe_feedline_loader(stream.options, choice, self.class_name)
@@ -89,65 +95,44 @@ class Recording:
         elif loader != self._described:
             self._number = recorder.change_loader(self._number, loader, self._workers)
         self._described = loader
-        same, self._engine = self._engine is stream.engine, stream.engine
-        on_device = stream.engine.times_steps
-        self._pass = recorder.begin(
-            self._number,
-            stream.position.current.epoch,
-            began_ns,
-            device_clock=on_device,
-            before=self._pass if same else None,
-        )
-        self._may_skip = not on_device
-        stream.record.timing.listener = self._add_device_step if on_device else None
-        self.unrecorded_batches = 0
 
-    @_stop_recording_on_error
     def note_batch(self, batch: Any, timer: StepTimer, requested_cpu_ns: int) -> None:
         """Record a delivered batch, timed by this timer; `requested_cpu_ns` in thread time."""
-        record = self._pass
-        if record is None or record.over:
+        steps = self._pass
+        if steps is None:
             return
-        record.add_batch(
-            self._probe.inspect(batch),
-            timer.requested_ns,
-            timer.delivered_ns,
-            requested_cpu_ns,
-            timer.ready_ns,
+        steps.add_batch(
+            batch, timer.requested_ns, timer.delivered_ns, requested_cpu_ns, timer.ready_ns
         )
         if timer.step_ns > QUICK_NS:
             self._quick = max(0, self._quick - QUICK_STEPS // 4)
         elif self._may_skip:
             self._quick += 1
-            if self._quick >= QUICK_STEPS:
+            if self._quick >= QUICK_STEPS and steps.record is not None:
                 # After the skipped batches, one batch begins a timed step and the next ends it.
                 self._quick = QUICK_STEPS - 2
                 self.unrecorded_batches = _SKIPPED_BATCHES
-                record.count_unreported(_SKIPPED_BATCHES)
+                steps.record.count_unreported(_SKIPPED_BATCHES)
 
-    @_stop_recording_on_error
-    def _add_device_step(self, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
-        if self._pass is not None:
-            self._pass.add_step(wait_ms, copy_ms, compute_ms)
-
-    @_stop_recording_on_error
     def note_exception(self) -> None:
         """Record an exception raised instead of a batch."""
-        if self._pass is not None and not self._pass.over:
-            self._pass.note_exception()
+        if self._pass is not None:
+            self._pass.batch_failed()
 
-    @_stop_recording_on_error
     def end(self, how: str) -> None:
         """End the pass; see `Pass.ended`."""
-        record = self._pass
-        if record is None or record.over or os.getpid() != self._owner:
+        steps, unrecorded, self.unrecorded_batches = self._pass, self.unrecorded_batches, 0
+        if steps is None or steps.record is None or os.getpid() != self._owner:
             return
-        record.uncount_unreported(self.unrecorded_batches)
-        self.unrecorded_batches = 0
-        self.recorder.end(record, how)
-        for timings in self._stream.stage_timings().values():  # while the dataset is as it was
-            for _, sample in timings.slowest:
-                self._name(sample)
+        if steps.record.over:
+            return
+        if unrecorded:
+            steps.record.count_unreported(-unrecorded)
+        steps.end(how)
+        with contextlib.suppress(Exception):  # then the slowest samples have numbers as names
+            for timings in self._stream.stage_timings().values():  # while the dataset is as it was
+                for _, sample in timings.slowest:
+                    self._name(sample)
 
     def leave_run(self) -> None:
         """End recording. The recorder, which other loaders may use, keeps nothing of the loader."""
@@ -157,16 +142,6 @@ class Recording:
         # No cycle is left, so the dataset is freed with its loader.
         self._workers = WorkerObserver()
         self._stream.record.timing.listener = None
-
-    def _fail(self, error: Exception) -> None:
-        """Stop recording."""
-        record = self._pass
-        self._on, self._pass, self.unrecorded_batches = False, None, 0
-        self._stream.record.timing.listener = None
-        if record is not None:
-            with contextlib.suppress(Exception):
-                self.recorder.end(record, "left")
-        note_failure(self.recorder, "the recording of the run stopped", error)
 
     def _name(self, sample: int) -> str:
         if sample in self._names:

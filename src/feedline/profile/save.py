@@ -35,9 +35,10 @@ from feedline.errors import UsageError
 from feedline.profile.live import MetricsCallback, MetricsReporter, create_panel
 from feedline.system import rank_and_world
 from feedline.timing import is_recording_enabled
-from feedline.timing.recorder import Recorder, note_failure
+from feedline.timing.recorder import Recorder
 from feedline.timing.run import Run
 from feedline.timing.run_file import check_folder, merge_runs, run_file, write_run
+from feedline.timing.step_recorder import note_failure
 
 __all__ = ["MAX_EVENTS", "RunOutputs", "SaveInterval", "TraceFile"]
 

@@ -23,9 +23,10 @@ from feedline.profile.loader_probe import LoaderProbe, get_probe
 from feedline.profile.save import RunOutputs
 from feedline.system import rank_and_world
 from feedline.timing import is_recording_enabled
-from feedline.timing.recorder import Recorder, StepRecorder
+from feedline.timing.recorder import Recorder
 from feedline.timing.run import Run
 from feedline.timing.run_file import read_run, run_file
+from feedline.timing.step_recorder import StepRecorder
 from feedline.timing.steps import DeviceClock
 
 __all__ = ["RecordedPass", "WatchedLoader", "forget", "watch"]

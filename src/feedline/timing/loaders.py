@@ -7,8 +7,9 @@ and their loader are gone; nothing here keeps a loader alive, unless its `Worker
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from feedline.timing.run import Loader, SlowSample
 from feedline.timing.stage_page import StageTimings, sum_timings
@@ -36,41 +37,36 @@ class WorkerObserver:
     deaths: Callable[[], int] = int
 
 
-@dataclass(slots=True)
-class _RegisteredLoader:
-    loader: Loader
-    workers: list[WorkerObserver] = field(default_factory=list)
-    passes: int = 0
-    built: int = 0
-
-
 class LoaderRegistry:
     """All loaders of a run, by number."""
 
     def __init__(self) -> None:
-        self._loaders: list[_RegisteredLoader] = []
+        self.descriptions: list[Loader] = []
+        self._workers: list[tuple[int, WorkerObserver]] = []
+        self._passes: Counter[int] = Counter()
+        self.built: Counter[int] = Counter()
+        """Number of loaders that were registered under each number."""
         self._stage_timings = StageTimings()  # by workers that are gone
         self._slowest: list[SlowSample] = []
         self._deaths = 0
 
     def register(self, loader: Loader, workers: WorkerObserver) -> int:
         """Register a loader. Returns its number in the run."""
-        alike = [k for k, known in enumerate(self._loaders) if known.loader == loader]
-        if not alike and len(self._loaders) < _MAX_LOADERS:
-            self._loaders.append(_RegisteredLoader(loader))
-        number = alike[0] if alike else len(self._loaders) - 1
-        known = self._loaders[number]
-        if not any(each is workers for each in known.workers):
-            known.workers.append(workers)
-            known.built += 1
+        known = self.descriptions
+        if loader not in known and len(known) < _MAX_LOADERS:
+            known.append(loader)
+        number = known.index(loader) if loader in known else len(known) - 1
+        if (number, workers) not in self._workers:
+            self._workers.append((number, workers))
+            self.built[number] += 1
         return number
 
     def detach_workers(self, number: int, workers: WorkerObserver) -> bool:
         """Detach the workers from a loader. Returns True if it had them."""
-        known = self._loaders[number]
-        before = len(known.workers)
-        known.workers = [each for each in known.workers if each is not workers]
-        return len(known.workers) < before
+        is_known = (number, workers) in self._workers
+        if is_known:
+            self._workers.remove((number, workers))
+        return is_known
 
     def unregister(self, number: int, workers: WorkerObserver) -> None:
         """Unregister a loader; its workers are observed for the last time."""
@@ -82,57 +78,44 @@ class LoaderRegistry:
 
     def next_epoch(self, number: int) -> int:
         """Count a pass over a loader. Returns the number of earlier passes."""
-        known = self._loaders[number]
-        known.passes += 1
-        return known.passes - 1
-
-    def built(self, number: int) -> int:
-        """Number of loaders that were registered under this number."""
-        return self._loaders[number].built
+        self._passes[number] += 1
+        return self._passes[number] - 1
 
     def tasks(self) -> tuple[int, float]:
         """Number of tasks of all workers, and their total time in ms."""
         all_timings = [self._stage_timings]
-        for workers in self._at_work():
+        for _, workers in self._workers:
             all_timings += workers.stage_timings().values()
         return sum(each.tasks for each in all_timings), sum(each.tasks_ms for each in all_timings)
 
-    def descriptions(self) -> list[Loader]:
-        """Descriptions of all loaders, by number."""
-        return [each.loader for each in self._loaders]
-
     def pids(self, number: int) -> list[int]:
         """Current workers of a loader, without duplicates."""
-        seen = (pid for workers in self._loaders[number].workers for pid in workers.pids())
-        return list(dict.fromkeys(seen))
+        return list({pid: None for each in self._of(number) for pid in each.pids()})
 
     def latest_tasks(self, number: int) -> dict[int, list[tuple[int, int]]]:
         """Latest tasks of a loader's workers, by worker id; see `StageTimings.latest`."""
-        if not self._loaders:
-            return {}
-        workers = self._loaders[number].workers
         return {
             worker: timings.latest
-            for each in workers
+            for each in self._of(number)
             for worker, timings in each.stage_timings().items()
         }
 
     def deaths(self) -> int:
         """Number of workers that died and were replaced."""
-        return self._deaths + sum(workers.deaths() for workers in self._at_work())
+        return self._deaths + sum(workers.deaths() for _, workers in self._workers)
 
     def stage_timings(self) -> tuple[StageTimings, list[SlowSample]]:
         """Timings of all workers, and the slowest samples by name."""
         total = sum_timings([self._stage_timings])
         slowest = list(self._slowest)
-        for workers in self._at_work():
+        for _, workers in self._workers:
             own = sum_timings(workers.stage_timings().values())
             slowest += _name_samples(own, workers)
             total += own
         return total, _slowest(slowest)
 
-    def _at_work(self) -> list[WorkerObserver]:
-        return [workers for each in self._loaders for workers in each.workers]
+    def _of(self, number: int) -> list[WorkerObserver]:
+        return [workers for known, workers in self._workers if known == number]
 
 
 def _name_samples(timings: StageTimings, workers: WorkerObserver) -> list[SlowSample]:

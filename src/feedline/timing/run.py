@@ -7,13 +7,17 @@ Everything that is reported of a run, in a terminal, on a page or as JSON, follo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
+
+from msgspec import Meta
 
 from feedline.machine import Machine
 from feedline.timing.histogram import Histogram
 
 __all__ = [
+    "OCTAVES",
     "RUN_VERSION",
     "Event",
     "Loader",
@@ -28,6 +32,7 @@ __all__ = [
     "TaskTimes",
     "ThroughputPoint",
     "TimelineSample",
+    "limit_passes",
     "rank_times",
     "sum_known",
     "sum_or_none",
@@ -37,6 +42,13 @@ _N = TypeVar("_N", int, float)
 
 RUN_VERSION = 1
 """Version of the format of a run file."""
+
+OCTAVES = 40
+"""Octaves of the durations of samples, up to 18 minutes."""
+
+Octave = Annotated[int, Meta(ge=0, lt=OCTAVES)]
+
+_MAX_PASSES = 200
 
 
 def sum_or_none(a: _N | None, b: _N | None) -> _N | None:
@@ -233,6 +245,28 @@ class Pass:
             self.copy += later.copy
 
 
+def limit_passes(passes: list[Pass], unfinished: Sequence[Pass] = ()) -> list[Pass]:
+    """Limit the number of entries by summing up old ones that are finished.
+
+    They are summed up by loader and size, and if that is not enough, the last of any.
+    """
+    if len(passes) <= _MAX_PASSES:
+        return passes
+    stay = {id(each) for each in unfinished}
+    old, recent = passes[: -_MAX_PASSES // 2], passes[-_MAX_PASSES // 2 :]
+    by_kind: dict[tuple[int, int | None], Pass] = {}
+    for each in old:
+        if id(each) not in stay:
+            known = by_kind.setdefault((each.loader, each.image_size), each)
+            if known is not each:
+                known.add(each)
+    summed = list(by_kind.values())
+    while len(summed) > _MAX_PASSES // 4:
+        last = summed.pop()
+        summed[-1].add(last)
+    return [*summed, *(each for each in old if id(each) in stay), *recent]
+
+
 @dataclass(kw_only=True, slots=True)
 class ThroughputPoint:
     """Interval of the run, for its throughput history.
@@ -247,11 +281,11 @@ class ThroughputPoint:
     """
 
     begun_s: float
-    seconds: float
-    batches: int
-    samples: int | None
-    wait_ms: float
-    image_size: int | None
+    seconds: float = 0.0
+    batches: int = 0
+    samples: int | None = 0
+    wait_ms: float = 0.0
+    image_size: int | None = None
 
     def add(self, later: ThroughputPoint) -> None:
         """Add the interval that follows this one."""
@@ -312,7 +346,7 @@ class TaskTimes:
     timed_cpu_ms: float = 0.0
     timed_queued_ms: float | None = None
     decoded: int = 0
-    sample_sizes: dict[int, tuple[int, float]] = field(default_factory=dict)
+    sample_sizes: dict[Octave, tuple[int, float]] = field(default_factory=dict)
 
     def add_tasks(self, other: TaskTimes) -> None:
         """Add further tasks."""

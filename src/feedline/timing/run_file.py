@@ -8,8 +8,8 @@ number of passes stays bounded.
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import json
 import os
 import tempfile
 from dataclasses import replace
@@ -19,10 +19,8 @@ from typing import Any
 import msgspec
 
 from feedline.errors import UsageError
-from feedline.system import unwritten
-from feedline.timing.run import RUN_VERSION, Run, StageTime, rank_times
-from feedline.timing.stage_page import OCTAVES
-from feedline.timing.steps import limit_passes
+from feedline.system import replacing, unwritten
+from feedline.timing.run import RUN_VERSION, Run, StageTime, limit_passes, rank_times
 
 __all__ = [
     "MAX_BYTES",
@@ -40,22 +38,16 @@ MAX_BYTES = 16 << 20
 
 _KIND = "feedline run"
 _MAX_VALUE = 1e18  # of any count or time
-_MAX_CORES = 1 << 16
 _MAX_RANKS = 256  # whose files are read
 _SLOWEST = 20
 _MAX_POINTS = 400
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class _RunFileHead(msgspec.Struct):
+class _RunFile(msgspec.Struct):
     what: str = ""
     version: int = 0
-
-
-class _RunFileForm(msgspec.Struct):
-    run: Run
-    what: str = _KIND
-    version: int = RUN_VERSION
+    run: msgspec.Raw = msgspec.Raw()
 
 
 def run_file(rank: int) -> str:
@@ -87,16 +79,12 @@ def write_run(run: Run, folder: Path) -> Path:
         UsageError: it cannot be written.
     """
     file = folder / run_file(run.rank)
-    partial = folder / f".{file.name}.{os.getpid()}.partial"
     data = _encode(run)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        partial.unlink(missing_ok=True)  # of another process, or a link to another file
-        partial.write_bytes(data)
-        os.replace(partial, file)
+        with replacing(file) as partial:
+            partial.write_bytes(data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise UsageError(
             f"the run cannot be written to {str(file)!r}: {unwritten(file, len(data), error)}",
             hint="free some space, or name another folder",
@@ -105,21 +93,11 @@ def write_run(run: Run, folder: Path) -> Path:
 
 
 def _encode(run: Run) -> bytes:
+    form = {"what": _KIND, "version": RUN_VERSION, "run": run}
     try:
-        return msgspec.json.encode(_RunFileForm(run))
+        return msgspec.json.encode(form)
     except UnicodeEncodeError:  # of a file name that is not UTF-8
-        return msgspec.json.encode(_replace_unencodable(msgspec.to_builtins(_RunFileForm(run))))
-
-
-def _replace_unencodable(part: Any) -> Any:
-    """Replace characters that UTF-8 cannot encode by "?"."""
-    if isinstance(part, str):
-        return part.encode(errors="replace").decode()
-    if isinstance(part, dict):
-        return {_replace_unencodable(k): _replace_unencodable(v) for k, v in part.items()}
-    if isinstance(part, (list, tuple)):
-        return [_replace_unencodable(each) for each in part]
-    return part
+        return json.dumps(msgspec.to_builtins(form), ensure_ascii=False).encode(errors="replace")
 
 
 def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
@@ -165,53 +143,33 @@ def _read(file: Path, path: Path) -> Run:
     if len(data) > MAX_BYTES:
         raise UsageError(f"{str(file)!r} is not a run: it is larger than {MAX_BYTES >> 20} MiB")
     try:
-        head = msgspec.json.decode(data, type=_RunFileHead)
+        found = msgspec.json.decode(data, type=_RunFile)
     except _DAMAGED as error:
         raise UsageError(f"{str(file)!r} is not a run, or damaged: {error}") from error
-    if head.what != _KIND:
-        raise UsageError(f"{str(file)!r} is not a run: expected what={_KIND!r}, got {head.what!r}")
-    if head.version > RUN_VERSION:
+    if found.what != _KIND:
+        raise UsageError(f"{str(file)!r} is not a run: expected what={_KIND!r}, got {found.what!r}")
+    if found.version > RUN_VERSION:
         raise UsageError(
-            f"{str(file)!r} has version {head.version}, from a newer feedline; this one reads "
+            f"{str(file)!r} has version {found.version}, from a newer feedline; this one reads "
             f"versions up to {RUN_VERSION}",
             hint="update feedline",
         )
     try:
-        run = msgspec.json.decode(data, type=_RunFileForm).run
+        run = msgspec.json.decode(found.run, type=Run)
     except _DAMAGED as error:
         raise UsageError(f"{str(file)!r} is damaged: {error}") from error
-    if (problem := _problem(run)) is not None:
-        raise UsageError(f"{str(file)!r} is damaged: {problem}")
+    if _has_huge_number(msgspec.to_builtins(run)):
+        raise UsageError(f"{str(file)!r} is damaged: a number is beyond {_MAX_VALUE:g}")
     return run
 
 
-def _problem(run: Run) -> str | None:
-    """Describe a value that no recorder can have written; None if all are valid.
-
-    Calculations with such values would overflow, or never end.
-    """
-    if max(run.machine.cores, run.machine.usable_cores) > _MAX_CORES:
-        return f"no machine has more than {_MAX_CORES} cores"
-    of_passes = [
-        times
-        for each in run.passes
-        for times in (each.start_ms, each.wait, each.copy, each.compute)
-    ]
-    of_ranks = [times for each in run.ranks for times in (each.wait, each.copy, each.compute)]
-    if not all(times is None or times.is_valid for times in (*of_passes, *of_ranks)):
-        return "times are negative, or in no bin"
-    if any(not 0 <= k < OCTAVES for k in run.sample_sizes):
-        return f"a sample size is not from 0 to {OCTAVES - 1}"
-    pending: list[Any] = [msgspec.to_builtins(run)]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, dict):
-            pending += [*part.keys(), *part.values()]
-        elif isinstance(part, (list, tuple)):
-            pending += part
-        elif isinstance(part, (int, float)) and not -_MAX_VALUE <= part <= _MAX_VALUE:
-            return f"a number is beyond {_MAX_VALUE:g}"
-    return None
+def _has_huge_number(part: Any) -> bool:
+    """Return True if calculations with a number of a JSON value could overflow, or never end."""
+    if isinstance(part, dict):
+        part = [*part, *part.values()]
+    if isinstance(part, (list, tuple)):
+        return any(map(_has_huge_number, part))
+    return isinstance(part, (int, float)) and not -_MAX_VALUE <= part <= _MAX_VALUE
 
 
 def merge_runs(earlier: Run, later: Run) -> Run:

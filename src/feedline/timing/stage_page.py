@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.timing.run import StageTime, TaskTimes
+from feedline.timing.run import OCTAVES, StageTime, TaskTimes
 
 __all__ = [
     "PAGE_BYTES",
@@ -38,7 +38,6 @@ MAX_STAGES = 30
 _NAME_WORDS = 6
 _SLOWEST = 12
 _LATEST = 32
-OCTAVES = 40  # up to 18 minutes
 _PER_STAGE = 4
 
 # Positions in a page, in words.

@@ -264,36 +264,27 @@ def time_transforms() -> None:
         importlib.import_module("PIL.ImageFile")
     _wrap_method("torchvision.transforms", "Compose", "__call__", _time_compose)
     _wrap_method("torchvision.transforms.v2", "Compose", "forward", _time_compose)
-    _wrap_method(
-        "albumentations.core.transforms_interface", "BasicTransform", "__call__", _time_transform
-    )
-    _wrap_method("torchvision.transforms.v2._augment", "_BaseMixUpCutMix", "forward", _time_mixing)
-    for mix in ("Mixup", "FastCollateMixup"):
-        _wrap_method("timm.data.mixup", mix, "__call__", _time_mixing)
     _wrap_method("PIL.ImageFile", "ImageFile", "load", _time_image_load)
-    for module, function in _DECODERS:
-        _wrap_decoder(module, function)
+    steps = functools.partial(_time_call, "before the transform", "transform")
+    _wrap_method("albumentations.core.transforms_interface", "BasicTransform", "__call__", steps)
+    mixing = functools.partial(_time_call, "collate", "mix")
+    _wrap_method("torchvision.transforms.v2._augment", "_BaseMixUpCutMix", "forward", mixing)
+    for mix in ("Mixup", "FastCollateMixup"):
+        _wrap_method("timm.data.mixup", mix, "__call__", mixing)
+    for module, name in _DECODERS:
+        _wrap(sys.modules.get(module), name, functools.partial(_time_decoder, name))
 
 
 def _wrap_method(module: str, kind: str, method: str, how: Callable[..., Any]) -> None:
-    """Wrap a method of a class with `how`, if its module is loaded and has it."""
+    """Wrap a method that a class defines itself, if its module is loaded."""
     found = getattr(sys.modules.get(module), kind, None)
-    original = vars(found).get(method) if isinstance(found, type) else None
-    if not callable(original):
-        return
-
-    @functools.wraps(original)
-    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_timing():
-            return original(self, *args, **kwargs)
-        return how(original, self, *args, **kwargs)
-
-    setattr(found, method, called)
+    if isinstance(found, type) and method in vars(found):
+        _wrap(found, method, how)
 
 
-def _wrap_decoder(module: str, name: str) -> None:
-    """Time a function that decodes."""
-    original = getattr(sys.modules.get(module), name, None)
+def _wrap(owner: Any, name: str, how: Callable[..., Any]) -> None:
+    """Call `how` with a function of this owner and its arguments, in timed tasks."""
+    original = getattr(owner, name, None)
     if not callable(original):
         return
 
@@ -301,15 +292,39 @@ def _wrap_decoder(module: str, name: str) -> None:
     def called(*args: Any, **kwargs: Any) -> Any:
         if not is_timing():
             return original(*args, **kwargs)
-        end_stage("open")
-        made = original(*args, **kwargs)
-        end_stage("read and decode" if "read" in name else "decode")
-        shape = getattr(made, "shape", ())
-        if len(shape) == 3:
-            note_decoded(*sorted(shape)[1:])  # channels are the fewest
-        return made
+        return how(original, *args, **kwargs)
 
-    setattr(sys.modules[module], name, called)
+    setattr(owner, name, called)
+
+
+def _time_call(
+    before: str, after: str, original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
+) -> Any:
+    end_stage(before)
+    made = original(self, *args, **kwargs)
+    end_stage(f"{after}: {type(self).__qualname__}")
+    return made
+
+
+def _time_decoder(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    end_stage("open")
+    made = original(*args, **kwargs)
+    end_stage("read and decode" if "read" in name else "decode")
+    shape = getattr(made, "shape", ())
+    if len(shape) == 3:
+        note_decoded(*sorted(shape)[1:])  # channels are the fewest
+    return made
+
+
+def _time_image_load(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    if not getattr(self, "tile", None):  # it is loaded already
+        return original(self, *args, **kwargs)
+    end_stage("open")
+    made = original(self, *args, **kwargs)
+    end_stage("read and decode")
+    if type(self.size) is tuple:
+        note_decoded(*self.size)
+    return made
 
 
 def _time_compose(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -333,28 +348,3 @@ def _timed_step(step: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return call
-
-
-def _time_transform(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    end_stage("before the transform")
-    made = original(self, *args, **kwargs)
-    end_stage(f"transform: {type(self).__qualname__}")
-    return made
-
-
-def _time_image_load(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    if not getattr(self, "tile", None):  # it is loaded already
-        return original(self, *args, **kwargs)
-    end_stage("open")
-    made = original(self, *args, **kwargs)
-    end_stage("read and decode")
-    if type(self.size) is tuple:
-        note_decoded(*self.size)
-    return made
-
-
-def _time_mixing(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    end_stage("collate")
-    made = original(self, *args, **kwargs)
-    end_stage(f"mix: {type(self).__qualname__}")
-    return made

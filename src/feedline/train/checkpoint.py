@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from feedline.errors import SaveError, StateError, UsageError
-from feedline.system import unwritten, write_through
+from feedline.system import replacing, unwritten, write_through
 from feedline.tuning.batch_trials import is_out_of_memory
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "DamagedCheckpoint",
     "damage_in",
     "load_checkpoint",
-    "replacing",
     "save_checkpoint",
 ]
 
@@ -69,18 +68,6 @@ def damage_in(description: str, *, with_reason: bool = True) -> Iterator[None]:
         raise DamagedCheckpoint(
             f"{description}: {reason[:200]}" if with_reason else description
         ) from error
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name in the same folder; the file there takes the name `path` at the end."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.unlink(missing_ok=True)  # of another process, or a link to another file
-    try:
-        yield partial
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def save_checkpoint(

@@ -20,8 +20,8 @@ from torch import nn
 from feedline.engine.normalise import IMAGENET_MEAN, IMAGENET_STD
 from feedline.errors import StateError, UsageError
 from feedline.images.crops import EvalCrop
-from feedline.system import unwritten
-from feedline.train.checkpoint import BEST_NAME, WEIGHTS, load_checkpoint, replacing
+from feedline.system import replacing, unwritten
+from feedline.train.checkpoint import BEST_NAME, WEIGHTS, load_checkpoint
 from feedline.train.presets import round_size
 
 __all__ = [

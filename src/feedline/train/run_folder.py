@@ -21,8 +21,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from feedline.errors import StateError, UsageError
-from feedline.system import lock_file
-from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME, EPOCHS, PREVIOUS_NAME, replacing
+from feedline.system import lock_file, replacing
+from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME, EPOCHS, PREVIOUS_NAME
 
 __all__ = [
     "RECIPE_NAME",
