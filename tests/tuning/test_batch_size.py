@@ -70,7 +70,7 @@ def searched(
         assert rows <= most
         peak = int(taken(rows))
         trials[rows] = BatchTrial(
-            rows=rows, peak_bytes=peak if peak <= breaks * room else None, fits=peak <= room
+            batch_size=rows, peak_bytes=peak if peak <= breaks * room else None, fits=peak <= room
         )
     return trials
 
@@ -116,9 +116,9 @@ def test_largest_size_is_found_for_any_kernel_choice(
 
 
 def test_failed_size_bounds_larger_ones_even_if_they_ran() -> None:
-    trials = {64: BatchTrial(rows=64, peak_bytes=90, fits=True)}
+    trials = {64: BatchTrial(batch_size=64, peak_bytes=90, fits=True)}
     assert next_size(trials, 100, 64) is None
-    trials[32] = BatchTrial(rows=32, peak_bytes=None, fits=False)
+    trials[32] = BatchTrial(batch_size=32, peak_bytes=None, fits=False)
     assert largest_fitting(trials) == 0
     assert (next_size(trials, 100, 64) or 64) < 32
 
@@ -163,11 +163,11 @@ def test_the_largest_batch_that_leaves_the_headroom_is_found(bound: int, size: i
         small_model(),
         f"{size}x1",
         memory,
-        on_trial=lambda size, trial: told.append(trial.rows),
+        on_trial=lambda size, trial: told.append(trial.batch_size),
     )
     (phase,) = found.phases
     assert phase.bound == "memory"
-    assert told == [trial.rows for trial in phase.trials]
+    assert told == [trial.batch_size for trial in phase.trials]
     assert len(told) <= 9
     assert phase.rows % 8 == 0
     # As a loop that is not the search's finds it, too: this one fits, and the next one does not.
@@ -376,7 +376,7 @@ def test_user_step_is_tried_and_its_changes_are_undone() -> None:
         step=step, optimizer=optimizer, stateful=(rate, average),
     )  # fmt: skip
     assert found.phases[0].rows in seen
-    assert found.phases[0].trials[0].rows == 8
+    assert found.phases[0].trials[0].batch_size == 8
     assert optimizer.param_groups[0]["lr"] == rate.get_last_lr()[0] == 0.1
     for name, value in average.state_dict().items():
         assert torch.equal(value, before[name])
@@ -390,7 +390,7 @@ def test_search_does_not_exceed_requested_maximum() -> None:
     )  # fmt: skip
     assert found.phases[0].rows == 96
     assert found.phases[0].bound == "most"
-    assert max(trial.rows for trial in trials) == 96
+    assert max(trial.batch_size for trial in trials) == 96
 
 
 def test_a_batch_that_the_schedule_names_is_tried_and_stays() -> None:

@@ -82,10 +82,9 @@ def tune(
         raise UsageError(
             "name --model or --step-ms", hint="the number of workers depends on the step"
         )
-    from feedline.tuning.search import check_budget, check_step_ms  # loads numpy
+    from feedline.tuning.search import check_times  # loads numpy
 
-    check_step_ms(step_ms)
-    check_budget(budget)
+    check_times(budget, step_ms)
     rows = None
     if batch_size is not None:
         rows = options.parse_auto(batch_size, "--batch-size", least=1)

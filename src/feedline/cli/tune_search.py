@@ -181,7 +181,7 @@ def _largest_batches(
 
         def on_trial(size: int, trial: BatchTrial) -> None:
             fits = "fits" if trial.fits else "does not fit"
-            bar.update(what=f"{size} px: a batch of {trial.rows} {fits}")
+            bar.update(what=f"{size} px: a batch of {trial.batch_size} {fits}")
 
         return find_batch_size(
             made,

@@ -6,7 +6,6 @@ of a few tensors; an unknown layout gives None; no exception.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,28 +44,28 @@ class BatchProbe:
     """Inspects consecutive batches, most of which have the layout of the previous one."""
 
     def __init__(self) -> None:
-        self._kind: Any = None
-        self._forms: list[tuple[Any, Any]] = []  # shape and dtype of the previous batch's tensors
+        self._layout: list[Any] | None = None
         self._seen = BatchInfo()
 
     def inspect(self, batch: Any) -> BatchInfo:
         """Inspect like `inspect_batch`; return the same object if the layout did not change."""
-        if type(batch) is self._kind and len(batch) == len(self._forms):
-            tensor = sys.modules["torch"].Tensor
-            with contextlib.suppress(RuntimeError):  # a nested tensor has no shape
-                for part, (shape, dtype) in zip(batch, self._forms, strict=True):
-                    if type(part) is not tensor or part.dtype is not dtype or part.shape != shape:
-                        break
-                else:
-                    return self._seen
-        self._seen = inspect_batch(batch)
-        torch = sys.modules.get("torch")
-        self._kind = None
-        if torch is not None and type(batch) in (tuple, list) and 0 < len(batch) <= _FEW:
-            plain = all(type(part) is torch.Tensor and not part.is_nested for part in batch)
-            self._kind = type(batch) if plain else None
-            self._forms = [(part.shape, part.dtype) for part in batch] if plain else []
+        layout = _layout(batch)
+        if layout is None or layout != self._layout:
+            self._seen, self._layout = inspect_batch(batch), layout
         return self._seen
+
+
+def _layout(batch: Any) -> list[Any] | None:
+    """Type, shapes and dtypes of a tuple or list of a few plain tensors; None for others."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(batch) not in (tuple, list) or len(batch) > _FEW:
+        return None
+    layout = [type(batch)]
+    for part in batch:
+        if type(part) is not torch.Tensor or part.is_nested:
+            return None
+        layout += part.shape, part.dtype
+    return layout
 
 
 def inspect_batch(batch: Any) -> BatchInfo:

@@ -27,7 +27,7 @@ from feedline.train.data import label_map
 from feedline.train.model import TrainedModel
 from feedline.train.ranks import Ranks
 from feedline.train.runtime import memory_error
-from feedline.train.train_state import autocast
+from feedline.tuning.training_step import autocast
 
 __all__ = ["Evaluation", "evaluate", "evaluate_folder", "predict"]
 

@@ -20,11 +20,11 @@ from torch.nn import functional
 
 from feedline.errors import UsageError
 from feedline.train.recipe import Recipe, TrainPhase
+from feedline.tuning.training_step import autocast
 
 __all__ = [
     "StepCounter",
     "TrainState",
-    "autocast",
     "create_optimizer",
     "finish_step",
     "lr_factor",
@@ -206,12 +206,6 @@ def _module_rates(model: nn.Module) -> list[tuple[Any, str, str, float]]:
                 rate: Any = getattr(module, attribute)
                 found.append((module, attribute, kind, float(rate or 0.0)))
     return found
-
-
-def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    """Autocast to a precision; float32 disables it."""
-    dtype = None if precision is torch.float32 else precision
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def train_step(

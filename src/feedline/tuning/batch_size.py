@@ -12,7 +12,7 @@ exceeds the maximum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -224,14 +224,7 @@ class BatchSizes:
                     "batch_size": each.rows,
                     "peak_bytes": each.peak_bytes,
                     "bound": each.bound,
-                    "trials": [
-                        {
-                            "batch_size": trial.rows,
-                            "peak_bytes": trial.peak_bytes,
-                            "fits": trial.fits,
-                        }
-                        for trial in each.trials
-                    ],
+                    "trials": [asdict(trial) for trial in each.trials],
                 }
                 for each in self.phases
             ],

@@ -100,12 +100,12 @@ class BatchTrial:
     """Training steps with one batch size.
 
     Args:
-        rows: images in a batch.
+        batch_size: images in a batch.
         peak_bytes: peak memory; None if memory ran out.
         fits: True if the steps ran and left the headroom free.
     """
 
-    rows: int
+    batch_size: int
     peak_bytes: int | None
     fits: bool
 
@@ -140,13 +140,8 @@ class BatchTrials:
         _check(model)
         trainable = [each for each in model.parameters() if each.requires_grad]
         optimizer = optimizer or torch.optim.AdamW(trainable)
-        dtype = None if precision is torch.float32 else precision
-
-        def autocast() -> torch.autocast:
-            return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
-
         self._model = model
-        self._step = step or training_step(model, optimizer, loss, autocast)
+        self._step = step or training_step(model, optimizer, loss, precision)
         self._make_batch = batch or noise_batches(device)
         self._stateful: list[HasStateDict] = [model, optimizer, *stateful]
         self._memory = memory
@@ -175,7 +170,7 @@ class BatchTrials:
         failed = self._train([(size, rows)], self._reserved_bytes)
         peak_bytes = None if failed is not None else self._memory.peak_bytes()
         fits = peak_bytes is not None and peak_bytes <= self.usable_bytes
-        trial = BatchTrial(rows=rows, peak_bytes=peak_bytes, fits=fits)
+        trial = BatchTrial(batch_size=rows, peak_bytes=peak_bytes, fits=fits)
         if self._on_trial is not None:
             self._on_trial(size, trial)
         return trial

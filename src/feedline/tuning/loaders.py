@@ -126,8 +126,11 @@ class TunableLoader(ABC):
         if not known or known[0] is not trials[0]:
             return None
         points = tuple(_point(trial, compute_s, step_cpu_s) for trial in known)
-        size = None if self._phase is None else self._phase.image_size
-        return Rates(size=size, rows=self._rows(), points=points, level_px=self._copies_px())
+        return Rates(size=self._size, rows=self._rows(), points=points, level_px=self._copies_px())
+
+    @property
+    def _size(self) -> int | None:
+        return None if self._phase is None else self._phase.image_size
 
     def _rows(self) -> float | None:
         """Mean number of samples of the current phase's batches."""
@@ -255,11 +258,10 @@ class TunableFeedlineLoader(TunableLoader):
 
     def _rows(self) -> float | None:
         # A size may have several batch sizes; an interrupted pass may have no full batch.
-        size = None if self._phase is None else self._phase.image_size
         at_size = [
             each
             for each in self._loader.run.passes
-            if each.compute.count and size in (None, each.image_size)
+            if each.compute.count and self._size in (None, each.image_size)
         ]
         passes = [each for each in at_size if each.batch_size == self.batch_size] or at_size
         samples = [each.samples for each in passes if each.samples is not None]
@@ -268,8 +270,7 @@ class TunableFeedlineLoader(TunableLoader):
         return sum(samples) / sum(each.batches for each in passes) or self._loader.batch_size
 
     def _copies_px(self) -> int | None:
-        size = None if self._phase is None else self._phase.image_size
-        return access.engine_choice(self._loader).required_and_cached_px(size)[1]
+        return access.engine_choice(self._loader).required_and_cached_px(self._size)[1]
 
     def close(self) -> None:
         loader = self._loader
@@ -278,7 +279,7 @@ class TunableFeedlineLoader(TunableLoader):
         access.repeat_phase(loader, None)
         loader.load_state_dict(self._state)
         for name, value in self._original.items():
-            if getattr(loader, name) != value or name != "num_workers":
+            if getattr(loader, name) != value:
                 setattr(loader, name, value)
         loader.adapts = self._adapts
         super().close()

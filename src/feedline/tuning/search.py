@@ -31,7 +31,7 @@ from feedline.throughput.limits import MAX_WORKERS, MemoryBudget, WorkerLimits
 from feedline.throughput.step_model import THRESHOLDS
 from feedline.throughput.windows import StepWindow
 
-__all__ = ["LoaderSetting", "LoaderTrial", "Search", "SearchSpace", "check_budget", "check_step_ms"]
+__all__ = ["LoaderSetting", "LoaderTrial", "Search", "SearchSpace", "check_times"]
 
 _MIN_BUDGET_S = 2.0  # two of the shortest trials
 
@@ -405,25 +405,17 @@ def _answer(trials: Sequence[LoaderTrial]) -> LoaderTrial:
     return min(fast, key=_cost)
 
 
-def check_step_ms(step_ms: float | None) -> None:
-    """Check the duration of a step. None passes.
+def check_times(budget_s: float, step_ms: float | None) -> None:
+    """Check the time limit of a search and the duration of a step, None for none.
 
     Raises:
-        UsageError: it is negative or not a finite number.
+        UsageError: the limit is too short, or a value is negative or not a finite number.
     """
-    if step_ms is not None and not (isinstance(step_ms, Real) and 0 <= step_ms < float("inf")):
+    if step_ms is not None and not (isinstance(step_ms, Real) and 0 <= step_ms < math.inf):
         raise UsageError(
             f"must be a number of milliseconds, 0 or above, got {step_ms!r}", argument="step_ms"
         )
-
-
-def check_budget(budget_s: float) -> None:
-    """Check the time limit of a search.
-
-    Raises:
-        UsageError: it is too short or not a finite number.
-    """
-    if not (isinstance(budget_s, Real) and _MIN_BUDGET_S <= budget_s < float("inf")):
+    if not (isinstance(budget_s, Real) and _MIN_BUDGET_S <= budget_s < math.inf):
         raise UsageError(
             f"must be at least {_MIN_BUDGET_S:g} seconds, got {budget_s!r}",
             argument="budget_s",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +26,7 @@ __all__ = [
     "Loss",
     "MakeBatch",
     "Step",
+    "autocast",
     "class_loss",
     "noise_batches",
     "preserve_state",
@@ -59,11 +60,17 @@ def class_loss(outputs: Any, labels: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, labels)
 
 
+def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
+    """Autocast to a precision; float32 disables it."""
+    dtype = None if precision is torch.float32 else precision
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
+
 def training_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     loss: Loss,
-    autocast: Callable[[], AbstractContextManager[object]],
+    precision: torch.dtype,
 ) -> Step:
     """Build a training step on (images, labels).
 
@@ -71,13 +78,13 @@ def training_step(
         model: accepts images, float32, shape (N, 3, H, W).
         optimizer: optimizer of its parameters.
         loss: loss of the model's output, converted to float32 if it is a tensor, and labels.
-        autocast: makes the context of the forward pass.
+        precision: dtype of the forward pass, see `autocast`.
     """
 
     def step(batch: tuple[Tensor, Tensor]) -> None:
         images, labels = batch
         optimizer.zero_grad(set_to_none=True)
-        with autocast():
+        with autocast(images.device, precision):
             outputs = model(images)
             if isinstance(outputs, Tensor):
                 outputs = outputs.float()

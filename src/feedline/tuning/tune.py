@@ -25,7 +25,7 @@ from feedline.throughput.limits import MemoryBudget, WorkerLimits
 from feedline.throughput.step_model import THRESHOLDS
 from feedline.tuning.loaders import TunableFeedlineLoader, TunableLoader, TunableTorchLoader
 from feedline.tuning.result import SearchStatus, TunedPhase, TuningResult
-from feedline.tuning.search import LoaderSetting, LoaderTrial, Search, check_budget, check_step_ms
+from feedline.tuning.search import LoaderSetting, LoaderTrial, Search, check_times
 from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark, UserCodeFailure
 from feedline.tuning.training_step import Step
 
@@ -336,8 +336,7 @@ def _check(
         )
     if step is not None and not callable(step):
         raise UsageError(f"step must be a function of a batch, got {type(step).__name__}")
-    check_step_ms(step_ms)
-    check_budget(budget_s)
+    check_times(budget_s, step_ms)
     if not is_count(warmup_batches):
         raise UsageError(
             f"warmup_batches must be a whole number, 0 or above, got {warmup_batches!r}"
