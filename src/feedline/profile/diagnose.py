@@ -73,7 +73,7 @@ def _findings(facts: RunFacts) -> list[Finding]:
     ordered = [each for gain, _, each in by_gain if gain >= least]
     trivial = [each for gain, _, each in by_gain if gain < least]
     if not defects and not ordered:
-        last = rules_data.largest_part(facts)
+        last = rules_data.largest_part(facts, facts.lanes) if facts.lanes and facts.waits else None
         if last is not None:
             rest = [each for each in trivial + others if each.rule != last.rule]
             return [last, *rest]

@@ -7,6 +7,7 @@ measured; no figure is infinite or NaN, whatever the run contains.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -34,25 +35,91 @@ _BLOCKS = 8  # of throughput points: their means tell the error of the mean step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseFacts:
-    """Steps of one image size and batch size, in milliseconds per batch.
+class StepFacts:
+    """Steps in means, in milliseconds per batch.
+
+    Args:
+        passes: their passes.
+        total: sum of the passes.
+        pause_ms: part of the computing that a few steps took beyond the median step, because the
+            model was evaluated or saved. No loader changes that.
+    """
+
+    passes: tuple[Pass, ...]
+    total: Pass
+    pause_ms: float
+
+    @property
+    def steps(self) -> int:
+        """Measured steps."""
+        return self.total.compute.count
+
+    def _per_step(self, ms: float | None) -> float | None:
+        return None if ms is None or not self.steps else ms / self.steps
+
+    def _per_batch(self, count: int) -> float:
+        return count / max(1, self.total.batches)
+
+    @property
+    def wait_ms(self) -> float:
+        """Data wait of a step."""
+        return self._per_step(self.total.wait.total_ms) or 0.0
+
+    @property
+    def copy_ms(self) -> float | None:
+        """Wait for the copy of a batch; None if it was not measured separately."""
+        copy = self.total.copy
+        return self._per_step(copy.total_ms) if copy is not None and copy.count else None
+
+    @property
+    def compute_ms(self) -> float:
+        """Computing of a step."""
+        return self._per_step(self.total.compute.total_ms) or 0.0
+
+    @property
+    def step_ms(self) -> float:
+        """Whole step."""
+        return self.wait_ms + (self.copy_ms or 0.0) + self.compute_ms
+
+    @property
+    def hand_cpu_ms(self) -> float | None:
+        """Part of the waiting in which the trainer itself was on a core."""
+        return self._per_step(self.total.wait_cpu_ms)
+
+    @property
+    def compute_cpu_ms(self) -> float | None:
+        """Part of the computing in which the training thread was on a core."""
+        return self._per_step(self.total.compute_cpu_ms)
+
+    @property
+    def steady_compute_ms(self) -> float:
+        """Computing of a step without pauses."""
+        return max(0.0, self.compute_ms - self.pause_ms)
+
+    @property
+    def samples(self) -> float | None:
+        """Samples of a batch; None if they could not be counted."""
+        return None if self.total.samples is None else self._per_batch(self.total.samples)
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of a batch."""
+        return self._per_batch(self.total.bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseFacts(StepFacts):
+    """Steps of one image size and batch size; at least one.
 
     Args:
         number: index of its first pass in the run.
-        passes: its passes.
-        total: sum of its passes.
         work_ms: work of all workers for a batch; None if not measured.
-        pause_ms: part of the computing that a few steps took beyond the median step, because the
-            model was evaluated or saved. No loader changes that.
         first_excess_ms: excess of its first steps over its median step, together.
         first_excess_steps: number of those steps.
     """
 
     number: int
-    passes: tuple[Pass, ...]
-    total: Pass
     work_ms: float | None
-    pause_ms: float
     first_excess_ms: float
     first_excess_steps: int
 
@@ -62,44 +129,9 @@ class PhaseFacts:
         return self.passes[0].image_size
 
     @property
-    def steps(self) -> int:
-        """Measured steps, at least 1."""
-        return self.total.compute.count
-
-    @property
-    def wait_ms(self) -> float:
-        """Data wait of a step."""
-        return self.total.wait.total_ms / self.steps
-
-    @property
-    def copy_ms(self) -> float | None:
-        """Wait for the copy of a batch; None if it was not measured separately."""
-        copy = self.total.copy
-        return copy.total_ms / self.steps if copy is not None and copy.count else None
-
-    @property
-    def compute_ms(self) -> float:
-        """Computing of a step."""
-        return self.total.compute.total_ms / self.steps
-
-    @property
-    def step_ms(self) -> float:
-        """Whole step."""
-        return self.wait_ms + (self.copy_ms or 0.0) + self.compute_ms
-
-    @property
     def steady_ms(self) -> float:
         """Step without pauses."""
         return self.step_ms - self.pause_ms
-
-    def per_batch(self, count: int) -> float:
-        """Mean of a number that counts over all batches."""
-        return count / max(1, self.total.batches)
-
-    @property
-    def samples(self) -> float | None:
-        """Samples of a batch; None if they could not be counted."""
-        return None if self.total.samples is None else self.per_batch(self.total.samples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,8 +247,8 @@ class SlowRank:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunFacts:
-    """A run in means, in milliseconds per batch unless another unit is given.
+class RunFacts(StepFacts):
+    """All steps of a run in means, in milliseconds per batch unless another unit is given.
 
     Args:
         run: as recorded.
@@ -232,8 +264,6 @@ class RunFacts:
         step_cpu_ms: CPU time of the trainer for a batch, all threads, without taking batches over.
         step_queued_ms: time for which the trainer's threads, together, were ready for a batch's
             step without a free core.
-        hand_cpu_ms: part of the waiting in which the trainer itself was on a core.
-        compute_cpu_ms: part of the computing in which the training thread was on a core.
         cores_used: cores in use by trainer and workers together.
         cores_wanted: `cores_used` and the cores they were ready for.
         crowding: factor by which the step's work on cores takes longer because of other programs.
@@ -254,19 +284,12 @@ class RunFacts:
     waited: float
     step_cpu_ms: float | None
     step_queued_ms: float | None
-    hand_cpu_ms: float | None
-    compute_cpu_ms: float | None
     cores_used: float | None
     cores_wanted: float | None
     crowding: float
     error: float
     read_bytes: float | None
     slow_rank: SlowRank | None
-
-    @property
-    def steps(self) -> int:
-        """Measured steps of all phases."""
-        return sum(phase.steps for phase in self.phases)
 
     @property
     def waits(self) -> bool:
@@ -286,7 +309,7 @@ class RunFacts:
     @property
     def device(self) -> bool:
         """True if the run computes on a device, not on the CPU."""
-        return _uses_device(self.run)
+        return self.run.machine.gpu is not None or any(p.device_clock for p in self.passes)
 
     @property
     def device_busy(self) -> bool:
@@ -295,23 +318,9 @@ class RunFacts:
         return self.device and (busy is None or busy >= THRESHOLDS.idle_device)
 
     @property
-    def samples(self) -> float | None:
-        """Samples of a batch; None if they could not be counted."""
-        known = [phase.samples for phase in self.phases]
-        if not known or None in known:
-            return None
-        return self._mean([samples or 0.0 for samples in known])
-
-    @property
-    def bytes(self) -> float:
-        """Bytes of a batch."""
-        return self._mean([phase.per_batch(phase.total.bytes) for phase in self.phases])
-
-    @property
     def float_share(self) -> float:
         """Share of `bytes` that are images as floats."""
-        floats = self._mean([phase.per_batch(phase.total.float_bytes) for phase in self.phases])
-        return floats / self.bytes if self.bytes > 0 else 0.0
+        return self.total.float_bytes / self.total.bytes if self.total.bytes > 0 else 0.0
 
     @property
     def cores(self) -> int:
@@ -327,33 +336,6 @@ class RunFacts:
     def ahead(self) -> int:
         """Batches that workers make ahead; torch's default is 2 per worker."""
         return self.workers * (self.loader.prefetch_factor or 2)
-
-    @property
-    def step_ms(self) -> float:
-        """Step."""
-        return self._mean([phase.step_ms for phase in self.phases])
-
-    @property
-    def wait_ms(self) -> float:
-        """Waiting of a step."""
-        return self._mean([phase.wait_ms for phase in self.phases])
-
-    @property
-    def copy_ms(self) -> float | None:
-        """Copying of a step; None if it was not measured separately."""
-        if all(phase.copy_ms is None for phase in self.phases):
-            return None
-        return self._mean([phase.copy_ms or 0.0 for phase in self.phases])
-
-    @property
-    def compute_ms(self) -> float:
-        """Computing of a step."""
-        return self._mean([phase.compute_ms for phase in self.phases])
-
-    @property
-    def steady_compute_ms(self) -> float:
-        """Computing of a step, without pauses."""
-        return self.compute_ms - self._mean([phase.pause_ms for phase in self.phases])
 
     @property
     def total_ms(self) -> float:
@@ -376,50 +358,36 @@ class RunFacts:
         """Pages that workers read from a disk: of mapped files, or swapped out."""
         return sum(each.major_faults or 0 for each in self.worker_processes)
 
-    def _mean(self, values: list[float]) -> float:
-        """Mean over all steps of a value per phase."""
-        pairs = zip(values, self.phases, strict=True)
-        return (
-            sum(value * phase.steps for value, phase in pairs) / self.steps if self.steps else 0.0
-        )
-
 
 def summarise_run(run: Run) -> RunFacts:
     """Summarise a run."""
-    phases = summarise_phases(run)
-    steps = sum(phase.steps for phase in phases)
-    step_ms = sum(phase.step_ms * phase.steps for phase in phases) / steps if steps else 0.0
-    steady_ms = sum(phase.steady_ms * phase.steps for phase in phases) / steps if steps else 0.0
-    loader = _busiest(run)
+    phases, loader = summarise_phases(run), _busiest(run)
+    total = _sum_passes(passes := tuple(each for each in run.passes if each.compute.count))
+    pause_ms = sum(phase.pause_ms * phase.steps for phase in phases) / max(1, total.compute.count)
+    steps = StepFacts(passes=passes, total=total, pause_ms=pause_ms)
     trainer, workers = _of_role(run, "trainer")[:1], _of_role(run, "worker")
     cpu, queued = _rates(trainer)
     worker_cpu, worker_queued = _rates(workers)
     used = wanted = cpu_ms = queued_ms = None
-    hand = _sum(run.passes, "wait_cpu_ms", steps)
     if cpu is not None:
         lanes_cpu = (worker_cpu or 0.0) * min(max(1, loader.workers or 1), len(workers))
         used, wanted = cpu + lanes_cpu, cpu * (1 + queued) + lanes_cpu * (1 + worker_queued)
-        cpu_ms = max(0.0, step_ms * cpu - (hand or 0.0))
+        cpu_ms = max(0.0, steps.step_ms * cpu - (steps.hand_cpu_ms or 0.0))
         queued_ms = cpu_ms * queued
     # Demand of this run beyond the cores is its own fault; the rest is due to other programs.
     own = max(1.0, (wanted or 0.0) / max(1, run.machine.usable_cores))
-    lanes = _lanes(
-        run, loader, step_ms, steady_ms, worker_queued if loader.workers else queued, own
-    )
+    lanes = _lanes(run, loader, steps, worker_queued if loader.workers else queued, own)
     starts_ms, restarts, rebuilt_ms, rebuilds = _starts(run)
     # A trainer that sleeps and wakes up often waits for a core, though it rarely uses one for long.
     crowding = max(1.0, (1.0 + queued) / own)
-    computes = (cpu_ms or 0.0) + (queued_ms or 0.0) >= step_ms / 2
+    computes = (cpu_ms or 0.0) + (queued_ms or 0.0) >= steps.step_ms / 2
     if lanes is not None and loader.workers and not computes:
         crowding = min(crowding, lanes.crowding)
-    late = [
-        ms
-        for each in run.passes
-        for ms, n in each.wait.times()
-        if ms > step_ms / 10
-        for _ in range(n)
-    ]
+    late = sum(count for ms, count in total.wait.times() if ms > steps.step_ms / 10)
     return RunFacts(
+        passes=passes,
+        total=total,
+        pause_ms=pause_ms,
         run=run,
         loader=loader,
         phases=phases,
@@ -429,22 +397,23 @@ def summarise_run(run: Run) -> RunFacts:
         rebuilt_ms=rebuilt_ms,
         rebuilds=rebuilds,
         between_ms=_between_ms(run.passes),
-        waited=len(late) / steps if steps else 0.0,
+        waited=late / max(1, steps.steps),
         step_cpu_ms=cpu_ms,
         step_queued_ms=queued_ms,
-        hand_cpu_ms=hand,
-        compute_cpu_ms=_sum(run.passes, "compute_cpu_ms", steps),
         cores_used=used,
         cores_wanted=wanted,
         crowding=crowding,
         error=_error(run),
-        read_bytes=_read(workers or trainer, loader, step_ms),
+        read_bytes=_read(workers or trainer, loader, steps.step_ms),
         slow_rank=find_slow_rank(run),
     )
 
 
-def _uses_device(run: Run) -> bool:
-    return run.machine.gpu is not None or any(each.device_clock for each in run.passes)
+def _sum_passes(passes: Iterable[Pass]) -> Pass:
+    total = Pass(loader=0, epoch=0, passes=0)
+    for each in passes:
+        total.add(each)
+    return total
 
 
 def _of_role(run: Run, role: str) -> list[Process]:
@@ -470,14 +439,6 @@ def _busiest(run: Run) -> Loader:
     if not known:
         return run.loaders[0] if run.loaders else Loader(kind="other", name="")
     return run.loaders[max(known, key=lambda number: steps[number])]
-
-
-def _sum(passes: list[Pass], name: str, steps: int) -> float | None:
-    """Mean per step of a sum over passes; None if a pass does not know it."""
-    values = [getattr(each, name) for each in passes if each.compute.count]
-    if not steps or not values or None in values:
-        return None
-    return float(sum(values)) / steps
 
 
 def _between_ms(passes: list[Pass]) -> float:
@@ -592,10 +553,9 @@ def summarise_phases(run: Run, *, each_pass: bool = False) -> list[PhaseFacts]:
 
 
 def _phase(passes: list[Pass], number: int, run: Run) -> PhaseFacts:
-    total = Pass(loader=0, epoch=0, passes=0)
-    for each in passes:
-        total.add(each)
-    excess, late = _first_excess(passes, device=_uses_device(run))
+    total = _sum_passes(passes)
+    device = run.machine.gpu is not None or any(each.device_clock for each in run.passes)
+    excess, late = _first_excess(passes, device=device)
     return PhaseFacts(
         number=number,
         passes=tuple(passes),
@@ -665,18 +625,18 @@ def _first_excess(passes: list[Pass], *, device: bool) -> tuple[float, int]:
 
 
 def _lanes(
-    run: Run, loader: Loader, step_ms: float, steady_ms: float, queued: float, own: float
+    run: Run, loader: Loader, steps: StepFacts, queued: float, own: float
 ) -> WorkerLanes | None:
     """Summarise the workers of a run; None if their time was not measured.
 
     Args:
         run: the run with its workers.
         loader: the workers' loader.
-        step_ms: mean step.
-        steady_ms: mean step without pauses.
+        steps: of the run.
         queued: seconds ready without a core, per second on one.
         own: demand of this run for cores, relative to the cores, at least 1.
     """
+    step_ms, steady_ms = steps.step_ms, steps.step_ms - steps.pause_ms
     batches = sum(each.batches for each in run.passes)
     if not run.tasks or run.tasks_ms <= 0 or not batches or step_ms <= 0:
         return None

@@ -15,7 +15,7 @@ from feedline.text import finite
 from feedline.throughput.step_model import THRESHOLDS
 
 if TYPE_CHECKING:
-    from feedline.profile.facts import RunFacts
+    from feedline.profile.facts import RunFacts, WorkerLanes
 
 __all__ = [
     "DEFECT",
@@ -31,6 +31,7 @@ __all__ = [
     "TimePart",
     "as_gain",
     "rule",
+    "work_rule",
 ]
 
 
@@ -182,6 +183,7 @@ def as_gain(gain: Gain | None) -> str:
 
 
 Rule = Callable[["RunFacts"], Finding | None]
+WorkRule = Callable[["RunFacts", "WorkerLanes"], Finding | None]
 
 DEFECT = 3.0
 """Weight of plain defects: reported first even if their gain cannot be predicted."""
@@ -211,5 +213,18 @@ def rule(weight: float = 1.0) -> Callable[[Rule], Rule]:
 
         RULES.append((worth, weight))
         return worth
+
+    return register
+
+
+def work_rule(weight: float = 1.0) -> Callable[[WorkRule], Rule]:
+    """Register a rule for runs whose steps wait, and whose workers were measured; see `rule`."""
+
+    def register(look: WorkRule) -> Rule:
+        @functools.wraps(look)
+        def waiting(facts: RunFacts) -> Finding | None:
+            return look(facts, facts.lanes) if facts.lanes is not None and facts.waits else None
+
+        return rule(weight)(waiting)
 
     return register

@@ -59,7 +59,7 @@ def step_load(facts: RunFacts, phase: PhaseFacts) -> StepLoad:
     else:
         hand = min(hand_cpu * facts.crowding, phase.wait_ms)
         hand_cpu = min(hand_cpu, hand)
-    steady_ms = max(0.0, phase.compute_ms - phase.pause_ms)
+    steady_ms = phase.steady_compute_ms
     return StepLoad(
         workers=min(facts.workers, lanes.workers) if lanes else facts.workers,
         cores=float(facts.cores),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from feedline.profile.facts import RunFacts, WorkerLanes, WorkerStage
-from feedline.profile.finding import DEFECT, Finding, Gain, rule
+from feedline.profile.finding import DEFECT, Finding, Gain, rule, work_rule
 from feedline.profile.gains import (
     best_workers,
     gain_of,
@@ -124,11 +124,10 @@ def _from_disk(facts: RunFacts, lanes: WorkerLanes) -> bool:
     return facts.loader.made_by in ("image rows", "samples") and not lanes.of(*_OWN_CODE).ms
 
 
-@rule(2)
-def slow_storage(facts: RunFacts) -> Finding | None:
+@work_rule(2)
+def slow_storage(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     """Workers wait: for a disk, or for something that the kernel's counters do not tell."""
-    lanes = facts.lanes
-    if lanes is None or not facts.waits or _first_epoch_only(facts) is not None:
+    if _first_epoch_only(facts) is not None:
         return None
     waiting = _blocked(lanes)
     slow_ms = lanes.tail.excess_ms if lanes.tail else 0.0
@@ -223,18 +222,14 @@ def _first_epoch_only(facts: RunFacts) -> Gain | None:
     return gain if gain.predicted >= THRESHOLDS.min_gain else None
 
 
-@rule(0.5)
-def unfused_pipeline(facts: RunFacts) -> Finding | None:
+@work_rule(0.5)
+def unfused_pipeline(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     """A pipeline that feedline could compile runs step by step."""
-    lanes, loader = facts.lanes, facts.loader
-    if not facts.waits or lanes is None or loader.fused:
+    loader, steps, decode = facts.loader, lanes.of(*_FUSED), lanes.of("read and decode").cpu_ms
+    if loader.fused or loader.uncompiled or decode <= 0 or lanes.of(*_RESIZING).ms <= 0:
         return None
-    steps = lanes.of(*_FUSED)
-    if lanes.of("read and decode").ms <= 0 or lanes.of(*_RESIZING).ms <= 0:
+    if steps.cpu_ms < _MUCH * lanes.own_ms:
         return None
-    if steps.cpu_ms < _MUCH * lanes.own_ms or loader.uncompiled:
-        return None
-    decode = lanes.of("read and decode").cpu_ms
     fused_ms = THRESHOLDS.fused_decode * decode + THRESHOLDS.fused_work * (steps.cpu_ms - decode)
     folder = loader.dataset.endswith(".ImageFolder")
     return Finding(
@@ -271,16 +266,13 @@ def uncompiled_transform(facts: RunFacts) -> Finding | None:
     )
 
 
-@rule(0.3)
-def decode_bound(facts: RunFacts) -> Finding | None:
+@work_rule(0.3)
+def decode_bound(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     """Decoding takes most of the workers' time, and smaller copies would reduce it."""
-    return _decoding(facts, _MUCH)
+    return _decoding(facts, lanes, _MUCH)
 
 
-def _decoding(facts: RunFacts, much: float) -> Finding | None:
-    lanes = facts.lanes
-    if lanes is None or not facts.waits:
-        return None
+def _decoding(facts: RunFacts, lanes: WorkerLanes, much: float) -> Finding | None:
     decode = lanes.of("decode", "read and decode")
     too_little = not decode.cpu_ms or decode.cpu_ms < much * lanes.own_ms
     if too_little or decode.blocked_ms > decode.cpu_ms:
@@ -309,12 +301,9 @@ def _decoding(facts: RunFacts, much: float) -> Finding | None:
     )
 
 
-@rule(2)
-def slow_transform(facts: RunFacts) -> Finding | None:
+@work_rule(2)
+def slow_transform(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     """One step of the transform, or opening a file, takes much of the workers' time."""
-    lanes = facts.lanes
-    if lanes is None or not facts.waits:
-        return None
     opening = lanes.of("open")
     if opening.cpu_ms >= max(_SOME * lanes.own_ms, opening.blocked_ms):
         name = f"{_dataset(facts)}, before decoding,"
@@ -323,33 +312,31 @@ def slow_transform(facts: RunFacts) -> Finding | None:
             "for each sample."
         )
         return _slow_code(facts, lanes, opening, name, fix)
-    steps = [stage for stage in lanes.stages if stage.name.startswith("transform: ")]
-    if not steps or steps[0].ms < _MUCH * lanes.own_ms or steps[0].name in _RESIZING:
-        return None
-    return _slow_code(facts, lanes, steps[0], steps[0].name.removeprefix("transform: "))
+    step = next((stage.name for stage in lanes.stages if stage.name.startswith("transform: ")), "")
+    return None if step in _RESIZING else _slowest_step(facts, lanes, _MUCH)
 
 
-def largest_part(facts: RunFacts) -> Finding | None:
+def largest_part(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     """The largest part of the work, if workers are always busy.
 
-    For runs in which nothing stands out: the work as a whole is too much.
+    For runs whose steps wait, and in which nothing stands out: the work as a whole is too much.
     """
-    lanes = facts.lanes
-    if lanes is None or not facts.waits or (facts.workers and lanes.busy < THRESHOLDS.at_work):
+    if facts.workers and lanes.busy < THRESHOLDS.at_work:
         return None
+    parts = [_decoding(facts, lanes, 0.1), _slowest_step(facts, lanes, 0.1)]
     own = lanes.of(*_OWN_CODE)
-    steps = [stage for stage in lanes.stages if stage.name.startswith("transform: ")]
-    found = [_decoding(facts, 0.1)]
     if own.ms >= 0.5 * lanes.own_ms:
-        found.append(_slow_code(facts, lanes, own, _dataset(facts)))
-    if steps and steps[0].ms >= 0.1 * lanes.own_ms:
-        found.append(_slow_code(facts, lanes, steps[0], steps[0].name.removeprefix("transform: ")))
-    worth = [
-        (each.gain.predicted, each)
-        for each in found
-        if each and each.gain and each.gain.predicted >= THRESHOLDS.min_gain
-    ]
-    return max(worth, key=lambda pair: pair[0])[1] if worth else None
+        parts.append(_slow_code(facts, lanes, own, _dataset(facts)))
+    gains = [(each.gain.predicted, each) for each in parts if each and each.gain]
+    gain, found = max(gains, key=lambda pair: pair[0], default=(1.0, None))
+    return found if gain >= THRESHOLDS.min_gain else None
+
+
+def _slowest_step(facts: RunFacts, lanes: WorkerLanes, much: float) -> Finding | None:
+    steps = [stage for stage in lanes.stages if stage.name.startswith("transform: ")]
+    if not steps or steps[0].ms < much * lanes.own_ms:
+        return None
+    return _slow_code(facts, lanes, steps[0], steps[0].name.removeprefix("transform: "))
 
 
 def _dataset(facts: RunFacts) -> str:
@@ -377,13 +364,12 @@ def _slow_code(
     )
 
 
-@rule(2)
-def slow_samples(facts: RunFacts) -> Finding | None:
+@work_rule(2)
+def slow_samples(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     """A few samples take many times as long as the others, and delay whole batches."""
-    lanes = facts.lanes
-    if lanes is None or lanes.tail is None or not facts.waits:
-        return None
     tail = lanes.tail
+    if tail is None:
+        return None
     # On a busy machine any sample may be slow: it may have waited for a core all that time.
     share = min(1.0, (tail.excess_ms - lanes.queued_ms) / lanes.own_ms)
     if share < _SOME:
@@ -402,12 +388,9 @@ def slow_samples(facts: RunFacts) -> Finding | None:
     )
 
 
-@rule(2)
-def cpu_mix(facts: RunFacts) -> Finding | None:
+@work_rule(2)
+def cpu_mix(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     """Batches are mixed, or augmented by several steps, on the CPU."""
-    lanes = facts.lanes
-    if lanes is None or not facts.waits:
-        return None
     mixing = lanes.of("mix: ")
     collate = facts.loader.collate
     if not mixing.ms and any(word in collate.lower() for word in _MIXING):
@@ -432,12 +415,9 @@ def cpu_mix(facts: RunFacts) -> Finding | None:
     )
 
 
-@rule(2)
-def collate(facts: RunFacts) -> Finding | None:
+@work_rule(2)
+def collate(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     """Collating samples takes a large share of the workers' time."""
-    lanes = facts.lanes
-    if lanes is None or not facts.waits:
-        return None
     stage = lanes.of("collate", "pack")
     own = facts.loader.collate
     # Mixing, and floats that are only stacked, are findings of their own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from feedline.profile.facts import RunFacts, WorkerLanes
-from feedline.profile.finding import DEFECT, Finding, rule
+from feedline.profile.finding import DEFECT, Finding, rule, work_rule
 from feedline.profile.gains import (
     best_workers,
     gain_of,
@@ -21,14 +21,10 @@ __all__ = ["too_few_workers"]
 _DEEP = 16  # batches ahead: more do not help against stalls that are still seen
 
 
-@rule()
-def too_few_workers(facts: RunFacts) -> Finding | None:
+@work_rule()
+def too_few_workers(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     """More workers would make batches faster, and there are cores for them."""
-    lanes, now = facts.lanes, facts.workers
-    if not facts.waits:
-        return None
-    if lanes is None:
-        return _no_workers(facts)
+    now = facts.workers
     idle = now and (lanes.busy < THRESHOLDS.at_work or lanes.idle_workers)
     best = best_workers(facts)
     if idle or lanes.work_ms < THRESHOLDS.min_batch_work_ms or best <= now:
@@ -57,16 +53,13 @@ def too_few_workers(facts: RunFacts) -> Finding | None:
     )
 
 
-def _no_workers(facts: RunFacts) -> Finding | None:
-    """Finding for an iterable that makes its batches in the training thread."""
-    hand = facts.hand_cpu_ms or 0.0
-    if (
-        facts.loader.kind != "other"
-        or facts.worker_processes
-        or hand < THRESHOLDS.min_batch_work_ms
-    ):
+@rule()
+def no_workers(facts: RunFacts) -> Finding | None:
+    """An iterable makes its batches in the training thread."""
+    hand, measured = facts.hand_cpu_ms or 0.0, facts.lanes is not None or facts.worker_processes
+    if facts.loader.kind != "other" or measured or not facts.waits:
         return None
-    if hand * facts.crowding < 0.6 * facts.wait_ms:
+    if hand < THRESHOLDS.min_batch_work_ms or hand * facts.crowding < 0.6 * facts.wait_ms:
         return None
 
     def with_worker(load: StepLoad) -> StepLoad:
@@ -82,11 +75,10 @@ def _no_workers(facts: RunFacts) -> Finding | None:
     )
 
 
-@rule(2)
-def uneven_workers(facts: RunFacts) -> Finding | None:
+@work_rule(2)
+def uneven_workers(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     """Batches come from a few workers, and the others have no data."""
-    lanes = facts.lanes
-    if lanes is None or not facts.waits or not lanes.idle_workers:
+    if not lanes.idle_workers:
         return None
     return Finding(
         rule="uneven-workers",
@@ -222,11 +214,11 @@ def _hand_over_limits(facts: RunFacts, lanes: WorkerLanes) -> bool:
     return hand >= (THRESHOLDS.some_work if idle else 0.5) * facts.wait_ms
 
 
-@rule(2)
-def hand_over(facts: RunFacts) -> Finding | None:
+@work_rule(2)
+def hand_over(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     """Batches are made in time, but taking them over uses the step's time."""
-    lanes, hand = facts.lanes, facts.hand_cpu_ms
-    if lanes is None or not facts.workers or not facts.waits or hand is None or facts.tiny:
+    hand = facts.hand_cpu_ms
+    if not facts.workers or hand is None or facts.tiny:
         return None
     if not _hand_over_limits(facts, lanes):
         return None
@@ -262,11 +254,11 @@ def hand_over(facts: RunFacts) -> Finding | None:
     )
 
 
-@rule()
-def shallow_prefetch(facts: RunFacts) -> Finding | None:
+@work_rule()
+def shallow_prefetch(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     """Workers are fast enough on average, but too few batches are ready when one takes longer."""
-    lanes, ahead = facts.lanes, facts.ahead
-    if lanes is None or not facts.workers or not facts.waits or ahead >= _DEEP:
+    ahead = facts.ahead
+    if not facts.workers or ahead >= _DEEP:
         return None
     if lanes.busy >= THRESHOLDS.busy or _hand_over_limits(facts, lanes) or facts.tiny:
         return None
@@ -302,7 +294,7 @@ def _batches_in_memory(facts: RunFacts) -> int:
 
 
 def _largest_batch(facts: RunFacts) -> float:
-    return max((phase.per_batch(phase.total.bytes) for phase in facts.phases), default=0.0)
+    return max((phase.bytes for phase in facts.phases), default=0.0)
 
 
 @rule(DEFECT)
