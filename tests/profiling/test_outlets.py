@@ -27,7 +27,7 @@ from feedline.profile.live import (
     percentiles,
     tensorboard_writer,
 )
-from feedline.profile.save import MAX_EVENTS, SaveInterval, TraceFile
+from feedline.profile.save import MAX_EVENTS, Output, TraceFile
 from feedline.throughput.step_model import THRESHOLDS
 from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder, WorkerObserver
@@ -467,22 +467,25 @@ def test_a_file_is_written_for_a_hundredth_of_the_time_at_most() -> None:
         def now_s(self) -> float:
             return self.now
 
-    clock = Clock()
-    interval = SaveInterval(clock)
-    assert interval.is_due(0.0, at_end=True)
-    assert not interval.is_due(29.0)
-    assert interval.is_due(30.0)
-    clock.now = 30.0
-    with interval.saving():
-        clock.now = 31.0
-    assert not interval.is_due(130.0, at_end=True)
-    assert not interval.is_due(130.0)
-    assert interval.is_due(131.0, at_end=True)
-    clock.now = 200.0
-    with interval.saving():
-        clock.now = 200.125
-    assert interval.is_due(213.0, at_end=True)
-    assert not interval.is_due(213.0)
+    def write() -> None:
+        written.append(clock.now)
+        clock.now += cost_s
+
+    clock, cost_s, written = Clock(), 1.0, list[float]()
+    output = Output("a file", write, clock)
+    for clock.now in (29.0, 30.0, 130.0):
+        output.tick(clock.now)
+    assert written == [30.0]
+    clock.now = 130.0
+    output.end(clock.now)
+    assert written == [30.0], "writing took a second: it is not written for a hundred"
+    clock.now, cost_s = 131.0, 0.125
+    output.end(clock.now)
+    assert written == [30.0, 131.0]
+    for clock.now in (143.0, 144.0):
+        output.end(clock.now)
+        output.tick(clock.now)
+    assert written == [30.0, 131.0, 144.0]
 
 
 def test_early_exit_of_a_feedline_loader_is_recorded(tmp_path: Path) -> None:

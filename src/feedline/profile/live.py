@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "MetricsCallback",
     "MetricsReader",
-    "MetricsReporter",
     "Panel",
     "create_panel",
     "format_line",
@@ -40,43 +39,9 @@ __all__ = [
 MetricsCallback = Callable[[dict[str, float]], object]
 """Function of metrics by name, as returned by `MetricsReader.read`."""
 
-_MIN_S = 1.0
 _PERCENTILES = (50, 95, 99)
 _REFRESH_S = 1.0
 _LINE_S = 30.0
-
-
-class MetricsReporter:
-    """Passes a run's metrics to a callback.
-
-    Args:
-        recorder: recorder of the run.
-        callback: receives the metrics.
-        every_s: interval in seconds.
-    """
-
-    name = "the metrics callback"
-
-    def __init__(self, recorder: Recorder, callback: MetricsCallback, every_s: float) -> None:
-        self._metrics = MetricsReader(recorder)
-        self._callback = callback
-        self._every_s = every_s
-        self._reported_s = recorder.now_s()
-        self._has_reported = False
-
-    def tick(self, now_s: float) -> None:
-        """Report if the interval has passed; `now_s` is the time since the run's start."""
-        if now_s - self._reported_s >= self._every_s:
-            self._report(now_s)
-
-    def end(self, now_s: float) -> None:
-        """Report at the end of a pass, as the next one may start much later."""
-        if not self._has_reported or now_s - self._reported_s >= min(_MIN_S, self._every_s):
-            self._report(now_s)
-
-    def _report(self, now_s: float) -> None:
-        self._reported_s, self._has_reported = now_s, True
-        self._callback(self._metrics.read())
 
 
 class MetricsReader:

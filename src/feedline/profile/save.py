@@ -23,16 +23,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import util
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from feedline.errors import UsageError
-from feedline.profile.live import MetricsCallback, MetricsReporter, create_panel
+from feedline.profile.live import MetricsCallback, MetricsReader, Panel, create_panel
 from feedline.system import rank_and_world
 from feedline.timing import is_recording_enabled
 from feedline.timing.recorder import Recorder
@@ -40,7 +39,7 @@ from feedline.timing.run import Run
 from feedline.timing.run_file import check_folder, merge_runs, run_file, write_run
 from feedline.timing.step_recorder import note_failure
 
-__all__ = ["MAX_EVENTS", "RunOutputs", "SaveInterval", "TraceFile"]
+__all__ = ["MAX_EVENTS", "Output", "RunOutputs", "TraceFile"]
 
 MAX_EVENTS = 100_000
 _STEP, _COMPUTE, _WAIT, _RATE = range(4)
@@ -51,18 +50,51 @@ _POLL_SHARE = 0.005  # largest share of the time for reading workers' pages
 _EVERY_S = 30.0
 _MAX_SHARE = 0.01  # of the time for writing files
 _TICK_NS = 250_000_000
+_MIN_REPORT_S = 1.0
 
 _unsaved: weakref.WeakSet[RunOutputs] = weakref.WeakSet()
 
 
-class _Output(Protocol):
-    """An output that is called within steps, with the seconds since the run's start."""
+class Output:
+    """Something that is written every so often within steps, and at the end of a pass.
 
-    name: str
+    Args:
+        name: for messages.
+        write: writes it.
+        recorder: recorder of the run, whose clock is used.
+        every_s: interval in seconds.
+        end_s: interval at the end of passes, unless nothing was written yet.
+        share: largest share of the time for writing.
+    """
 
-    def tick(self, now_s: float) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        write: Callable[[], object],
+        recorder: Recorder,
+        every_s: float = _EVERY_S,
+        *,
+        end_s: float = 0.0,
+        share: float = _MAX_SHARE,
+    ) -> None:
+        self.name, self._write, self._recorder = name, write, recorder
+        self._every_s, self._end_s, self._share = every_s, end_s, share
+        self._written_s, self._cost_s = recorder.now_s(), -1.0
 
-    def end(self, now_s: float) -> None: ...
+    def tick(self, now_s: float) -> None:
+        """Write if it is time; `now_s` is the time since the run's start."""
+        self._write_after(now_s, self._every_s)
+
+    def end(self, now_s: float) -> None:
+        """Write at the end of a pass, as the next one may start much later."""
+        self._write_after(now_s, self._end_s if self._cost_s >= 0 else 0.0)
+
+    def _write_after(self, now_s: float, seconds: float) -> None:
+        if now_s - self._written_s >= max(seconds, self._cost_s / self._share):
+            self._written_s = self._recorder.now_s()
+            self._write()
+            self._cost_s = self._recorder.now_s() - self._written_s
+            self._written_s += self._cost_s
 
 
 @dataclass(eq=False, kw_only=True)
@@ -97,7 +129,7 @@ class RunOutputs:
             UsageError: a file cannot be written, or belongs to another run.
         """
         self._recorder = recorder
-        self._outputs: list[_Output] = []
+        self._outputs: list[Output | Panel] = []
         self._timeline: TraceFile | None = None
         self._due_ns = 0
         if self._started:
@@ -110,12 +142,24 @@ class RunOutputs:
         self._check_files()
         if self.folder is not None:
             check_folder(self.folder)
-            self._outputs.append(_RunFolder(self))
+            # Not a method of this object, which must be freed once no loop uses it.
+            own = weakref.ref(self)
+            self._outputs.append(Output("saving the run", lambda: _write_run(own()), recorder))
         if self.trace is not None:
             self._timeline = TraceFile(recorder, _rank_path(self.trace, rank))
-            self._outputs.append(self._timeline)
-        if self.metrics is not None:
-            self._outputs.append(MetricsReporter(recorder, self.metrics, self.every_s))
+            name = f"the timeline in {str(self.trace)!r}"
+            self._outputs.append(Output(name, self._timeline.write, recorder))
+        if (report := self.metrics) is not None:
+            reader, end_s = MetricsReader(recorder), min(_MIN_REPORT_S, self.every_s)
+            metrics = Output(
+                "the metrics callback",
+                lambda: report(reader.read()),
+                recorder,
+                self.every_s,
+                end_s=end_s,
+                share=1.0,
+            )
+            self._outputs.append(metrics)
         if (panel := create_panel(recorder, self.panel)) is not None:
             self._outputs.append(panel)
         if self._files:
@@ -151,7 +195,11 @@ class RunOutputs:
         if not self._outputs:
             return
         if self._timeline is not None:
-            self._call(lambda output, _: output.step(), only=self._timeline)
+            try:
+                self._timeline.step()
+            except Exception as error:
+                self._timeline = None
+                self._note("the timeline was disabled", error)
         if time.monotonic_ns() >= self._due_ns:
             if os.getpid() != self._owner:  # a process that was forked within this pass
                 self._outputs, self._timeline = [], None
@@ -171,8 +219,7 @@ class RunOutputs:
         Raises:
             UsageError: a file cannot be written.
         """
-        if self.folder is not None:
-            write_run(self.run(), self.folder)
+        _write_run(self)
         if self._timeline is not None:
             self._timeline.write()
 
@@ -203,17 +250,24 @@ class RunOutputs:
                         effect="the files keep their former state",
                     )
 
-    def _call(self, function: Callable[[Any, float], object], only: _Output | None = None) -> None:
+    def _call(self, function: Callable[[Output | Panel, float], object]) -> None:
         now_s = self._recorder.now_s()
-        for output in list(self._outputs) if only is None else [only]:
+        for output in list(self._outputs):
             try:
                 function(output, now_s)
             except Exception as error:
                 self._outputs.remove(output)
-                if output is self._timeline:
-                    self._timeline = None
-                self._failed = True
-                note_failure(self._recorder, f"{output.name} was disabled", error)
+                self._note(f"{output.name} was disabled", error)
+
+    def _note(self, what: str, error: Exception) -> None:
+        self._failed = True
+        note_failure(self._recorder, what, error)
+
+
+def _write_run(outputs: RunOutputs | None) -> None:
+    """Write a run to its folder, if it has one."""
+    if outputs is not None and outputs.folder is not None:
+        write_run(outputs.run(), outputs.folder)
 
 
 def _rank_path(trace: Path, rank: int) -> Path:
@@ -221,52 +275,7 @@ def _rank_path(trace: Path, rank: int) -> Path:
     return trace if rank == 0 else trace.with_name(f"rank{rank}-{trace.name}")
 
 
-class SaveInterval:
-    """Base of files that are written every 30 s and at the end of a pass, within 1% of the time.
-
-    Args:
-        recorder: recorder of the run, whose clock is used.
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._saved_s = recorder.now_s()
-        self._cost_s = 0.0
-
-    def is_due(self, now_s: float, *, at_end: bool = False) -> bool:
-        """Return True if the file should be written.
-
-        Args:
-            now_s: seconds since the run's start.
-            at_end: True at the end of a pass.
-        """
-        min_s = self._cost_s / _MAX_SHARE
-        return now_s - self._saved_s >= (min_s if at_end else max(min_s, _EVERY_S))
-
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        """Context that measures the writing of the file."""
-        start_s = self._recorder.now_s()
-        yield
-        self._saved_s = self._recorder.now_s()
-        self._cost_s = self._saved_s - start_s
-
-    def tick(self, now_s: float) -> None:
-        """Write the file if it is time; `now_s` is the time since the run's start."""
-        if self.is_due(now_s):
-            self.write()
-
-    def end(self, now_s: float) -> None:
-        """Write the file at the end of a pass."""
-        if self.is_due(now_s, at_end=True):
-            self.write()
-
-    def write(self) -> None:
-        """Write the file."""
-        raise NotImplementedError
-
-
-class TraceFile(SaveInterval):
+class TraceFile:
     """Keeps the latest events of a run and writes them.
 
     Args:
@@ -278,9 +287,7 @@ class TraceFile(SaveInterval):
     """
 
     def __init__(self, recorder: Recorder, file: Path) -> None:
-        super().__init__(recorder)
-        self._file = file
-        self.name = f"the timeline in {str(file)!r}"
+        self._recorder, self._file = recorder, file
         # Lane, kind, start and end in ns, number of the batch.
         self._events: deque[tuple[int, int, int, int, float]] = deque(maxlen=MAX_EVENTS)
         self._read_until: dict[int, int] = {}  # by worker id, end of its last known task
@@ -336,7 +343,7 @@ class TraceFile(SaveInterval):
         """
         partial = self._file.with_name(f".{self._file.name}.{os.getpid()}.partial")
         try:
-            with self.saving(), contextlib.ExitStack() as opened:
+            with contextlib.ExitStack() as opened:
                 partial.unlink(missing_ok=True)  # of another process, or a link to another file
                 raw = opened.enter_context(partial.open("wb"))
                 out: Any = raw
@@ -374,22 +381,6 @@ class TraceFile(SaveInterval):
             name = "make" if lane != _STEP else "wait" if kind == _WAIT else "compute"
             event |= {"ph": "X", "name": name, "dur": (end_ns - start_ns) / 1000}
             yield event | ({"args": {"batch": int(value)}} if lane == _STEP else {})
-
-
-class _RunFolder(SaveInterval):
-    """Writes a run to its folder."""
-
-    name = "saving the run"
-
-    def __init__(self, outputs: RunOutputs) -> None:
-        super().__init__(outputs._recorder)
-        self._outputs = weakref.ref(outputs)
-
-    def write(self) -> None:
-        outputs = self._outputs()
-        if outputs is not None and outputs.folder is not None:
-            with self.saving():
-                write_run(outputs.run(), outputs.folder)
 
 
 @atexit.register
