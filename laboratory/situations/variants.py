@@ -373,8 +373,8 @@ plant(
     Loop(data=lambda: Repeated(folder(images.large(), _resized), 500), ms=15),
     Loop(data=lambda: Repeated(folder(images.small(), _resized), 2400), ms=15),
 )
-_unfused = Loop(data=lambda: Photos(1600, _pipeline(160)), ms=5)
-_fused = Loop(data=lambda: Photos(4000, feedline.compile(_pipeline(160)), as_path=True), ms=5)
+_unfused = Loop(data=lambda: Photos(1600, _pipeline(160)), ms=12)
+_fused = Loop(data=lambda: Photos(3200, feedline.compile(_pipeline(160)), as_path=True), ms=12)
 plant(
     "unfused-dataset",
     "uncompiled-transform",

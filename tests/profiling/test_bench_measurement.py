@@ -22,7 +22,6 @@ from feedline.images.folder import ImageFolder, sample_folder
 from feedline.order.batch_spec import Item
 from feedline.profile.bench import (
     benchmark_table,
-    count_rounds,
     make_rows,
     notes,
     survey_images,
@@ -136,12 +135,11 @@ def test_images_are_measured_and_broken_ones_named(photos: Path, tmp_path: Path)
     assert "ends before its last pixel" in broken["3.jpg"]
     assert "0 bytes" in broken["5.jpg"]
     assert len(images) == 18
-    assert [image.sample for image in images] == sorted(image.sample for image in images)
-    for look in images:
-        path = Path(folder.path(look.sample))
-        assert look.file.bytes == path.stat().st_size
-        expected = (100, 90) if path.name == "0.jpg" else (200, 260)
-        assert (look.height_px, look.width_px) == expected
+    assert [number for number, _, _ in images] == sorted(number for number, _, _ in images)
+    for number, file, sides in images:
+        path = Path(folder.path(number))
+        assert file.bytes == path.stat().st_size
+        assert sides == ((100, 90) if path.name == "0.jpg" else (200, 260))
     summary = survey.summary(91)
     assert (summary["height_px_median"], summary["width_px_median"]) == (200, 260)
     assert (summary["images_measured"], summary["images_shorter_than_size"]) == (18, 2)
@@ -161,7 +159,7 @@ def test_survey_ends_with_time_limit_after_the_first_few(photos: Path, tmp_path:
     for number in range(40):
         shutil.copy(photos / "cats" / "0.jpg", tmp_path / "cats" / f"{number:02}.jpg")
     survey = survey_images(ImageFolder(tmp_path), 64, 1e-9, quiet)
-    assert [image.sample for image in survey.images] == list(range(32))
+    assert [number for number, _, _ in survey.images] == list(range(32))
     assert survey.costs["images"] == 8
 
 
@@ -270,13 +268,6 @@ def test_cpu_time_of_children_is_counted() -> None:
 
 def test_settling_ends_when_processes_are_idle() -> None:
     settle_down()
-
-
-@pytest.mark.parametrize(
-    ("loaders", "refill_s", "rounds"), [(1, 0.0, 5), (3, 0.1, 5), (1, 100.0, 3), (6, 2.0, 3)]
-)
-def test_long_refills_leave_fewer_rounds(loaders: int, refill_s: float, rounds: int) -> None:
-    assert count_rounds(loaders, 30.0, refill_s) == rounds
 
 
 class Steady(MeasuredLoader):

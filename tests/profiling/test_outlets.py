@@ -24,7 +24,6 @@ from feedline.profile.live import (
     Panel,
     create_panel,
     format_line,
-    percentiles,
     tensorboard_writer,
 )
 from feedline.profile.save import MAX_EVENTS, Output, TraceFile
@@ -263,12 +262,6 @@ def test_figures_cover_time_since_last_reading() -> None:
     idle = window.read()
     assert idle["feedline/batches_per_s"] == idle["feedline/images_per_s"] == 0
     assert "feedline/wait_pct" not in idle
-
-
-def test_percentiles_are_values_that_were_there() -> None:
-    assert percentiles([]) == []
-    assert percentiles([3.0]) == [3.0] * 3
-    assert percentiles([float(k) for k in range(1, 101)]) == [50.0, 95.0, 99.0]
 
 
 def test_callback_that_raises_is_disabled(

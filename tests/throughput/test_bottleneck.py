@@ -54,7 +54,7 @@ def verdicts(wait_share: float) -> dict[str, bool]:
         "tune": search.is_compute_bound,
         "what-if": predicted.bottleneck == "compute",
         "window": is_compute_bound(window.wait_share),
-        "load": bottleneck(window.load()).part == "compute",
+        "load": bottleneck(window.load()) == "compute",
     }
 
 
@@ -80,14 +80,7 @@ def test_every_place_gives_the_same_verdict(wait_share: float, compute_bound: bo
     ],
 )
 def test_part_that_bounds_the_step(given: dict[str, Any], part: str) -> None:
-    assert bottleneck(load(**given)).part == part
-
-
-@given(LOADS)
-def test_shares_add_up(some: StepLoad) -> None:
-    found = bottleneck(some)
-    assert math.isclose(sum(found.shares.values()), 1.0)
-    assert found.shares[found.part] > 0
+    assert bottleneck(load(**given)) == part
 
 
 @given(LOADS)

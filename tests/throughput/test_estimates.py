@@ -174,7 +174,7 @@ def test_occasional_late_batches_are_not_hand_over() -> None:
     assert uneven.hand_ms == pytest.approx(2)
     assert uneven.late_ms == pytest.approx(40 - 15 - 2)
     assert uneven.step_ms == pytest.approx(40)
-    assert bottleneck(uneven).part == "workers"
+    assert bottleneck(uneven) == "workers"
 
 
 def test_waits_of_few_steps_are_due_to_late_batches() -> None:
@@ -191,7 +191,7 @@ def test_workers_that_other_programs_keep_from_their_cores_have_no_batches_ready
     assert load.produce_ms < 0.6 * 40  # little work, but busy nearly all the time
     assert load.hand_ms == pytest.approx(2)
     assert load.consume_ms == pytest.approx(11)
-    assert bottleneck(load).part == "workers"
+    assert bottleneck(load) == "workers"
 
 
 def test_equally_busy_worker_counts_reveal_nothing_about_sharing() -> None:

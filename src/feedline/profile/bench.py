@@ -58,7 +58,7 @@ _PACKAGES = ("numpy", "simplejpeg", "Pillow")
 _SURVEY_SHARE, _STAGES_SHARE = 0.15, 0.05  # of the seconds, in addition to them
 _MIN_IMAGES, _MIN_TIMED = 32, 8  # however slow they are
 _REPEATS = 3
-_ROUNDS, _FEWER_ROUNDS = 5, 3
+_ROUNDS = 5
 
 Result: TypeAlias = dict[str, Any]
 
@@ -118,7 +118,7 @@ def run_benchmark(
         progress("importing torchvision", 0, 1)
         _import_torchvision()
     survey = survey_images(folder, image_size, seconds, progress)
-    sample = ImageSample(folder, [image.sample for image in survey.images])
+    sample = ImageSample(folder, [number for number, _, _ in survey.images])
     costs, left_out = survey.costs, dict[str, str]()
     progress("starting the loaders", 0, 1)
     with contextlib.ExitStack() as stack:
@@ -130,10 +130,8 @@ def run_benchmark(
                 loaders.append(stack.enter_context(loader))
             except Exception as error:
                 left_out[TORCH_FORMS[form]] = _last_line(error)
-        refill_s = PREFETCH * batch_size * costs["total_ms"] / 1000 / cores
-        rounds = count_rounds(len(loaders), seconds, refill_s)
-        others, turn_s = OtherPrograms(), seconds / (len(loaders) * rounds)
-        turns = take_turns(loaders, rounds, turn_s, left_out, progress)
+        others, turn_s = OtherPrograms(), seconds / (len(loaders) * _ROUNDS)
+        turns = take_turns(loaders, _ROUNDS, turn_s, left_out, progress)
         other_cores = others.cores()
         broken = {**survey.broken, **dict(loaders[0].skipped)}
     result: Result = {
@@ -195,35 +193,26 @@ def _last_line(error: Exception) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class SurveyedImage:
-    """Image that can be decoded: its number, file and size."""
-
-    sample: int
-    file: FilePart
-    height_px: int
-    width_px: int
-
-
-@dataclass(frozen=True, slots=True)
 class Survey:
     """Images that can be decoded, in order; cost of one of them; reasons of broken files by path.
 
-    `costs` are means in one process, in ms: "read_ms" from memory, "read_cold_ms" from the disk
-    (None for the reason "cold_not_measured"), "decode_ms" of as many pixels as the crop needs,
-    "resize_ms" of the crop, "total_ms" from memory; and the number of timed "images".
+    Of each image its number, its file, and its height and width in pixels. `costs` are means in one
+    process, in ms: "read_ms" from memory, "read_cold_ms" from the disk (None for the reason
+    "cold_not_measured"), "decode_ms" of as many pixels as the crop needs, "resize_ms" of the crop,
+    "total_ms" from memory; and the number of timed "images".
     """
 
-    images: Sequence[SurveyedImage]
+    images: Sequence[tuple[int, FilePart, tuple[int, int]]]
     costs: Mapping[str, Any]
     broken: Mapping[str, str]
 
     def summary(self, size: int) -> dict[str, Any]:
         """Numbers and sizes of the images, JSON-able."""
-        sides = [(image.height_px, image.width_px) for image in self.images]
+        sides = [sides for _, _, sides in self.images]
         return {
             "images_measured": len(sides),
             "images_shorter_than_size": sum(min(each) < size for each in sides),
-            "file_bytes_mean": mean(image.file.bytes for image in self.images),
+            "file_bytes_mean": mean(file.bytes for _, file, _ in self.images),
             "height_px_median": round(median(height for height, _ in sides)),
             "width_px_median": round(median(width for _, width in sides)),
         }
@@ -246,7 +235,8 @@ def survey_images(
     Raises:
         DatasetError: none of them can be decoded.
     """
-    decoder, images, spans = Decoder(), list[SurveyedImage](), list[list[float]]()
+    decoder, images = Decoder(), list[tuple[int, FilePart, tuple[int, int]]]()
+    spans: list[list[float]] = []
     row = np.zeros((size, size, 3), np.uint8), np.zeros((), np.int64)
     broken: dict[str, str] = {}
     start = time.monotonic()
@@ -256,12 +246,12 @@ def survey_images(
             break
         try:
             data = read_file(path := folder.files.path(sample))
-            height, width = decoder.open(data)
+            sides = decoder.open(data)
             decoder.read()
         except ImageError as error:
             broken[folder.name(sample)] = error.message
         else:
-            images.append(SurveyedImage(sample, FilePart(path, 0, len(data)), height, width))
+            images.append((sample, FilePart(path, 0, len(data)), sides))
             if len(spans) < _MIN_TIMED or elapsed_s < _STAGES_SHARE * seconds:
                 item = Item(sample, size, mix(sample), 1.0)
                 runs = [_time_stages(folder, item, row, decoder) for _ in range(_REPEATS)]
@@ -275,7 +265,7 @@ def survey_images(
             hint="check that the images were downloaded and unpacked completely",
         )
     read_ms, resize_ms, load_ms = (mean(times) for times in zip(*spans, strict=True))
-    cold_ms, why_not = _read_cold_ms([image.file for image in images[: len(spans)]])
+    cold_ms, why_not = _read_cold_ms([file for _, file, _ in images[: len(spans)]])
     costs = {
         "images": len(spans),
         "read_ms": read_ms,
@@ -318,18 +308,6 @@ def _read_cold_ms(files: Sequence[FilePart]) -> tuple[float | None, str]:
     for file in timed:
         read_file(os.fsencode(file.path))
     return (time.perf_counter() - start) / len(timed) * 1e3, ""
-
-
-def count_rounds(loaders: int, seconds: float, refill_s: float) -> int:
-    """Number of rounds, in each of which every loader has a turn.
-
-    Args:
-        loaders: number of measured loaders.
-        seconds: time of counting images, for all of them.
-        refill_s: uncounted time of a loader after its turn to refill its prefetch buffer: if it
-            is longer than the turn itself, there are fewer rounds.
-    """
-    return _ROUNDS if refill_s * loaders * _ROUNDS <= seconds else _FEWER_ROUNDS
 
 
 def take_turns(

@@ -10,12 +10,13 @@ not a terminal, a line is printed every 30 seconds instead. Respects NO_COLOR.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from feedline.errors import UsageError
 from feedline.randomness import seeded, unbroken
@@ -86,22 +87,15 @@ class MetricsReader:
             "compute": [step[2] for step in times],
         }
         for name, each in parts.items():
-            for q, ms in zip(_PERCENTILES, percentiles(each), strict=False):
-                figures[f"feedline/{name}_ms_p{q}"] = ms
+            for q in _PERCENTILES if each else ():
+                ms = np.percentile(each, q, method="inverted_cdf")  # a value that occurred
+                figures[f"feedline/{name}_ms_p{q}"] = float(ms)
         total = sum(map(sum, parts.values()))
         if total > 0:
             figures["feedline/wait_pct"] = 100 * sum(parts["wait"]) / total
         figures |= {f"feedline/{name}": value for name, value in recorder.latest().items()}
         self._at_s, (self._steps, self._batches, self._samples) = now_s, counts
         return figures
-
-
-def percentiles(values: Sequence[float]) -> list[float]:
-    """Return the 50th, 95th and 99th percentile; empty without values."""
-    if not values:
-        return []
-    ordered = sorted(values)
-    return [ordered[math.ceil(q / 100 * len(ordered)) - 1] for q in _PERCENTILES]
 
 
 def create_panel(recorder: Recorder, wanted: bool | str) -> Panel | None:

@@ -3,20 +3,18 @@
 The one definition of "compute-bound" and of "too few workers": reports, `tune`, a dry run, and the
 adaptation of a loader all ask here.
 
-Guarantees: pure; shares add up to 1.
+Guarantees: pure.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from feedline.throughput.limits import MAX_WORKERS
 from feedline.throughput.step_model import THRESHOLDS, StepLoad, with_workers
 
-__all__ = ["Bottleneck", "Part", "bottleneck", "is_compute_bound", "workers_needed"]
+__all__ = ["Part", "bottleneck", "is_compute_bound", "workers_needed"]
 
 Part = Literal["compute", "hand-over", "copy", "workers", "cores"]
 """`compute`: the step itself; `hand-over`: the training process receives a batch; `copy`: of a
@@ -24,55 +22,33 @@ batch to the device; `workers`: they make batches, too slowly or unevenly; `core
 workers, but too few cores for them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bottleneck:
-    """Part that bounds a step.
-
-    Args:
-        shares: share of each part in the step time.
-    """
-
-    shares: Mapping[Part, float]
-
-    @property
-    def part(self) -> Part:
-        """Part that bounds the step."""
-        return "compute" if is_compute_bound(1 - self.shares["compute"]) else self.waits_for
-
-    @property
-    def waits_for(self) -> Part:
-        """Longest part besides computing."""
-        others: list[Part] = [part for part in self.shares if part != "compute"]
-        return max(others, key=lambda part: self.shares[part])
-
-
 def is_compute_bound(data_wait: float) -> bool:
     """Return True if a step is compute-bound, by the share of its time spent in wait for data."""
     return data_wait < THRESHOLDS.data_wait
 
 
-def bottleneck(load: StepLoad) -> Bottleneck:
-    """Return the part that bounds a step.
+def bottleneck(load: StepLoad, *, waits: bool | None = None) -> Part:
+    """Return the part that bounds a step: the longest besides computing, if the step waits for it.
 
-    A step is compute-bound if its other parts together are below `THRESHOLDS.data_wait`; otherwise
-    the longest of these is the bottleneck.
+    Args:
+        load: of the step.
+        waits: True if the step is not compute-bound, as measured; None: by the model.
     """
     wait_ms = max(0.0, load.step_ms - load.consume_ms)
     # If both are equal, more workers would find no core.
     short_of_cores = load.workers and load.cores_ms >= (1 - THRESHOLDS.alike) * load.made_ms
     on_cores = short_of_cores and load.late_ms < wait_ms / 2
     parts: dict[Part, float] = {
-        "compute": load.compute_ms,
         "hand-over": load.hand_ms,
         "copy": load.copy_ms,
         "workers": 0.0 if on_cores else wait_ms,
         "cores": wait_ms if on_cores else 0.0,
     }
-    whole_ms = sum(parts.values())
-    if whole_ms <= 0:
-        return Bottleneck(shares={part: float(part == "compute") for part in parts})
-    shares = {part: ms / whole_ms for part, ms in parts.items()}
-    return Bottleneck(shares=shares)
+    waited_ms = sum(parts.values())
+    if waits is None:
+        whole_ms = load.compute_ms + waited_ms
+        waits = whole_ms > 0 and not is_compute_bound(waited_ms / whole_ms)
+    return max(parts, key=lambda part: parts[part]) if waits else "compute"
 
 
 def workers_needed(load: StepLoad, spare: float = 1.0, *, shared: float = 0.0) -> int | None:

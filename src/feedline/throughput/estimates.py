@@ -415,7 +415,7 @@ def _predict_phase(rates: Rates, changes: Changes) -> PhaseEstimate:
         error = max(base.error, THRESHOLDS.run_to_run)
         spread = [each for pair in steps for each in pair]
     load, shared = loads[0], rates.shared or 0.0
-    part = bottleneck(load).part
+    part = bottleneck(load)
     uneven = part == "workers" and load.late_ms > THRESHOLDS.alike * load.consume_ms
     cores = load.cores_ms * load.cores / load.consume_ms if load.consume_ms > 0 else 1.0
     return PhaseEstimate(

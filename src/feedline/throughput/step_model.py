@@ -117,9 +117,9 @@ class Thresholds:
     tiny_batch: int = 32  # samples
     min_batch_work_ms: float = 1.0  # less costs more to hand from process to process
     # Compiled pipelines decode only the crop, and make one pass of the other steps: with half of
-    # the work for decoding they are 2.9 times as fast; `benchmarks/recipes.py` measures 2.7 to 3.5.
-    fused_decode: float = 0.5
-    fused_work: float = 0.2
+    # the work for decoding they are 4 times as fast; `benchmarks/recipes.py` measures 3.0 to 5.1.
+    fused_decode: float = 0.4
+    fused_work: float = 0.1
     slow_sample_octaves: int = 3  # a slow sample takes at least 8 times the median
     slow_samples: float = 0.1  # of all samples, at most: more are usual
     pause: float = 8.0  # times the median step: the model is evaluated or saved

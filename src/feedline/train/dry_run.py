@@ -323,6 +323,6 @@ def _measure(
         wait_share=window.wait_share,
         num_workers=trial.workers,
         memory_bytes=torch.cuda.max_memory_reserved(device) if on_cuda else None,
-        bottleneck=bottleneck(load).waits_for if waits else "compute",
+        bottleneck=bottleneck(load, waits=waits),
         workers_needed=workers_needed(load) if load.work_ms > 0 else None,
     )

@@ -230,7 +230,7 @@ class _Tuning:
         part: Part | None = "compute" if compute_bound else None
         if rates is not None:
             self.rates.append(rates)
-            part = part or bottleneck(rates.now.load).waits_for
+            part = part or bottleneck(rates.now.load, waits=True)
         self.phases.append(
             TunedPhase(
                 size=size,
