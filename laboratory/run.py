@@ -271,7 +271,7 @@ def _run(each: Situation, fixed: bool, there: Any) -> None:
                 "at_least": bool(first.gain and first.gain.at_least),
                 "bound": verdict.bound,
                 "wait_pct": verdict.wait_pct,
-                "crowding": max(facts.crowding, facts.lanes.crowding if facts.lanes else 1.0),
+                "crowding": facts.worst_crowding,
                 "per_sample_ms": 1000 * outcome.seconds / max(1, outcome.samples),
                 "took_s": time.perf_counter() - start_s,
                 "findings": "\n".join(_finding_text(finding) for finding in verdict.findings),

@@ -9,9 +9,11 @@ Relies on: /proc and /sys/fs/cgroup if they exist, otherwise on psutil. A file f
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import math
+import multiprocessing
 import os
 import shutil
 import signal
@@ -21,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import spawn as mp_spawn
+from multiprocessing import util as mp_util
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,6 +43,7 @@ __all__ = [
     "affinity_cores",
     "available_memory_bytes",
     "cacheable_memory_bytes",
+    "call_at_exit",
     "core_limits",
     "describe_exit",
     "find_attribute",
@@ -376,6 +380,14 @@ def lock_file(descriptor: int) -> bool:
             raise
         return False
     return True
+
+
+def call_at_exit(function: Callable[[], object]) -> None:
+    """Call a function at the end of this process; a multiprocessing child does not run atexit."""
+    if multiprocessing.parent_process() is None:
+        atexit.register(function)
+    else:
+        mp_util.Finalize(None, function, exitpriority=1)
 
 
 def flush_standard_streams() -> None:

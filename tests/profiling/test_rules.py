@@ -42,19 +42,29 @@ def paused(wait: float) -> Pass:
     return passed
 
 
-def test_interval_of_a_short_run_is_from_blocks_of_its_latest_steps() -> None:
-    def width(steps: list[float]) -> float:
-        events = [
-            Event(lane="step", stage="compute", begun_ms=end, ended_ms=end + 50.0, batch=k)
-            for k, end in enumerate(np.cumsum([0.0, *steps]).tolist())
-        ]
-        sample = TimelineSample(why="latest", begun_s=0.0, events=events)
-        gain = finding_of(a_run(SLOW, work=320.0, excerpts=[sample]), "too-few-workers").gain
-        assert gain is not None
-        return gain.high - gain.low
+def latest(steps: list[float]) -> list[TimelineSample]:
+    """The latest steps of a run, in ms."""
+    events = [
+        Event(lane="step", stage="compute", begun_ms=end, ended_ms=end + 50.0, batch=k)
+        for k, end in enumerate(np.cumsum([0.0, *steps]).tolist())
+    ]
+    return [TimelineSample(why="latest", begun_s=0.0, events=events)]
 
+
+def width(run: Run, rule: str) -> float:
+    """Predicted gain of a finding, relative to the lower end of its interval."""
+    gain = finding_of(run, rule).gain
+    assert gain is not None
+    return gain.predicted / gain.low
+
+
+def test_interval_of_a_short_run_is_from_blocks_of_its_latest_steps() -> None:
     # The same steps: mixed, their mean is known well; if they become slower, it is not.
-    assert width([60.0, 100.0] * 16) < width([60.0] * 16 + [100.0] * 16)
+    mixed, slower = (
+        a_run(SLOW, work=320.0, excerpts=latest(steps))
+        for steps in ([60.0, 100.0] * 16, [60.0] * 16 + [100.0] * 16)
+    )
+    assert width(mixed, "too-few-workers") < width(slower, "too-few-workers")
 
 
 def test_pauses_of_the_step_hide_no_workers_that_are_too_few() -> None:
@@ -257,6 +267,22 @@ def test_slowest_transform_is_named() -> None:
     run = a_run(SLOW, work=320.0, stages=stages, machine=CORES)
     assert first_of(run) == "slow-transform"
     assert "Sharpened" in finding_of(run, "slow-transform").cause
+
+
+def test_other_programs_widen_the_intervals_of_gains() -> None:
+    alone, beside = (
+        a_run(
+            SLOW,
+            work=320.0,
+            cpu=1 - queued,
+            stages={"transform: Sharpened": 0.9},
+            machine=CORES,
+            timed_queued_ms=12 * 320 * queued,
+            excerpts=latest([80.0] * 32),
+        )
+        for queued in (0.0, 0.5)
+    )
+    assert width(alone, "slow-transform") < width(beside, "slow-transform")
 
 
 def test_opaque_dataset_is_named_if_nothing_else_is() -> None:

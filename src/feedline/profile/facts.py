@@ -323,6 +323,11 @@ class RunFacts(StepFacts):
         return self.total.float_bytes / self.total.bytes if self.total.bytes > 0 else 0.0
 
     @property
+    def worst_crowding(self) -> float:
+        """`crowding` of the step's work or of the workers', whichever is larger."""
+        return max(self.crowding, self.lanes.crowding if self.lanes is not None else 1.0)
+
+    @property
     def cores(self) -> int:
         """Cores that this process may use, at least 1."""
         return max(1, self.run.machine.usable_cores)

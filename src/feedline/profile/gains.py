@@ -8,7 +8,8 @@ step no longer waits; the prediction lies between the two.
 
 Guarantees: pure; a predicted gain is at least 1, and lies in its interval; no gain, nor the upper
 end of its interval, exceeds what the compute-bound throughput allows. An interval is never narrower
-than the run-to-run spread of a machine, and wider the more of the time the model has to predict.
+than the run-to-run spread of a machine, and wider the more of the time the model has to predict and
+the more of the cores other programs use.
 """
 
 from __future__ import annotations
@@ -239,7 +240,8 @@ def _gain(facts: RunFacts, short: float, long: float, at_least: bool = False) ->
     high, low = before / short, before / max(short, long)
     predicted = min(most, max(1.0, math.sqrt(high * low)))
     saved = 1 - 1 / predicted
-    measured = max(THRESHOLDS.run_to_run, facts.error)
+    # What other programs leave of the cores may be another share in the next run.
+    measured = max(THRESHOLDS.run_to_run, facts.error, 1 - 1 / facts.worst_crowding)
     error = 1 + math.hypot(measured * min(1.0, 4 * saved), THRESHOLDS.model_error * saved)
     return Gain(
         predicted=predicted,

@@ -13,18 +13,15 @@ the last reading, only the latest are known.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import gzip
-import multiprocessing
 import os
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +29,7 @@ import msgspec
 
 from feedline.errors import UsageError
 from feedline.profile.live import MetricsCallback, MetricsReader, Panel, create_panel
-from feedline.system import rank_and_world
+from feedline.system import call_at_exit, rank_and_world
 from feedline.timing import is_recording_enabled
 from feedline.timing.recorder import Recorder
 from feedline.timing.run import Run
@@ -164,7 +161,7 @@ class RunOutputs:
             self._outputs.append(panel)
         if self._files:
             _unsaved.add(self)
-            _save_at_exit()
+            _save_at_exit_of(os.getpid())
 
     def _paths(self, rank: int) -> list[Path]:
         """Files that are written."""
@@ -383,7 +380,6 @@ class TraceFile:
             yield event | ({"args": {"batch": int(value)}} if lane == _STEP else {})
 
 
-@atexit.register
 def _save_all() -> None:
     for outputs in list(_unsaved):
         outputs.save_last()
@@ -392,10 +388,4 @@ def _save_all() -> None:
 
 @functools.cache
 def _save_at_exit_of(process: int) -> None:
-    util.Finalize(None, _save_all, exitpriority=1)
-
-
-def _save_at_exit() -> None:
-    """Write the files at the end of a multiprocessing child, which does not run atexit."""
-    if multiprocessing.parent_process() is not None:
-        _save_at_exit_of(os.getpid())
+    call_at_exit(_save_all)

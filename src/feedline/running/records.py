@@ -8,16 +8,13 @@ printed once and does not stop the program.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import multiprocessing
 import os
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,7 @@ from feedline.errors import FeedlineError
 from feedline.loader import DataLoader, access
 from feedline.profile.loader_probe import get_probe
 from feedline.profile.watch import RecordedPass
-from feedline.system import rank_and_world
+from feedline.system import call_at_exit, rank_and_world
 from feedline.timing import is_recording_enabled
 from feedline.timing.recorder import Recorder
 from feedline.timing.run import Run
@@ -121,7 +118,7 @@ class LoaderRecords:
         record = next((each for each in self._records if each.is_of(loader, key)), None)
         if record is None:
             if self._folder is not None and not self._records:
-                self._save_at_exit()
+                call_at_exit(self.save)
             record = LoaderRecord(type(dataset).__name__, because, key)
             self._records.append(record)
         record.add(loader)
@@ -161,12 +158,6 @@ class LoaderRecords:
         if os.getpid() == self._owner:
             for record in self._records:
                 self._save(record)
-
-    def _save_at_exit(self) -> None:
-        if multiprocessing.parent_process() is None:
-            atexit.register(self.save)
-        else:  # it may end without running atexit
-            util.Finalize(None, self.save, exitpriority=1)
 
     def _claim(self, folder: Path, record: LoaderRecord) -> Path | None:
         """Create the folder of a record: the first one without a run of this rank."""
