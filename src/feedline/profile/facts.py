@@ -14,7 +14,7 @@ from statistics import median
 
 from feedline.throughput.bottleneck import is_compute_bound
 from feedline.throughput.step_model import THRESHOLDS
-from feedline.throughput.windows import error_of, error_of_means
+from feedline.throughput.windows import error_of
 from feedline.timing.histogram import Histogram
 from feedline.timing.run import Loader, Pass, Process, Run, StageTime
 
@@ -30,8 +30,6 @@ __all__ = [
 
 LEAST_MS = 1e-9
 """Resolution of a clock: shorter times were not measured, and nothing is divided by them."""
-
-_BLOCKS = 8  # of throughput points: their means tell the error of the mean step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -471,24 +469,17 @@ def _read(processes: list[Process], loader: Loader, step_ms: float) -> float | N
 
 
 def _error(run: Run) -> float:
-    """Half-width of the 95% interval of the mean step: neighbouring steps are not independent.
-
-    From the means of blocks of one image size each, relative to that size's mean.
-    """
-    sizes = [point.image_size for point in run.course]
-    means: list[float] = []
-    for size in dict.fromkeys(sizes):
-        points = [each for each in run.course if each.image_size == size and each.batches > 0]
-        count = max(1, round(_BLOCKS * len(points) / max(1, len(sizes))))
-        if len(points) < count or not all(math.isfinite(each.seconds) for each in points):
-            continue
-        edges = [len(points) * k // count for k in range(count + 1)]
-        blocks = [points[a:b] for a, b in pairwise(edges) if b > a]
-        own = [sum(p.seconds for p in one) / sum(p.batches for p in one) for one in blocks]
-        if sum(own) > 0:
-            means += [mean * len(own) / sum(own) for mean in own]
-    error = error_of_means(means[:10])
-    return min(1.0, error if error is not None else error_of(_latest_steps(run)))
+    """Half-width of the 95% interval of the mean step, relative to the mean of its image size."""
+    points = [each for each in run.course if each.batches > 0 and math.isfinite(each.seconds)]
+    if len(points) < THRESHOLDS.window_steps:
+        return min(1.0, error_of(_latest_steps(run)))
+    sums: dict[int | None, tuple[float, int]] = {}
+    for each in points:
+        seconds, batches = sums.get(each.image_size, (0.0, 0))
+        sums[each.image_size] = seconds + each.seconds, batches + each.batches
+    usual = {size: max(LEAST_MS, seconds / batches) for size, (seconds, batches) in sums.items()}
+    relative = [each.seconds / usual[each.image_size] for each in points]
+    return min(1.0, error_of(relative, [each.batches for each in points]))
 
 
 def _latest_steps(run: Run) -> list[float]:

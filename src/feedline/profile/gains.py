@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from feedline.profile.facts import LEAST_MS, PhaseFacts, RunFacts, WorkerStage
 from feedline.profile.finding import TIME_PARTS, Gain, TimePart
+from feedline.throughput.limits import WorkerLimits
 from feedline.throughput.step_model import THRESHOLDS, StepLoad, with_workers
 
 __all__ = [
@@ -159,10 +160,8 @@ def best_workers(facts: RunFacts) -> int:
 
     Up to one a core; more if most of their work is waiting, which needs no core.
     """
-    lanes = facts.lanes
-    waits = lanes is not None and lanes.blocked_share > THRESHOLDS.mostly_blocked
-    most = facts.cores * (THRESHOLDS.workers_per_core if waits else 1)
-
+    blocked_share = facts.lanes.blocked_share if facts.lanes is not None else 0.0
+    most = WorkerLimits(cores=facts.cores).most(facts.workers, blocked_share)
     loads = [(step_load(facts, phase), phase.steps) for phase in facts.phases]
 
     def total_ms(workers: int) -> float:

@@ -16,10 +16,9 @@ from itertools import pairwise
 from feedline.throughput.step_model import THRESHOLDS, StepLoad
 from feedline.timing.stage_page import StageTimings
 
-__all__ = ["RateMeter", "StepWindow", "error_of", "error_of_means"]
+__all__ = ["RateMeter", "StepWindow", "error_of"]
 
-# Student's t for 95%, by degrees of freedom.
-_T = {3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+_STUDENT_T = 2.365  # for 95%, of `window_steps` blocks
 
 
 class RateMeter:
@@ -67,6 +66,9 @@ class RateMeter:
 def error_of(values: Sequence[float], per: Sequence[float] | None = None) -> float:
     """Relative half-width of the 95% confidence interval of a mean, such as that of step times.
 
+    Neighbouring steps are correlated, so the means of long blocks of them count as independent
+    ("method of batch means").
+
     Args:
         values: in the order of the measurement.
         per: weights, such as seconds for numbers of images; None: 1 for each.
@@ -80,19 +82,9 @@ def error_of(values: Sequence[float], per: Sequence[float] | None = None) -> flo
     weights = [1.0] * len(values) if per is None else per
     sums = [(sum(values[a:b]), sum(weights[a:b])) for a, b in pairwise(edges)]
     means = [total / weight for total, weight in sums if weight > 0]
-    error = error_of_means(means) if len(means) == blocks else None
-    return 1.0 if error is None else error
-
-
-def error_of_means(means: Sequence[float]) -> float | None:
-    """`error_of`, from the means of 4 to 10 blocks.
-
-    Neighbouring steps are correlated, so the means of long blocks of them count as independent
-    ("method of batch means"). None with too few means, or if their mean is not above 0.
-    """
-    if len(means) - 1 not in _T or not (mean := statistics.fmean(means)) > 0:
-        return None
-    return _T[len(means) - 1] * statistics.stdev(means) / math.sqrt(len(means)) / mean
+    if len(means) < blocks or not (mean := statistics.fmean(means)) > 0:
+        return 1.0
+    return _STUDENT_T * statistics.stdev(means) / math.sqrt(blocks) / mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
