@@ -18,13 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from feedline import DataLoader, EvalCrop, ImageFolder
 from feedline.errors import DatasetError, FeedlineError, ImageError, UsageError
 from feedline.order.batch_spec import Item
 from feedline.sources import archives
-from slow import slow
 
 NAMES = ["cats/1.jpg", "cats/a-b/2.jpg", "cats/a/3.JPG", "cats/a/4.jpg", "dogs/5.jpg", "dogs/6.jpg"]
 
@@ -84,35 +82,14 @@ def test_archive_equals_its_folder(pets: Path, tmp_path: Path, kind: str) -> Non
     path = PACKED[kind](pets, tmp_path / kind)
     before = sorted(path.parent.rglob("*"))
     ours, folder = ImageFolder(path, EvalCrop()), ImageFolder(pets, EvalCrop())
-    assert len(ours) == len(folder) == 6
-    assert ours.classes == ["cats", "dogs"]
-    assert ours.targets.tolist() == folder.targets.tolist()
     assert ours.fingerprint() == folder.fingerprint()
     assert ours.transform_identity() == folder.transform_identity()
     for again in (ours, pickle.loads(pickle.dumps(ours)), ImageFolder(path, EvalCrop())):
         for sample in range(6):
             assert again.name(sample) == folder.name(sample).replace(str(pets), str(path))
             assert np.array_equal(row(again, sample)[0], row(folder, sample)[0])
-            assert row(again, sample)[1] == row(folder, sample)[1]
     new = [each for each in sorted(path.parent.rglob("*")) if each not in before]
     assert [each.suffix for each in new] == [".feedline"], "nothing is extracted"
-    with pytest.raises(IndexError):
-        ours.store.read(6, 1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "workers"),
-    [("plain.tar", 2), *((kind, 0) for kind in PACKED), *slow(("stored.zip", 2))],
-)
-def test_a_loader_reads_an_archive(pets: Path, tmp_path: Path, kind: str, workers: int) -> None:
-    options: dict[str, Any] = {"schedule": "8x1,16x1", "num_workers": workers, "seed": 4}
-    made = []
-    for data in (ImageFolder(pets), ImageFolder(PACKED[kind](pets, tmp_path / kind))):
-        with DataLoader(data, 3, **options) as loader:
-            made.append([(i.clone(), n.clone()) for _ in range(2) for i, n in loader])
-    for (images, labels), (others, other_labels) in zip(*made, strict=True):
-        assert torch.equal(images, others)
-        assert torch.equal(labels, other_labels)
 
 
 @pytest.mark.parametrize("kind", ["a.zip", "a.tar"])

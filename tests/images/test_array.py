@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import feedline
-from feedline import EvalCrop, ImageArray, ImageFolder, TrainCrop
+from feedline import EvalCrop, ImageArray
 from feedline.errors import DatasetError, UsageError
-from feedline.order.batch_spec import Item
 
 
 @pytest.fixture
@@ -30,53 +27,6 @@ def files(tmp_path, images, labels):
     np.save(tmp_path / "images.npy", images)
     np.save(tmp_path / "labels.npy", labels)
     return tmp_path / "images.npy", tmp_path / "labels.npy"
-
-
-def row(data, item):
-    arrays = np.zeros((item.image_size, item.image_size, 3), np.uint8), np.zeros((), np.int64)
-    data.load(item, arrays)
-    return arrays[0], int(arrays[1])
-
-
-def batches(data, workers=0, **options):
-    with feedline.DataLoader(
-        data, 6, image_size=32, num_workers=workers, seed=0, **options
-    ) as loader:
-        return [(x.clone(), y.clone()) for x, y in loader]
-
-
-def test_row_equals_folder_with_same_pixels(tmp_path, images, labels):
-    for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
-        path = tmp_path / "folder" / str(label) / f"{number:03}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path)
-    folder = ImageFolder(tmp_path / "folder")
-    data = ImageArray(images, labels)
-    for sample in range(len(folder)):
-        number = int(folder.path(sample)[-7:-4])
-        for transform in (TrainCrop(), EvalCrop()):
-            for seed in range(4):
-                theirs = row(folder.with_transform(transform), Item(sample, 24, seed, 1.0))
-                ours = row(data.with_transform(transform), Item(number, 24, seed, 1.0))
-                assert np.array_equal(ours[0], theirs[0])
-                assert ours[1] == theirs[1]
-
-
-@pytest.mark.slow
-def test_workers_give_the_same_batches_from_memory_and_from_files(images, labels, files):
-    alone = batches(ImageArray(images, labels))
-    assert sorted(torch_ints(alone)) == sorted(labels.tolist())
-    for data in (ImageArray(images, labels), ImageArray(*files)):
-        for method in ("forkserver", "spawn"):
-            got = batches(data, workers=2, start_method=method)
-            assert all(
-                bool((a == c).all()) and bool((b == d).all())
-                for (a, b), (c, d) in zip(alone, got, strict=True)
-            )
-
-
-def torch_ints(pairs):
-    return [label for _, labels in pairs for label in labels.tolist()]
 
 
 def test_a_file_is_mapped_and_travels_as_its_path(files, images):
@@ -122,19 +72,6 @@ def test_a_file_is_found_from_elsewhere(files, images, monkeypatch):
     data = ImageArray("images.npy", "labels.npy")
     monkeypatch.chdir("/")
     assert np.array_equal(pickle.loads(pickle.dumps(data)).images, images)
-
-
-def test_state_resumes_within_epoch(images, labels):
-    data = ImageArray(images, labels)
-    whole = batches(data)
-    with feedline.DataLoader(data, 6, image_size=32, num_workers=0, seed=0) as loader:
-        next(iter(loader))
-        state = json.loads(json.dumps(loader.state_dict()))
-    with feedline.DataLoader(data, 6, image_size=32, num_workers=2, seed=0) as loader:
-        loader.load_state_dict(state)
-        rest = [x.clone() for x, _ in loader]
-    assert len(rest) == len(whole) - 1
-    assert all(bool((a == b).all()) for a, (b, _) in zip(rest, whole[1:], strict=True))
 
 
 @pytest.mark.parametrize(

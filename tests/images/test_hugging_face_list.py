@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from feedline import DataLoader, EvalCrop, ImageFolder, ImageList
+from feedline import DataLoader, ImageList
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.order.batch_spec import Field, Item
 
@@ -50,19 +49,6 @@ def dataset(request: pytest.FixtureRequest, jpeg_folder: Path, tmp_path: Path) -
     return made
 
 
-def test_rows_equal_those_of_folder(dataset: Any, jpeg_folder: Path) -> None:
-    ours = ImageList.from_hf(dataset, transform=EvalCrop(), root=jpeg_folder)
-    folder = ImageFolder(jpeg_folder, EvalCrop())
-    assert ours.classes == ["cats", "dogs"]
-    assert ours.targets.tolist() == folder.targets.tolist()
-    for sample in range(12):
-        assert np.array_equal(row(ours, sample)[0], row(folder, sample)[0])
-        assert row(ours, sample)[1] == row(folder, sample)[1]
-    assert repr(ours).startswith("ImageList(a Hugging Face Dataset, EvalCrop(")
-    with pytest.raises(IndexError):
-        ours.store.read(12, 1)
-
-
 def test_chosen_rows_and_formats_do_not_matter(dataset: Any, jpeg_folder: Path) -> None:
     whole = ImageList.from_hf(dataset, root=jpeg_folder)
     dataset.set_transform(lambda batch: 1 / 0)
@@ -97,18 +83,6 @@ def test_unlabelled_samples_are_removed_or_kept_as_numbers(dataset: Any) -> None
     assert (some.classes, some.targets.tolist()) == (["cats", "dogs"], numbers[1:-1])
     kept = ImageList.from_hf(unlabelled.cast_column("label", datasets.Value("int64")))
     assert (kept.classes, kept.targets.tolist()) == ([], numbers)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loader_reads_the_dataset(dataset: Any, jpeg_folder: Path, workers: int) -> None:
-    options: dict[str, Any] = {"schedule": "8x1,16x1", "num_workers": workers, "seed": 4}
-    made = []
-    for data in (ImageList.from_hf(dataset, root=jpeg_folder), ImageFolder(jpeg_folder, exif=True)):
-        with DataLoader(data, 5, **options) as loader:
-            made.append([(i.clone(), n.clone()) for _ in range(2) for i, n in loader])
-    for (images, labels), (others, other_labels) in zip(*made, strict=True):
-        assert torch.equal(images, others)
-        assert torch.equal(labels, other_labels)
 
 
 def test_unusable_split_is_rejected(dataset: Any, tmp_path: Path) -> None:
