@@ -31,23 +31,6 @@ def test_a_training_crop_lies_inside_the_image(height, width, seed, strength, lo
     assert 0 <= box.left <= box.left + box.width <= width
 
 
-@given(SIDES, SIDES, SEEDS)
-def test_same_seed_gives_same_crop(height, width, seed):
-    item = Item(0, 224, seed, 0.7)
-    assert TrainCrop().place(height, width, item) == TrainCrop().place(height, width, item)
-
-
-@given(SIDES, SIDES, SEEDS, st.integers(1, 600), st.integers(1, 600))
-def test_crop_on_a_copy_lies_inside(height, width, seed, low, narrow):
-    box = (
-        TrainCrop()
-        .box(height, width, RandomStream(seed))
-        .map_to_copy(low, narrow, original=(height, width))
-    )
-    assert 0 <= box.top < box.top + box.height <= low
-    assert 0 <= box.left < box.left + box.width <= narrow
-
-
 @pytest.mark.parametrize(
     ("height", "width", "scale"),
     [(375, 500, (0.08, 1.0)), (300, 900, (0.5, 1.0)), (90, 40, (0.3, 0.9))],

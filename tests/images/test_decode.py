@@ -146,13 +146,6 @@ def test_truncated_jpeg_raises(kind):
             silently(data[:length])
 
 
-@pytest.mark.parametrize("cut", [0.5, 0.9])
-def test_end_marker_after_missing_data_does_not_hide_truncation(cut):
-    data = encoded(picture(200, 200), "JPEG")
-    with pytest.raises(ImageError, match="ends before its last pixel"):
-        silently(data[: int(len(data) * cut)] + b"\xff\xd9")
-
-
 def test_truncated_jpeg_raises_even_if_pillow_completes_it(monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     data = encoded(picture(), "JPEG")
@@ -285,23 +278,6 @@ def oriented(kind, orientation, mode="RGB"):
     return encoded(picture(mode=mode), kind, exif=exif)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("kind", ["JPEG", "JPEG cmyk", "PNG", "WEBP"])
-def test_orientation_is_ignored_by_default(kind, orientation):
-    data = oriented(kind.split()[0], orientation, "CMYK" if "cmyk" in kind else "RGB")
-    assert np.array_equal(silently(data), reference(data))
-    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
-    turned = silently(data, exif=True)
-    assert turned.flags.c_contiguous
-    assert np.array_equal(turned, np.asarray(upright))
-
-
-def test_tiff_is_turned_upright_once_as_pillow_does():
-    data = encoded(picture(), "TIFF", tiffinfo={0x0112: 6})
-    assert np.array_equal(silently(data), reference(data))
-    assert np.array_equal(silently(data, exif=True), reference(data))
-
-
 @pytest.mark.parametrize(
     "exif",
     [
@@ -358,43 +334,12 @@ def test_orientation_is_found_after_other_segments():
     assert jpeg_orientation(data[:2] + xmp + encoded(picture(), "JPEG")[2:]) == 1
 
 
-@pytest.mark.parametrize("by", [2, 4, 8])
-@pytest.mark.parametrize("size", [(61, 47), (64, 48), (500, 375), (9, 300), (1, 1)])
-def test_scaled_jpeg_has_requested_size(size, by):
-    decoder = Decoder()
-    assert decoder.open(encoded(picture(*size), "JPEG")) == size[::-1]
-    assert decoder.reducible
-    assert decoder.read(by).shape == (-(-size[1] // by), -(-size[0] // by), 3)
-
-
-def test_size_and_region_refer_to_upright_image():
-    for kind in ("JPEG", "PNG"):
-        decoder = Decoder(DecodeOptions(exif=True))
-        data = oriented(kind, 6)
-        assert decoder.open(data) == (61, 47)
-        expected = decoder.read().copy()
-        decoder.open(data)
-        assert np.array_equal(decoder.read(part=(20, 5, 30, 40)), expected[20:50, 5:45])
-    decoder.open(oriented("JPEG", 6))
-    assert decoder.read(2).shape == (31, 24, 3)
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "JPEG cmyk", "PNG"])
 def test_the_size_is_that_of_the_upright_image(kind, orientation):
     decoder = Decoder(DecodeOptions(exif=True))
     data = oriented(kind.split()[0], orientation, "CMYK" if "cmyk" in kind else "RGB")
     assert decoder.open(data) == ((47, 61) if orientation < 5 else (61, 47))
-
-
-@pytest.mark.parametrize("kind", ["png", "jpeg cmyk"])
-def test_unusual_jpeg_is_decoded_whole_and_cropped(kind):
-    data = WHOLE[next(name for name in WHOLE if name.startswith(kind))]()
-    decoder = Decoder()
-    height, width = decoder.open(data)
-    assert not decoder.reducible
-    assert (height, width) == reference(data).shape[:2]
-    assert np.array_equal(decoder.read(part=(3, 4, 20, 30)), reference(data)[3:23, 4:34])
 
 
 def test_region_outside_image_is_rejected_for_any_kind():

@@ -10,7 +10,6 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.images.codec_registry import Decoder
 from feedline.images.jpeg import compiled_decoder
 from jpegs import (
     HEIGHT,
@@ -191,18 +190,6 @@ def test_segment_of_wrong_length_falls_back():
     assert read(compiled_decoder(), data, part) is None
 
 
-def test_image_is_independent_of_previous_codes():
-    head, parts = segments(restarted())
-    damaged = joined(head, [*parts[:3], parts[3] + b"\0\0", *parts[4:]])
-    decoder, everything = compiled_decoder(), (0, 0, HEIGHT, WIDTH)
-    for kind in KINDS.values():
-        data = kind()
-        assert read(decoder, damaged, everything) is None
-        assert np.array_equal(read(decoder, data, everything), whole(data))
-        assert read(decoder, restarted(), (0, 0, 9, 60)) is not None
-        assert np.array_equal(read(decoder, data, (9, 9, 50, 60)), whole(data)[9:59, 9:69])
-
-
 def test_wrong_restart_interval_falls_back():
     data = restarted()
     at = data.index(b"\xff\xdd") + 4
@@ -257,25 +244,6 @@ def test_garbage_codes_raise_or_give_pixels_of_libjpeg():
                 assert found is None or np.array_equal(found, by_libjpeg(broken))
 
 
-@pytest.mark.parametrize("blocks", [1, 4])
-def test_damage_outside_a_region_changes_no_pixel_of_it(blocks):
-    data, part = restarted(blocks), (60, 30, 40, 50)
-    head, parts = segments(data)
-    across = -(-WIDTH // 16)
-    needed = {(row * across + column) // blocks for row in range(3, 7) for column in range(1, 6)}
-    expected, dice, given = cut_out(whole(data), part), np.random.default_rng(1), 0
-    for _ in range(400):
-        k = int(dice.choice([k for k in range(len(parts)) if k not in needed]))
-        codes = bytearray(parts[k])
-        codes[int(dice.integers(len(codes)))] = dice.choice([0, 0xFF, 0xD3, dice.integers(256)])
-        broken = joined(head, [*parts[:k], bytes(codes), *parts[k + 1 :]])
-        found = read(compiled_decoder(), broken, part)
-        if found is not None:
-            given += 1
-            assert np.array_equal(found, expected)
-    assert given > 200
-
-
 @pytest.mark.parametrize("scan", range(10))
 def test_progressive_scan_without_its_end_falls_back(scan):
     data = by_pillow(progressive=True)
@@ -285,16 +253,6 @@ def test_progressive_scan_without_its_end_falls_back(scan):
         broken = data[: stop - removed] + data[stop:]
         assert by_libjpeg(broken, (0, 0, 9, 9)) is None
         assert read(compiled_decoder(), broken, (0, 0, 9, 9)) is None
-
-
-def test_decoder_returns_region_with_damaged_surroundings():
-    head, parts = segments(restarted(1))
-    across = -(-WIDTH // 16)
-    data = joined(head, [codes if k < 4 * across else b"\x55" for k, codes in enumerate(parts)])
-    decoder = Decoder()
-    decoder.open(data)
-    found = decoder.read(1, (3, 2, 40, 100))
-    assert np.array_equal(found, whole(restarted(1))[3:43, 2:102])
 
 
 def test_random_jpegs_give_pixels_of_libjpeg_and_damaged_ones_or_none():

@@ -5,20 +5,18 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import threading
 import tracemalloc
 
 import numpy as np
 import pytest
-import simplejpeg
 from PIL import Image
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 from torchvision.transforms import CenterCrop, Compose, Resize
 
-from feedline.errors import DatasetError, ImageError, SampleError, UsageError
+from feedline.errors import ImageError, SampleError, UsageError
 from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.folder import ImageFolder
-from feedline.order.batch_spec import Field, Item
+from feedline.order.batch_spec import Item
 
 
 def photograph(seed, width=90, height=70):
@@ -59,23 +57,6 @@ def test_row_equals_pixels_and_label_of_torchvision_dataset(root):
         assert np.abs(pixels.astype(int) - np.asarray(image)).mean() < 0.35
 
 
-def test_the_fields_describe_the_row(root):
-    assert ImageFolder(root).fields(160) == (
-        Field("image", "uint8", (160, 160, 3)),
-        Field("label", "int64", ()),
-    )
-
-
-def test_rows_are_written_in_place_only(root):
-    data = ImageFolder(root)
-    images = np.full((4, 32, 32, 3), 9, np.uint8)
-    labels = np.full(4, -1, np.int64)
-    data.load(Item(3, 32, 5, 1.0), (images[2], labels[2, ...]))
-    assert (images[[0, 1, 3]] == 9).all()
-    assert labels.tolist() == [-1, -1, 1, -1]
-    assert images[2].std() > 5
-
-
 @pytest.mark.parametrize("decode", ["exact", "scaled"])
 def test_same_item_gives_same_row_and_other_seed_differs(root, decode):
     data = ImageFolder(root, decode=decode)
@@ -102,40 +83,6 @@ def test_scaled_decoding_shows_the_same_part_of_the_image(tmp_path, transform, s
             b = loaded(scaled, 0, size, seed)[0]
             # A crop of another place differs by 60 or more.
             assert np.abs(a.astype(int) - b).mean() < 8
-
-
-def test_scaled_decoding_with_pillow_crops_correct_region(tmp_path):
-    (tmp_path / "a").mkdir()
-    photograph(3, 800, 600).convert("CMYK").save(tmp_path / "a" / "cmyk.jpg")
-    photograph(3, 800, 600).save(tmp_path / "a" / "warned.jpg", progressive=True)
-    data = (tmp_path / "a" / "warned.jpg").read_bytes()
-    (tmp_path / "a" / "warned.jpg").write_bytes(data[:-2] + b"abcd" * 50 + data[-2:])
-    with pytest.raises(ValueError, match="extraneous bytes"):
-        simplejpeg.decode_jpeg((tmp_path / "a" / "warned.jpg").read_bytes(), strict=True)
-    exact, scaled = ImageFolder(tmp_path), ImageFolder(tmp_path, decode="scaled")
-    assert np.array_equal(loaded(exact, 0)[0], loaded(scaled, 0)[0])
-    difference = loaded(exact, 1)[0].astype(int) - loaded(scaled, 1)[0]
-    assert 0 < np.abs(difference).mean() < 5
-
-
-@pytest.mark.parametrize("decode", ["exact", "scaled"])
-def test_exif_orientation_is_applied_on_request(tmp_path, decode):
-    (tmp_path / "a").mkdir()
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    image = photograph(1, 300, 200)
-    image.save(tmp_path / "a" / "1.jpg", exif=exif, quality=95)
-    transform = Compose([Resize(round(32 / 0.875)), CenterCrop(32)])
-    for turn, shown in ((False, image), (True, image.transpose(Image.Transpose.ROTATE_270))):
-        pixels = loaded(ImageFolder(tmp_path, EvalCrop(), decode=decode, exif=turn), 0)[0]
-        assert np.abs(pixels.astype(int) - np.asarray(transform(shown))).mean() < 3
-
-
-def test_weak_augmentation_crops_nearly_whole_image(tmp_path):
-    (tmp_path / "a").mkdir()
-    photograph(1, 64, 64).save(tmp_path / "a" / "1.png")
-    data = ImageFolder(tmp_path, TrainCrop(ratio=(1, 1), flip=0))
-    assert np.array_equal(loaded(data, 0, 64, strength=0.0)[0], np.asarray(photograph(1, 64, 64)))
 
 
 def broken(kind, path, tmp_path):
@@ -240,14 +187,6 @@ def test_a_file_that_is_read_in_short_parts_arrives_whole(root, monkeypatch):
     assert np.array_equal(loaded(data, 0)[0], expected)
 
 
-def test_wrong_extension_is_detected_from_content(tmp_path):
-    (tmp_path / "a").mkdir()
-    photograph(1).save(tmp_path / "a" / "1.jpg", "PNG")
-    photograph(1).save(tmp_path / "a" / "2.png", "PNG")
-    data = ImageFolder(tmp_path)
-    assert np.array_equal(loaded(data, 0)[0], loaded(data, 1)[0])
-
-
 def test_non_utf8_file_names_load_and_print(tmp_path):
     (tmp_path / "a").mkdir()
     odd = os.fsencode(tmp_path / "a") + b"/\xff\n\xe9.jpg"
@@ -301,36 +240,6 @@ def test_another_transform_shares_the_index(root):
         train.with_transform(EvalCrop)
 
 
-def test_the_fingerprint_is_of_the_names_alone(root, tmp_path):
-    before = ImageFolder(root).fingerprint()
-    assert ImageFolder(root, EvalCrop()).fingerprint() == before
-    os.rename(root, tmp_path / "moved")
-    assert ImageFolder(tmp_path / "moved").fingerprint() == before
-    os.unlink(tmp_path / "moved" / "cats" / "1.jpg")
-    assert ImageFolder(tmp_path / "moved").fingerprint() != before
-
-
-def test_concurrent_threads_do_not_interfere(tmp_path):
-    (tmp_path / "a").mkdir()
-    for number in range(4):
-        photograph(number, 400, 300).save(tmp_path / "a" / f"{number}.jpg")
-    data = ImageFolder(tmp_path)
-    expected = [loaded(data, sample)[0] for sample in range(4)]
-    wrong = []
-
-    def load(sample):
-        for _ in range(40):
-            if not np.array_equal(loaded(data, sample)[0], expected[sample]):
-                wrong.append(sample)
-
-    threads = [threading.Thread(target=load, args=(sample,)) for sample in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
 def test_loading_keeps_no_memory(root):
     data = ImageFolder(root)
     row = np.zeros((32, 32, 3), np.uint8), np.zeros((), np.int64)
@@ -362,20 +271,6 @@ def test_settings_are_checked(root, settings, message):
         ImageFolder(root, **settings)
 
 
-def test_a_missing_root_is_a_dataset_error(tmp_path):
-    with pytest.raises(DatasetError, match="no such folder"):
-        ImageFolder(tmp_path / "nowhere")
-
-
-def test_extensions_argument_adds_image_types(root):
-    photograph(9).convert("P").save(root / "eels" / "6.gif")
-    with pytest.warns(UserWarning, match="1 .gif"):
-        assert len(ImageFolder(root)) == 5
-    widened = ImageFolder(root, extensions=(".jpg", ".png", ".webp", ".bmp", ".gif"))
-    assert len(widened) == 6
-    loaded(widened, 5)
-
-
 @pytest.mark.parametrize("name", ["cats/._1.jpg", "dogs/a/.b.png", "dogs/.c/d.png", ".ipynb/1.jpg"])
 def test_hidden_files_are_numbered_as_by_torchvision_with_one_warning(root, name):
     (root / name).parent.mkdir(exist_ok=True)
@@ -388,10 +283,3 @@ def test_hidden_files_are_numbered_as_by_torchvision_with_one_warning(root, name
     assert [ours.path(sample) for sample in range(len(ours))] == [path for path, _ in theirs.imgs]
     with pytest.raises(ImageError, match="metadata"):
         loaded(ours, [ours.path(k) for k in range(len(ours))].index(str(root / name)))
-
-
-def test_repr_describes_folder(root):
-    assert repr(ImageFolder(root, EvalCrop())) == (
-        f"ImageFolder({str(root)!r}, EvalCrop(fraction=0.875, filter='bilinear'), "
-        "decode='exact'): 5 images, 3 classes"
-    )

@@ -426,16 +426,3 @@ def test_lossless_jpeg_is_scaled():
     smaller = np.array(Image.fromarray(expected).reduce(2))
     assert np.array_equal(wanted(data, None, 2), smaller)
     assert np.array_equal(wanted(data, (2, 3, 9, 4), 2), smaller[2:11, 3:7])
-
-
-@pytest.mark.usefixtures("way")
-def test_region_of_a_rotated_image():
-    upright = Image.fromarray(picture())
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    file = io.BytesIO()
-    upright.transpose(Image.Transpose.ROTATE_90).save(file, "JPEG", exif=exif)
-    expected = wanted(file.getvalue(), None, exif=True).copy()
-    assert expected.shape == (HEIGHT, WIDTH, 3)
-    part = wanted(file.getvalue(), (100, 20, 50, 30), exif=True)
-    assert np.array_equal(part, expected[100:150, 20:50])

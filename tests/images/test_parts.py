@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from typing import Any
 
 import numpy as np
@@ -98,27 +96,3 @@ def test_a_png_without_its_end_has_the_rows_before_it() -> None:
         decoder.open(data)
         with pytest.raises(ImageError, match="truncated"):
             decoder.read(part=part)
-
-
-def interlaced(pixels: Any) -> bytes:
-    """A PNG with Adam7's seven passes, which Pillow does not write."""
-    rows = b""
-    for top, left, down, across in (
-        *((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4)),
-        *((2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)),
-    ):
-        rows += b"".join(b"\0" + row.tobytes() for row in pixels[top::down, left::across])
-
-    def chunk(name: bytes, body: bytes) -> bytes:
-        crc = struct.pack(">I", zlib.crc32(name + body))
-        return struct.pack(">I", len(body)) + name + body + crc
-
-    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 2, 0, 0, 1)
-    chunks = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-
-
-def test_a_part_of_an_interlaced_png_is_that_of_the_whole() -> None:
-    pixels, decoder = np.asarray(picture().convert("RGB")), Decoder()
-    decoder.open(interlaced(pixels))
-    assert np.array_equal(decoder.read(part=(20, 10, 30, 40)), pixels[20:50, 10:50])

@@ -44,14 +44,6 @@ def test_pixels_equal_pillow(filter, h, w, height, width, flip):
     assert np.array_equal(row, theirs[:, ::-1] if flip else theirs)
 
 
-@pytest.mark.parametrize("filter", PILLOWS)
-def test_region_of_resized_image_equals_pillow(filter):
-    image = noise(80, 61)
-    row = made(image, Window(40, 55, 3, 7, True, filter), 30, 41)
-    whole = np.asarray(Image.fromarray(image).resize((55, 40), PILLOWS[filter]))
-    assert np.array_equal(row, whole[3:33, 7:48][:, ::-1])
-
-
 @settings(max_examples=150, deadline=None)
 @given(sides, sides, sides, sides)
 def test_torch_nearest_equals_torch(h, w, height, width):
@@ -60,20 +52,6 @@ def test_torch_nearest_equals_torch(h, w, height, width):
     tensor = torch.from_numpy(image).permute(2, 0, 1)[None]
     theirs = torch.nn.functional.interpolate(tensor, size=(height, width), mode="nearest")
     assert np.array_equal(row, theirs[0].permute(1, 2, 0).numpy())
-
-
-@pytest.mark.parametrize("shape", [(90, 70), (23, 60), (60, 23), (7, 5)])
-@pytest.mark.parametrize("mode", ["bytes", "floats"])
-def test_bicubic_of_tensors_equals_torchvision(mode, shape):
-    from torchvision.transforms import InterpolationMode, functional
-    from torchvision.transforms.v2 import functional as functional_v2
-
-    image = noise(*shape)
-    tensor = torch.from_numpy(image).permute(2, 0, 1)
-    resize_as = functional_v2.resize if mode == "bytes" else functional.resize
-    theirs = resize_as(tensor, [33, 41], InterpolationMode.BICUBIC, antialias=True)
-    row = made(image, Box(0, 0, *shape, False, None, "bicubic"), 33, 41, mode)
-    assert np.array_equal(row, theirs.permute(1, 2, 0).numpy())
 
 
 @pytest.mark.skipif(resize.compiled is None, reason="not compiled")

@@ -40,36 +40,21 @@ def resampler(request, monkeypatch):
 @pytest.mark.parametrize("flip", [False, True])
 def test_box_matches_torchvision(way, shape, flip):
     image = noise(*shape)
-    row = np.zeros((64, 64, 3), np.uint8)
-    fill_as(way, row, image, Box(0, 0, *shape, flip))
-    reference = theirs(way, image, (64, 64))
-    assert np.array_equal(row, reference[:, ::-1] if flip else reference)
-
-
-@pytest.mark.usefixtures("resampler")
-@pytest.mark.parametrize("way", ["pillow", "bytes", "floats"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("flip", [False, True])
-def test_window_matches_torchvision(way, shape, flip):
-    image = noise(*shape)
-    row = np.zeros((32, 32, 3), np.uint8)
-    fill_as(way, row, image, Window(40, 55, 3, 7, flip))
-    reference = theirs(way, image, (40, 55))[3:35, 7:39]
-    assert np.array_equal(row, reference[:, ::-1] if flip else reference)
-
-
-@pytest.mark.parametrize("way", ["pillow", "bytes", "floats"])
-def test_read_only_pixels_are_accepted_and_left_unchanged(way):
-    image = noise(90, 40)
     image.flags.writeable = False
     before = image.copy()
-    row = np.zeros((32, 32, 3), np.uint8)
-    for placement in (Box(0, 0, 90, 40, True), Window(40, 50, 1, 2, True), Window(90, 40, 1, 2)):
+    for placement, whole, first in (
+        (Box(0, 0, *shape, flip), (64, 64), (0, 0)),
+        (Window(40, 55, 3, 7, flip), (40, 55), (3, 7)),
+    ):
+        row = np.zeros((64, 64, 3) if isinstance(placement, Box) else (32, 32, 3), np.uint8)
         fill_as(way, row, image, placement)
-        assert row.any()
+        shown = tuple(slice(at, at + len(row)) for at in first)
+        expected = theirs(way, image, whole)[shown]
+        assert np.array_equal(row, expected[:, ::-1] if flip else expected)
     assert np.array_equal(image, before)
 
 
+@pytest.mark.usefixtures("resampler")
 @pytest.mark.parametrize("way", ["pillow", "bytes", "floats"])
 def test_an_image_of_one_row_and_very_many_columns_is_cut_in_bounded_memory(way):
     row = np.zeros((32, 32, 3), np.uint8)
