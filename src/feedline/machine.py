@@ -22,7 +22,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -89,9 +89,12 @@ class Machine:
     shared_by: int = 1
 
 
-def this_machine() -> Machine:
-    """Describe the machine in its current state."""
+def this_machine(*packages: str) -> Machine:
+    """Describe the machine in its current state, with the versions of these packages, too."""
     limits, memory = core_limits(), memory_limits()
+    versions = {"python": platform.python_version(), **_library_versions(*packages)}
+    if torch := sys.modules.get("torch"):
+        versions["torch"] = str(torch.__version__)  # the metadata may lack its "+cu130"
     return Machine(
         host=socket.gethostname(),
         cpu=cpu_model(),
@@ -101,14 +104,14 @@ def this_machine() -> Machine:
         memory_bytes=memory.machine if memory.limit is None else memory.limit,
         gpu=device_name(),
         platform=platform.platform(),
-        versions={"python": platform.python_version(), **_library_versions()},
+        versions=versions,
         shared_by=limits.processes,
     )
 
 
 @functools.cache
-def _library_versions() -> dict[str, str | None]:
-    return {name: package_version(name) for name in _LIBRARIES}
+def _library_versions(*packages: str) -> dict[str, str | None]:
+    return {name: package_version(name) for name in (*_LIBRARIES, *packages)}
 
 
 def device_name() -> str | None:
@@ -134,28 +137,9 @@ def package_version(package: str) -> str | None:
 
 
 def environment(*packages: str) -> dict[str, Any]:
-    """Machine and versions on which a figure was measured, JSON-able.
-
-    `cores_usable` respects affinity, quota and batch system.
-
-    Args:
-        packages: packages whose versions count, in addition to feedline, Python and torch.
-    """
-    found = this_machine()
-    torch = sys.modules.get("torch")
-    versions = {name: package_version(name) for name in ("feedline", "torch", *packages)}
-    if torch is not None:
-        versions["torch"] = str(torch.__version__)  # the metadata may lack its "+cu130"
-    return {
-        "machine": {
-            "cpu": found.cpu,
-            "cores_usable": found.usable_cores,
-            "cores_logical": found.cores,
-            "memory_bytes": found.memory_bytes,
-            "platform": found.platform,
-        },
-        "versions": {"python": found.versions["python"], **versions},
-    }
+    """Machine and versions on which a figure was measured, JSON-able; see `this_machine`."""
+    machine = asdict(this_machine(*packages))
+    return {"versions": machine.pop("versions"), "machine": machine}
 
 
 class OwnCpuTime:
@@ -463,11 +447,9 @@ def _text(given: str | bytes) -> str:
 
 
 class DeviceWatch:
-    """Samples the utilisation of the current device."""
+    """Samples the utilisation of the current device, as its driver reports it to torch."""
 
     def __init__(self) -> None:
-        self._library: Any = None
-        self._handle: Any = None
         self._refused = False
         self._samples = 0
         self._busy = 0.0
@@ -484,19 +466,10 @@ class DeviceWatch:
         if self._refused or torch is None or not torch.cuda.is_initialized():
             return
         try:
-            if self._handle is None:
-                self._library, number = _open_nvml(), torch.cuda.current_device()
-                # NVML's numbers ignore CUDA_VISIBLE_DEVICES; the UUID is always the same.
-                uuid = getattr(torch.cuda.get_device_properties(number), "uuid", None)
-                self._handle = (
-                    self._library.nvmlDeviceGetHandleByIndex(number)
-                    if uuid is None
-                    else self._library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-                )
-            self.latest = self._library.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
+            self.latest = torch.cuda.utilization() / 100
             self._busy += self.latest
             self._samples += 1
-        except Exception:  # the library's own class, which is not imported if it is missing
+        except Exception:  # the driver's library is missing, or the device is lost
             self._refused = True
 
 

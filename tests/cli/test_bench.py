@@ -87,7 +87,7 @@ def test_a_run_prints_a_table_and_writes_its_results(
     assert [Path(each["file"]).name for each in result["skipped"]] == ["empty.jpg", "torn.jpg"]
     assert result["left_out"] == []
     assert result["machine"]["cpu"]
-    for name in ("python", "torch", "numpy", "simplejpeg", "Pillow", "feedline"):
+    for name in ("python", "torch", "numpy", "simplejpeg", "pillow", "feedline"):
         assert name in result["versions"]
     assert result["verdict"]
 

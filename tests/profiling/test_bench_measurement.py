@@ -395,7 +395,7 @@ def result(**changes: Any) -> dict[str, Any]:
         "one_image": COSTS,
         "left_out": [],
         "skipped": [],
-        "machine": {"cores_usable": 2},
+        "machine": {"usable_cores": 2},
         **changes,
     }
     return {**made, "verdict": verdict(made), "notes": notes(made)}

@@ -176,10 +176,10 @@ def trained(*losses: float | None, sizes: tuple[int, ...] = (64, 64, 96, 96)) ->
     return [
         EpochMetrics(
             epoch=k,
-            image_size=sizes[min(k, len(sizes)) - 1],
-            loss=loss,
+            size_px=sizes[min(k, len(sizes)) - 1],
+            train_loss=loss,
             val_loss=None if loss is None else 1.25 * loss,
-            top1=1 - 1 / (k + 1),
+            val_top1=1 - 1 / (k + 1),
         )
         for k, loss in enumerate(losses, 1)
     ]
@@ -251,7 +251,7 @@ _figure = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 @given(st.lists(st.tuples(_figure, st.none() | st.integers(1, 1 << 30)), max_size=30))
 def test_any_figures_can_be_drawn(figures: list[tuple[Any, Any]]) -> None:
     epochs = [
-        EpochMetrics(epoch=k, loss=loss, image_size=size)
+        EpochMetrics(epoch=k, train_loss=loss, size_px=size)
         for k, (loss, size) in enumerate(figures, 1)
     ]
     chart = training_curves(epochs)
@@ -262,6 +262,6 @@ def test_any_figures_can_be_drawn(figures: list[tuple[Any, Any]]) -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e-300, 1e300])
 def test_a_figure_that_never_changes_has_a_place(value: float) -> None:
-    chart = training_curves([EpochMetrics(epoch=k, loss=value) for k in (1, 2)])
+    chart = training_curves([EpochMetrics(epoch=k, train_loss=value) for k in (1, 2)])
     assert chart is not None
     assert places(chart["lines"]["training"])[0][1] == pytest.approx(50)

@@ -24,12 +24,12 @@ LONG = "/data/" + "a-very-long-folder-name/" * 12 + "image.jpg"
 LEARNED = [
     EpochMetrics(
         epoch=k,
-        image_size=64 if k < 4 else 96,
+        size_px=64 if k < 4 else 96,
         ended_s=3600.0 * k,
-        loss=1 / k,
+        train_loss=1 / k,
         val_loss=2 / k,
-        top1=k / 10,
-        top5=k / 8,
+        val_top1=k / 10,
+        val_top5=k / 8,
         lr=0.1,
     )
     for k in range(1, 9)

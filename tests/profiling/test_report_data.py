@@ -325,9 +325,9 @@ def test_all_lines_of_a_long_file_are_read(tmp_path: Path) -> None:
 def test_epochs_are_read_with_the_time_trained_by_their_end(tmp_path: Path) -> None:
     found = learned(tmp_path, line(1), line(2, 96, val_seconds=None))
     assert [each.ended_s for each in found] == [13.0, 24.0]
-    assert found[1].image_size == 96
-    assert found[0].top5 is None
-    assert found[0].top1 == 0.5
+    assert found[1].size_px == 96
+    assert found[0].val_top5 is None
+    assert found[0].val_top1 == 0.5
 
 
 def test_a_folder_without_figures_has_no_epochs(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_invalid_epochs_are_skipped_and_counted(tmp_path: Path) -> None:
 
 def test_non_numbers_are_not_figures(tmp_path: Path) -> None:
     (found,) = learned(tmp_path, line(1, train_loss=math.nan, val_loss=math.inf))
-    assert (found.loss, found.val_loss, found.ended_s) == (None, None, 13.0)
+    assert (found.train_loss, found.val_loss, found.ended_s) == (None, None, 13.0)
     big = '{"epoch": 4, "train_loss": 1' + "0" * 400 + "}\n"
     invalid = [line(1, val_top1=7.0), line(2, lr="x"), line(3, size_px=True), big]
     found, note = read_epoch_metrics(write(tmp_path, [*invalid, {"epoch": 5}]))

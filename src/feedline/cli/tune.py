@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,13 +11,13 @@ import typer
 
 from feedline.cli import options
 from feedline.cli.output import complain, echo, echo_text, write_json, write_text
-from feedline.cli.what_if import parse_changes, predict_changes
 from feedline.errors import UsageError
 from feedline.order.schedule import Schedule
 from feedline.text import as_seconds, plural
 
 if TYPE_CHECKING:
     from feedline.cli.tune_search import TuneSearch
+    from feedline.images.folder import ImageFolder
     from feedline.throughput.estimates import Changes
     from feedline.tuning.result import TuningResult
     from feedline.tuning.tune import SearchProgress
@@ -90,7 +91,9 @@ def tune(
         rows = options.parse_auto(batch_size, "--batch-size", least=1)
     if schedule is not None:
         Schedule.parse(schedule)
-    changes = parse_changes(what_if)
+    from feedline.throughput.estimates import Changes
+
+    changes = [Changes.parse(text) for text in what_if or ()]
 
     from feedline.cli.tune_search import folder_search, function_search  # loads torch
     from feedline.cli.user_code import is_function_name
@@ -109,33 +112,24 @@ def tune(
                 hint="configure the loader in the function",
             )
         assert rows != "auto"
-        search = function_search(
-            source,
-            budget_s=budget,
-            schedule=schedule,
-            batch_size=rows,
-            model=model,
-            step_ms=step_ms,
-        )
+        search = function_search(source, schedule=schedule, batch_size=rows, model=model)
     else:
         search = folder_search(
             Path(source),
-            budget_s=budget,
             schedule=schedule or "224x1",
             batch_size=rows or 64,
             model=model,
-            step_ms=step_ms,
             device=device,
             cache=cache,
             decode=decode,
             all_files=all_files,
         )
-    found = _run(search)
+    found = _run(search, step_ms, budget)
     _print_result(found, search, changes, save=save, svg=svg, json=json)
     raise typer.Exit(_status(found, source))
 
 
-def _run(search: TuneSearch) -> TuningResult:
+def _run(search: TuneSearch, step_ms: float | None, budget_s: float) -> TuningResult:
     from feedline.cli.progress import ProgressBar
     from feedline.tuning.result import worker_name
 
@@ -153,7 +147,7 @@ def _run(search: TuneSearch) -> TuningResult:
             total = now.trials + now.trials_left
             bar.update(now.trials, total=total, what=f"{where}{what}", end=end)
 
-        return search.run(on_progress)
+        return search.run(on_progress, step_ms=step_ms, budget_s=budget_s)
 
 
 def _print_result(
@@ -184,7 +178,51 @@ def _print_result(
         if search.batch_sizes is not None:
             payload["batch_sizes"] = search.batch_sizes.as_dict()
         if search.images is not None or changes:
-            payload |= predict_changes(found, changes, search.images, search.schedule)
+            payload |= _predict_changes(found, changes, search.images, search.schedule)
+
+
+def _predict_changes(
+    found: TuningResult,
+    changes: Sequence[Changes],
+    images: ImageFolder | None,
+    schedule: str | None,
+) -> dict[str, Any]:
+    """Print the forecast of the schedule and of each change, and return them JSON-able.
+
+    Changes that cannot be predicted are printed to stderr and in "not_predicted", with the reason.
+    """
+    missing: list[dict[str, str]] = []
+
+    def not_predicted(subject: str, reason: str) -> None:
+        missing.append({"asked": subject, "reason": reason})
+        complain(f"not predicted: {subject}: {reason}")
+
+    stopped = [phase for phase in found.phases if phase.status in ("interrupted", "error")]
+    if stopped:
+        reason = stopped[0].error or "Ctrl-C ended the search"
+        for subject in (*["the schedule"] * (schedule is not None), *map(str, changes)):
+            not_predicted(subject, reason)
+        return {"what_if": [], "not_predicted": missing}
+    if found.rates:
+        for phase in found.phases:
+            if phase.best is None and phase.size:
+                not_predicted(f"{phase.size} px", phase.reason)
+    result: dict[str, Any] = {"what_if": []}
+    if schedule is not None and images is not None:
+        try:
+            forecast = found.forecast(schedule, images=len(images))
+            echo_text(f"\n{forecast}")
+            result["forecast"] = forecast.as_dict()
+        except UsageError as error:
+            not_predicted("the schedule", str(error))
+    for each in changes:
+        try:
+            predicted = found.what_if(each)
+            echo_text(f"\n{predicted}")
+            result["what_if"].append(predicted.as_dict())
+        except UsageError as error:
+            not_predicted(str(each), str(error))
+    return {**result, "not_predicted": missing}
 
 
 def _status(found: TuningResult, source: str) -> int:

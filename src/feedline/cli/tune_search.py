@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch.nn import functional
+from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.cli.output import echo_text, use_folder
 from feedline.cli.progress import ProgressBar
@@ -48,24 +49,41 @@ _MIN_BATCHES = 4  # of the images that are drawn
 ProgressCallback = Callable[[SearchProgress], object]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TuneSearch:
-    """A search that is ready to run; the other fields are None for a function."""
+    """A search that is ready to run; the last fields have their defaults for a function."""
 
-    run: Callable[[ProgressCallback], TuningResult]
+    loader: TorchDataLoader[Any]
+    step: Step | None
+    files: str = ""  # that are read, in words
+    warmup_batches: int = 0
     images: ImageFolder | None = None
     schedule: str | None = None  # with batch sizes
     batch_sizes: BatchSizes | None = None  # of `--batch-size auto`
+
+    def run(
+        self, on_progress: ProgressCallback, *, step_ms: float | None, budget_s: float
+    ) -> TuningResult:
+        """Search, and end the workers of feedline's loaders."""
+        own = self.loader if isinstance(self.loader, DataLoader) else contextlib.nullcontext()
+        with own:
+            found = search_settings(
+                self.loader,
+                self.step,
+                step_ms=step_ms,
+                budget_s=budget_s,
+                on_progress=on_progress,
+                warmup_batches=self.warmup_batches,
+            )
+        return replace(found, files=self.files) if self.files else found
 
 
 def folder_search(
     folder: Path,
     *,
-    budget_s: float,
     schedule: str,
     batch_size: int | Literal["auto"],
     model: str | None,
-    step_ms: float | None,
     device: str | None,
     cache: Path | None,
     decode: Literal["exact", "scaled"],
@@ -110,29 +128,25 @@ def folder_search(
     slot_bytes = max(3 * size**2 * batch for size, batch in phases)
     fitting = int(_MEMORY_SHARE * available_memory_bytes()) // max(1, slot_bytes) - slots_for(0)
 
-    def run(on_progress: ProgressCallback) -> TuningResult:
-        loader: DataLoader[Any] = DataLoader(
-            some,
-            rows,
-            schedule=schedule,
-            num_workers="auto",
-            prefetch=max(DEFAULT_PREFETCH, min(_MAX_PREFETCH, fitting)),
-            drop_last=True,
-            cache=cache,
-            device=where,
-        )
-        with loader:
-            tuned = search_settings(
-                loader,
-                step,
-                step_ms=step_ms,
-                budget_s=budget_s,
-                on_progress=on_progress,
-                warmup_batches=warmup_batches,
-            )
-        return replace(tuned, files=files)
-
-    return TuneSearch(run, images, schedule, found)
+    loader: DataLoader[Any] = DataLoader(
+        some,
+        rows,
+        schedule=schedule,
+        num_workers="auto",
+        prefetch=max(DEFAULT_PREFETCH, min(_MAX_PREFETCH, fitting)),
+        drop_last=True,
+        cache=cache,
+        device=where,
+    )
+    return TuneSearch(
+        loader=loader,
+        step=step,
+        files=files,
+        warmup_batches=warmup_batches,
+        images=images,
+        schedule=schedule,
+        batch_sizes=found,
+    )
 
 
 def sample_images(images: ImageFolder, batch_sizes: list[int]) -> tuple[ImageFolder, int]:
@@ -195,13 +209,7 @@ def _largest_batches(
 
 
 def function_search(
-    source: str,
-    *,
-    budget_s: float,
-    schedule: str | None,
-    batch_size: int | None,
-    model: str | None,
-    step_ms: float | None,
+    source: str, *, schedule: str | None, batch_size: int | None, model: str | None
 ) -> TuneSearch:
     """Prepare a search over the loader, or the dataset, that a function returns."""
     step = None
@@ -213,12 +221,4 @@ def function_search(
             )
         step = import_function(model)
     loader = build_loader(source, schedule=schedule, batch_size=batch_size)
-
-    def run(on_progress: ProgressCallback) -> TuningResult:
-        own = loader if isinstance(loader, DataLoader) else contextlib.nullcontext()
-        with own:
-            return search_settings(
-                loader, step, step_ms=step_ms, budget_s=budget_s, on_progress=on_progress
-            )
-
-    return TuneSearch(run)
+    return TuneSearch(loader=loader, step=step)

@@ -54,7 +54,6 @@ __all__ = ["benchmark_table", "check_options", "run_benchmark"]
 
 _MAX_BATCH_SIZE = 1 << 24
 _MAX_SECONDS = 24 * 3600.0
-_PACKAGES = ("numpy", "simplejpeg", "Pillow")
 _SURVEY_SHARE, _STAGES_SHARE = 0.15, 0.05  # of the seconds, in addition to them
 _MIN_IMAGES, _MIN_TIMED = 32, 8  # however slow they are
 _REPEATS = 3
@@ -156,7 +155,7 @@ def run_benchmark(
         "one_image": costs,
         "left_out": [{"what": name, "reason": why} for name, why in left_out.items()],
         "skipped": [{"file": file, "reason": why} for file, why in sorted(broken.items())],
-        **environment(*_PACKAGES, *([] if against is None else ["torchvision"])),
+        **environment("simplejpeg"),
         "elapsed_s": time.perf_counter() - started,
     }
     return {**result, "verdict": verdict(result), "notes": notes(result)}
@@ -423,7 +422,7 @@ def _headline(result: Result) -> str:
         f"{data['width_px_median']}x{data['height_px_median']} px, to {settings['size_px']} px in "
         f"batches of {settings['batch_size']}; "
         f"{plural(workers, 'worker') if workers else 'no workers'}, "
-        f"{plural(result['machine']['cores_usable'], 'core')} usable"
+        f"{plural(result['machine']['usable_cores'], 'core')} usable"
     )
 
 
@@ -459,7 +458,7 @@ def notes(result: Result) -> list[str]:
     """Remarks on the figures, without the left-out measurements."""
     data, settings, costs = result["data"], result["settings"], result["one_image"]
     measured, small = data["images_measured"], data["images_shorter_than_size"]
-    cores, workers = result["machine"]["cores_usable"], result["workers"]
+    cores, workers = result["machine"]["usable_cores"], result["workers"]
     rates = {row["name"]: row["images_per_s"] for row in result["rows"]}
     noise = {name: (rate["high"] - rate["low"]) / rate["median"] for name, rate in rates.items()}
     noisiest = max(noise, key=lambda name: noise[name])

@@ -68,14 +68,13 @@ class FolderContents:
 
     Args:
         files: paths by extension, as far as seen.
-        folders: number of folders seen below it; `class_folders` of them directly in it.
+        folders: number of folders seen below it.
         unreadable: number of folders that could not be listed.
         complete: everything was seen.
     """
 
     files: dict[str, list[str]] = field(default_factory=dict)
     folders: int = 0
-    class_folders: int = 0
     unreadable: int = 0
     complete: bool = True
 
@@ -117,8 +116,6 @@ def _walk(root: str, found: FolderContents) -> Iterator[str]:
             if folder == root:
                 raise
             found.unreadable += 1
-        if folder == root:
-            found.class_folders = len(inner)
         found.folders += len(inner)
         chance.shuffle(inner)
         queue += inner
@@ -234,7 +231,7 @@ def _inspect_files(folder: str) -> DataFolder:
     status: Status = "ok" if images else "warn"
     if images:
         line, fix = f"{about}{plural(len(images), 'image')}{size}", ""
-        line += f", in {plural(found.class_folders, 'folder')}" if found.class_folders else ""
+        line += f", in {plural(found.folders, 'folder')}" if found.folders else ""
         line += "" if found.complete else " (the listing did not finish)"
     else:
         names = (f"{counts[each]:,} {each or 'without an extension'}" for each in common[:3])
@@ -294,7 +291,7 @@ DECODED_BYTES_PER_S = 92e6
 _READ_S = 0.4
 _MIN_BYTES = 4_000_000
 """A shorter read, of all there was, is too noisy to report a fault."""
-_PART_BYTES = 16 << 20  # read from a longer file, such as a shard of many images
+_PART_BYTES = 16 << 20  # at the start of a longer file, such as a shard of many images
 _BLOCK_BYTES = 256 << 10
 _MAX_READERS = 16
 
@@ -333,8 +330,8 @@ def measure_read_rate(
         readers: number of parallel threads, at most 16.
         seconds: approximate time limit.
     """
-    chance = random.Random(0)
-    read_from, parts = drop_from_memory([_part_of(file, chance) for file in files if file.bytes])
+    starts = [FilePart(each.path, 0, min(each.bytes, _PART_BYTES)) for each in files if each.bytes]
+    read_from, parts = drop_from_memory(starts)
     queue, counts = deque(parts), list[tuple[int, bool]]()
     readers = min(readers, _MAX_READERS, max(1, len(parts)))
     start, end = time.perf_counter(), time.monotonic() + seconds
@@ -365,20 +362,10 @@ def measure_read_rate(
     )
 
 
-def _part_of(file: FilePart, chance: random.Random) -> FilePart:
-    """Part of a file to read: all of it, or a random part."""
-    beyond = file.bytes - _PART_BYTES
-    if beyond <= 0:
-        return file
-    offset = chance.randrange(beyond // _BLOCK_BYTES + 1) * _BLOCK_BYTES
-    return FilePart(file.path, offset, _PART_BYTES)
-
-
 def _read(part: FilePart, end: float) -> int:
     """Read a part until its end or the deadline. Returns the number of bytes."""
     count, buffer = 0, bytearray(_BLOCK_BYTES)
     with contextlib.suppress(OSError), open(part.path, "rb", buffering=0) as file:
-        file.seek(part.offset)
         while count < part.bytes and time.monotonic() <= end and (got := file.readinto(buffer)):
             count += got
     return min(count, part.bytes)

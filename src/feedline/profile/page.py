@@ -274,7 +274,7 @@ def training_curves(
     share = -(-len(epochs) // _MAX_EPOCHS)
     drawn = range((len(epochs) - 1) % share, len(epochs), share)  # the last one, too
     columns = {
-        "training loss": [each.loss for each in epochs],
+        "training loss": [each.train_loss for each in epochs],
         "validation loss": [each.val_loss for each in epochs],
     }
     known = [value for column in columns.values() for value in column if value is not None]
@@ -300,14 +300,14 @@ def training_curves(
         if path:
             lines[name.split()[0]] = path
             words.append(_first_last_best(name, epochs, column, ".3g", min))
-    accuracies = [each.top1 for each in epochs]
+    accuracies = [each.val_top1 for each in epochs]
     words.append(_first_last_best("validation accuracy", epochs, accuracies, ".1%", max))
     resumed = resumed_at_epoch if first < (resumed_at_epoch or 0) < last else None
     return {
         "lines": lines,
         "heights": [Mark(y(value), f"{value:.3g}") for value in sorted({low, high}) if lines],
         "phases": _size_marks(
-            [each.image_size for each in epochs], [x(each.epoch - 1) for each in epochs]
+            [each.size_px for each in epochs], [x(each.epoch - 1) for each in epochs]
         ),
         "resumed": None if resumed is None else x(resumed),
         "epochs": [Mark(0, f"epoch {epochs[0].epoch}"), Mark(100, str(last))][: len(epochs)],

@@ -81,44 +81,35 @@ _OF_RUN = ("stages", "machine", "use", "started", "seconds", "rank", "world_size
 _SHOWN = 0.0005  # share of the time: less is printed as 0.0%
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EpochMetrics:
-    """Finished epoch of `feedline train`; None for unknown values.
-
-    Args:
-        epoch: counted from 1.
-        image_size: of its training images, in pixels.
-        ended_s: training time up to its end, from the first epoch on: steps, waiting and
-            validation, without the time between two starts.
-        loss: mean training loss, with label smoothing.
-        val_loss: validation loss.
-        top1, top5: accuracy in validation, 0 to 1.
-        lr: learning rate after its last step.
-    """
-
-    epoch: int
-    image_size: int | None = None
-    ended_s: float | None = None
-    loss: float | None = None
-    val_loss: float | None = None
-    top1: float | None = None
-    top5: float | None = None
-    lr: float | None = None
-
-
 _Count = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
-class _EpochLine(msgspec.Struct):
-    """Line of the metrics file of `feedline train`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochMetrics:
+    """Finished epoch of `feedline train`, from its metrics file; None for unknown values.
+
+    Args:
+        epoch: counted from 1.
+        size_px: side of its training images.
+        seconds: from the first batch to the end of the last step, without validation.
+        first_wait_s: time to the first batch.
+        val_seconds: time of the validation.
+        ended_s: training time up to its end, from the first epoch on: steps, waiting and
+            validation, without the time between two starts.
+        train_loss: mean training loss, with label smoothing.
+        val_loss: validation loss.
+        val_top1, val_top5: accuracy in validation, 0 to 1.
+        lr: learning rate after its last step.
+    """
 
     epoch: _Count
     size_px: _Count | None = None
     seconds: _Seconds | None = None
     first_wait_s: _Seconds | None = None
     val_seconds: _Seconds | None = None
+    ended_s: _Seconds | None = None
     train_loss: float | None = None
     val_loss: float | None = None
     val_top1: _Share | None = None
@@ -342,7 +333,8 @@ def read_epoch_metrics(folder: Path) -> tuple[list[EpochMetrics], str]:
     ended_s: float | None = 0.0
     for line in lines:
         try:
-            read = msgspec.convert(json.loads(line), _EpochLine)  # json reads NaN, too
+            values = json.loads(line, parse_constant=lambda constant: None)  # NaN, Infinity
+            read = msgspec.convert(values, EpochMetrics)
         except (ValueError, OverflowError, RecursionError, msgspec.ValidationError):
             continue
         if not found or read.epoch > found[-1].epoch:
@@ -350,18 +342,7 @@ def read_epoch_metrics(folder: Path) -> tuple[list[EpochMetrics], str]:
                 ended_s += read.seconds + (read.first_wait_s or 0.0) + (read.val_seconds or 0.0)
             else:
                 ended_s = None
-            found.append(
-                EpochMetrics(
-                    epoch=read.epoch,
-                    image_size=read.size_px,
-                    ended_s=ended_s,
-                    loss=finite(read.train_loss),
-                    val_loss=finite(read.val_loss),
-                    top1=read.val_top1,
-                    top5=read.val_top5,
-                    lr=finite(read.lr),
-                )
-            )
+            found.append(replace(read, ended_s=ended_s))
     unread = len(lines) - len(found)
     note = f"{unread} lines of {_METRICS_FILE} are invalid or out of order, and are left out"
     return found, note if unread else ""

@@ -108,13 +108,7 @@ def make_console() -> Console:
 def diagnosis_text(diagnosis: Diagnosis) -> str:
     """Format a diagnosis as text, in lines of at most 100 columns, without colours."""
     # In a notebook rich would also display the captured text, as an empty box.
-    console = Console(
-        width=_WIDTH,
-        color_system=None,
-        force_terminal=False,
-        force_jupyter=False,
-        highlight=False,
-    )
+    console = Console(width=_WIDTH, color_system=None, force_jupyter=False, highlight=False)
     with console.capture() as captured:
         console.print(DiagnosisView(diagnosis))
     return captured.get().rstrip("\n")

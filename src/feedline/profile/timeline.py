@@ -201,7 +201,7 @@ def worst_step(sample: TimelineSample, before: int = 2) -> Timeline | None:
     begins = [e.begun_ms for e in steps if e.stage == "compute" and e.begun_ms < worst.begun_ms]
     begun = begins[-1 - before :][0] if begins else worst.begun_ms
     after = [e.ended_ms for e in steps if e.stage == "compute" and e.begun_ms >= worst.ended_ms]
-    title = f"the longest wait of a step, {_length(worst):.1f} ms"
+    title = f"the longest wait of a step, {as_ms(_length(worst))}"
     return _cut(sample, title, begun, after[0] if after else worst.ended_ms)
 
 

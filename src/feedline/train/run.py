@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from feedline.machine import device_name, environment
+from feedline.machine import environment
 from feedline.order.seeds import mix
 from feedline.train.assignment import Assignment
 from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME
@@ -78,7 +78,6 @@ def _train(ready: PreparedRun, ranks: Ranks, report: TrainReport) -> TrainResult
     measured_on = environment("timm")
     measured_on["machine"] |= {
         "device": ready.device.type,
-        "gpu": device_name(),
         "torch_threads": torch.get_num_threads(),
     }
     with ExitStack() as stack:
