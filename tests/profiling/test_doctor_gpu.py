@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -223,26 +222,9 @@ def test_a_gpu_that_torch_cannot_use_fails() -> None:
     assert "CUDA driver initialization failed" in rate.summary
 
 
-class Event:
-    """A mark on the timeline of a device that does everything at once."""
-
-    def __init__(self, *, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        self.at_s = time.perf_counter()
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, other: Event) -> float:
-        return 1000 * (other.at_s - self.at_s)
-
-
 @pytest.fixture
 def host_as_gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """The host in the place of a GPU: its copies are real, its name and its clock are not."""
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    """The host in the place of a GPU: its copies are real, its name is not."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "host")
     return torch.device("cpu")
