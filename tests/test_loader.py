@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +28,6 @@ def shuffled(source: Any, batch_size: int, workers: int = 0, **options: Any) -> 
     return DataLoader(source, batch_size, shuffle=True, num_workers=workers, **options)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def fork_server() -> Iterator[None]:
-    """A loader that keeps the fork server, so that the others start in no time."""
-    with DataLoader(Rows(1), image_size=1, num_workers=1, shuffle=True, seed=0):
-        yield
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[DataLoader]:
-    """A loader of 23 samples without a schedule. It is used in turn: begin with set_epoch."""
-    with shuffled(Rows(23), 5, 2, max_image_size=16, prefetch=4) as loader:
-        yield loader
-
-
 # Order and pixels
 
 
@@ -56,20 +41,6 @@ def test_batches_match_plan_for_any_workers_and_prefetch(workers: int, prefetch:
             assert read(loader) == planned_epoch(loader, epoch)
 
 
-def test_batches_match_plan_with_spawn() -> None:
-    with DataLoader(
-        Rows(23), 4, schedule=SCHEDULE, num_workers=2, seed=3, start_method="spawn"
-    ) as loader:
-        kept = list(loader)
-        assert list(map(seen, kept)) == planned_epoch(loader, 0)
-        loader.set_image_size(4)
-        assert {batch.side for batch in read(loader)} == {4}
-        loader.num_workers = 1
-        loader.set_image_size(None)
-        assert read(loader) == planned_epoch(loader, 2)
-    assert list(map(seen, kept)) == planned_epoch(loader, 0)
-
-
 def test_the_strength_of_a_phase_reaches_the_source() -> None:
     weak = Phase(image_size=4, epochs=1, strength=0.25)
     strong = Phase(image_size=4, epochs=1)
@@ -79,18 +50,6 @@ def test_the_strength_of_a_phase_reaches_the_source() -> None:
     full = DataLoader(Rows(6), 6, schedule="4x2", num_workers=0, shuffle=False)
     assert planned_epoch(full, 0) != planned_epoch(loader, 0)
     assert planned_epoch(full, 1) == planned_epoch(loader, 1)
-
-
-def test_changing_the_number_of_workers_at_any_step_keeps_the_batches() -> None:
-    with DataLoader(Rows(23), 4, schedule=SCHEDULE, num_workers=1) as loader:
-        counts = iter([3, 1, 4, 2, 2, 1, 5] * 10)
-        for epoch in range(3):
-            got = []
-            for batch in loader:
-                got.append(seen(batch))
-                loader.num_workers = next(counts)
-            assert got == planned_epoch(loader, epoch)
-        assert not loader.worker_deaths
 
 
 def test_the_ranks_of_a_run_share_each_batch_out() -> None:
@@ -115,60 +74,6 @@ def test_rank_and_world_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 # Sizes
-
-
-def test_the_schedule_changes_size_and_batch_exactly_at_the_edge_of_an_epoch() -> None:
-    with DataLoader(Rows(23), 4, schedule=SCHEDULE, num_workers=2, prefetch=5) as loader:
-        shapes = [[tuple(images.shape) for images, _ in loader] for _ in range(4)]
-    assert shapes == [
-        [(5, 3, 8, 8)] * 4 + [(3, 3, 8, 8)],
-        [(7, 3, 12, 12)] * 3 + [(2, 3, 12, 12)],
-        [(4, 3, 6, 6)] * 5 + [(3, 3, 6, 6)],
-        [(4, 3, 6, 6)] * 5 + [(3, 3, 6, 6)],
-    ]
-
-
-def test_a_new_size_holds_from_the_very_next_batch_and_loses_no_sample(shared: DataLoader) -> None:
-    wanted = iter([8, 16, 16, None, 3, 1, None, 5, 7, 16] * 2)
-    for epoch in range(100, 104):
-        shared.set_epoch(epoch)
-        sizes, got = [], []
-        iteration = iter(shared)
-        for _ in range(len(shared)):
-            sizes.append(next(wanted))
-            shared.set_image_size(sizes[-1])
-            got.append(seen(next(iteration)))
-        assert next(iteration, None) is None
-        assert got == [planned(shared.order, epoch, step, size) for step, size in enumerate(sizes)]
-    shared.set_image_size(None)
-
-
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_last_of_concurrent_size_changes_wins(method: str) -> None:
-    with shuffled(Rows(23), 5, 2, image_size=32, prefetch=2, start_method=method) as loader:
-        iteration = iter(loader)
-        for step in range(len(loader)):
-            for size in range(1, 33):
-                loader.set_image_size(size)
-            assert seen(next(iteration)) == planned(loader.order, 0, step, 32)
-
-
-def test_a_size_outlives_the_epoch_it_was_set_in(shared: DataLoader) -> None:
-    shared.set_epoch(200)
-    next(iter(shared))
-    shared.set_image_size(6)
-    assert {batch.side for batch in read(shared)} == {6}
-    shared.set_image_size(None)
-    assert {batch.side for batch in read(shared)} == {8}
-
-
-def test_size_above_allocated_memory_raises_with_hint(shared: DataLoader) -> None:
-    shared.set_image_size(16)
-    with pytest.raises(UsageError, match=r"size 17 .*max_image_size=16.*max_image_size=17"):
-        shared.set_image_size(17)
-    shared.set_epoch(300)
-    assert next(iter(shared))[0].shape[-1] == 16
-    shared.set_image_size(None)
 
 
 @pytest.mark.parametrize("schedule", ["16x1@30,64x1@4", "64x1@4,16x1@30"])
@@ -203,10 +108,13 @@ def test_memory_is_known_before_the_first_batch_and_grows_with_the_most_that_may
 # Batches in the user's hands
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "forkserver"), (2, "spawn")])
 @pytest.mark.parametrize("prefetch", [1, 4])
-def test_held_batches_are_unchanged_after_close(workers: int, prefetch: int) -> None:
-    with DataLoader(Rows(23), 4, schedule="8x2", num_workers=workers, prefetch=prefetch) as loader:
+def test_held_batches_are_unchanged_after_close(
+    workers: int, method: str | None, prefetch: int
+) -> None:
+    options: dict[str, Any] = {"start_method": method, "prefetch": prefetch}
+    with DataLoader(Rows(23), 4, schedule="8x2", num_workers=workers, **options) as loader:
         expected = planned_epoch(loader, 0) + planned_epoch(loader, 1)
         kept = [batch for _ in range(2) for batch in loader]
         assert [seen(batch) for batch in kept] == expected
@@ -240,103 +148,32 @@ def test_writing_to_a_batch_changes_no_other(workers: int) -> None:
 # Epochs
 
 
-def test_iteration_left_early_is_over_and_next_is_next_epoch(shared: DataLoader) -> None:
-    shared.set_epoch(10)
-    for _ in zip(range(2), shared, strict=False):
-        pass
-    assert read(shared) == planned_epoch(shared, 11)
-
-
-def test_an_epoch_left_at_its_last_batch_is_followed_by_the_next_whole_one(
-    shared: DataLoader,
-) -> None:
-    shared.set_epoch(20)
-    for step, _ in enumerate(shared):
-        if step == len(shared) - 1:
-            break
-    assert read(shared) == planned_epoch(shared, 21)
-
-
-def test_set_epoch_selects_next_epoch(shared: DataLoader) -> None:
-    for epoch in (5, 6, 0, 40, 40):
-        shared.set_epoch(epoch)
-        assert shared.epoch == epoch
-        assert read(shared) == planned_epoch(shared, epoch)
-    assert shared.epoch == 41
-
-
-def test_set_epoch_does_not_affect_running_iteration(shared: DataLoader) -> None:
-    shared.set_epoch(50)
-    iteration = iter(shared)
-    next(iteration)
-    shared.set_epoch(50)
-    assert read(iteration) == planned_epoch(shared, 50)[1:]
-    assert read(shared) == planned_epoch(shared, 50)
-
-
-def test_earlier_iteration_continues_when_another_starts(shared: DataLoader) -> None:
-    shared.set_epoch(60)
-    first = iter(shared)
-    got = [seen(next(first))]
-    second = iter(shared)
-    other = [seen(next(second))]
-    got += [seen(next(first))]
-    assert [*other, *read(second)] == planned_epoch(shared, 61)
-    assert [*got, *read(first)] == planned_epoch(shared, 60)
-    assert shared.epoch == 62
-
-
-def test_interleaved_iterations_are_two_epochs(shared: DataLoader) -> None:
-    shared.set_epoch(63)
-    pairs = [(seen(one), seen(other)) for one, other in zip(shared, shared, strict=True)]
-    assert [one for one, _ in pairs] == planned_epoch(shared, 63)
-    assert [other for _, other in pairs] == planned_epoch(shared, 64)
-
-
-def test_an_iteration_within_the_loop_of_another_is_the_next_epoch(shared: DataLoader) -> None:
-    shared.set_epoch(65)
-    within = []
-    outer = []
-    for batch in shared:
-        outer.append(seen(batch))
-        if len(within) < 2:
-            within.append(seen(next(iter(shared))))
-    assert outer == planned_epoch(shared, 65)
-    assert within == [planned_epoch(shared, epoch)[0] for epoch in (66, 67)]
-
-
-def test_an_earlier_iteration_that_is_dropped_leaves_no_worker() -> None:
-    with DataLoader(Rows(23), 4, image_size=8, seed=0, num_workers=1) as loader:
-        first, second = iter(loader), iter(loader)
-        assert [next(first)[1].tolist(), next(second)[1].tolist()] == [[0, 1, 2, 3]] * 2
-        assert next(first)[1].tolist() == [4, 5, 6, 7]
-        its_workers = [psutil.Process(worker.pid) for worker in first._workers]
-        del first
-        gc.collect()
-        assert len(its_workers) == 1
-        assert eventually(lambda: gone(its_workers))
-        assert next(second)[1].tolist() == [4, 5, 6, 7]
-        assert len(second._workers) == 1
-
-
-def test_an_iteration_that_ended_stays_ended(shared: DataLoader) -> None:
-    shared.set_epoch(70)
-    iteration = iter(shared)
-    assert iter(iteration) is iteration
-    read(iteration)
-    assert next(iteration, None) is None
-    assert shared.epoch == 71
-    assert read(shared) == planned_epoch(shared, 71)
-    assert next(iteration, None) is None
-
-
-def test_schedule_repeats_last_phase_after_its_end() -> None:
-    with DataLoader(Rows(10), 4, schedule="8x1,6x1@5", num_workers=2) as loader:
-        assert loader.epochs == 2
-        for epoch in range(5):
-            assert read(loader) == planned_epoch(loader, epoch)
-        assert planned_epoch(loader, 4) != planned_epoch(loader, 3)
-        assert loader.phase == Phase(image_size=6, epochs=1, batch_size=5)
+@pytest.mark.parametrize("way", ["is read", "is dropped", "loader is closed"])
+def test_workers_of_an_earlier_iteration_end_with_it(way: str) -> None:
+    with DataLoader(Rows(12), 4, image_size=8, seed=0, num_workers=1) as loader:
+        first = iter(loader)
+        next(first)
+        second = iter(loader)
+        assert [next(first)[1].tolist(), next(second)[1].tolist()] == [[4, 5, 6, 7], [0, 1, 2, 3]]
+        ending, staying = (
+            [psutil.Process(w.pid) for w in each._workers] for each in (first, second)
+        )
+        assert (len(ending), len(staying)) == (1, 1)
+        if way == "is read":
+            assert [labels.tolist() for _, labels in first] == [[8, 9, 10, 11]]
+        elif way == "is dropped":
+            del first
+            gc.collect()
+        else:
+            loader.close()
+            ending += staying
+        assert eventually(lambda: gone(ending))
+        if way == "loader is closed":
+            for iteration in (first, second):
+                with pytest.raises(ClosedError):
+                    next(iteration)
+        else:
+            assert [labels.tolist() for _, labels in second] == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def test_len_is_of_the_epoch_under_way_and_then_of_the_next() -> None:
@@ -345,7 +182,7 @@ def test_len_is_of_the_epoch_under_way_and_then_of_the_next() -> None:
     for _ in loader:
         lengths.append(len(loader))
     assert lengths == [3, 3, 3, 3]
-    assert len(loader) == 2
+    assert (loader.epochs, len(loader)) == (2, 2)
     assert [loader.steps_in(epoch) for epoch in range(4)] == [3, 2, 2, 2]
     assert loader.total_steps == 5
     assert len(shuffled(Rows(10), 4, drop_last=True)) == 2
@@ -393,6 +230,7 @@ def test_closed_loader_raises_on_any_use(workers: int) -> None:
         lambda: loader.set_image_size(2),
         lambda: loader.load_state_dict(state),
         lambda: setattr(loader, "num_workers", 2),
+        lambda: setattr(loader, "task_ms", 5),
     ):
         with pytest.raises(ClosedError, match="closed; build a new one"):
             use()
@@ -514,30 +352,3 @@ def test_explain_describes_engine() -> None:
     assert "endless at 8 px, batch size 4" in plain.explain()
     assert "sequential" in plain.explain()
     assert "normalised floats, channels_last, on cpu" in plain.explain()
-
-
-def test_the_workers_of_an_earlier_iteration_end_with_it() -> None:
-    with DataLoader(Rows(12), 4, image_size=8, seed=0, num_workers=1) as loader:
-        first = iter(loader)
-        next(first)
-        second = iter(loader)
-        assert [next(first)[1].tolist(), next(second)[1].tolist()] == [[4, 5, 6, 7], [0, 1, 2, 3]]
-        assert first.stream.engine.pids
-        assert [labels.tolist() for _, labels in first] == [[8, 9, 10, 11]]
-        assert not first.stream.engine.pids
-        assert [labels.tolist() for _, labels in second] == [[4, 5, 6, 7], [8, 9, 10, 11]]
-
-
-def test_closing_a_loader_ends_the_workers_of_earlier_iterations_too() -> None:
-    loader = DataLoader(Rows(12), 4, image_size=8, seed=0, num_workers=1)
-    first = iter(loader)
-    next(first)
-    second = iter(loader)
-    next(first)
-    workers = [psutil.Process(each.pid) for some in (first, second) for each in some._workers]
-    loader.close()
-    assert len(workers) == 2
-    assert eventually(lambda: gone(workers))
-    for iteration in (first, second):
-        with pytest.raises(ClosedError):
-            next(iteration)

@@ -17,7 +17,8 @@ from feedline.engine.feed import Feed
 from feedline.engine.tasks import InFlightBatch
 from feedline.errors import SampleError
 from feedline.loader import DataLoader
-from loader_reading import planned, planned_epoch, read, seen
+from loader_machine import assert_follows_its_plan
+from loader_reading import planned_epoch, seen
 from row_sources import Breaking, Rows
 
 
@@ -56,39 +57,9 @@ def loader(source: Rows | None = None, **options: Any) -> DataLoader:
     return DataLoader(source or Rows(23), 4, **chosen)
 
 
-def test_prefetched_batches_match_plan() -> None:
-    made = loader()
-    for epoch in range(4):
-        assert read(made) == planned_epoch(made, epoch)
+def test_batches_sent_ahead_follow_the_plan() -> None:
+    assert_follows_its_plan(loader(max_image_size=16))
     assert AheadTransfer.most == 1
-
-
-def test_size_change_discards_prefetched_batches_and_loses_nothing() -> None:
-    made = loader()
-    sizes = [None, 3, 3, 7, None]
-    iteration = iter(made)
-    for step, size in enumerate(sizes):
-        made.set_image_size(size)
-        assert seen(next(iteration)) == planned(made.order, 0, step, size)
-    assert next(iteration, None) is None
-
-
-def test_state_excludes_prefetched_batches() -> None:
-    made = loader()
-    whole = planned_epoch(made, 0)
-    for step, _ in enumerate(made):
-        fresh = loader()
-        fresh.load_state_dict(made.state_dict())
-        assert read(fresh) == whole[step + 1 :]
-
-
-def test_early_exit_and_set_epoch_discard_prefetched_batches() -> None:
-    made = loader()
-    next(iter(made))
-    assert read(made) == planned_epoch(made, 1)
-    next(iter(made))
-    made.set_epoch(0)
-    assert read(made) == planned_epoch(made, 0)
 
 
 def test_failing_prefetched_batch_does_not_affect_previous_one() -> None:
