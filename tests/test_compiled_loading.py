@@ -1,4 +1,4 @@
-"""Compiled transforms and views in datasets, under torch's loader and feedline's."""
+"""Compiled transforms, views and pairs in datasets, under torch's loader and feedline's."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torchvision.datasets import ImageFolder
+from torchvision.datasets import ImageFolder, VOCSegmentation
 from torchvision.transforms import v2
 
 import feedline
 from feedline.errors import ImageError, UsageError
+from feedline.order.requested_size import SampleRequest
 from image_inputs import Pictures, own_step, random_pipeline, usual_pipeline
+from pair_inputs import Scenes, preset, usual, write_pairs
 from torchvision_folder import write_images
 
 GLOBAL, LOCAL = random_pipeline(32), random_pipeline(12)
@@ -71,20 +73,6 @@ def test_spawned_and_forked_workers_make_the_same(paths: list[str], views: bool)
         for method in ("fork", "spawn")
     ]
     assert all(map(equal, *both))
-
-
-def test_a_resumed_epoch_has_the_batches_that_were_left(paths: list[str]) -> None:
-    data = Pictures(paths, feedline.compile(random_pipeline(32, own_step)))
-    options: dict[str, Any] = {"batch_size": 2, "shuffle": True, "seed": 5}
-    with feedline.DataLoader(data, num_workers=0, **options) as loader:
-        whole = list(loader)
-    with feedline.DataLoader(data, num_workers=2, **options) as loader:
-        iterator = iter(loader)
-        head = [next(iterator), next(iterator)]
-        state = loader.state_dict()
-    with feedline.DataLoader(data, num_workers=1, **options) as other:
-        other.load_state_dict(state)
-        assert all(map(equal, head + list(other), whole))
 
 
 def test_requested_image_size_is_used(paths: list[str]) -> None:
@@ -273,3 +261,137 @@ def test_folder_that_cannot_be_a_cache_is_rejected_when_loader_is_built(
     data = ImageFolder(str(root), v2.Compose([v2.RandomResizedCrop(64), v2.ToImage()]))
     with pytest.raises(UsageError, match="not a feedline cache"):
         feedline.DataLoader(data, 2, schedule="32x1", num_workers=1, cache=tmp_path)
+
+
+# Images with masks
+
+Pairs = list[tuple[Path, Path]]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    return write_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+class Usual(Scenes):
+    """The same without feedline."""
+
+    def __getitem__(self, index: int) -> Any:
+        return usual(self.transforms, *self.pairs[index])
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_torch_workers_match_the_pipeline_of_pairs(pairs: Pairs, method: str) -> None:
+    def loader(data: Any) -> TorchDataLoader[Any]:
+        return TorchDataLoader(data, 2, num_workers=2, multiprocessing_context=method)
+
+    ours = batches(loader(Scenes(pairs, feedline.pair(preset()))))
+    assert ours[0][0].shape == (2, 3, 48, 48)
+    assert ours[0][1].dtype == torch.int64
+    again = batches(loader(Scenes(pairs, feedline.pair(preset()))))
+    assert all(map(equal, ours, again))
+    theirs = batches(loader(Usual(pairs, preset())))
+    for (image, mask), (their_image, their_mask) in zip(ours, theirs, strict=True):
+        assert torch.equal(mask, their_mask)
+        assert (image - their_image).abs().max() < 1.01 / 255 / 0.224
+
+
+def test_requested_size_of_pairs_is_used(pairs: Pairs) -> None:
+    for make in (
+        preset,
+        lambda: v2.Compose([v2.RandomResizedCrop(48), v2.ToImage()]),
+        lambda: v2.Compose([v2.Resize((48, 48)), v2.ToImage()]),
+        lambda: v2.Compose([v2.Resize(54), v2.CenterCrop(48), v2.ToImage()]),
+        lambda: v2.Compose(
+            [v2.ScaleJitter((48, 48)), v2.RandomCrop(48, pad_if_needed=True), v2.ToImage()]
+        ),
+    ):
+        data = Scenes(pairs, feedline.pair(make()))
+        with feedline.DataLoader(data, 2, schedule="16x1,40x1", num_workers=0) as loader:
+            for size in (16, 40):
+                for image, mask in loader:
+                    assert image.shape[2:] == mask.shape[2:] == (size, size)
+    wide = Scenes(pairs, feedline.pair(v2.Compose([v2.RandomResizedCrop((24, 48)), v2.ToImage()])))
+    with feedline.DataLoader(wide, 2, schedule="24x1", num_workers=0) as loader:
+        assert {image.shape[2:] for image, _ in loader} == {(12, 24)}
+
+
+def test_all_numbers_of_pairs_keep_their_proportion(pairs: Pairs) -> None:
+    """At half of the size it is the pipeline with all numbers halved."""
+
+    def pipeline(by: int) -> v2.Compose:
+        return v2.Compose(
+            [
+                *(v2.RandomCrop(28 // by), v2.ScaleJitter((120 // by, 80 // by))),
+                *(v2.Pad([8 // by, 6 // by]), v2.RandomCrop(40 // by, 16 // by, True)),
+            ]
+        )
+
+    joint, half = feedline.pair(pipeline(1)), feedline.pair(pipeline(2))
+    for seed, (path, mask) in enumerate(pairs):
+        torch.manual_seed(seed)
+        with SampleRequest(20):
+            image, ours = joint(path, mask)
+        torch.manual_seed(seed)
+        their_image, theirs = half(path, mask)
+        assert image.size == their_image.size == (20, 20)
+        assert image.tobytes() == their_image.tobytes()
+        assert torch.equal(ours, theirs)
+
+
+def test_a_strength_weakens_crops_of_pairs(pairs: Pairs) -> None:
+    crop = v2.Compose([v2.RandomResizedCrop(16, ratio=(1, 1)), v2.ToImage()])
+    data = Scenes([pairs[3]] * 4, feedline.pair(crop))  # a square
+    for strength, differ in ((0.0, 1), (1.0, 4)):
+        schedule = feedline.Schedule((feedline.Phase(epochs=1, image_size=16, strength=strength),))
+        with feedline.DataLoader(data, 4, schedule=schedule, num_workers=0) as loader:
+            ((images, _),) = list(loader)
+        assert len({image.numpy().tobytes() for image in images}) == differ
+
+
+def test_unsupported_size_of_pairs_raises(pairs: Pairs) -> None:
+    various = feedline.pair(v2.Compose([v2.RandomResize(20, 30), v2.ToImage()]))
+    assert various(*pairs[0])[0].shape[1] in range(20, 30)
+    twice = feedline.pair(
+        v2.Compose([v2.RandomResizedCrop(24), v2.ToImage(), v2.RandomErasing(), v2.Resize((9, 9))])
+    )
+    assert twice(*pairs[0])[0].shape[1:] == (9, 9)
+    for joint in (various, twice):
+        with (
+            feedline.DataLoader(Scenes(pairs, joint), 1, schedule="16x1", num_workers=0) as loader,
+            pytest.raises(UsageError, match="does not crop or resize all images to one size"),
+        ):
+            list(loader)
+
+
+def test_invalid_pairs_are_skipped_and_counted(pairs: Pairs) -> None:
+    mixed = [pairs[0], (pairs[0][0], pairs[1][1]), pairs[1], pairs[2]]
+    data = Scenes(mixed, feedline.pair(preset()))
+    with feedline.DataLoader(data, 2, num_workers=0, on_error="skip") as loader:
+        made = list(loader)
+        assert sum(len(images) for images, _ in made) == 3
+        ((_, said),) = loader.skipped
+        assert "97 x 131" in said
+    with (
+        feedline.DataLoader(data, 2, num_workers=0) as loader,
+        pytest.raises(ImageError, match="97 x 131"),
+    ):
+        list(loader)
+
+
+def test_torchvision_dataset_accepts_pair(pairs: Pairs, tmp_path: Path) -> None:
+    root = tmp_path / "VOCdevkit" / "VOC2012"
+    for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
+        (root / folder).mkdir(parents=True)
+    for path, mask in pairs:
+        (root / "JPEGImages" / path.name).write_bytes(path.read_bytes())
+        (root / "SegmentationClass" / mask.name).write_bytes(mask.read_bytes())
+    names = "\n".join(path.stem for path, _ in pairs)
+    (root / "ImageSets/Segmentation/train.txt").write_text(names)
+    joint = feedline.pair(preset())
+    data = VOCSegmentation(str(tmp_path), image_set="train", transforms=joint)
+    for index, (path, mask) in enumerate(pairs):
+        torch.manual_seed(index)
+        found = data[index]
+        torch.manual_seed(index)
+        assert equal(found, joint(path, mask))

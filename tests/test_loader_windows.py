@@ -19,7 +19,6 @@ from feedline.order.sample_order import BLOCK_SIZE
 from loader_reading import planned_epoch, read
 from row_sources import Rows
 from sets import Counting
-from slow import slow
 
 SAMPLES = 4 * BLOCK_SIZE + 76
 WINDOW = "window:512"
@@ -50,22 +49,6 @@ def test_a_batch_is_of_its_windows_blocks_and_an_epoch_of_all() -> None:
     windows = [blocks(flat(first[k : k + 4])) for k in (0, 4, 8)]
     assert len(windows[0]) in (2, 3)  # three with the short block at the end
     assert all(blocks(batch) <= windows[k // 4] for k, batch in enumerate(first))
-
-
-@pytest.mark.parametrize("every", [4, *slow(1)])
-def test_state_saved_at_any_step_resumes_with_any_number_of_workers(
-    every: int,
-) -> None:
-    with loader(2) as first:
-        states, whole = [json.dumps(first.state_dict())], []
-        for batch in first:
-            whole += read([batch])
-            states.append(json.dumps(first.state_dict()))
-        assert whole == planned_epoch(first, 0)
-    for done, state in list(enumerate(states))[::every]:
-        with loader((0, 2, 1)[done % 3]) as fresh:
-            fresh.load_state_dict(json.loads(state))
-            assert read(fresh) == whole[done:]
 
 
 @pytest.mark.parametrize(

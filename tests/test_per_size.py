@@ -179,20 +179,6 @@ def test_size_that_fails_is_rejected_when_set(root: Path) -> None:
         assert next(batches)[0].shape[-1] == 16
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_resumes_in_the_middle_of_a_phase(root: Path, workers: int) -> None:
-    data = folder(root, train)
-    with loader(data, num_workers=workers) as whole:
-        epochs = [list(whole), list(whole)]
-    with loader(data, num_workers=workers) as first:
-        list(first)
-        next(iter(first))
-        state = first.state_dict()
-    with loader(folder(root, train), num_workers=workers) as second:
-        second.load_state_dict(state)
-        assert_same(list(second), epochs[1][1:])
-
-
 def test_copies_of_a_cache_are_read(root: Path, tmp_path: Path) -> None:
     data, cache = folder(root, evaluate), tmp_path / "cache"
     with loader(data, cache=cache) as ours:

@@ -9,18 +9,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 from torchvision import datasets
 from torchvision.transforms import v2
 
+from comparisons import same_everywhere
 from feedline import DataLoader, ImageFolder
+from feedline.engine.buffers import BatchBuffers
+from feedline.engine.messages import Failure
+from feedline.engine.tasks import InFlightBatch
 from feedline.errors import SampleError
+from feedline.loader.start_engine import samples_to_skip
+from feedline.order.batch_spec import BatchSpec
+from feedline.order.schedule import Phase
 from feedline.train.data import without_padding
 from ranks import said_by_ranks
-from row_sources import Breaking
-from sets import Made
+from row_sources import Breaking, Rows
+from sets import Made, plain
 from slow import slow
 
 ENDS = [11]  # the last batch of one
@@ -138,31 +148,15 @@ def test_padding_counts_rows_that_were_loaded(
         assert loader.batch.padding == padding
 
 
-@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("options", [{"seed": 3}, {}])
-def test_state_between_left_out_batches_resumes_exactly(
-    workers: int, options: dict[str, Any]
-) -> None:
-    def loader() -> DataLoader[Any]:
+def test_state_between_left_out_batches_resumes_exactly(options: dict[str, Any]) -> None:
+    def make(workers: int) -> DataLoader[Any]:
         arguments = {"shuffle": True, "num_workers": workers, "on_error": "skip", **options}
         return DataLoader(own(tuple(SINGLE)), 1, **arguments)
 
-    torch.manual_seed(5)
-    with loader() as whole:
-        epochs = [[seen(batch) for batch in whole] for _ in range(2)]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == [[k] for k in range(12) if k not in SINGLE]
-    for step in range(len(epochs[0]) + 1):
-        torch.manual_seed(5)
-        with loader() as first:
-            batches = iter(first)
-            before = [seen(next(batches)) for _ in range(step)]
-            state = first.state_dict()
-        torch.manual_seed(6)
-        with loader() as second:
-            second.load_state_dict(state)
-            assert [*before, *map(seen, second)] == epochs[0]
-            if "seed" in options:
-                assert list(map(seen, second)) == epochs[1]
+    epochs = same_everywhere(make, seed=bool(options), every_state=True)
+    kept = [plain(torch.tensor([k])) for k in range(12) if k not in SINGLE]
+    assert all(sorted(epoch, key=str) == sorted(kept, key=str) for epoch in epochs)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -244,3 +238,43 @@ def test_a_loader_of_one_rank_alone_leaves_batches_out() -> None:
     for shared, alone in said_by_ranks(_OF_A_GROUP):
         assert shared == "none of the 1 sa"
         assert alone == [0, 2]
+
+
+# The order of failures
+
+BATCH = BatchSpec(
+    epoch=1,
+    step=2,
+    phase=Phase(image_size=4, epochs=1),
+    image_size=4,
+    samples=np.array([30, 10, 50, 20, 40], np.int64),
+    padding=0,
+    epoch_seed=0,
+)
+
+
+def in_flight(rows: list[int], slot: int) -> InFlightBatch:
+    """The batch, with failures as the workers' reports came."""
+    failures = [Failure(row, "ValueError", f"row {row} is bad") for row in rows]
+    return InFlightBatch(0, BATCH, slot, failures=failures)
+
+
+@given(st.permutations(range(5)), st.integers(1, 5))
+def test_skipped_samples_are_in_order_of_the_batch(came: list[int], count: int) -> None:
+    skipped = samples_to_skip(Rows(60), BatchBuffers(1), "skip", in_flight(came[:count], 0))
+    assert skipped == [
+        (row, f"row-{BATCH.samples[row]}", f"ValueError: row {row} is bad", False)
+        for row in sorted(came[:count])
+    ]
+
+
+def test_error_names_first_failing_sample_and_releases_slot() -> None:
+    rows = [3, 1, 4]
+    slots = BatchBuffers(1)
+    slot = slots.acquire()
+    assert slot is not None
+    first = min(rows)
+    named = rf"sample {BATCH.samples[first]}, .*row {first} is bad.*epoch 2, step 3"
+    with pytest.raises(SampleError, match=named):
+        samples_to_skip(Rows(60), slots, "raise", in_flight(rows, slot))
+    assert slots.acquire() == slot

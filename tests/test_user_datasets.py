@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +14,7 @@ from PIL import Image
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import (
     Dataset,
-    RandomSampler,
     Subset,
-    TensorDataset,
     default_collate,
     get_worker_info,
 )
@@ -25,8 +22,8 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import feedline
-from feedline.errors import ImageError, SampleError, StateError, UsageError
-from processes import all_workers, eventually
+from feedline.errors import SampleError, StateError, UsageError
+from processes import all_workers
 from sets import Counting
 from slow import slow
 
@@ -164,13 +161,6 @@ def test_a_worker_init_fn_that_changes_a_recognised_dataset_is_followed(folder: 
         assert "worker_init_fn may change" in made.explain().split("because")[1]
 
 
-def test_failing_worker_init_fn_of_recognised_dataset_raises(folder: Path) -> None:
-    with loader(ImageFolder(folder, EVAL), worker_init_fn=fail) as made:
-        for _ in range(2):
-            with pytest.raises(LookupError, match=r"(?s)worker process [01].*cannot begin"):
-                next(iter(made))
-
-
 def test_a_pipeline_that_is_changed_between_epochs_is_followed(folder: Path) -> None:
     data = ImageFolder(folder, EVAL)
     with loader(data) as made:
@@ -187,88 +177,7 @@ def test_a_pipeline_that_is_changed_between_epochs_is_followed(folder: Path) -> 
         assert labels.tolist() == sorted(data.targets, reverse=True)
 
 
-def test_a_schedule_sizes_a_recognised_pipeline(folder: Path) -> None:
-    with loader(ImageFolder(folder, TRAIN), schedule="16x1,20x1@8") as made:
-        shapes = [[tuple(images.shape) for images, _ in made] for _ in range(2)]
-    assert shapes[0] == [(4, 3, 16, 16)] * 5 + [(2, 3, 16, 16)]
-    assert shapes[1] == [(8, 3, 20, 20)] * 2 + [(6, 3, 20, 20)]
-
-
-def test_random_crops_follow_the_seed_on_any_number_of_workers(folder: Path) -> None:
-    epochs = []
-    for workers in (0, 1, 2):
-        with loader(ImageFolder(folder, TRAIN), seed=5, shuffle=True, num_workers=workers) as made:
-            epochs.append([images for _ in range(2) for images, _ in made])
-    assert all(map(torch.equal, epochs[0], epochs[1]))
-    assert all(map(torch.equal, epochs[0], epochs[2]))
-    assert not torch.equal(epochs[0][0], epochs[0][6])
-
-
-def test_a_subset_with_a_sampler_resumes(folder: Path) -> None:
-    data = Subset(ImageFolder(folder, EVAL), range(20, 2, -1))
-    weights = torch.utils.data.WeightedRandomSampler([1.0] * len(data), 30)
-    with loader(data, sampler=weights) as made:
-        batches = iter(made)
-        for _ in range(3):
-            next(batches)
-        state = json.loads(json.dumps(made.state_dict()))
-        rest = [labels.tolist() for _, labels in batches]
-    with loader(data, sampler=weights, num_workers=1) as other:
-        other.load_state_dict(state)
-        assert [labels.tolist() for _, labels in other] == rest
-
-
-def test_broken_file_is_named_and_next_batch_follows(folder: Path, tmp_path: Path) -> None:
-    data = ImageFolder(folder, EVAL)
-    broken = tmp_path / "broken.jpg"
-    broken.write_bytes(b"\xff\xd8\xff nothing")
-    data.samples[5] = (str(broken), 0)
-    with loader(data) as made:
-        batches = iter(made)
-        next(batches)
-        with pytest.raises(ImageError, match=r"broken\.jpg"):
-            next(batches)
-        assert len(list(batches)) == len(made) - 2
-
-
-def test_workers_of_finished_iteration_can_be_listed() -> None:
-    with loader(list(range(8)), num_workers=1, batch_size=2) as made:
-        batches: Any = iter(made)
-        pids = [worker.pid for worker in batches._workers]
-        assert len(pids) == 1
-        assert len(list(batches)) == 4
-        assert made.worker_pids == []
-        assert [worker.pid for worker in batches._workers] == pids
-        assert eventually(lambda: not any(worker.is_alive() for worker in batches._workers))
-        next(iter(made))
-        assert [worker.pid for worker in batches._workers] == pids
-
-
 # Tensors in memory
-
-
-def test_tensors_in_memory_are_indexed_without_workers() -> None:
-    bits = torch.rand(50, 2, 2) > 0.5
-    data = TensorDataset(torch.randn(50, 3).bfloat16(), torch.arange(50), bits)
-    chosen = Subset(Subset(data, range(40)), [*range(30, 10, -1), -1])
-    torch.manual_seed(1)
-    theirs = list(TorchDataLoader(chosen, 6, shuffle=True))
-    torch.manual_seed(1)
-    made = loader(chosen, batch_size=6, shuffle=True)
-    ours = list(made)
-    assert made.worker_pids == []
-    made.num_workers = 3
-    assert iter(made)._workers == []  # type: ignore[attr-defined]
-    for mine, its in zip(ours, theirs, strict=True):
-        assert type(mine) is type(its)
-        assert all(map(torch.equal, mine, its))
-        assert [part.dtype for part in mine] == [part.dtype for part in its]
-    data.tensors[1][:] += 100
-    assert min(part[1].min() for part in made) >= 100
-    data.tensors = (data.tensors[0], data.tensors[1] - 100, data.tensors[2])
-    assert max(part[1].max() for part in made) < 100
-    with pytest.raises(IndexError):
-        list(loader(data, sampler=[60]))
 
 
 # Sizes
@@ -412,13 +321,6 @@ def test_ranks_initialised_after_first_look_are_detected(
     assert found.tolist() == list(range(1, 24, 2))
 
 
-def test_length_of_schedule_is_reported_for_any_order() -> None:
-    data = Sized(feedline.per_size(Fill))
-    for order in ({}, {"sampler": RandomSampler(data)}):
-        said = loader(data, schedule="8x1,12x2", **order).explain()
-        assert "1 epoch at 8 px, batch size 4, then 2 epochs at 12 px, batch size 4" in said
-
-
 def test_memory_is_reported_after_first_batch() -> None:
     with loader(Sized(Fill(64)), num_workers=1) as made:
         assert (made.memory_bytes, "\nmemory " in made.explain()) == (0, False)
@@ -426,21 +328,6 @@ def test_memory_is_reported_after_first_batch() -> None:
         images, _ = next(batches)
         assert made.memory_bytes >= images.nbytes
         assert "\nmemory " in made.explain()
-
-
-def test_the_size_is_exact_to_the_batch_for_any_dataset() -> None:
-    data = Sized(feedline.per_size(Fill))
-    for workers in (0, 2):
-        with loader(data, num_workers=workers, schedule="8x1,12x1") as made:
-            sizes = [(images.shape[-1], set(told.tolist())) for images, told in made]
-            assert sizes == [(8, {8})] * 6
-            batches, sizes = iter(made), []
-            for wanted in (12, 12, 5, 5, None, 7):
-                if sizes:
-                    made.set_image_size(wanted)
-                images, told = next(batches)
-                sizes.append((images.shape[-1], set(told.tolist())))
-            assert sizes == [(side, {side}) for side in (12, 12, 5, 5, 12, 7)]
 
 
 def test_unknown_size_raises_or_uses_default() -> None:
@@ -481,27 +368,6 @@ def test_workers_of_torch_engine_are_torch_objects_even_after_their_end() -> Non
         for process in workers:
             process.join()
         assert [process.exitcode for process in epoch._workers] == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("dataset", "options", "said"),
-    [
-        (Counting(10), {"seed": 1}, "seed 1 .*IterableDataset"),
-        (Counting(10), {"image_size": 8}, "image_size 8 .*IterableDataset"),
-        (Counting(10), {"on_error": "skip"}, "on_error 'skip' .*IterableDataset"),
-        ([1, 2], {"device": "cpu"}, 'device "cpu" .*This list uses the dataset engine'),
-        (Counting(10), {"device": "cpu"}, "device 'cpu' .*IterableDataset"),
-        ([1, 2], {"device": "cpu", "std": 1}, "std 1 is only for feedline sources"),
-        ([1, 2], {"seed": 0.5}, "seed must be a whole number or None"),
-        ([1, 2], {"num_workers": -1}, "num_workers option should be non-negative"),
-        ([1, 2], {"schedule": "x"}, "cannot read 'x'"),
-    ],
-)
-def test_unsupported_combination_with_dataset_is_rejected(
-    dataset: Any, options: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ValueError, match=said):
-        loader(dataset, **options)
 
 
 # Frameworks

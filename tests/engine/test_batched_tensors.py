@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import collate_str_fn, default_collate_fn_map
 
 import feedline
+from comparisons import by_both
 from feedline.engine.tensor_dataset import MAX_BATCH_BYTES, batched_tensors
-from sets import plain
 
 ROWS = 40
 
@@ -38,15 +37,7 @@ def refused(dataset: object, collate_fn: Any = default_collate, rows: int = 7) -
 
 def both(make: Any, **given: Any) -> tuple[list[Any], list[Any]]:
     """Results, or exceptions, of torch and feedline for a dataset."""
-    found: list[list[Any]] = []
-    given = {"batch_size": 7, "shuffle": True} | given
-    for kind in (TorchDataLoader, feedline.DataLoader):
-        torch.manual_seed(5)
-        try:
-            found.append([plain(batch) for batch in kind(make(), **given)])
-        except Exception as error:
-            found.append([type(error)])
-    return found[0], found[1]
+    return by_both(make, **{"batch_size": 7, "shuffle": True, **given})
 
 
 KINDS = [
@@ -140,6 +131,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: TensorDataset(TABLE.to(torch.complex64).conj()),
         "not consist of plain numbers",
     ),
+    "sparse": (lambda: TensorDataset(TABLE.to_sparse()), "not consist of plain numbers"),
+    "csr": (lambda: TensorDataset(TABLE.to_sparse_csr()), "not consist of plain numbers"),
+    "mkldnn": (lambda: TensorDataset(TABLE.to_mkldnn()), "not consist of plain numbers"),
     "meta": (lambda: TensorDataset(TABLE.to("meta")), "not consist of plain numbers"),
     "empty": (lambda: TensorDataset(torch.zeros(0, 3)), "is empty"),
     "large": (
@@ -149,18 +143,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("kind", REFUSED)
 def test_other_datasets_use_sample_engine(kind: str) -> None:
     make, why = REFUSED[kind]
     assert why in refused(make())
     theirs, ours = both(make)
     assert ours == theirs
-
-
-@pytest.mark.filterwarnings("ignore:Sparse")
-def test_tensors_of_other_layouts_use_sample_engine() -> None:
-    for tensor in (TABLE.to_sparse(), TABLE.to_sparse_csr(), TABLE.to_mkldnn()):
-        assert "not consist of plain numbers" in refused(TensorDataset(tensor))
 
 
 def test_largest_supported_batch_is_accepted_and_unknown_size_is_not() -> None:
@@ -256,12 +245,6 @@ def test_one_shot_keys_are_available_to_samples() -> None:
     for data in (pair(), Subset(pair(), range(ROWS)), Subset(pair(), np.arange(ROWS, dtype="i4"))):  # type: ignore[arg-type]
         loader = feedline.DataLoader(data, batch_sampler=[iter([1, 2]), map(int, "34")])  # type: ignore[list-item]
         assert [batch[1].tolist() for batch in loader] == [[7, 14], [21, 28]]
-
-
-@pytest.mark.parametrize("data", [Subset(pair(), range(9)), TensorDataset(torch.arange(9))])
-def test_custom_getitems_is_used(data: Any) -> None:
-    made = next(iter(feedline.DataLoader(many(data), batch_size=3)))
-    assert made.tolist() == [0, -1, -2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

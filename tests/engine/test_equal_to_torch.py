@@ -11,17 +11,16 @@ import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DistributedSampler,
     RandomSampler,
     Subset,
     SubsetRandomSampler,
-    TensorDataset,
     WeightedRandomSampler,
 )
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data._utils import collate as torch_collate
 
+from comparisons import anew, by_both
 from feedline.loader import DataLoader
 from processes import eventually
 from sets import Made, as_it_is, plain, worker_of, worker_of_batch
@@ -29,19 +28,8 @@ from slow import slow
 
 
 def both(dataset: Any, epochs: int = 1, **options: Any) -> tuple[list[Any], list[Any]]:
-    """Results of torch and feedline; `options` may be functions that create an argument."""
-    found = []
-    for kind in (TorchDataLoader, DataLoader):
-        torch.manual_seed(7)
-        made = {k: v() if getattr(v, "anew", False) else v for k, v in options.items()}
-        loader = kind(dataset, **made)
-        found.append([plain(batch) for _ in range(epochs) for batch in loader])
-    return found[0], found[1]
-
-
-def anew(make: Any) -> Any:
-    make.anew = True
-    return make
+    """Batches of torch and feedline for a dataset, and the draw that follows them."""
+    return by_both(lambda: dataset, epochs=epochs, **options)
 
 
 class Pair(NamedTuple):
@@ -96,7 +84,7 @@ SENT = ("nested", "default", "channels_last", "expanded", "bfloat16", "arrays", 
 def test_default_collate_results(name: str, workers: int) -> None:
     theirs, ours = both(Made(11, SAMPLES[name]), batch_size=4, shuffle=True, num_workers=workers)
     assert ours == theirs
-    assert len(ours) == 3
+    assert len(ours) == 4
 
 
 def twice(index: int) -> Any:
@@ -137,7 +125,7 @@ def test_samples_without_batches(workers: int) -> None:
     for options in ({}, {"shuffle": True}, {"collate_fn": lambda sample: {"it": sample}}):
         theirs, ours = both(data, batch_size=None, num_workers=workers, **options)
         assert ours == theirs
-        assert len(ours) == 9
+        assert len(ours) == 10
 
 
 DATA = Made(23, lambda i: i)
@@ -151,17 +139,27 @@ ORDERS: dict[str, Any] = {
     "lists": {"batch_sampler": [[1, 2], (3, 4), [5]]},
     "tensor": {"sampler": torch.arange(7), "batch_size": 3},
     "array": {"sampler": np.arange(7), "batch_size": 3},
+    "persistent": {"shuffle": True, "batch_size": 4, "persistent_workers": True},
+    "persistent by generator": {
+        "batch_size": 4,
+        "shuffle": True,
+        "generator": anew(lambda: torch.Generator().manual_seed(5)),
+        "persistent_workers": True,
+    },
 }
 
 
-IN_WORKERS = ("generator", "batches")
+PERSISTENT = ("persistent", "persistent by generator")
+IN_WORKERS = ("generator", "batches", *PERSISTENT)
 
 
 @pytest.mark.parametrize(
     ("name", "workers"),
     [
         *((name, 2 if name in IN_WORKERS else 0) for name in ORDERS),
-        *slow(*((name, 0 if name in IN_WORKERS else 2) for name in ORDERS)),
+        *slow(
+            *((name, 0 if name in IN_WORKERS else 2) for name in ORDERS if name not in PERSISTENT)
+        ),
     ],
 )
 def test_the_order_over_epochs(name: str, workers: int) -> None:
@@ -222,19 +220,6 @@ def test_a_batch_sampler_may_fill_the_same_array_again(keys: Any, workers: int) 
         assert [int(key) for batch in loader for key in batch] == list(range(20))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_tensors_in_memory(workers: int) -> None:
-    data = TensorDataset(
-        torch.arange(480.0).view(10, 3, 4, 4).to(memory_format=torch.channels_last),
-        torch.arange(10),
-        torch.ones(10, 1).expand(10, 5),
-        torch.ones(10, dtype=torch.bfloat16),
-    )
-    for dataset in (data, Subset(data, [3, -1, 0, 3]), ConcatDataset([data, data])):
-        theirs, ours = both(dataset, batch_size=4, shuffle=True, num_workers=workers)
-        assert ours == theirs
-
-
 def test_collate_functions_registered_by_users(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -279,22 +264,3 @@ def test_worker_info_in_dataset_and_collate_and_the_init_function(tmp_path: Any)
         assert eventually(lambda: sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"])
     here = DataLoader(Made(2, lambda i: i), 2, collate_fn=worker_of_batch)
     assert list(here) == [[None, [0, 1]]]
-
-
-@pytest.mark.parametrize("own_generator", [False, True])
-def test_persistent_workers_draw_one_seed_for_all_epochs(own_generator: bool) -> None:
-    found = []
-    for kind in (TorchDataLoader, DataLoader):
-        torch.manual_seed(7)
-        generator = torch.Generator().manual_seed(5) if own_generator else None
-        loader = kind(
-            list(range(12)),
-            4,
-            shuffle=True,
-            num_workers=2,
-            persistent_workers=True,
-            generator=generator,
-        )
-        epochs = [[batch.tolist() for batch in loader] for _ in range(3)]
-        found.append([epochs, torch.rand(1).item()])
-    assert found[0] == found[1]

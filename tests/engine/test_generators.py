@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, get_worker_info
 
 import feedline
+from comparisons import same_everywhere
 from feedline.engine.generators import (
     describe_generators,
     find_generators,
@@ -21,7 +22,7 @@ from feedline.engine.generators import (
 )
 from feedline.loader import DataLoader
 from feedline.randomness import seeded
-from sets import plain, through_json
+from sets import plain
 from slow import slow
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -152,11 +153,15 @@ def draws(batch: Any) -> list[float]:
 ALONE = ("numpy", "python", "torch", "closure", "keyword")  # "all" has them together
 
 
+@pytest.mark.parametrize("seed", [{"seed": 3}, {}])
 @pytest.mark.parametrize("kind", ["class", "all", "wrapped", *slow(*ALONE)])
-def test_batches_are_the_same_on_any_number_of_workers(kind: str) -> None:
-    expected = batches(DATASETS[kind])
-    for workers in (1, 2, 3):
-        assert batches(DATASETS[kind], num_workers=workers) == expected
+def test_batches_are_the_same_on_any_number_of_workers_and_after_a_resume(
+    kind: str, seed: dict[str, int]
+) -> None:
+    def make(count: int) -> DataLoader[Any]:
+        return DataLoader(DATASETS[kind](), BATCH, shuffle=True, num_workers=count, **seed)
+
+    same_everywhere(make, workers=(1, 2, 3), seed=bool(seed))
 
 
 def test_batches_are_equal_in_workers_with_pickled_dataset() -> None:
@@ -175,21 +180,6 @@ def test_no_two_samples_have_the_same_draw(workers: int, seed: dict[str, int]) -
                 seen += draws(batch)
     assert len(seen) == 2 * ROWS * 6
     assert len(set(seen)) == len(seen)
-
-
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("seed", [{"seed": 3}, {}])
-def test_remainder_of_epoch_is_equal(workers: int, seed: dict[str, int]) -> None:
-    options: dict[str, Any] = {"shuffle": True, **seed}
-    torch.manual_seed(0)
-    with DataLoader(DATASETS["all"](), BATCH, num_workers=2, **options) as loader:
-        upcoming = iter(loader)
-        next(upcoming)
-        state = loader.state_dict()
-        rest = [plain(batch) for batch in upcoming]
-    with DataLoader(DATASETS["all"](), BATCH, num_workers=workers, **options) as other:
-        other.load_state_dict(through_json(state))
-        assert [plain(batch) for batch in other] == rest
 
 
 def test_generator_is_unchanged_without_workers() -> None:
@@ -271,22 +261,6 @@ def test_generators_in_named_globals_are_seeded(make: Callable[[], Dataset[Any]]
     for workers in (0, 1, 2):
         assert batches(make, num_workers=workers) == expected
     assert batches(make, num_workers=2, start_method="forkserver") == expected
-
-
-def test_albumentations_in_a_global_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    albumentations = pytest.importorskip("albumentations")
-    augment = albumentations.Compose([albumentations.RandomBrightnessContrast(p=1)])
-    monkeypatch.setitem(globals(), "augment_global", augment)
-    data = Photos(augment_grey)
-    expected = batches(lambda: data)
-    assert len({repr(batch) for batch in expected}) == len(expected)
-    for workers in (0, 1, 2):
-        assert batches(lambda: data, num_workers=workers) == expected
-
-
-def augment_grey(value: Any) -> Any:
-    grey = np.full((2, 2, 3), 100, np.uint8)
-    return augment_global(image=grey)["image"]  # type: ignore[name-defined]  # noqa: F821
 
 
 def test_generators_are_described_by_path() -> None:

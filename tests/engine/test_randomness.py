@@ -17,10 +17,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_worker_info
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
 
-from feedline import ImageArray
+from comparisons import same_everywhere
 from feedline.loader import DataLoader
 from feedline.randomness import fingerprint, seeded
 from slow import slow
@@ -140,20 +138,9 @@ def test_runs_are_reproducible_with_any_worker_init_fn(
             Own(), 2, shuffle=True, num_workers=workers, worker_init_fn=init, **options
         )
 
-    def epochs(workers: int) -> list[Any]:
-        with loader(workers) as made:
-            return [plain(made) for _ in range(2)]
-
-    expected = epochs(0)
-    assert len({draw for epoch in expected for batch in epoch for draw in batch[3]}) == 24
-    for workers in (1, 2, 3):
-        assert epochs(workers) == expected
-    with loader(2) as first, loader(1) as other:
-        batches = iter(first)
-        assert plain(next(batches) for _ in range(2)) == expected[0][:2]
-        other.load_state_dict(first.state_dict())
-        assert plain(other) == expected[0][2:]
-        assert plain(other) == expected[1]
+    whole = same_everywhere(loader, workers=(1, 2, 3))
+    draws = {repr(draw) for epoch in whole for batch in epoch for draw in batch[1][3:]}
+    assert len(draws) == 24
 
 
 @pytest.mark.parametrize("options", [{}, {"seed": 5}, {"seed": 5, "shuffle": True}])
@@ -238,26 +225,13 @@ def test_seeds_of_numpy_and_python_count_if_the_program_sets_them(tmp_path: Path
 
 @pytest.mark.parametrize("own_generator", [False, True])
 def test_persistent_workers_change_no_draws(own_generator: bool) -> None:
-    def loader(workers: int, persistent: bool, seed: int = 3) -> DataLoader[Any]:
-        generator = torch.Generator().manual_seed(seed) if own_generator else None
-        torch.manual_seed(seed)
-        options: dict[str, Any] = {"num_workers": workers, "persistent_workers": persistent}
-        return DataLoader(Own(), 2, generator=generator, **options)
+    def loader(workers: int) -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(3) if own_generator else None
+        return DataLoader(
+            Own(), 2, generator=generator, num_workers=workers, persistent_workers=workers > 0
+        )
 
-    with loader(0, False) as alone:
-        expected = [plain(alone) for _ in range(4)]
-    with loader(2, True) as loaded:
-        found = [plain(loaded) for _ in range(2)]
-        batches = iter(loaded)
-        found.append(plain(next(batches) for _ in range(2)))
-        state = loaded.state_dict()
-        found[2] += plain(batches)
-        found.append(plain(loaded))
-    assert found == expected
-    for workers in (0, 1):
-        with loader(workers, workers > 0, seed=9) as other:
-            other.load_state_dict(state)
-            assert plain(other) == expected[2][2:]
+    same_everywhere(loader, seed=False)
 
 
 def test_worker_init_fn_finds_the_seeds_that_torch_gives() -> None:
@@ -319,19 +293,6 @@ def test_no_two_batches_have_the_same_draws_on_any_rank(
     assert len(set(seen)) == len(seen)
 
 
-def test_a_sample_that_comes_twice_is_cropped_twice() -> None:
-    pixels = np.random.default_rng(0).integers(0, 255, (8, 32, 32, 3), dtype=np.uint8)
-    options: dict[str, Any] = {"sampler": [2] * 8, "image_size": 16, "seed": 3}
-    found = []
-    for workers in (0, 2):
-        with DataLoader(
-            ImageArray(pixels, np.arange(8)), 4, num_workers=workers, **options
-        ) as loader:
-            found.append(torch.cat([images for images, _ in loader]))
-    assert torch.equal(found[0], found[1])
-    assert len({image.numpy().tobytes() for image in found[0]}) == 8
-
-
 def test_nested_contexts_restore_state() -> None:
     before = fingerprint()
     with seeded(1):
@@ -342,28 +303,6 @@ def test_nested_contexts_restore_state() -> None:
                 np.random.rand()
         assert fingerprint() == within
     assert fingerprint() == before
-
-
-def drawing(samples: list[Any]) -> tuple[float, float, float]:
-    """A `collate_fn` that draws, as one that mixes does."""
-    return float(torch.rand(())), random.random(), float(np.random.rand())
-
-
-def negative(label: int) -> int:
-    """A `target_transform`."""
-    return -label
-
-
-def test_a_collate_fn_draws_the_same_without_workers(jpeg_folder: Path) -> None:
-    """A `target_transform` is called with seeded states, within those of the batch."""
-    steps = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
-    data = ImageFolder(jpeg_folder, steps, target_transform=negative)
-    found = []
-    for workers in (0, 2):
-        with DataLoader(data, 4, seed=1, collate_fn=drawing, num_workers=workers) as loader:
-            found.append(list(loader))
-    assert found[0] == found[1]
-    assert len(set(sum(found[0], ()))) == 9
 
 
 THREADS_THAT_WAIT = """

@@ -11,8 +11,7 @@ import torch
 
 from feedline.errors import StateError
 from feedline.loader import DataLoader
-from feedline.order.requested_size import image_size
-from sets import Drawing, Made, Sized, plain, through_json
+from sets import Drawing, Sized, plain, through_json
 from slow import slow
 
 SCHEDULE = "8x1@4,12x2@6"
@@ -84,17 +83,6 @@ def test_any_epoch_can_be_requested(workers: int, expected: list[Any]) -> None:
         assert [plain(batch) for batch in loader] == expected[2]
 
 
-def test_the_number_of_workers_may_change_at_any_batch(expected: list[Any]) -> None:
-    counts = iter([2, 1, 3, 1, 2, 2, 1] * 3)
-    with DataLoader(Drawing(), 4, shuffle=True, seed=3, num_workers=1) as loader:
-        for epoch in expected:
-            seen = []
-            for batch in loader:
-                seen.append(plain(batch))
-                loader.num_workers = next(counts)
-            assert seen == epoch
-
-
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_the_schedule_reaches_the_dataset_exact_to_the_batch(workers: int) -> None:
     with DataLoader(Sized(), seed=1, schedule=SCHEDULE, num_workers=workers) as loader:
@@ -118,18 +106,6 @@ def test_size_set_within_epoch_applies_to_next_batch(workers: int) -> None:
         assert seen == [{8}, {20}, {20}, {20}, {8}, {8}]
     with DataLoader(Sized(), 4, seed=1, schedule=SCHEDULE, shuffle=True) as plain_one:
         assert draws == [plain(sample) for _, sample in plain_one]
-
-
-def test_collate_receives_same_size() -> None:
-    def collate(samples: list[int]) -> tuple[int, list[int]]:
-        return image_size(), samples
-
-    data = Made(8, lambda index: image_size())
-    with DataLoader(
-        data, seed=1, schedule="5x1@4,7x1@8", collate_fn=collate, num_workers=2
-    ) as each:
-        assert list(each) == [(5, [5] * 4)] * 2
-        assert list(each) == [(7, [7] * 8)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,0 +1,105 @@
+"""Batches and their draws depend on seed, epoch and position alone, for every kind of dataset."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Subset, WeightedRandomSampler
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+import feedline
+from comparisons import same_everywhere
+from feedline import DataLoader, ImageArray
+from image_inputs import Pictures, own_step, random_pipeline
+from own_sources import colours, policy, shards, views
+from pair_inputs import Scenes, preset, write_pairs
+from sets import Drawing
+
+FLOATS = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
+
+
+def negative(label: int) -> int:
+    """A `target_transform`. It is called with seeded states, within those of the batch."""
+    return -label
+
+
+def drawing(samples: list[Any]) -> tuple[float, float, float]:
+    """A `collate_fn` that draws, as one that mixes does."""
+    return float(torch.rand(())), random.random(), float(np.random.rand())
+
+
+def noisy(images: torch.Tensor, labels: torch.Tensor, *, batch: Any) -> Any:
+    """A `batch_transform` that draws from the batch's seed."""
+    generator = torch.Generator().manual_seed(batch.batch_seed & (1 << 63) - 1)
+    return images + torch.rand(images.shape, generator=generator), labels
+
+
+def pixels() -> ImageArray:
+    return ImageArray(
+        np.random.default_rng(0).integers(0, 255, (20, 24, 24, 3), np.uint8), np.arange(20)
+    )
+
+
+def paths(root: Path) -> list[str]:
+    return [path for path, _ in ImageFolder(root).samples]
+
+
+SEEDED: dict[str, tuple[Callable[[Path, Path], Any], dict[str, Any]]] = {
+    "own dataset": (lambda root, tmp: Drawing(), {}),
+    "rows": (lambda root, tmp: feedline.ImageFolder(root), {"schedule": "16x1,12x1"}),
+    "rows on a device": (
+        lambda root, tmp: pixels(),
+        {"schedule": "8x1,16x1", "device": "cpu", "batch_transform": noisy},
+    ),
+    "repeated sample": (
+        lambda root, tmp: pixels(),
+        {"sampler": [2] * 9, "image_size": 16, "shuffle": None},
+    ),
+    "windows": (lambda root, tmp: list(range(600)), {"shuffle": "window:256", "batch_size": 90}),
+    "weights": (lambda root, tmp: pixels(), {"weights": np.arange(20) + 0.5, "image_size": 8}),
+    "fused pipeline": (lambda root, tmp: ImageFolder(root, colours()), {}),
+    "drawing collate_fn": (
+        lambda root, tmp: ImageFolder(root, FLOATS, target_transform=negative),
+        {"collate_fn": drawing},
+    ),
+    "views": (lambda root, tmp: ImageFolder(root, views()), {}),
+    "pipeline per size": (
+        lambda root, tmp: ImageFolder(root, feedline.per_size(colours)),
+        {"schedule": "16x1,24x1"},
+    ),
+    "unfused source": (lambda root, tmp: shards(root, tmp, policy()), {}),
+    "compiled transform": (
+        lambda root, tmp: Pictures(paths(root), feedline.compile(random_pipeline(32, own_step))),
+        {},
+    ),
+    "pairs": (lambda root, tmp: Scenes(write_pairs(tmp), feedline.pair(preset())), {}),
+}
+
+
+@pytest.mark.parametrize("kind", SEEDED)
+def test_a_seed_determines_batches_and_draws(kind: str, jpeg_folder: Path, tmp_path: Path) -> None:
+    make, chosen = SEEDED[kind]
+    data = make(jpeg_folder, tmp_path)
+    options: dict[str, Any] = {"batch_size": 4, "seed": 5, "shuffle": "weights" not in chosen}
+    options |= chosen
+    if options["shuffle"] is False:
+        del options["shuffle"]
+    first, second = same_everywhere(lambda count: DataLoader(data, num_workers=count, **options))
+    assert len({repr(batch) for batch in first + second}) == len(first) + len(second)
+
+
+def test_a_state_determines_the_rest_of_an_epoch_that_a_sampler_draws(jpeg_folder: Path) -> None:
+    data = Subset(ImageFolder(jpeg_folder, colours()), range(11, 2, -1))
+    weights = WeightedRandomSampler([1.0] * len(data), 30)
+
+    def make(count: int) -> DataLoader[Any]:
+        return DataLoader(data, 4, sampler=weights, num_workers=count)
+
+    same_everywhere(make, seed=False)
