@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 from unittest.mock import Mock
 
@@ -96,6 +98,10 @@ def test_invalid_argument_is_named_with_value(options: dict[str, Any], said: str
         ({"prefetch_factor": True}, "prefetch_factor must be .* got True"),
         ({"batch_size": 0}, "batch_size must be .* at least 1, got 0"),
         ({"prefetch_factor": 0}, "prefetch_factor must be .* got 0"),
+        ({"seed": 0.5}, "seed must be a whole number or None"),
+        ({"schedule": "x"}, "cannot read 'x'"),
+        ({"device": "cpu"}, 'device "cpu" .*This range uses the dataset engine'),
+        ({"device": "cpu", "std": 1}, "std 1 is only for feedline sources"),
         # torch's own words
         ({"timeout": -1}, "timeout option should be non-negative"),
         ({"num_workers": -1}, "num_workers option should be non-negative"),
@@ -105,6 +111,92 @@ def test_invalid_argument_is_named_with_value(options: dict[str, Any], said: str
 def test_the_numbers_for_any_other_dataset_are_whole(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         DataLoader(range(10), **{"num_workers": 1, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"seed": 1}, {"image_size": 8}, {"on_error": "skip"}, {"device": "cpu"}],
+)
+def test_an_iterable_dataset_takes_no_option_of_feedline(options: dict[str, Any]) -> None:
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=f"{name} {value!r} .*IterableDataset"):
+        DataLoader(Counting(10), 4, **options)
+
+
+def rows(**options: Any) -> DataLoader:
+    return DataLoader(Rows(10), 4, image_size=4, num_workers=0, prefetch=4, **options)
+
+
+def batches(**options: Any) -> DataLoader:
+    return DataLoader(range(10), 4, **options)  # type: ignore[arg-type]
+
+
+NOT_WHOLE = [0, -1, 1025, True, 1.5, "2", math.nan]
+NO_TIMES = [0, -1, math.nan, math.inf, -math.inf, True, "50", [1], 1j, Fraction(0)]
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value", "said"),
+    [
+        *(
+            (rows, "set_epoch", each, "epoch must be a whole number of at least 0, got")
+            for each in (-1, 1.0, True, "1", None, np.int64(1))
+        ),
+        *(
+            (rows, "set_image_size", each, "size must be a whole number from 1")
+            for each in (0, -8, 4.0, True, "8")
+        ),
+        *((rows, "num_workers", each, "num_workers") for each in (-1, "many", None, 513)),
+        *((rows, "task_ms", each, "task_ms must be .* above 0 .*, got") for each in NO_TIMES),
+        (batches, "task_ms", 5, "task_ms 5 has no effect .*one task"),
+        (rows, "prefetch", 0, "prefetch must be a whole number from 1 to 64, got 0"),
+        *(
+            (rows, "prefetch", each, f"prefetch must be .* got {each}")
+            for each in (True, 2.0, math.nan)
+        ),
+        (rows, "prefetch", 5, "prefetch 5 is larger than 4.*build it with prefetch=5"),
+        (batches, "prefetch", 2, "prefetch 2 has no effect.*dataset engine.*prefetch_f"),
+        *(
+            (
+                lambda: batches(num_workers=1),
+                "prefetch_factor",
+                each,
+                "prefetch_factor must be None or a whole number",
+            )
+            for each in NOT_WHOLE
+        ),
+        (batches, "prefetch_factor", 2, "no effect without workers"),
+        (rows, "prefetch_factor", 4, "prefetch_factor 4 has no effect here"),
+        *(
+            (rows, name, "1", name)
+            for name in ("seed", "schedule", "image_size", "device", "rank", "weights")
+        ),
+        (rows, "on_error", "ignore", "on_error"),
+        (rows, "timeout", "long", "timeout"),
+    ],
+)
+def test_a_setting_that_is_refused_changes_nothing(
+    make: Callable[[], DataLoader], name: str, value: Any, said: str
+) -> None:
+    with make() as loader:
+        before = getattr(loader, name)
+        if callable(before):
+            with pytest.raises(UsageError, match=said):
+                before(value)
+        else:
+            if make is rows:  # its own value is accepted
+                setattr(loader, name, before)
+            with pytest.raises(UsageError, match=said):
+                setattr(loader, name, value)
+            assert getattr(loader, name) == before
+        assert len(list(loader)) == 3
+
+
+@pytest.mark.parametrize("task_ms", NO_TIMES)
+def test_a_task_time_that_is_no_time_is_rejected(task_ms: Any) -> None:
+    for make in (rows, batches):
+        with pytest.raises(UsageError, match=r"task_ms must be .* above 0 .*, got"):
+            make(task_ms=task_ms)
 
 
 @pytest.mark.parametrize("data", [range(4), Rows(4)])
@@ -259,34 +351,6 @@ def test_invalid_source_is_rejected_with_missing_methods() -> None:
 def test_empty_source_is_rejected() -> None:
     with pytest.raises(UsageError, match="has no samples"):
         DataLoader(Rows(0), num_workers=0)
-
-
-def test_insufficient_memory_is_rejected_before_anything_starts() -> None:
-    with pytest.raises(ResourceError, match=r"needs .* MiB of memory, .* available; use fewer"):
-        DataLoader(Rows(10), batch_size=1 << 24, image_size=4096, num_workers=1)
-
-
-@pytest.mark.parametrize("epoch", [-1, 1.0, True, "1", None, np.int64(1)])
-def test_invalid_epoch_is_rejected(epoch: Any) -> None:
-    loader = DataLoader(Rows(10), image_size=4, num_workers=0)
-    with pytest.raises(UsageError, match="epoch must be a whole number of at least 0, got"):
-        loader.set_epoch(epoch)
-
-
-@pytest.mark.parametrize("size", [0, -8, 4.0, True, "8"])
-def test_invalid_image_size_is_rejected(size: Any) -> None:
-    loader = DataLoader(Rows(10), image_size=4, num_workers=0)
-    with pytest.raises(UsageError, match="size must be a whole number from 1"):
-        loader.set_image_size(size)
-    assert next(iter(loader))[0].shape[-1] == 4
-
-
-@pytest.mark.parametrize("workers", [-1, "many", None, 513])
-def test_unavailable_number_of_workers_is_rejected(workers: Any) -> None:
-    loader = DataLoader(Rows(10), image_size=4, num_workers=0)
-    with pytest.raises(UsageError, match="num_workers"):
-        loader.num_workers = workers
-    assert loader.num_workers == 0
 
 
 def test_auto_uses_available_cores(monkeypatch: pytest.MonkeyPatch) -> None:
