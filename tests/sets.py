@@ -9,7 +9,6 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,16 +97,16 @@ class Closed(Kept):
 
 
 class Harmful(Dataset[Any]):
-    """A sample that kills its worker: always, or once if `once` is a folder."""
+    """A sample that kills its worker."""
 
-    def __init__(self, way: str, sample: int, once: Path | None = None) -> None:
-        self.way, self.sample, self.once = way, sample, once
+    def __init__(self, way: str, sample: int) -> None:
+        self.way, self.sample = way, sample
 
     def __len__(self) -> int:
         return 12
 
     def __getitem__(self, index: int) -> int:
-        if index == self.sample and self._first():
+        if index == self.sample:
             if self.way == "exit":
                 os._exit(3)
             elif self.way == "quit":
@@ -115,14 +114,6 @@ class Harmful(Dataset[Any]):
             faulthandler.disable()  # otherwise pytest's handler would print a traceback
             os.kill(os.getpid(), signal.Signals[self.way])
         return index
-
-    def _first(self) -> bool:
-        if self.once is None:
-            return True
-        done = self.once / "done"
-        known = done.exists()
-        done.touch()
-        return not known
 
 
 class Stateful:

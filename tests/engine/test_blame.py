@@ -57,12 +57,3 @@ def test_a_loader_names_the_sample_that_raised(
         said += "".join(getattr(caught.value, "__notes__", ()))
         assert re.findall(r"sample with index (\d+) of Made\.", said) == [str(bad)]
         assert next(batches) == [1, 2]
-
-
-def test_skipped_samples_are_listed_in_order() -> None:
-    bad = Raising(30)
-    with DataLoader(
-        Made(60, bad), batch_sampler=[KEYS], num_workers=1, collate_fn=list, on_error="skip"
-    ) as loader:
-        assert list(loader) == [[40, 10, 20, 50]]
-        assert loader.skipped == [("30", "ValueError: cannot be read")]

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 from faulty import Steady
-from PIL import Image
 
 from feedline.errors import ResourceError
-from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from processes import all_workers, eventually, newcomers, own_family, start_script
 
 pytestmark = pytest.mark.own_fork_server
 
-MANY_BATCHES = """
+OPEN_FILES = """
 import os, resource
 from faulty import Steady
-from PIL import Image
 
 if __name__ == "__main__":
     from feedline.loader import DataLoader  # not at the top: workers would load torch
 
-    {before}
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     source = Steady(256)
-    with DataLoader(source, 64, num_workers={workers}, image_size=200, prefetch=3) as loader:
+    with DataLoader(source, 64, num_workers=8, image_size=200, prefetch=3) as loader:
         assert loader.memory_bytes > 28 << 20
         counts = set()
         for epoch in range(5):
@@ -50,34 +45,9 @@ def mapped(name: str) -> set[str]:
     return {line.split()[4] for line in lines if name in line}
 
 
-def outcome(script: subprocess.Popen[str]) -> str:
-    output, errors = script.communicate(timeout=100)
-    return output.strip() + errors
-
-
 def test_sixty_four_open_files_are_enough_for_eight_workers(tmp_path: Path) -> None:
-    limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
-    script = start_script(MANY_BATCHES.format(before=limit, workers=8), tmp_path)
-    assert outcome(script) == "fine"
-
-
-def _can_mount() -> bool:
-    unshare = shutil.which("unshare")
-    command = [unshare or "", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-    return bool(unshare) and subprocess.run(command, capture_output=True).returncode == 0
-
-
-@pytest.mark.skipif(not _can_mount(), reason="needs the right to mount in a namespace")
-def test_dev_shm_of_16_mb_is_sufficient(tmp_path: Path) -> None:
-    shell = 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"'
-    script = start_script(
-        MANY_BATCHES.format(
-            before="assert os.statvfs('/dev/shm').f_blocks * 4096 <= 16 << 20", workers=2
-        ),
-        tmp_path,
-        prefix=("unshare", "-m", "sh", "-c", shell, "sh"),
-    )
-    assert outcome(script) == "fine"
+    output, errors = start_script(OPEN_FILES, tmp_path).communicate(timeout=100)
+    assert output.strip() + errors == "fine"
 
 
 def test_no_dev_shm_is_used() -> None:
@@ -92,18 +62,6 @@ def test_no_dev_shm_is_used() -> None:
         assert eventually(lambda: all("memfd:feedline" in text for text in maps()))
         assert not any("/dev/shm" in text for text in maps())
         assert not mapped("/dev/shm") - others
-
-
-def test_workers_that_decode_jpegs_do_not_load_torch(tmp_path: Path) -> None:
-    for name in ("a/1.jpg", "b/2.jpg"):
-        path = tmp_path / name
-        path.parent.mkdir()
-        Image.new("RGB", (60, 50), (9, 8, 7)).save(path)
-    with DataLoader(ImageFolder(tmp_path), 2, num_workers=1, image_size=32, seed=0) as loader:
-        for _ in range(4):
-            list(loader)
-        [pid] = loader.worker_pids
-        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
 
 
 def test_closed_loader_and_held_batch_release_memory() -> None:

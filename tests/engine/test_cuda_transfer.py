@@ -69,32 +69,6 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     made.transfer.close()
 
 
-def test_full_ring_is_freed_as_copies_finish(bench: Bench) -> None:
-    for _ in range(5):
-        bench.hold_up_copies()
-        bench.send()
-        bench.send({1, 6})
-        bench.send()
-        while bench.slots.out:
-            before = len(bench.slots.out)
-            bench.transfer.reclaim(wait=True)
-            assert len(bench.slots.out) < before
-        for _ in range(3):
-            assert_same(*bench.receive())
-
-
-def test_discard_during_copies_frees_their_slots(bench: Bench) -> None:
-    for _ in range(5):
-        bench.hold_up_copies()
-        bench.send()
-        bench.send()
-        bench.transfer.discard_sent()
-        bench.sent.clear()
-        assert not bench.slots.out
-        bench.send()
-        assert_same(*bench.receive())
-
-
 def test_close_during_copies_unpins_ring_afterwards(bench: Bench) -> None:
     kept = []
     bench.send()

@@ -16,94 +16,10 @@ from faulty import Deadly, Steady
 from feedline.engine import pool_linux
 from feedline.errors import ClosedError
 from feedline.loader import DataLoader, start_engine
-from processes import descendants, eventually, gone, running, shared_memory, start_script
+from processes import descendants, eventually, gone, start_script
 from slow import slow
 
 pytestmark = pytest.mark.own_fork_server
-
-TRAIN = """
-import sys, time
-from faulty import Steady
-
-if __name__ == "__main__":
-    from feedline.loader import DataLoader  # not at the top: workers would load torch
-
-    loader = DataLoader(
-        Steady(400, row_s=0.005), 32, num_workers=4, image_size=32, start_method={method!r}
-    )
-    for epoch in range(1000):
-        for step, (images, labels) in enumerate(loader):
-            if epoch == 0 and step == 1:
-                print("running", flush=True)
-            {body}
-"""
-
-
-@pytest.mark.slow  # as the next one, without the child
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
-    method: str, tmp_path: Path
-) -> None:
-    script = start_script(TRAIN.format(method=method, body="pass"), tmp_path)
-    processes = running(script, least=4)
-    memory = shared_memory([psutil.Process(script.pid), *processes])
-    assert bool(memory) == (method == "spawn")
-    script.kill()
-    script.wait()
-    try:
-        assert eventually(lambda: gone(processes), within_s=10)
-        assert eventually(lambda: not any(path.exists() for path in memory), within_s=10)
-    finally:
-        script.communicate()
-
-
-def test_a_trainer_killed_while_its_child_lives_on_leaves_no_worker(tmp_path: Path) -> None:
-    # The child holds copies of the trainer's sockets: they do not end with the trainer.
-    body = """if epoch == 0 and step == 0:
-                import os
-                child = os.fork()
-                if child == 0:
-                    time.sleep(60)
-                    os._exit(0)
-                print(child, flush=True)"""
-    script = start_script(TRAIN.format(method="forkserver", body=body), tmp_path)
-    assert script.stdout is not None
-    child = int(script.stdout.readline())
-    workers = [p for p in running(script, least=4) if p.pid != child]
-    script.kill()
-    script.wait()
-    try:
-        assert eventually(lambda: gone(workers), within_s=10)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        script.communicate()
-
-
-def test_ctrl_c_ends_program_once_and_silently(tmp_path: Path) -> None:
-    script = start_script(TRAIN.format(method="forkserver", body="pass"), tmp_path)
-    processes = running(script, least=4)
-    os.killpg(script.pid, signal.SIGINT)  # as a terminal does: to the whole group
-    _, errors = script.communicate(timeout=60)
-    assert script.returncode == -signal.SIGINT
-    assert errors.count("Traceback") == 1, errors
-    assert gone(processes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [("assert step < 3, 'the model has had enough'", 1), ("if step == 3: sys.exit(0)", 0)],
-)
-def test_an_exception_or_an_exit_in_the_loop_ends_everything(
-    body: str, status: int, tmp_path: Path
-) -> None:
-    script = start_script(TRAIN.format(method="forkserver", body=body), tmp_path)
-    processes = running(script, least=4)
-    _, errors = script.communicate(timeout=60)
-    assert script.returncode == status
-    assert ("the model has had enough" in errors) == bool(errors) == bool(status)
-    assert errors.count("Traceback") == status, errors
-    assert gone(processes)
 
 
 @pytest.mark.parametrize(

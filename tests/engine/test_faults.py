@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import re
-import signal
 import sys
 import threading
-import time
 import traceback
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from feedline.errors import SampleError, UsageError, WorkerError
+from feedline.errors import SampleError, UsageError
 from feedline.loader import DataLoader
-from processes import descendants, eventually, gone
-from sets import Drawing, Harmful, Made, Slow, as_it_is, plain
+from sets import Drawing, Harmful, Made, as_it_is
 from slow import slow
 
 LOCK = threading.Lock()
@@ -139,20 +134,6 @@ def test_sample_that_always_kills_worker_is_named(way: str) -> None:
         assert rest(batches) == [[8, 9, 10, 11]]
 
 
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_sample_whose_workers_are_killed_from_outside_is_named_and_not_skipped(
-    on_error: str,
-) -> None:
-    options: dict[str, Any] = {"collate_fn": as_it_is, "on_error": on_error}
-    with DataLoader(Harmful("SIGKILL", 5), 4, num_workers=2, **options) as loader:
-        batches = iter(loader)
-        assert next(batches) == [0, 1, 2, 3]
-        for _ in range(2):  # the same batch again
-            with pytest.raises(WorkerError, match=r"sample 5 .*SIGKILL"):
-                next(batches)
-        assert not loader.skipped
-
-
 @pytest.mark.parametrize("batch_size", [2, None])
 def test_failing_sample_with_non_integer_key_is_named(batch_size: int | None) -> None:
     def sample(key: str) -> str:
@@ -163,53 +144,6 @@ def test_failing_sample_with_non_integer_key_is_named(batch_size: int | None) ->
     loader = DataLoader(Made(3, sample), batch_size, sampler=["a", "b", "c"], num_workers=1)  # type: ignore[arg-type]
     with loader, pytest.raises(SampleError, match="index 'c'"):
         list(loader)
-
-
-@pytest.mark.parametrize("way", ["exit", "SIGKILL"])
-@pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
-def test_sample_that_kills_worker_once_is_redone(way: str, method: str, tmp_path: Path) -> None:
-    data = Harmful(way, 5, tmp_path)
-    options: dict[str, Any] = {"start_method": method, "collate_fn": as_it_is}
-    with DataLoader(data, 4, num_workers=1, **options) as loader:
-        assert list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-        assert len(loader.worker_deaths) == 1
-
-
-def test_workers_killed_at_any_moment_lose_and_repeat_no_batch() -> None:
-    chance, stop, kills = random.Random(5), threading.Event(), []
-    seen: list[Any] = []
-    options: dict[str, Any] = {"shuffle": True, "seed": 1, "on_error": "skip"}
-    with DataLoader(Slow(60, 0.01), 4, num_workers=2, **options) as loader:
-
-        def kill() -> None:
-            while len(kills) < 12 and not stop.wait(chance.uniform(0.1, 0.4)):
-                if pids := loader.worker_pids:
-                    try:
-                        os.kill(chance.choice(pids), signal.SIGKILL)
-                        kills.append(1)
-                    except ProcessLookupError:
-                        pass
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        epochs = 0
-        try:
-            while killer.is_alive():
-                seen += [plain(batch) for batch in loader]
-                epochs += 1
-        finally:
-            stop.set()
-            killer.join()
-        assert not loader.skipped
-    with DataLoader(Slow(60, 0), 4, **options) as alone:
-        assert seen == [plain(batch) for _ in range(epochs) for batch in alone]
-
-
-def test_unpicklable_batch_raises() -> None:
-    for thing in (threading.Lock, lambda: lambda: 3):
-        loader = DataLoader(Made(4, lambda index: thing()), 2, num_workers=1, collate_fn=as_it_is)  # noqa: B023
-        with loader, pytest.raises((TypeError, AttributeError, RuntimeError), match="pickle"):
-            next(iter(loader))
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
@@ -358,16 +292,6 @@ def test_uncollatable_sample_is_named_among_remaining_ones(
     assert re.search(r"Sample 4 is float32 \[6\].*float32 \[3\] \(sample 1\)", told)
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_unpicklable_object_is_named_and_inherited_by_fork(method: str) -> None:
-    data = Made(4, lambda index: index)
-    loader = DataLoader(data, 4, num_workers=1, start_method=method)
-    with pytest.raises(UsageError, match=r"(?s)dataset\.make.*num_workers=0"):
-        iter(loader)
-    with DataLoader(data, 4, num_workers=1, start_method="fork") as forked:
-        assert [batch.tolist() for batch in forked] == [[0, 1, 2, 3]]
-
-
 class Choosy:
     def __init__(self, kept: Any) -> None:
         self.lock, self.kept = threading.Lock(), kept
@@ -440,15 +364,6 @@ def test_failing_init_function_raises_each_time() -> None:
     loader.close()
 
 
-def test_batch_slower_than_timeout_raises() -> None:
-    data = Made(8, lambda index: time.sleep(60 if index == 5 else 0) or index)
-    with DataLoader(data, 4, num_workers=2, timeout=3) as loader:
-        batches = iter(loader)
-        assert next(batches).tolist() == [0, 1, 2, 3]
-        with pytest.raises(RuntimeError, match="timed out after 3 seconds"):
-            next(batches)
-
-
 @pytest.mark.parametrize("method", ["fork", *slow("forkserver")])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # from Python 3.12 on
 def test_a_lock_held_by_a_thread_during_the_fork_is_suspected_after_a_timeout(method: str) -> None:
@@ -473,40 +388,3 @@ def test_a_lock_held_by_a_thread_during_the_fork_is_suspected_after_a_timeout(me
         let_go.set()
         holder.join()
     assert ('multiprocessing_context="forkserver"' in str(caught.value)) == (method == "fork")
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets whose making was interrupted
-def test_an_interrupt_in_the_middle_of_next_costs_no_batch(workers: int) -> None:
-    usual = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    seen: list[int] = []
-    try:
-        with DataLoader(Slow(24, 0.02), 4, num_workers=workers) as loader:
-            batches = iter(loader)
-            for _ in range(6):
-                signal.setitimer(signal.ITIMER_REAL, 0.03)
-                try:
-                    batch = next(batches)
-                except KeyboardInterrupt:
-                    batch = next(batches)
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                seen += batch[:, 0].tolist()
-            assert next(batches, None) is None
-    finally:
-        signal.signal(signal.SIGALRM, usual)
-    assert seen == list(range(24))
-    gc.collect()
-
-
-def test_a_loader_that_is_garbage_in_mid_epoch_leaves_no_process() -> None:
-    before = {child.pid for child in descendants(os.getpid())}
-    loader = DataLoader(Slow(1000, 0.01), 2, num_workers=2)
-    batches = iter(loader)
-    kept = next(batches)
-    mine = [child for child in descendants(os.getpid()) if child.pid not in before]
-    assert len(mine) >= 2
-    del batches, loader
-    gc.collect()
-    assert eventually(lambda: gone(mine))
-    assert kept[:, 0].tolist() == [0, 1]

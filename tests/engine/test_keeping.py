@@ -130,17 +130,6 @@ def test_a_forked_child_keeps_the_batches_of_its_parent() -> None:
                 os.close(end)
 
 
-def test_batches_outlive_workers_that_are_replaced_and_the_loader() -> None:
-    data = Made(LENGTH, sample)
-    with DataLoader(data, 3, num_workers=2, collate_fn=as_it_is) as batches:
-        kept = []
-        for epoch in range(4):
-            data.note = epoch  # new workers
-            kept += [(k, batch) for k, batch in enumerate(batches) if k % 10 == epoch]
-    del batches
-    assert all(is_whole(batch, 3 * k) for k, batch in kept)
-
-
 def test_writing_to_a_batch_does_not_affect_later_ones() -> None:
     with loader() as batches:
         for _ in range(2):

@@ -87,16 +87,6 @@ class PoolTests:
             assert read(loader) == expected[1][2:]
             assert read(loader) == expected[2]
 
-    def test_a_state_resumes_in_the_training_process(self) -> None:
-        with self.loader(Rows(31), schedule=SCHEDULE) as loader:
-            batches = iter(loader)
-            first = read([next(batches), next(batches)])
-            state = loader.state_dict()
-            expected = planned_epoch(loader, 0)
-        with DataLoader(Rows(31), schedule=SCHEDULE, seed=3, num_workers=0) as resumed:
-            resumed.load_state_dict(state)
-            assert first + read(resumed) == expected
-
     def test_the_image_size_changes_at_the_next_batch(self) -> None:
         with self.loader(Rows(40), batch_size=4, image_size=4, max_image_size=8) as loader:
             sizes = []
@@ -254,16 +244,6 @@ class TestWorkersOfOneEpoch:
                 seen |= {pid for _ in batches for pid in loader.worker_pids}
                 assert not newcomers(before)
         assert 3 <= len(seen) <= 6
-
-    def test_their_number_changes_within_an_epoch(self) -> None:
-        with self.loader() as loader:
-            batches = iter(loader)
-            seen = numbers([next(batches)])
-            loader.num_workers = 1
-            seen += numbers([next(batches), next(batches)])
-            loader.num_workers = 2
-            assert (*seen, *numbers(batches)) == self.expected
-            assert not loader.worker_deaths
 
     def test_a_thread_that_ends_leaves_them_running(self) -> None:
         with self.loader() as loader:
