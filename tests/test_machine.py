@@ -163,10 +163,6 @@ def test_broken_mount_table_has_unknown_disk(table: str, tmp_path: Path) -> None
     assert lies_on(tmp_path, table, "/data", {}) == Disk(kind="unknown")
 
 
-def test_without_proc_no_disk_is_known(tmp_path: Path) -> None:
-    assert find_disk("/data", tmp_path) == Disk(kind="unknown")
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts of Linux")
 def test_mounts_of_this_machine_are_read(tmp_path: Path) -> None:
     assert find_disk("/proc").file_system == "proc"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -64,90 +63,95 @@ def v1(controllers: str, where: str = "/") -> str:
 
 # Cores
 
-
-def test_without_limits_all_cores_of_the_affinity_may_be_used(machine: Machine) -> None:
-    machine(cores=6)
-    assert usable_cores() == 6
+GROUPS = "/proc/self/cgroup"
+ROOT = {GROUPS: "0::/"}
 
 
-@pytest.mark.parametrize(
-    ("quota", "cores"),
-    [
-        ("max 100000", 16),
-        ("200000 100000", 2),
-        ("350000 100000", 3),
-        ("50000 100000", 1),
-        ("100000 50000", 2),
-        ("9900000 100000", 16),
-        ("max", 16),
-        ("", 16),
-        ("200000 0", 16),
-        ("200000 many", 16),
-        ("200000 100000 7", 16),
-        ("\udcff 100000", 16),
-    ],
-)
-def test_a_quota_of_cgroup_v2_counts_in_whole_cores(
-    machine: Machine, quota: str, cores: int
-) -> None:
-    machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.max": quota})
-    assert usable_cores() == cores
-
-
-def test_the_strictest_quota_of_all_enclosing_groups_wins(machine: Machine) -> None:
-    machine(
-        {
-            "/proc/self/cgroup": "0::/system.slice/job.scope",
-            f"{V2}/system.slice/job.scope/cpu.max": "800000 100000",
-            f"{V2}/system.slice/cpu.max": "300000 100000",
-            f"{V2}/other.slice/cpu.max": "100000 100000",
-        }
-    )
-    assert usable_cores() == 3
-
-
-@pytest.mark.parametrize(
-    "groups",
-    [
-        *("nothing", "0:", "::", "\udcff", ":cpu", "0::/\n4"),
-        "0::/kubepods/pod1/container2",  # a path of the host, missing in a container
-        "0::/../../other",
-    ],
-)
-def test_unknown_group_leaves_root_of_mount(machine: Machine, groups: str) -> None:
-    machine({"/proc/self/cgroup": groups, f"{V2}/cpu.max": "500000 100000"})
-    assert usable_cores() == 5
-
-
-@pytest.mark.parametrize("controllers", ["cpu", "cpu,cpuacct", "cpuacct,cpu"])
-@pytest.mark.parametrize("where", ["/", "/docker/abc"])
-def test_a_quota_of_cgroup_v1_counts(machine: Machine, controllers: str, where: str) -> None:
+def quota_v1(controllers: str, quota: int, where: str = "/") -> dict[str, str]:
     folder = f"{V2}/{controllers}{where}".rstrip("/")
-    machine(
-        {
-            "/proc/self/cgroup": v1(controllers, where),
-            f"{folder}/cpu.cfs_quota_us": "250000",
-            f"{folder}/cpu.cfs_period_us": "100000",
-        }
-    )
-    assert usable_cores() == 2
+    return {
+        GROUPS: v1(controllers, where),
+        f"{folder}/cpu.cfs_quota_us": str(quota),
+        f"{folder}/cpu.cfs_period_us": "100000",
+    }
 
 
-def test_no_quota_of_cgroup_v1_is_minus_one(machine: Machine) -> None:
-    machine(
-        {
-            "/proc/self/cgroup": v1("cpu"),
-            f"{V2}/cpu/cpu.cfs_quota_us": "-1",
-            f"{V2}/cpu/cpu.cfs_period_us": "100000",
-        }
-    )
-    assert usable_cores() == 16
-    assert core_limits().quota == math.inf
+QUOTAS = {  # of cgroup v2, in whole cores
+    "max 100000": 16,
+    "200000 100000": 2,
+    "350000 100000": 3,
+    "50000 100000": 1,
+    "100000 50000": 2,
+    "9900000 100000": 16,
+    "max": 16,
+    "": 16,
+    "200000 0": 16,
+    "200000 many": 16,
+    "200000 100000 7": 16,
+    "\udcff 100000": 16,
+}
+# The root of the mount counts if the group is unknown: a path of the host, missing in a container.
+UNKNOWN = [
+    "nothing",
+    "0:",
+    "::",
+    "\udcff",
+    ":cpu",
+    "0::/\n4",
+    "0::/kubepods/pod1",
+    "0::/../../other",
+]
+ENCLOSING = {
+    GROUPS: "0::/system.slice/job.scope",
+    f"{V2}/system.slice/job.scope/cpu.max": "800000 100000",
+    f"{V2}/system.slice/cpu.max": "300000 100000",
+    f"{V2}/other.slice/cpu.max": "100000 100000",
+}
+LAUNCHERS: list[tuple[dict[str, str], int]] = [
+    ({"LOCAL_WORLD_SIZE": "3"}, 5),
+    ({"LOCAL_WORLD_SIZE": "64"}, 1),
+    ({"SLURM_NTASKS_PER_NODE": "3"}, 5),
+    ({"SLURM_NTASKS_PER_NODE": "64"}, 1),
+    ({"SLURM_CPUS_PER_TASK": "4"}, 4),
+    ({"SLURM_CPUS_PER_TASK": "99"}, 16),
+    ({"SLURM_CPUS_PER_TASK": "0"}, 16),
+    ({"SLURM_CPUS_PER_TASK": "many"}, 16),
+    # The cores of a SLURM task are divided only among the processes that torchrun starts.
+    ({"SLURM_CPUS_PER_TASK": "4", "SLURM_NTASKS_PER_NODE": "4"}, 4),
+    ({"SLURM_CPUS_PER_TASK": "16", "TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "4"}, 4),
+]
 
 
-def test_affinity_overrides_larger_quota(machine: Machine) -> None:
-    machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.max": "800000 100000"}, cores=3)
-    assert usable_cores() == 3
+@pytest.mark.parametrize(
+    ("files", "environ", "affinity", "cores"),
+    [
+        ({}, {}, 6, 6),
+        *(({**ROOT, f"{V2}/cpu.max": quota}, {}, 16, cores) for quota, cores in QUOTAS.items()),
+        ({**ROOT, f"{V2}/cpu.max": "800000 100000"}, {}, 3, 3),
+        (ENCLOSING, {}, 16, 3),
+        *(({GROUPS: group, f"{V2}/cpu.max": "500000 100000"}, {}, 16, 5) for group in UNKNOWN),
+        *(
+            (quota_v1(controllers, 250_000, where), {}, 16, 2)
+            for controllers in ("cpu", "cpu,cpuacct", "cpuacct,cpu")
+            for where in ("/", "/docker/abc")
+        ),
+        (quota_v1("cpu", -1), {}, 16, 16),
+        *(({}, environ, 16, cores) for environ, cores in LAUNCHERS),
+        ({**ROOT, f"{V2}/cpu.max": "200000 100000"}, {"SLURM_CPUS_PER_TASK": "8"}, 16, 2),
+    ],
+)
+def test_the_strictest_limit_of_cores_wins(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, str],
+    environ: dict[str, str],
+    affinity: int,
+    cores: int,
+) -> None:
+    machine(files, cores=affinity)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert usable_cores() == cores
 
 
 def test_limits_of_cores_are_distinguished(
@@ -161,37 +165,6 @@ def test_limits_of_cores_are_distinguished(
     shared = {"SLURM_CPUS_PER_TASK": "2", "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}
     assert core_limits(environ=shared) == replace(none, allotted=2, processes=2)
     assert core_limits(environ=shared).usable == 1
-
-
-@pytest.mark.parametrize(
-    ("environ", "cores"),
-    [
-        ({"LOCAL_WORLD_SIZE": "3"}, 5),
-        ({"LOCAL_WORLD_SIZE": "64"}, 1),
-        ({"SLURM_NTASKS_PER_NODE": "3"}, 5),
-        ({"SLURM_NTASKS_PER_NODE": "64"}, 1),
-        ({"SLURM_CPUS_PER_TASK": "4"}, 4),
-        ({"SLURM_CPUS_PER_TASK": "99"}, 16),
-        ({"SLURM_CPUS_PER_TASK": "0"}, 16),
-        ({"SLURM_CPUS_PER_TASK": "many"}, 16),
-        # The cores of a SLURM task are divided only among the processes that torchrun starts.
-        ({"SLURM_CPUS_PER_TASK": "4", "SLURM_NTASKS_PER_NODE": "4"}, 4),
-        ({"SLURM_CPUS_PER_TASK": "16", "TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "4"}, 4),
-    ],
-)
-def test_cores_are_divided_by_launcher(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], cores: int
-) -> None:
-    machine(cores=16)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert usable_cores() == cores
-
-
-def test_a_quota_holds_under_slurm_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.max": "200000 100000"})
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
-    assert usable_cores() == 2
 
 
 # Memory
@@ -229,98 +202,63 @@ def test_out_of_memory_kills_are_those_of_the_cgroup(
     assert oom_kills() == count
 
 
-def test_memory_without_limits_is_free_memory_of_machine(machine: Machine) -> None:
-    machine(free_bytes=5 * GIB)
-    assert available_memory_bytes() == 5 * GIB
+V1_GROUP = f"{V2}/memory/docker/abc"
+
+
+def memory_v1(limit: int) -> dict[str, str]:
+    """The group's own share of the cache comes first in its file; the total is with children."""
+    return {
+        GROUPS: v1("memory", "/docker/abc"),
+        f"{V1_GROUP}/memory.limit_in_bytes": str(limit),
+        f"{V1_GROUP}/memory.usage_in_bytes": str(2 * GIB),
+        f"{V1_GROUP}/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}",
+    }
+
+
+def memory_v2(
+    limit: int | str, used: int | str | None, stat: str = "", group: str = "/job"
+) -> dict[str, str]:
+    files = {"memory.max": str(limit), "memory.stat": stat}
+    if used is not None:
+        files["memory.current"] = str(used)
+    return {GROUPS: "0::/job/step", **{f"{V2}{group}/{name}": files[name] for name in files}}
 
 
 @pytest.mark.parametrize(
-    ("files", "left"),
+    ("files", "limit", "available"),
     [
-        ({"memory.max": "max", "memory.current": "7"}, 64 * GIB),
-        ({"memory.max": str(8 * GIB), "memory.current": str(3 * GIB)}, 5 * GIB),
-        ({"memory.max": str(8 * GIB), "memory.current": str(9 * GIB)}, 0),
-        ({"memory.max": str(8 * GIB)}, 64 * GIB),
+        ({}, None, 64 * GIB),
+        (memory_v2("max", 7), None, 64 * GIB),
+        (memory_v2(8 * GIB, 3 * GIB), 8 * GIB, 5 * GIB),
+        (memory_v2(8 * GIB, 9 * GIB), 8 * GIB, 0),
         (
-            {
-                "memory.max": str(8 * GIB),
-                "memory.current": str(7 * GIB),
-                "memory.stat": f"anon 5\ninactive_file {4 * GIB}\nactive_file 9",
-            },
+            memory_v2(8 * GIB, 7 * GIB, f"anon 5\ninactive_file {4 * GIB}\nactive_file 9"),
+            8 * GIB,
             5 * GIB,
         ),
-        ({"memory.max": "much", "memory.current": str(GIB)}, 64 * GIB),
-        ({"memory.max": str(8 * GIB), "memory.current": "-"}, 64 * GIB),
+        (memory_v2(8 * GIB, 7 * GIB, "inactive_file\n\nnothing"), 8 * GIB, GIB),
+        (memory_v2(8 * GIB, None), ..., 64 * GIB),
+        (memory_v2("much", GIB), None, 64 * GIB),
+        (memory_v2(8 * GIB, "-"), ..., 64 * GIB),
+        (memory_v2(1 << 60, GIB), None, 64 * GIB),  # above the machine's
+        (memory_v2(100 * GIB, GIB), 100 * GIB, 64 * GIB),  # less of it is free
+        (memory_v1(6 * GIB), 6 * GIB, 5 * GIB),
+        (memory_v1(0x7FFFFFFFFFFFF000), None, 64 * GIB),
         (
-            {
-                "memory.max": str(8 * GIB),
-                "memory.current": str(7 * GIB),
-                "memory.stat": "inactive_file\n\nnothing",
-            },
-            GIB,
+            memory_v2(8 * GIB, GIB, group="/job/step") | memory_v2(9 * GIB, 6 * GIB),
+            8 * GIB,
+            3 * GIB,
         ),
     ],
 )
-def test_cgroup_v2_limit_minus_used_memory_without_cache_is_available(
-    machine: Machine, files: dict[str, str], left: int
+def test_the_strictest_limit_of_memory_wins(
+    machine: Machine, files: dict[str, str], limit: object, available: int
 ) -> None:
-    tree = {f"{V2}/job/{name}": text for name, text in files.items()}
-    machine({"/proc/self/cgroup": "0::/job/step", **tree})
-    assert available_memory_bytes() == left
-
-
-@pytest.mark.parametrize(("limit", "left"), [(6 * GIB, 5 * GIB), (0x7FFFFFFFFFFFF000, 64 * GIB)])
-def test_cgroup_v1_limit_minus_used_memory_is_available(
-    machine: Machine, limit: int, left: int
-) -> None:
-    folder = f"{V2}/memory/docker/abc"
-    machine(
-        {
-            "/proc/self/cgroup": v1("memory", "/docker/abc"),
-            f"{folder}/memory.limit_in_bytes": str(limit),
-            f"{folder}/memory.usage_in_bytes": str(2 * GIB),
-            f"{folder}/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}",
-        }
-    )
-    # The group's own share of the cache comes first in the file; the total is with its children.
-    assert available_memory_bytes() == left
-
-
-def test_limits_of_memory_are_distinguished(machine: Machine) -> None:
-    job = f"{V2}/job"
-    machine(
-        {
-            "/proc/self/cgroup": "0::/job/step",
-            f"{job}/step/memory.max": str(8 * GIB),
-            f"{job}/step/memory.current": str(GIB),
-            f"{job}/memory.max": str(9 * GIB),
-            f"{job}/memory.current": str(6 * GIB),
-        }
-    )
-    assert memory_limits() == MemoryLimits(machine=128 * GIB, limit=8 * GIB, available=3 * GIB)
-
-
-def test_limit_above_memory_of_machine_is_ignored(machine: Machine) -> None:
-    machine(
-        {
-            "/proc/self/cgroup": "0::/",
-            f"{V2}/memory.max": str(1 << 60),
-            f"{V2}/memory.current": str(GIB),
-        }
-    )
-    assert memory_limits() == MemoryLimits(machine=128 * GIB, limit=None, available=64 * GIB)
-
-
-def test_free_memory_of_machine_overrides_larger_limit(machine: Machine) -> None:
-    machine(
-        {
-            "/proc/self/cgroup": "0::/",
-            f"{V2}/memory.max": str(8 * GIB),
-            f"{V2}/memory.current": str(GIB),
-        },
-        free_bytes=2 * GIB,
-    )
-    assert available_memory_bytes() == 2 * GIB
+    machine(files)
+    assert available_memory_bytes() == available
+    if limit is not ...:
+        found = MemoryLimits(machine=128 * GIB, limit=limit, available=available)  # type: ignore[arg-type]
+        assert memory_limits() == found
 
 
 # Other processes

@@ -48,6 +48,18 @@ class AtOnce:
         return iter(torch.randperm(23)[:20].reshape(5, 4).tolist())
 
 
+class Late:
+    """A batch sampler that draws from its second batch on only."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield [0, 1]
+        for _ in range(3):
+            yield torch.randint(23, (2,)).tolist()
+
+
 def distributed(seed: int) -> dict[str, Any]:
     return {"sampler": DistributedSampler(DATA, num_replicas=2, rank=1, seed=5)}
 
@@ -69,6 +81,7 @@ ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
         "generator": generator(seed),
     },
     "batches": lambda seed: {"batch_sampler": BatchSampler(RandomSampler(DATA), 4, True)},
+    "drawn late": lambda seed: {"batch_sampler": Late()},
     "drawn at once": lambda seed: {"batch_sampler": AtOnce()},
     "stateful": lambda seed: {"sampler": Stateful(23, 5)},
     "stateful by generator": lambda seed: {"sampler": Drawn(23, 5)},
@@ -169,19 +182,6 @@ def test_distributed_checkpoint_loads_a_state_into_a_loader_at_any_position(
             assert [plain(batch) for batch in other] == rest
 
 
-@pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
-def test_state_resumes_with_another_start_method(method: str) -> None:
-    torch.manual_seed(3)
-    with loader("shuffle", 1, num_workers=1) as batches:
-        epoch = iter(batches)
-        next(epoch)
-        state = through_json(batches.state_dict())
-        rest = [plain(batch) for batch in epoch]
-    with loader("shuffle", 1, num_workers=2, start_method=method) as other:
-        other.load_state_dict(state)
-        assert one_epoch(other) == rest
-
-
 @pytest.mark.parametrize("order", ["shuffle", "stateful by generator", "sequential", "persistent"])
 @pytest.mark.parametrize("steps", [0, 2])
 def test_states_of_version_2_still_load(order: str, steps: int) -> None:
@@ -246,48 +246,38 @@ def test_any_state_of_four_ranks_resumes_on_two(rank: int) -> None:
     assert sorted(seen) == list(range(48))
 
 
-OTHERS: dict[str, Callable[[], DataLoader[Any]]] = {
-    "length": lambda: DataLoader(Drawing(24), 4, shuffle=True),
-    "dataset": lambda: DataLoader(Made(23, int), 4, shuffle=True),
-    "sampler": lambda: DataLoader(DATA, 4),
-    "global_batch_size": lambda: DataLoader(DATA, 8, shuffle=True),
-    "drop_last": lambda: DataLoader(DATA, 4, shuffle=True, drop_last=True),
-    "schedule": lambda: DataLoader(DATA, 4, shuffle=True, image_size=8),
-}
+def of(data: Any = DATA, rows: int = 4, **options: Any) -> Callable[[], DataLoader[Any]]:
+    return lambda: DataLoader(data, rows, **options)
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_state_of_another_loader_is_rejected_by_name(name: str) -> None:
-    state = loader("shuffle", 0).state_dict()
-    with pytest.raises(StateError, match=name):
-        OTHERS[name]().load_state_dict(state)
+def second_rank(seed: int) -> Any:
+    return DistributedSampler(DATA, num_replicas=2, rank=1, seed=seed)
 
 
-def test_state_of_other_kind_is_rejected() -> None:
-    planned, drawn = loader("seed", 0), loader("shuffle", 0)
-    with pytest.raises(StateError, match="seed"):
-        drawn.load_state_dict(planned.state_dict())
-    with pytest.raises(StateError, match="seed"):
-        planned.load_state_dict(drawn.state_dict())
+SHUFFLED, PLANNED = of(shuffle=True), of(shuffle=True, seed=4)
 
 
-def test_other_seeds_are_rejected() -> None:
-    others = [distributed(0), {"sampler": DistributedSampler(DATA, 2, 1, seed=6)}]
-    first, second = (DataLoader(DATA, 4, **options) for options in others)
+@pytest.mark.parametrize(
+    ("saved", "loading", "said"),
+    [
+        (SHUFFLED, of(Drawing(24), shuffle=True), "length"),
+        (SHUFFLED, of(Made(23, int), shuffle=True), "dataset"),
+        (SHUFFLED, of(), "sampler"),
+        (SHUFFLED, of(rows=8, shuffle=True), "global_batch_size"),
+        (SHUFFLED, of(shuffle=True, drop_last=True), "drop_last"),
+        (SHUFFLED, of(shuffle=True, image_size=8), "schedule"),
+        (SHUFFLED, PLANNED, "seed"),
+        (PLANNED, SHUFFLED, "seed"),
+        (PLANNED, of(shuffle=True, seed=5), "seed was 4, is 5"),
+        (of(sampler=second_rank(5)), of(sampler=second_rank(6)), "seed"),
+        (of(sampler=Unrepeatable(23)), of(sampler=Unrepeatable(23)), "gives other samples"),
+    ],
+)
+def test_state_of_another_loader_is_rejected_by_name(saved: Any, loading: Any, said: str) -> None:
+    first = saved()
     next(iter(first))
-    with pytest.raises(StateError, match="seed"):
-        second.load_state_dict(first.state_dict())
-    other = DataLoader(DATA, 4, shuffle=True, seed=5)
-    with pytest.raises(StateError, match="seed was 4, is 5"):
-        other.load_state_dict(loader("seed", 0).state_dict())
-
-
-def test_sampler_with_untracked_draws_is_rejected() -> None:
-    first = DataLoader(DATA, 4, sampler=Unrepeatable(23))
-    next(iter(first))
-    state = first.state_dict()
-    with pytest.raises(StateError, match="Unrepeatable gives other samples"):
-        DataLoader(DATA, 4, sampler=Unrepeatable(23)).load_state_dict(state)
+    with pytest.raises(StateError, match=said):
+        loading().load_state_dict(first.state_dict())
 
 
 def test_batches_that_are_divided_otherwise_are_rejected() -> None:
@@ -400,31 +390,6 @@ def test_damaged_states_are_rejected_without_side_effects(order: str) -> None:
             loader(order, 1).load_state_dict(damage)  # type: ignore[arg-type]
 
 
-class Late:
-    """A batch sampler that draws from its second batch on only."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __iter__(self) -> Iterator[list[int]]:
-        yield [0, 1]
-        for _ in range(3):
-            yield torch.randint(23, (2,)).tolist()
-
-
-def test_lazy_sampler_resumes_with_same_draws() -> None:
-    torch.manual_seed(1)
-    first = DataLoader(DATA, batch_sampler=Late())
-    epoch = iter(first)
-    states = [through_json(first.state_dict())]
-    rest = [[plain(batch) for batch in epoch]]
-    for state in states:
-        torch.manual_seed(2)
-        other = DataLoader(DATA, batch_sampler=Late())
-        other.load_state_dict(state)
-        assert one_epoch(other) == rest[0]
-
-
 def test_state_between_epochs_draws_nothing() -> None:
     data = Made(9, int)
     torch.manual_seed(5)
@@ -446,52 +411,32 @@ def test_state_between_epochs_draws_nothing() -> None:
     assert [plain(batch) for batch in other] == then
 
 
-def test_rejected_state_leaves_samplers_unchanged() -> None:
-    drawn = generator(3)
-    loader = DataLoader(DATA, 4, shuffle=True, generator=drawn)
-    epoch = iter(loader)
-    next(epoch)
-    state = loader.state_dict()
-    state["upcoming"] = 12345
-    other = DataLoader(DATA, 4, shuffle=True, generator=generator(8))
-    before = other.generator.get_state()
-    with pytest.raises(StateError, match="gives other samples"):
-        other.load_state_dict(state)
-    assert torch.equal(other.generator.get_state(), before)
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Stateful(23, 5), lambda: Drawn(23, 5), lambda: second_rank(5), lambda: None],
+    ids=["stateful", "stateful by generator", "of an epoch", "generator"],
+)
+def test_a_rejected_state_leaves_sampler_and_generator_unchanged(make: Any) -> None:
+    def began(passes: int) -> tuple[Any, Any, DataLoader[Any]]:
+        sampler, drawn_from = make(), generator(passes)
+        if isinstance(sampler, DistributedSampler):
+            sampler.set_epoch(passes)
+        elif isinstance(sampler, Stateful):
+            sampler.passes = passes
+        shuffle = {"shuffle": True, "generator": drawn_from} if sampler is None else {}
+        return sampler, drawn_from, DataLoader(DATA, 4, sampler=sampler, **shuffle)
 
-
-def test_rejected_state_leaves_sampler_unchanged() -> None:
-    sampler = Stateful(23, 5)
-    first = DataLoader(DATA, 4, sampler=Stateful(23, 5))
+    _, _, first = began(7)
     epoch = iter(first)
     next(epoch), next(epoch)
-    state = {**first.state_dict(), "upcoming": 12345}
-    sampler.passes = 3
-    other = DataLoader(DATA, 4, sampler=sampler)
-    with pytest.raises(StateError, match="gives other samples"):
-        other.load_state_dict(state)
-    assert sampler.state_dict() == {"given": 0, "passes": 3}
-    assert [index for batch in other for index in batch[0].tolist()] == list(_pass(3))
-
-
-def _pass(passes: int) -> Iterator[int]:
-    sampler = Stateful(23, 5)
-    sampler.passes = passes
-    return iter(sampler)
-
-
-def test_a_refused_state_leaves_a_sampler_at_its_epoch() -> None:
-    def second_rank(epoch: int) -> tuple[DistributedSampler[Any], DataLoader[Any]]:
-        sampler = DistributedSampler(DATA, num_replicas=2, rank=1, seed=5)
-        sampler.set_epoch(epoch)
-        return sampler, DataLoader(DATA, 4, sampler=sampler)
-
-    _, first = second_rank(7)
-    next(iter(first))
-    sampler, other = second_rank(2)
+    sampler, drawn_from, other = began(3)
+    before = drawn_from.get_state()
     with pytest.raises(StateError, match="gives other samples"):
         other.load_state_dict({**first.state_dict(), "upcoming": 12345})
-    assert sampler.epoch == 2
+    assert torch.equal(drawn_from.get_state(), before)
+    assert getattr(sampler, "epoch", 3) == getattr(sampler, "passes", 3) == 3
+    _, _, fresh = began(3)
+    assert [plain(batch[0]) for batch in other] == [plain(batch[0]) for batch in fresh]
 
 
 class Turning:
@@ -555,22 +500,6 @@ def test_a_loader_goes_back_within_an_epoch_and_comes_to_its_end(workers: int) -
         loader.load_state_dict(start)
         assert [plain(batch) for batch in loader] == seen
         assert len(seen) == 6
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_state_before_first_epoch_stays_valid_within_iteration(
-    persistent: bool,
-) -> None:
-    options: dict[str, Any] = {"num_workers": 1, "persistent_workers": persistent}
-    with DataLoader(DATA, 4, shuffle=True, **options) as first:
-        state = first.state_dict()
-        wanted = [plain(batch) for batch in first]
-    with DataLoader(DATA, 4, shuffle=True, **options) as loader:
-        epoch = iter(loader)
-        next(epoch)
-        loader.load_state_dict(state)
-        assert loader.state_dict() == state
-        assert [plain(batch) for batch in loader] == wanted
 
 
 def test_epochs_after_restored_one_are_unchanged() -> None:
