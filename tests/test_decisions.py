@@ -19,7 +19,6 @@ import feedline
 from feedline import DataLoader
 from feedline.errors import StateError, UsageError
 from row_sources import Rows
-from sets import Repeated
 from torchvision_folder import write_images
 
 STEPS = [transforms.RandomResizedCrop(24), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
@@ -41,10 +40,6 @@ def together(samples: list[Any]) -> Any:
     """A collate_fn as people have it: it mixes the images."""
     images = torch.stack([image for image, _ in samples])
     return images + images.roll(1, 0), [label for _, label in samples]
-
-
-def images_of(samples: list[Any]) -> torch.Tensor:
-    return torch.stack([image for image, _ in samples])
 
 
 def one(sample: Any) -> Any:
@@ -79,17 +74,6 @@ def test_batches_out_of_order_are_made_by_the_recognised_pipeline_too(folder: Im
     with DataLoader(folder, 4, image_size=8, in_order=False, num_workers=2) as loader:
         assert engine(loader) == "sample"
         assert {images.shape[-1] for images, _ in loader} == {8}
-
-
-def test_a_collate_fn_changes_no_pixel(folder: ImageFolder) -> None:
-    options: dict[str, Any] = {"schedule": "8x2", "num_workers": 1}
-    with (
-        DataLoader(folder, 4, **options) as rows,
-        DataLoader(folder, 4, collate_fn=images_of, **options) as own,
-    ):
-        assert (engine(rows), engine(own)) == ("image-row", "sample")
-        for (images, _), same in zip(rows, own, strict=True):
-            assert torch.equal(images, same)
 
 
 class Unaware(Dataset[Any]):
@@ -229,32 +213,6 @@ class Scaled(Dataset[Any]):
         return index * self.scale + self.inside.offset
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_running_workers_apply_settings_at_next_iteration(wrapped: bool) -> None:
-    data = Scaled()
-    dataset: Any = Subset(data, [0, 1, 2, 3]) if wrapped else data
-    with DataLoader(dataset, 4, num_workers=1, persistent_workers=True) as loader:
-        assert next(iter(loader)).tolist() == [0, 1, 2, 3]
-        pids = loader.worker_pids
-        assert next(iter(loader)).tolist() == [0, 1, 2, 3]
-        assert loader.worker_pids == pids
-        data.scale = 10
-        assert next(iter(loader)).tolist() == [0, 10, 20, 30]
-        data.inside.offset = 5
-        assert next(iter(loader)).tolist() == [0, 10, 20, 30]
-        loader.refresh()
-        assert next(iter(loader)).tolist() == [5, 15, 25, 35]
-
-
-def test_workers_that_run_a_users_code_end_with_the_epoch() -> None:
-    with DataLoader(Scaled(), 2, num_workers=1) as loader:
-        batches = iter(loader)
-        next(batches)
-        assert loader.worker_pids
-        list(batches)
-        assert not loader.worker_pids
-
-
 def test_timings_are_kept_when_workers_restart() -> None:
     with DataLoader(Scaled(), 1, num_workers=1) as loader:
         timing = loader.timing
@@ -272,34 +230,6 @@ def test_len_plans_nothing() -> None:
     assert len(loader) == 3
     assert loader.order is order
     assert len(list(loader)) == 3
-
-
-class MultiEpochs(DataLoader[Any]):
-    """One iterator for all epochs."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._DataLoader__initialized = False
-        self.batch_sampler = Repeated(self.batch_sampler)
-        self._DataLoader__initialized = True
-        self.iterator = super().__iter__()
-
-    def __len__(self) -> int:
-        return len(self.batch_sampler.sampler)
-
-    def __iter__(self) -> Any:
-        for _ in range(len(self)):
-            yield next(self.iterator)
-
-
-@pytest.mark.filterwarnings("ignore:Another DataLoader iterates")  # no epoch is set
-@pytest.mark.parametrize("options", [{}, {"seed": 1}])
-def test_replaced_batch_sampler_is_used(options: dict[str, Any]) -> None:
-    loader = MultiEpochs(list(range(8)), 4, num_workers=1, shuffle=True, **options)
-    for _ in range(3):
-        assert sorted(torch.cat(list(loader)).tolist()) == list(range(8))
-    del loader.iterator
-    loader.close()
 
 
 def test_samplers_have_torch_names() -> None:

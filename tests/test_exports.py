@@ -12,7 +12,6 @@ import pytest
 import feedline
 
 PACKAGE = Path(feedline.__file__).parent
-MODULES = sorted(PACKAGE.rglob("*.py"))
 
 NOTHING_HAPPENS = """
 import os, sys, threading
@@ -65,31 +64,3 @@ def test_type_checkers_see_exactly_the_public_names() -> None:
 def test_importing_feedline_loads_no_library_and_starts_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", NOTHING_HAPPENS], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_module_defines_the_names_it_exports(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    exported: list[str] = []
-    defined: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            names = {target.id for target in node.targets if isinstance(target, ast.Name)}
-            defined |= names
-            for target in node.targets:
-                if isinstance(target, ast.Tuple):
-                    defined |= {each.id for each in target.elts if isinstance(each, ast.Name)}
-            if "__all__" in names:
-                exported = ast.literal_eval(node.value)
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            defined.add(node.target.id)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-            defined.add(node.name)
-        elif isinstance(node, ast.ImportFrom | ast.Import):
-            defined |= {alias.asname or alias.name for alias in node.names}
-    assert exported == sorted(exported, key=lambda name: (not name.isupper(), name)) or set(
-        exported
-    ) == set(feedline.__all__)
-    assert set(exported) <= defined
-    if path.name not in ("__init__.py", "__main__.py"):
-        assert exported, "a module says what it offers"

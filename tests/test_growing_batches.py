@@ -9,17 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
 
 from feedline import DataLoader
+from feedline.engine.buffers import batch_bytes
 from feedline.errors import ResourceError, UsageError
+from feedline.loader.engine_choice import slot_size
 from loader_reading import read
 from processes import all_workers, eventually, newcomers, own_family
 from row_sources import Rows
-from sets import Made
 from slow import slow
 
 SIZES = [2, 7, 1, 3, 30, 4, 31, 2]
@@ -54,10 +57,6 @@ def labels(batches: Any) -> list[list[int]]:
     return [torch.as_tensor(batch[1]).tolist() for batch in batches]
 
 
-def collated(samples: list[Any]) -> Any:
-    return len(samples), torch.tensor([label for _, label in samples])
-
-
 ATTRIBUTES: list[dict[str, Any]] = [
     {},
     {"batch_size": None},
@@ -85,22 +84,6 @@ def test_batches_have_any_size_regardless_of_batch_sampler_attributes(
         assert loader.worker_deaths == []
     with DataLoader(Rows(50), image_size=4, batch_sampler=batches, num_workers=workers) as loader:
         assert labels(loader) == list(batches)
-
-
-@pytest.mark.parametrize("attributes", ATTRIBUTES[:3], ids=str)
-@pytest.mark.parametrize("workers", [0, 1])
-def test_whole_batches_may_have_any_size(
-    attributes: dict[str, Any], workers: int, jpeg_folder: Path
-) -> None:
-    data = folder(jpeg_folder)
-    batches = Uneven(len(data), **attributes)
-    options: dict[str, Any] = {"batch_sampler": batches, "num_workers": workers}
-    expected = labels(TorchDataLoader(data, batch_sampler=batches))
-    with DataLoader(data, collate_fn=collated, **options) as loader:
-        assert "engine      sample engine" in loader.explain()
-        assert labels(loader) == expected
-    with DataLoader(Made(len(data), number), **options) as loader:
-        assert [batch.tolist() for batch in loader] == list(batches)
 
 
 @pytest.mark.parametrize("start", ["forkserver", *slow("fork", "spawn")])
@@ -168,13 +151,6 @@ def test_size_without_memory_is_rejected_and_smaller_ones_continue() -> None:
         assert next(batches)[0].shape == (30000, 3, 2, 2)
 
 
-def test_a_max_image_size_remains_a_limit() -> None:
-    with DataLoader(Rows(8), 4, image_size=8, max_image_size=16, num_workers=0) as loader:
-        loader.set_image_size(16)
-        with pytest.raises(UsageError, match="max_image_size=16"):
-            loader.set_image_size(17)
-
-
 class Listed(Dataset[Any]):
     def __init__(self) -> None:
         self.samples = list(range(10, 20))
@@ -206,3 +182,31 @@ def test_numpy_booleans_are_not_indices_like_in_torch(jpeg_folder: Path) -> None
         list(TorchDataLoader(data, batch_sampler=batches))
     with DataLoader(data, batch_sampler=batches) as loader, pytest.raises(UsageError):
         list(loader)
+
+
+SIZES_AND_ROWS = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 12)), min_size=1, max_size=4)
+
+
+@given(SIZES_AND_ROWS, st.none() | st.integers(1, 64))
+def test_every_phase_fits_and_so_does_the_largest_size_that_may_be_set_in_any_phase(
+    batches: list[tuple[int, int]], max_image_size: int | None
+) -> None:
+    source = Rows(100)
+    nbytes, largest = slot_size(source, batches, max_image_size)
+    for size, rows in batches:
+        assert batch_bytes(source.fields(size), rows) <= nbytes
+    if max_image_size is None:
+        assert largest is None
+    else:
+        assert largest is not None
+        assert batch_bytes(source.fields(largest), max(rows for _, rows in batches)) <= nbytes
+        assert largest == max(max_image_size, *(size for size, _ in batches))
+
+
+@pytest.mark.parametrize("max_image_size", [None, 4, 16, 64])
+def test_schedule_completes_for_any_max_image_size(max_image_size: int | None) -> None:
+    with DataLoader(
+        Rows(8), 4, schedule="8x1,32x1", num_workers=0, max_image_size=max_image_size
+    ) as loader:
+        sizes = [images.shape[-1] for _ in range(2) for images, _ in loader]
+    assert sizes == [8, 8, 32, 32]

@@ -257,35 +257,6 @@ def test_a_depth_is_found_for_batches_that_come_unevenly(
 
 
 @pytest.mark.usefixtures("often")
-@pytest.mark.slow
-def test_state_resumes_with_another_number_of_workers() -> None:
-    options: dict[str, Any] = {"shuffle": True, "seed": 3, "image_size": 16}
-    with DataLoader(images(), 8, num_workers=1, **options) as loader:
-        scripted(loader, 3)
-        expected = [batch[1].tolist() for batch in read(loader)]
-    with DataLoader(images(), 8, num_workers=1, **options) as loader:
-        scripted(loader, 2)
-        found = [batch[1].tolist() for batch in itertools.islice(read(loader), 10)]
-        state = loader.state_dict()
-    with DataLoader(images(), 8, num_workers=2, **options) as loader:
-        loader.load_state_dict(state)
-        found += [batch[1].tolist() for batch in read(loader)]
-    assert found == expected
-
-
-@pytest.mark.usefixtures("often")
-def test_switch_keeps_workers() -> None:
-    with DataLoader(images(), 8, num_workers=1, image_size=16) as loader:
-        scripted(loader, 3)
-        loader.adapts = False
-        assert sum(1 for _ in read(loader)) == 32
-        assert (loader.num_workers, loader.adaptations) == (1, [])
-        loader.adapts = True
-        assert sum(1 for _ in read(loader)) == 32
-        assert loader.num_workers == 3
-
-
-@pytest.mark.usefixtures("often")
 def test_windows_of_two_sizes_are_separate_and_next_is_prepared() -> None:
     with DataLoader(images(), 8, num_workers=1, schedule="8x1,16x1", seed=0) as loader:
         script = scripted(loader)

@@ -104,15 +104,6 @@ def test_copy_of_a_subclass_keeps_class_and_attributes(copied: Callable[[Any], A
                 assert third.note == other.note
 
 
-def test_copy_can_load_state_of_original() -> None:
-    loader = DataLoader(list(range(10)), 3, shuffle=True, seed=4)
-    batches = iter(loader)
-    next(batches)
-    other = copy.deepcopy(loader)
-    other.load_state_dict(loader.state_dict())
-    assert [batch.tolist() for batch in other] == [batch.tolist() for batch in batches]
-
-
 def test_a_closed_loader_can_be_copied() -> None:
     loader = DataLoader(list(range(10)), 5)
     loader.close()

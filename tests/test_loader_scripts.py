@@ -16,7 +16,6 @@ import torch
 
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from loader_reading import read
 from slow import slow
 
 TESTS = Path(__file__).parent
@@ -372,13 +371,3 @@ def test_a_loader_leaves_the_global_random_states_alone(
             assert len(list(loader)) == 3
         loader.load_state_dict(loader.state_dict())
         assert global_states() == before
-
-
-def test_batches_do_not_depend_on_the_global_random_states(jpeg_folder: Path) -> None:
-    def pixels(seed: int) -> list[Any]:
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
-        return read(DataLoader(ImageFolder(jpeg_folder), 5, image_size=16, num_workers=0, seed=4))
-
-    assert pixels(1) == pixels(2)

@@ -48,50 +48,31 @@ def epochs(order: dict[str, Any]) -> list[list[list[int]]]:
         return [rows(loader) for _ in range(3)]
 
 
-def test_remaining_epoch_is_followed_by_next(
-    order: dict[str, Any], epochs: list[list[list[int]]]
+@pytest.mark.parametrize(("read", "step"), [(0, 2), (0, 4), (2, 2), (2, 4)])
+def test_the_rest_of_an_epoch_follows_and_then_the_next(
+    order: dict[str, Any], epochs: list[list[list[int]]], read: int, step: int
 ) -> None:
-    with made(order) as loader:
-        loader.set_step(2)
-        assert rows(loader) == epochs[0][2:]
-        assert rows(loader) == epochs[1]
-        loader.set_step(99)
-        assert rows(loader) == []
-
-
-def test_a_state_holds_the_step(order: dict[str, Any], epochs: list[list[list[int]]]) -> None:
-    with made(order) as loader:
-        loader.set_step(2)
-        state = loader.state_dict()
-    for step in (2, 4):
-        with made(order) as loader:
-            loader.load_state_dict(state)
-            loader.set_step(step)
-            again = loader.state_dict()
-        with made(order) as loader:
-            loader.load_state_dict(again)
-            assert rows(loader) == epochs[0][step:]
-            assert rows(loader) == epochs[1]
-
-
-def test_step_is_counted_in_the_epoch_of_the_state(
-    order: dict[str, Any], epochs: list[list[list[int]]]
-) -> None:
+    """Also through a state that holds the step, and from a state within the epoch."""
     with made(order) as loader:
         batches = iter(loader)
-        next(batches)
-        next(batches)
+        for _ in range(read):
+            next(batches)
         state = loader.state_dict()
-    for step in (2, 4):
-        with made(order) as loader:
-            loader.load_state_dict(state)
-            loader.set_step(step)
-            assert rows(loader) == epochs[0][step:]
     with made(order) as loader:
         loader.load_state_dict(state)
-        with pytest.raises(UsageError, match=r"step 1: .*step 2 of epoch 0"):
-            loader.set_step(1)
-        assert rows(loader) == epochs[0][2:]
+        loader.set_step(step)
+        again = loader.state_dict()
+        assert rows(loader) == epochs[0][step:]
+    with made(order) as loader:
+        loader.load_state_dict(again)
+        if read:
+            with pytest.raises(UsageError, match=r"step 1: .*step [24] of epoch 0"):
+                loader.set_step(1)
+        assert rows(loader) == epochs[0][step:]
+        if not read:
+            assert rows(loader) == epochs[1]
+            loader.set_step(99)
+            assert rows(loader) == []
 
 
 def test_step_after_state_between_epochs_belongs_to_next_epoch(

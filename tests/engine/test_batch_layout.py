@@ -176,13 +176,6 @@ def test_unusual_values_round_trip(name: str) -> None:
     assert plain(through(STRANGE[name])) == plain(STRANGE[name])
 
 
-def test_torchvision_images_and_boxes_round_trip() -> None:
-    tv_tensors = pytest.importorskip("torchvision.tv_tensors")
-    image = tv_tensors.Image(torch.zeros(3, 4, 4, dtype=torch.uint8))
-    boxes = tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYXY", canvas_size=(5, 6))
-    assert plain(through((image, boxes))) == plain((image, boxes))
-
-
 LAYOUTS = {
     "csr": lambda t: t.to_sparse_csr(),
     "csc": lambda t: t.to_sparse_csc(),

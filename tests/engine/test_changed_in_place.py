@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from functools import cached_property
@@ -311,16 +310,6 @@ def test_explain_reports_that_schedule_keeps_workers() -> None:
         assert "refresh()" in loader.explain()
     with DataLoader(Own(), 2, num_workers=1, seed=0) as loader:
         assert "refresh()" not in loader.explain()
-
-
-def test_change_that_restarts_workers_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    data = Own()
-    with DataLoader(data, 2, num_workers=1, persistent_workers=True) as loader:
-        epoch_of(loader)
-        data.state = State()
-        with caplog.at_level(logging.INFO, "feedline"):
-            epoch_of(loader)
-    assert any("dataset.state" in record.getMessage() for record in caplog.records)
 
 
 @pytest.fixture(scope="module")

@@ -2,61 +2,17 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
-
-import pytest
-from feeds import expected, feed_on, order_of, planned, slot_bytes, take, working
-from hypothesis import given
-from hypothesis import strategies as st
+from feeds import feed_on, order_of, planned, slot_bytes, take, working
 
 from feedline.engine.defaults import LiveSettings
 from feedline.engine.feed import Feed
 from feedline.engine.load_samples import Row
 from feedline.engine.messages import Report, Task
 from feedline.engine.pool import InProcessPool, WorkerDeath
-from feedline.errors import UsageError
-from feedline.loader.position import PlannedPosition
 from feedline.order.batch_spec import Item
 from row_sources import Rows
 
 SOURCE = Rows(150)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_all_settings_changed_at_any_moment_change_no_byte(seed: int) -> None:
-    chance = random.Random(seed)
-    order = order_of(SOURCE, 7, seed=seed, epochs=2)
-    seen: list[tuple[bytes, ...]] = []
-    with working(SOURCE, 7, slots=5, workers=2) as feed:
-        feed.start(planned(order))
-        for _ in range(30):
-            feed.apply(
-                LiveSettings(
-                    workers=chance.randint(1, 4),
-                    prefetch=chance.choice([None, 1, 2, 4, 50]),
-                    task_ns=chance.choice([1, 10_000, 1_000_000, 10**10]),
-                )
-            )
-            seen += take(feed, SOURCE, chance.randint(0, 3))
-        seen += take(feed, SOURCE)
-        assert not feed.deaths
-    assert seen == expected(SOURCE, order)
-
-
-@given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 10**9), st.integers(0, 3)), max_size=9))
-def test_depth_and_task_time_change_no_byte_without_workers(
-    changes: list[tuple[int, int, int]],
-) -> None:
-    order = order_of(SOURCE, 11)
-    seen: list[tuple[bytes, ...]] = []
-    with working(SOURCE, 11, slots=4, workers=0) as feed:
-        feed.start(planned(order))
-        for prefetch, task_ns, count in changes:
-            feed.apply(LiveSettings(workers=0, prefetch=prefetch, task_ns=task_ns))
-            seen += take(feed, SOURCE, count)
-        seen += take(feed, SOURCE)
-    assert seen == expected(SOURCE, order)
 
 
 def free_slots(feed: Feed) -> int:
@@ -156,25 +112,3 @@ def test_there_are_never_more_batches_under_way_than_slots() -> None:
     assert LiveSettings(workers=1, prefetch=50).max_in_flight(4) == 4
     assert LiveSettings(workers=1, prefetch=3).max_in_flight(4) == 3
     assert LiveSettings(workers=1).max_in_flight(4) == 4
-
-
-def test_workers_start_and_stop_with_settings() -> None:
-    with working(SOURCE, 5, workers=1) as feed:
-        feed.start(PlannedPosition(order_of(SOURCE, 5), endless=True).upcoming())
-        for workers in (3, 1, 2):
-            feed.apply(replace(feed.settings, workers=workers))
-            assert feed.settings.workers == workers
-            # The feed hears of workers while it waits for batches.
-            while len(feed.pids) != workers:
-                assert take(feed, SOURCE, 1)
-
-
-def test_unavailable_workers_change_nothing() -> None:
-    order = order_of(SOURCE, 5)
-    with working(SOURCE, 5, workers=1) as feed:
-        feed.start(planned(order))
-        before = feed.settings
-        with pytest.raises(UsageError, match="num_workers must be from 1"):
-            feed.apply(LiveSettings(workers=0, prefetch=1))
-        assert feed.settings == before
-        assert take(feed, SOURCE) == expected(SOURCE, order)

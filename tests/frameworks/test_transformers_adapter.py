@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
 import torch.utils.data
 
+from feedline import DataLoader
 from feedline.integrations.transformers import Stepwise
 
 STEPS = 4
 
 
-class Loader:
-    """Yields its positions as batches, and records when it is repositioned."""
+class Numbers:
+    """Samples are their indices, and the samples made so far are recorded."""
 
     def __init__(self) -> None:
-        self.dataset, self.order = range(STEPS * 8), "of any kind"
-        self.place = (0, 0)
-        self.sent: list[tuple[int, int]] = []
+        self.made: list[int] = []
 
-    def steps_in(self, epoch: int) -> int:
-        return STEPS
+    def __len__(self) -> int:
+        return 8 * STEPS
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        while self.place[1] < STEPS:
-            given, self.place = self.place, (self.place[0], self.place[1] + 1)
-            yield given
-        self.place = (self.place[0] + 1, 0)
+    def __getitem__(self, index: int) -> int:
+        self.made.append(index)
+        return index
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.place[0], "step": self.place[1], "seed": 7}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        assert state["seed"] == 7
-        self.place = (state["epoch"], state["step"])
-        self.sent.append(self.place)
+def inner() -> DataLoader[Any]:
+    return DataLoader(Numbers(), 8, shuffle=True, seed=1)  # type: ignore[arg-type]
 
 
 class Skipping(list[Any]):
@@ -46,51 +39,46 @@ class Skipping(list[Any]):
         super().__init__(list(inner)[first:])
 
 
-def epoch(number: int, first: int = 0) -> list[tuple[int, int]]:
-    return [(number, step) for step in range(first, STEPS)]
+def rows(batches: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
 
 
-def taken_apart(loader: Stepwise, first: int) -> torch.utils.data.DataLoader[Any]:
-    """A stock loader of the rest of an epoch, from the parts of another."""
-    return torch.utils.data.DataLoader(
+@pytest.fixture(scope="module")
+def epochs() -> list[list[list[int]]]:
+    loader = inner()
+    return [rows(loader) for _ in range(6)]
+
+
+def test_epochs_may_come_in_any_order_and_be_left_early(epochs: Any) -> None:
+    loader = Stepwise(inner())
+    assert len(loader) == STEPS
+    assert [rows(loader) for _ in range(2)] == epochs[:2]
+    for number in (5, 1, 1):
+        loader.set_epoch(number)
+        batches = iter(loader)
+        assert [next(batches).tolist(), next(batches).tolist()] == epochs[number][:2]
+    loader.set_epoch(4)
+    assert rows(loader) == epochs[4]
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_loader_rebuilt_from_parts_gives_remaining_batches(first: int, epochs: Any) -> None:
+    loader = Stepwise(made := inner())
+    loader.set_epoch(2)
+    rest: Any = torch.utils.data.DataLoader(
         loader.dataset,
         batch_sampler=Skipping(loader.batch_sampler, first),
         collate_fn=loader.collate_fn,
     )
-
-
-def test_epochs_follow_each_other_without_a_seek() -> None:
-    inner = Loader()
-    loader = Stepwise(inner)
-    assert [list(loader) for _ in range(3)] == [epoch(0), epoch(1), epoch(2)]
-    assert inner.sent == []
-    assert len(loader) == STEPS
-    assert len(loader.dataset) == len(inner.dataset)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("first", [1, 3])
-def test_loader_rebuilt_from_parts_gives_remaining_batches(first: int) -> None:
-    inner = Loader()
-    loader = Stepwise(inner)
-    loader.set_epoch(2)
-    assert list(taken_apart(loader, first)) == epoch(2, first)
+    assert rows(rest) == epochs[2][first:]
+    assert made.dataset.made == list(chain(*epochs[2][first:])), "none is made that was skipped"
     loader.set_epoch(3)
-    assert list(loader) == epoch(3)
-    assert inner.sent == [(2, first)], "nothing is made that was skipped, and no epoch again"
+    assert rows(loader) == epochs[3]
 
 
-def test_epochs_may_come_in_any_order_and_be_left_early() -> None:
-    loader = Stepwise(Loader())
-    for number in (5, 1, 1):
-        loader.set_epoch(number)
-        batches = iter(loader)
-        assert next(batches) == (number, 0)
-        assert next(batches) == (number, 1)
-    loader.set_epoch(4)
-    assert list(loader) == epoch(4)
-
-
-def test_restored_loader_begins_with_its_epoch() -> None:
-    inner = Loader()
-    inner.place = (3, 2)
-    assert list(Stepwise(inner)) == epoch(3)
+def test_restored_loader_begins_with_its_epoch(epochs: Any) -> None:
+    first, other = inner(), inner()
+    first.set_epoch(3)
+    next(iter(first))
+    other.load_state_dict(first.state_dict())
+    assert rows(Stepwise(other)) == epochs[3]
