@@ -34,7 +34,7 @@ from feedline.profile.bench_loaders import ImageSample
 from feedline.system import usable_cores
 from feedline.throughput.estimates import Changes, Rates, forecast, what_if
 from feedline.tuning.loaders import TunableFeedlineLoader
-from feedline.tuning.step_benchmark import MeteredStep, OtherPrograms, StepBenchmark
+from feedline.tuning.step_benchmark import OtherPrograms, StepBenchmark
 
 _CEILING_S, _WARM_S, _LEAST_S, _MOST_S = 0.4, 0.3, 1.2, 1.6
 _ROUNDS, _TRIES = 3, 4
@@ -295,8 +295,7 @@ class WorkloadMeasurements:
         }
 
     def _measure(self, state: State, loader: Any) -> Rates:
-        step = MeteredStep(self.workload.step(state.gpu))
-        rates = run_trial(loader, step, state.workers)
+        rates = run_trial(loader, self.workload.step(state.gpu), state.workers)
         return replace(rates, size=self.workload.size, level_px=state.cache)
 
     def rows(self, name: str) -> list[Row]:
@@ -325,7 +324,7 @@ class WorkloadMeasurements:
         return rows
 
 
-def run_trial(loader: Any, step: MeteredStep, workers: int) -> Rates:
+def run_trial(loader: Any, step: Callable[[Any], object], workers: int) -> Rates:
     """Rates of the step alone, and of a loader with a number of workers."""
     tunable = TunableFeedlineLoader(loader)
     tunable.begin(tunable.phases[0])
@@ -333,9 +332,9 @@ def run_trial(loader: Any, step: MeteredStep, workers: int) -> Rates:
     try:
         benchmark = StepBenchmark(tunable, step)
         benchmark.trial(setting, min_s=_WARM_S, max_s=_WARM_S)
-        ceiling = benchmark.ceiling(_CEILING_S)
+        benchmark.ceiling(_CEILING_S)
         trial = benchmark.trial(setting, min_s=_LEAST_S, max_s=_MOST_S)
-        rates = tunable.rates([trial], compute_s=1 / ceiling, step_cpu_s=step.cpu_s)
+        rates = benchmark.rates([trial])
         assert rates is not None, "a trial was measured"
         return rates
     finally:
@@ -360,7 +359,7 @@ def progressive(folder: Path) -> list[Row]:
     rates = []
     for size in (112, 224):
         with loader(f"{size}x1000") as steady:
-            rates.append(run_trial(steady, MeteredStep(step), 2))
+            rates.append(run_trial(steady, step, 2))
     rows = []
     for schedule in ("112x12,224x8", "224x20"):
         rest()

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import PassRecord, Recorder
-from feedline.timing.run import Loader, Pass, limit_passes
+from feedline.timing.run import Loader, Pass
+from feedline.timing.run_file import limit_passes
 from feedline.timing.steps import StepTimer, StepTimes
 
 LOADERS = [Loader(kind="other", name="x", batch_size=k) for k in range(4)]

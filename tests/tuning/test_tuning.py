@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from feedline.tuning import tune as tune_module
 from feedline.tuning.loaders import TunableLoader
 from feedline.tuning.result import TunedPhase
 from feedline.tuning.search import LoaderSetting, LoaderTrial, SearchSpace
-from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark
+from feedline.tuning.step_benchmark import StepBenchmark
 from feedline.tuning.tune import SearchProgress, search_settings, tune
 from processes import newcomers, own_family
 from tuning.samples import Far, images
@@ -417,17 +417,17 @@ def test_nothing_is_predicted_without_measurements() -> None:
         found.forecast("16x1")
 
 
-def test_metered_step_distinguishes_sleep_from_work() -> None:
+def test_cpu_time_of_a_step_distinguishes_sleep_from_work() -> None:
     def work(batch: Any) -> None:
-        until = time.process_time() + batch
+        until = time.process_time() + 0.03
         while time.process_time() < until:
             pass
 
-    step = MeteredStep(work)
-    assert step.cpu_s == 0.0
-    step(0.02)
-    step(0.04)
-    assert step.cpu_s == pytest.approx(0.03, abs=0.005)
-    asleep = MeteredStep(lambda batch: time.sleep(0.02))
-    asleep(None)
-    assert asleep.cpu_s < 0.01
+    def cpu_s(step: Callable[[Any], object]) -> float:
+        benchmark = StepBenchmark(Ready(), step)
+        assert benchmark.step_cpu_s == 0.0
+        benchmark.ceiling(0.1)
+        return benchmark.step_cpu_s
+
+    assert cpu_s(work) == pytest.approx(0.03, abs=0.005)
+    assert cpu_s(lambda batch: time.sleep(0.02)) < 0.01

@@ -28,10 +28,10 @@ from feedline.timing.run import (
     Pass,
     Run,
     TimelineSample,
-    limit_passes,
     sum_known,
     sum_or_none,
 )
+from feedline.timing.run_file import limit_passes
 from feedline.timing.steps import RecentSteps, Step, host_step
 from feedline.timing.throughput_history import HostStep, ThroughputRecorder, sample_timeline
 

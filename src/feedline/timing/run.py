@@ -7,7 +7,6 @@ Everything that is reported of a run, in a terminal, on a page or as JSON, follo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeVar
 
@@ -32,7 +31,6 @@ __all__ = [
     "TaskTimes",
     "ThroughputPoint",
     "TimelineSample",
-    "limit_passes",
     "rank_times",
     "sum_known",
     "sum_or_none",
@@ -47,8 +45,6 @@ OCTAVES = 40
 """Octaves of the durations of samples, up to 18 minutes."""
 
 Octave = Annotated[int, Meta(ge=0, lt=OCTAVES)]
-
-_MAX_PASSES = 200
 
 
 def sum_or_none(a: _N | None, b: _N | None) -> _N | None:
@@ -243,28 +239,6 @@ class Pass:
         if later.copy is not None:
             self.copy = self.copy or Histogram()
             self.copy += later.copy
-
-
-def limit_passes(passes: list[Pass], unfinished: Sequence[Pass] = ()) -> list[Pass]:
-    """Limit the number of entries by summing up old ones that are finished.
-
-    They are summed up by loader and size, and if that is not enough, the last of any.
-    """
-    if len(passes) <= _MAX_PASSES:
-        return passes
-    stay = {id(each) for each in unfinished}
-    old, recent = passes[: -_MAX_PASSES // 2], passes[-_MAX_PASSES // 2 :]
-    by_kind: dict[tuple[int, int | None], Pass] = {}
-    for each in old:
-        if id(each) not in stay:
-            known = by_kind.setdefault((each.loader, each.image_size), each)
-            if known is not each:
-                known.add(each)
-    summed = list(by_kind.values())
-    while len(summed) > _MAX_PASSES // 4:
-        last = summed.pop()
-        summed[-1].add(last)
-    return [*summed, *(each for each in old if id(each) in stay), *recent]
 
 
 @dataclass(kw_only=True, slots=True)

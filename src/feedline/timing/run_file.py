@@ -12,6 +12,7 @@ import copy
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ import msgspec
 
 from feedline.errors import UsageError
 from feedline.system import replacing, unwritten
-from feedline.timing.run import RUN_VERSION, Run, StageTime, limit_passes, rank_times
+from feedline.timing.run import RUN_VERSION, Pass, Run, StageTime, rank_times
 
 __all__ = [
     "MAX_BYTES",
     "RUN_FILE",
     "check_folder",
+    "limit_passes",
     "merge_runs",
     "read_run",
     "run_file",
@@ -38,6 +40,7 @@ MAX_BYTES = 16 << 20
 
 _KIND = "feedline run"
 _MAX_VALUE = 1e18  # of any count or time
+_MAX_PASSES = 200
 _MAX_RANKS = 256  # whose files are read
 _SLOWEST = 20
 _MAX_POINTS = 400
@@ -170,6 +173,28 @@ def _has_huge_number(part: Any) -> bool:
     if isinstance(part, (list, tuple)):
         return any(map(_has_huge_number, part))
     return isinstance(part, (int, float)) and not -_MAX_VALUE <= part <= _MAX_VALUE
+
+
+def limit_passes(passes: list[Pass], unfinished: Sequence[Pass] = ()) -> list[Pass]:
+    """Limit the number of entries by summing up old ones that are finished.
+
+    They are summed up by loader and size, and if that is not enough, the last of any.
+    """
+    if len(passes) <= _MAX_PASSES:
+        return passes
+    stay = {id(each) for each in unfinished}
+    old, recent = passes[: -_MAX_PASSES // 2], passes[-_MAX_PASSES // 2 :]
+    by_kind: dict[tuple[int, int | None], Pass] = {}
+    for each in old:
+        if id(each) not in stay:
+            known = by_kind.setdefault((each.loader, each.image_size), each)
+            if known is not each:
+                known.add(each)
+    summed = list(by_kind.values())
+    while len(summed) > _MAX_PASSES // 4:
+        last = summed.pop()
+        summed[-1].add(last)
+    return [*summed, *(each for each in old if id(each) in stay), *recent]
 
 
 def merge_runs(earlier: Run, later: Run) -> Run:

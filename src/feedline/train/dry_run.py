@@ -37,7 +37,7 @@ from feedline.train.runtime import (
 )
 from feedline.train.train_state import StepCounter, TrainState, lr_factor, train_step
 from feedline.tuning.loaders import TunableFeedlineLoader
-from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark
+from feedline.tuning.step_benchmark import StepBenchmark
 
 __all__ = ["BUDGET_S", "PlannedPhase", "PlannedRun", "ShapeRates", "dry_run"]
 
@@ -295,8 +295,7 @@ def _measure(
         synchronize(device)
         rows.append(len(batch[0]))
 
-    metered = MeteredStep(step)
-    benchmark = StepBenchmark(tunable, metered, single_warmup=True)
+    benchmark = StepBenchmark(tunable, step, single_warmup=True)
     loading_s = (1 - THRESHOLDS.alone) * budget_s
     with memory_error(f"a batch of {phase.batch_size} images at {phase.size} px"):
         tunable.begin(
@@ -313,7 +312,7 @@ def _measure(
         trial = benchmark.trial(tunable.start, min_s=loading_s / 2, max_s=loading_s)
     images = fmean(rows)
     window = trial.window
-    rates = tunable.rates((trial,), compute_s=1 / alone, step_cpu_s=metered.cpu_s)
+    rates = benchmark.rates((trial,))
     load = window.load() if rates is None else rates.now.load
     waits = not is_compute_bound(window.wait_share)
     return ShapeRates(

@@ -12,6 +12,7 @@ import math
 import statistics
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,13 +23,14 @@ from torch import Tensor
 import feedline
 from feedline.machine import OtherPrograms
 from feedline.private_names import find_private
+from feedline.throughput.estimates import Rates
 from feedline.throughput.step_model import THRESHOLDS
 from feedline.throughput.windows import RateMeter, StepWindow, error_of
 from feedline.tuning.loaders import TunableLoader
 from feedline.tuning.search import LoaderSetting, LoaderTrial
 from feedline.tuning.training_step import Step
 
-__all__ = ["MeteredStep", "StepBenchmark", "UserCodeFailure"]
+__all__ = ["StepBenchmark", "UserCodeFailure"]
 
 _pytree = find_private("torch.utils._pytree")
 
@@ -55,6 +57,33 @@ class StepBenchmark:
         self._warmup_steps = 1 if single_warmup else THRESHOLDS.warmup_steps
         self.batch_bytes = 0
         """Size of the tensors in a batch; 0 before `ceiling` has loaded one."""
+        self._alone_s: float | None = None
+        self._steps = self._cpu_ns = 0
+        self._step_error: Exception | None = None
+
+    @property
+    def step_cpu_s(self) -> float:
+        """Mean CPU time of a step, all threads together."""
+        return self._cpu_ns / 1e9 / max(1, self._steps)
+
+    def _run_step(self, batch: Any) -> None:
+        start_ns = time.process_time_ns()
+        try:
+            self._step(batch)
+        except Exception as error:
+            self._step_error = error
+            raise
+        self._cpu_ns += time.process_time_ns() - start_ns
+        self._steps += 1
+
+    def failure(self, error: Exception) -> UserCodeFailure:
+        """Attribute an exception to the step or to the loader."""
+        is_step = error is self._step_error
+        return UserCodeFailure(error, "the step" if is_step else "loading a batch")
+
+    def rates(self, trials: Sequence[LoaderTrial]) -> Rates | None:
+        """Return the measured rates of these trials, see `TunableLoader.rates`."""
+        return self._loader.rates(trials, compute_s=self._alone_s, step_cpu_s=self.step_cpu_s)
 
     def discard_batches(self, batches: int, until: float = math.inf) -> None:
         """Load batches without a step, for example to read their files into the page cache.
@@ -86,16 +115,18 @@ class StepBenchmark:
             batch = _pytree.tree_map(_clone, self._loader.next())
             kept.append(batch)
             start = time.perf_counter()
-            self._step(batch)
+            self._run_step(batch)
             if time.monotonic() >= until:
-                return 1 / max(1e-9, time.perf_counter() - start)
+                self._alone_s = max(1e-9, time.perf_counter() - start)
+                return 1 / self._alone_s
         tensors = [leaf for leaf in _pytree.tree_leaves(kept) if isinstance(leaf, Tensor)]
         self.batch_bytes = sum(each.numel() * each.element_size() for each in tensors) // len(kept)
         meter = RateMeter(seconds, least=THRESHOLDS.kept_batches, until=until)
         for batch in itertools.cycle(kept):
-            self._step(batch)
+            self._run_step(batch)
             if not meter.add():
                 break
+        self._alone_s = 1 / meter.per_s
         return meter.per_s
 
     def trial(
@@ -159,7 +190,7 @@ class StepBenchmark:
         start, start_cpu = time.perf_counter(), time.thread_time()
         batch = self._loader.next()
         loaded, loaded_cpu = time.perf_counter(), time.thread_time()
-        self._step(batch)
+        self._run_step(batch)
         return time.perf_counter() - start, loaded - start, loaded_cpu - start_cpu
 
 
@@ -175,39 +206,6 @@ def _is_precise(meter: RateMeter, error: float, half_s: float, fastest: float | 
 def _clone(leaf: Any) -> Any:
     """Copy a tensor of a batch; containers keep their type."""
     return leaf.clone() if hasattr(leaf, "clone") else leaf
-
-
-class MeteredStep:
-    """A training step that measures its CPU time, all threads together.
-
-    Args:
-        step: training step on a batch.
-    """
-
-    def __init__(self, step: Step) -> None:
-        self._step = step
-        self._steps = self._cpu_ns = 0
-        self._error: Exception | None = None
-
-    def __call__(self, batch: Any) -> None:
-        """Run the step."""
-        start_ns = time.process_time_ns()
-        try:
-            self._step(batch)
-        except Exception as error:
-            self._error = error
-            raise
-        self._cpu_ns += time.process_time_ns() - start_ns
-        self._steps += 1
-
-    def failure(self, error: Exception) -> UserCodeFailure:
-        """Attribute an exception to this step or to the loader."""
-        return UserCodeFailure(error, "the step" if error is self._error else "loading a batch")
-
-    @property
-    def cpu_s(self) -> float:
-        """Mean CPU time of a step."""
-        return self._cpu_ns / 1e9 / max(1, self._steps)
 
 
 @dataclass(frozen=True, slots=True)

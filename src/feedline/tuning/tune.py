@@ -26,7 +26,7 @@ from feedline.throughput.step_model import THRESHOLDS
 from feedline.tuning.loaders import TunableFeedlineLoader, TunableLoader, TunableTorchLoader
 from feedline.tuning.result import SearchStatus, TunedPhase, TuningResult
 from feedline.tuning.search import LoaderSetting, LoaderTrial, Search, check_times
-from feedline.tuning.step_benchmark import MeteredStep, StepBenchmark, UserCodeFailure
+from feedline.tuning.step_benchmark import StepBenchmark, UserCodeFailure
 from feedline.tuning.training_step import Step
 
 __all__ = ["SearchProgress", "TrialCallback", "search_settings", "tune"]
@@ -143,8 +143,8 @@ def search_settings(
     tuning = _Tuning(tunable, budget_s, on_trial, on_progress)
     try:
         for phase in tuning.planned:
-            metered = MeteredStep(step or _sleeping_step(step_ms or 0.0, phase.image_size, largest))
-            if tuning.search_phase(phase, metered, warmup_batches) in ("interrupted", "error"):
+            run = step or _sleeping_step(step_ms or 0.0, phase.image_size, largest)
+            if tuning.search_phase(phase, run, warmup_batches) in ("interrupted", "error"):
                 break
     finally:
         tunable.close()
@@ -186,7 +186,7 @@ class _Tuning:
         self.rates: list[Rates] = []
         self.failure: UserCodeFailure | None = None
 
-    def search_phase(self, phase: Phase, step: MeteredStep, warmup_batches: int) -> SearchStatus:
+    def search_phase(self, phase: Phase, step: Step, warmup_batches: int) -> SearchStatus:
         """Search in one phase and store its result. Return how it ended."""
         tunable, size, begun = self._tunable, phase.image_size, time.monotonic()
         until = begun + (self._end - begun) / (len(self.planned) - len(self.phases))
@@ -218,14 +218,10 @@ class _Tuning:
         except UsageError:
             raise
         except Exception as error:
-            status, self.failure = "error", step.failure(error)
+            status, self.failure = "error", benchmark.failure(error)
         trials = () if search is None else tuple(search.trials.values())
         best = search.best if search is not None and trials else None
-        rates = tunable.rates(
-            sorted(trials, key=lambda trial: trial is not best),
-            compute_s=1 / ceiling if ceiling else None,
-            step_cpu_s=step.cpu_s,
-        )
+        rates = benchmark.rates(sorted(trials, key=lambda trial: trial is not best))
         compute_bound = search is not None and best is not None and search.is_compute_bound
         part: Part | None = "compute" if compute_bound else None
         if rates is not None:
