@@ -96,7 +96,7 @@ def write_run(run: Run, folder: Path) -> Path:
 
 
 def _encode(run: Run) -> bytes:
-    form = {"what": _KIND, "version": RUN_VERSION, "run": run}
+    form = {"run": run, "what": _KIND, "version": RUN_VERSION}
     try:
         return msgspec.json.encode(form)
     except UnicodeEncodeError:  # of a file name that is not UTF-8
