@@ -485,7 +485,8 @@ def _rank(rank: int, port: int, run: str, slow: str, results: Any) -> None:
     import os
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2")
+    torch.set_num_threads(1)  # as torchrun does
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     late = rank == 1
     data = Waiting(16 * 90, 0.2, lambda: time.sleep(0.004 if late and slow == "input" else 0.0))
@@ -494,7 +495,7 @@ def _rank(rank: int, port: int, run: str, slow: str, results: Any) -> None:
     watched = feedline.watch(loader, run=run)
     for batch, _ in watched:
         start_s = start_s or time.perf_counter()
-        burn(25.0 if late and slow == "computing" else 5.0)
+        burn(25.0 if late and slow == "computing" else 3.0)
         time.sleep(0.025)
         torch.distributed.all_reduce(gradient)
         samples += len(batch)
@@ -530,7 +531,7 @@ def _two_ranks(slow: str) -> Callable[[bool], Outcome]:
 
 for _slow, _what in (
     ("input", "On two ranks, samples of one wait 4 ms; fix: none do."),
-    ("computing", "On two ranks, one computes 20 ms longer; fix: as the other."),
+    ("computing", "On two ranks, one computes 22 ms longer; fix: as the other."),
 ):
     SITUATIONS.append(
         Situation(f"rank-with-slow-{_slow}", "slow-rank", "torch", _what, _two_ranks(_slow))

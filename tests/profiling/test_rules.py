@@ -656,6 +656,18 @@ def test_cores_used_by_other_programs_are_reported() -> None:
     assert "busy-machine" not in rules_of(a_run(SLOW, work=320.0, machine=CORES))
 
 
+def test_ranks_of_one_machine_are_not_other_programs() -> None:
+    for shared_by, named in ((1, True), (2, False)):
+        run = a_run(
+            SLOW,
+            work=320.0,
+            cpu=0.5,
+            machine={"cores": 4, "usable_cores": 2, "shared_by": shared_by},
+            timed_queued_ms=12 * 320 * 0.4,
+        )
+        assert ("busy-machine" in rules_of(run)) == named
+
+
 def with_trainer(run: Run, cpu: float, queued: float | None) -> Run:
     """A run whose trainer is on a core, and ready without one, for these shares of the time."""
     trainer, *workers = run.use.processes

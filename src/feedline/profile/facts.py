@@ -378,7 +378,11 @@ def summarise_run(run: Run) -> RunFacts:
         cpu_ms = max(0.0, steps.step_ms * cpu - (steps.hand_cpu_ms or 0.0))
         queued_ms = cpu_ms * queued
     # Demand of this run beyond the cores is its own fault; the rest is due to other programs.
-    own = max(1.0, (wanted or 0.0) / max(1, run.machine.usable_cores))
+    cores = max(1, run.machine.usable_cores)
+    own = max(1.0, (wanted or 0.0) / cores)
+    if run.machine.shared_by > 1:
+        # Ranks of one machine want their cores at the same time, after each exchange of gradients.
+        own = max(own, (1 + (loader.workers or 0)) / cores)
     lanes = _lanes(run, loader, steps, worker_queued if loader.workers else queued, own)
     starts_ms, restarts, rebuilt_ms, rebuilds = _starts(run)
     # A trainer that sleeps and wakes up often waits for a core, though it rarely uses one for long.
