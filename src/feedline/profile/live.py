@@ -87,9 +87,10 @@ class MetricsReader:
             "compute": [step[2] for step in times],
         }
         for name, each in parts.items():
-            for q in _PERCENTILES if each else ():
-                ms = np.percentile(each, q, method="inverted_cdf")  # a value that occurred
-                figures[f"feedline/{name}_ms_p{q}"] = float(ms)
+            if each:  # values that occurred, not between two
+                found = np.percentile(each, _PERCENTILES, method="inverted_cdf")
+                for q, ms in zip(_PERCENTILES, found.tolist(), strict=True):
+                    figures[f"feedline/{name}_ms_p{q}"] = ms
         total = sum(map(sum, parts.values()))
         if total > 0:
             figures["feedline/wait_pct"] = 100 * sum(parts["wait"]) / total
