@@ -193,7 +193,7 @@ class WatchedLoader(Generic[_T]):
             self._start_in_process()
         outputs = self._outputs
         if isinstance(self.iterable, DataLoader):
-            return WatchedPass(iter(self.iterable), outputs.note_batch, self._end_own_pass)
+            return WatchedPass(iter(self.iterable), outputs.note_batch, outputs.end)
         if self._probe is None:
             return iter(self.iterable)
         self._settle()
@@ -202,12 +202,6 @@ class WatchedLoader(Generic[_T]):
         )
         self._clock = recorded.clock  # not the pass itself: it must end when the loop frees it
         return recorded
-
-    def _end_own_pass(self) -> None:
-        """Flush the recording of a feedline.DataLoader at the end of a pass."""
-        if isinstance(self.iterable, DataLoader):
-            self.iterable.recorder.flush()
-        self._outputs.end()
 
 
 _OWN = frozenset(
