@@ -9,14 +9,12 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import xxhash
 
 from caches import environment
@@ -24,17 +22,16 @@ from caches import made as build
 from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder
 from feedline.errors import DatasetError, ImageError
-from feedline.sources import remote_cache, remote_filesystem, remote_reader
+from feedline.sources import remote_cache, remote_reader
 from feedline.sources.manifest import MANIFEST
 from processes import eventually
 from range_server import Answer, RangeServer
+from remote_reading import OPTIONS, Clock, altered, batches, reset, same, shorter, whole_file
 from row_of import made
-from slow import slow
 
 pytest.importorskip("aiohttp")
 
 COUNT = 80
-OPTIONS: dict[str, Any] = {"seed": 1, "shuffle": True, "image_size": 24, "num_workers": 0}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +43,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wanted(cache: Path) -> list[torch.Tensor]:
+def wanted(cache: Path) -> list[Any]:
     return batches(ImageFolder(cache))
 
 
@@ -63,110 +60,11 @@ def remote(server: RangeServer, tmp_path: Path) -> ImageFolder:
     return ImageFolder(f"{server.url}/cache", local_dir=tmp_path / "local")
 
 
-class Clock:
-    """A clock that only advances in pauses, which take no real time.
-
-    Attributes:
-        pauses: each pause, in seconds.
-        passed_s: time passed in addition.
-        then: called in a pause.
-    """
-
-    def __init__(self) -> None:
-        self.pauses: list[float] = []
-        self.passed_s = 0.0
-        self.then: Callable[[], None] = lambda: None
-
-    def monotonic(self) -> float:
-        return self.passed_s + sum(self.pauses)
-
-    def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.then()
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """By which it is decided when to try again."""
-    made = Clock()
-    monkeypatch.setattr(remote_filesystem, "time", made)
-    return made
-
-
-@pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each image is a request."""
-    monkeypatch.setattr(remote_reader, "GAP_BYTES", 0)
-
-
-def batches(data: ImageFolder, **options: Any) -> list[torch.Tensor]:
-    with DataLoader(data, 16, **{**OPTIONS, **options}) as loader:
-        return [images.clone() for images, _ in loader]
-
-
-def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
-    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
-
-
 # Faults that pass
 
 
-def unavailable(answer: Answer) -> bool:
-    answer.give(503, b"overloaded")
-    return True
-
-
-def reset(answer: Answer) -> bool:
-    answer.reset()
-    return True
-
-
-def cut_short(answer: Answer) -> bool:
-    answer.give(206, answer.part[: len(answer.part) // 2], len(answer.part))
-    return True
-
-
-def altered(answer: Answer) -> bool:
-    answer.give(206, bytes(byte ^ 1 for byte in answer.part))
-    return True
-
-
-def shorter(answer: Answer) -> bool:
-    answer.give(206, answer.part[:-1])
-    return True
-
-
-PASSING = (unavailable, reset, cut_short, altered, shorter)
-
-
-@pytest.mark.parametrize("fault", PASSING, ids=lambda fault: fault.__name__)
-@pytest.mark.parametrize("workers", [0, *slow(2)])
-def test_request_is_retried_after_two_failures_and_batches_are_equal(
-    remote: ImageFolder,
-    server: RangeServer,
-    wanted: list[torch.Tensor],
-    apart: None,
-    fault: Callable[[Answer], bool],
-    workers: int,
-    request: pytest.FixtureRequest,
-) -> None:
-    if not workers:
-        request.getfixturevalue("clock")
-    asked: Counter[tuple[str, int, int]] = Counter()
-
-    def twice(answer: Answer) -> bool:
-        part = answer.path, answer.first, answer.stop
-        asked[part] += 1
-        # Of some only, as to wait for all of them takes long.
-        return part[1] % 7 == 0 and asked[part] <= 2 and fault(answer)
-
-    server.fault = twice
-    assert same(batches(remote, num_workers=workers), wanted)
-    assert max(asked.values()) == 3
-
-
 def test_server_is_retried_until_available(
-    remote: ImageFolder, server: RangeServer, wanted: list[torch.Tensor], clock: Clock
+    remote: ImageFolder, server: RangeServer, wanted: list[Any], clock: Clock
 ) -> None:
     def come_back() -> None:
         if len(clock.pauses) == 4:
@@ -176,25 +74,14 @@ def test_server_is_retried_until_available(
     clock.then = come_back
     with DataLoader(remote, 16, **OPTIONS) as loader:
         found = []
-        for images, _ in loader:
-            found.append(images.clone())
+        for images, labels in loader:
+            found.append((images.clone(), labels.clone()))
             if len(found) == 2:
                 server.stop()
                 server.fault = reset  # of connections that are still open
     assert same(found, wanted)
     assert len(clock.pauses) == 4
     assert clock.pauses == sorted(clock.pauses)
-
-
-def test_worker_starts_without_server_and_reads_local_data(
-    remote: ImageFolder, server: RangeServer, wanted: list[torch.Tensor]
-) -> None:
-    batches(remote)
-    server.stop()
-    try:
-        assert same(batches(remote, num_workers=2), wanted)
-    finally:
-        server.start()
 
 
 # Faults that last
@@ -282,11 +169,6 @@ def test_endless_body_is_not_read(
     assert eventually(lambda: server.in_flight == 0)
     # For each attempt the content of the socket buffers on both sides.
     assert server.sent_bytes < len(server.requests) * (16 << 20)
-
-
-def whole_file(answer: Answer) -> bool:
-    answer.give(200, answer.whole)
-    return True
 
 
 def test_server_without_range_requests_is_named_at_construction(

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from feedline.errors import DatasetError, UsageError
-from feedline.sources import remote_filesystem
 from feedline.sources.remote_files import RemoteFolder
 from feedline.sources.remote_filesystem import is_url, shown
 from range_server import Answer, RangeServer
@@ -29,19 +28,6 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
     served = RangeServer(tmp_path)
     yield served
     served.stop()
-
-
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Pauses between attempts, without waiting."""
-    made: list[float] = []
-
-    class Clock:
-        monotonic = staticmethod(lambda: sum(made))
-        sleep = staticmethod(made.append)
-
-    monkeypatch.setattr(remote_filesystem, "time", Clock)
-    return made
 
 
 def test_temporary_failure_is_retried(server: RangeServer, pauses: list[float]) -> None:

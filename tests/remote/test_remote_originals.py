@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
-import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,7 +11,6 @@ from typing import Any
 
 import fsspec
 import pytest
-import torch
 
 import feedline
 from caches import contents, flip
@@ -22,16 +18,14 @@ from caches import made as build
 from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder, ImageList
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.sources import local_copies, remote_filesystem, remote_reader
-from processes import all_workers
+from feedline.sources import local_copies, remote_reader
 from range_server import Answer, RangeServer
+from remote_reading import OPTIONS, batches, copies, same, unavailable, whole_file
 from row_of import made
-from slow import slow
 
 pytest.importorskip("aiohttp")
 
 COUNT = 48
-OPTIONS: dict[str, Any] = {"seed": 1, "shuffle": True, "image_size": 24, "num_workers": 0}
 
 
 @pytest.fixture(scope="module")
@@ -80,169 +74,7 @@ def at(server: RangeServer, listed: Listed, **options: Any) -> ImageList:
     return ImageList(listed, listed.labels, root=f"{server.url}/photos", **options)
 
 
-def batches(data: Any, **options: Any) -> list[Any]:
-    with DataLoader(data, 16, **{**OPTIONS, **options}) as loader:
-        return [(images.clone(), labels.clone()) for images, labels in loader]
-
-
-def same(ours: list[Any], theirs: list[Any]) -> bool:
-    return len(ours) == len(theirs) and all(
-        torch.equal(one, other)
-        for pair in zip(ours, theirs, strict=True)
-        for one, other in zip(*pair, strict=True)
-    )
-
-
-def kept(local: Path) -> list[Path]:
-    return sorted(local.rglob("*.part"))
-
-
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Pauses between attempts, without waiting."""
-    made: list[float] = []
-
-    class Clock:
-        monotonic = staticmethod(lambda: sum(made))
-        sleep = staticmethod(made.append)
-
-    monkeypatch.setattr(remote_filesystem, "time", Clock)
-    return made
-
-
 # The same batches, fetched once
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"num_workers": 0},
-        {"num_workers": 2},
-        *slow({"num_workers": 2, "start_method": "spawn"}),
-    ],
-    ids=str,
-)
-def test_batches_equal_those_of_folder_and_are_fetched_once(
-    remote: ImageList, server: RangeServer, wanted: list[Any], how: dict[str, Any]
-) -> None:
-    made(remote, 24, 0, 0)  # opened in this process, too
-    assert same(batches(remote, **how), wanted)
-    asked = server.asked(".jpg")
-    # A worker that is ahead may begin the next epoch while another fetches the same images.
-    assert asked == COUNT or how["num_workers"] == 2
-    server.stop()
-    try:
-        assert same(batches(remote, **how), wanted)
-    finally:
-        server.start()
-    assert server.asked(".jpg") == asked
-
-
-def test_missing_parts_of_task_are_requested_concurrently(
-    remote: ImageList, server: RangeServer, wanted: list[Any]
-) -> None:
-    together = threading.Barrier(16)
-
-    def wait(answer: Answer) -> bool:
-        together.wait(timeout=30)  # if they came one by one, none would ever be answered
-        return False
-
-    server.fault = wait
-    assert same(batches(remote), wanted)
-    assert server.most_in_flight == 16
-
-
-def test_concurrent_requests_are_limited(
-    server: RangeServer, listed: Listed, tmp_path: Path
-) -> None:
-    second = threading.Event()
-
-    def wait_for_a_second(answer: Answer) -> bool:
-        if server.in_flight > 1:
-            second.set()
-        second.wait(20)
-        return False
-
-    server.fault = wait_for_a_second
-    batches(at(server, listed, local_dir=tmp_path, storage_options={"batch_size": 3}))
-    assert 1 < server.most_in_flight <= 3
-    with pytest.raises(UsageError, match="batch_size"):
-        at(server, listed, storage_options={"batch_size": 0})
-
-
-def test_state_resumes_within_epoch_for_any_location(
-    remote: ImageList, listed: Listed, folder: Path
-) -> None:
-    local = ImageList(listed, listed.labels, root=folder)
-    wanted = batches(local)
-    assert remote.fingerprint() == local.fingerprint()
-    with DataLoader(remote, 16, **OPTIONS) as loader:
-        next(iter(loader))
-        state = json.loads(json.dumps(loader.state_dict()))
-    for data in (remote, local):
-        with DataLoader(data, 16, **{**OPTIONS, "num_workers": 2}) as loader:
-            loader.load_state_dict(state)
-            rest = [(images.clone(), labels.clone()) for images, labels in loader]
-        assert same(rest, wanted[1:])
-
-
-def test_a_schedule_is_followed(remote: ImageList, here: ImageFolder, server: RangeServer) -> None:
-    def phases(data: Any) -> list[Any]:
-        with DataLoader(data, 16, schedule="16x1,24x1@8", seed=2, num_workers=1) as loader:
-            return [(each.clone(), of.clone()) for _ in range(2) for each, of in loader]
-
-    assert same(phases(remote), phases(here))
-    assert server.asked(".jpg") == COUNT
-
-
-def test_a_worker_that_is_killed_is_replaced_and_the_batches_are_the_same(
-    remote: ImageList, here: ImageFolder, tmp_path: Path
-) -> None:
-    with DataLoader(here, 16, **OPTIONS) as loader:
-        loader.set_epoch(1000)
-        wanted = [(images.clone(), labels.clone()) for images, labels in loader]
-    with DataLoader(remote, 16, **{**OPTIONS, "num_workers": 2, "prefetch": 1}) as loader:
-        workers = all_workers(loader, 2)
-        for path in kept(tmp_path):
-            path.unlink()
-        loader.set_epoch(1000)
-        found = []
-        for images, labels in loader:
-            if not found:
-                os.kill(workers[0], signal.SIGKILL)
-            found.append((images.clone(), labels.clone()))
-        assert len(all_workers(loader, 2)) == 2
-        assert len(loader.worker_deaths) == 1
-    assert same(found, wanted)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-def test_a_forked_process_leaves_the_connections_of_its_parent_alone(
-    remote: ImageList, server: RangeServer
-) -> None:
-    for sample in range(4):
-        made(remote, 24, sample, 0)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            made(remote, 24, 20, 0)
-            remote.close()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
-    before = server.asked(".jpg")
-    for sample in range(4, 8):
-        made(remote, 24, sample, 0)
-    assert server.asked(".jpg") == before + 4  # none was requested twice
-
-
-def test_a_pickle_holds_no_image_and_no_connection(remote: ImageList, here: ImageFolder) -> None:
-    made(remote, 24, 3, 3)
-    assert len(pickle.dumps(remote)) < 5000
-    copy = pickle.loads(pickle.dumps(remote))
-    assert (made(copy, 24, 40, 3)[0] == made(here, 24, 40, 3)[0]).all()
 
 
 # Folders of class folders
@@ -267,7 +99,7 @@ def test_a_folder_of_class_folders_is_that_folder(
     assert (data.classes, data.fingerprint()) == (here.classes, here.fingerprint())
     assert (data.targets == here.targets).all()
     assert data.name(30) == f"{folder.as_uri()}/dogs/{Path(here.path(30)).name}"
-    assert kept(tmp_path)
+    assert copies(tmp_path)
 
 
 def test_order_and_nested_folders_equal_local_ones(tmp_path: Path) -> None:
@@ -364,16 +196,6 @@ def test_contradictory_arguments_are_rejected(given: dict[str, Any], said: str) 
         ImageList(labels=[0] * len(given["paths"]), **given)
 
 
-def test_a_password_is_not_shown(server: RangeServer, listed: Listed, tmp_path: Path) -> None:
-    url = server.url.replace("//", "//me:secret@")
-    data = ImageList(["nothing.jpg", *listed], [0, *listed.labels], root=url, local_dir=tmp_path)
-    with pytest.raises(ImageError) as refused:
-        made(data, 24, 0, 0)
-    for said in (str(refused.value), repr(data), data.root, data.name(0)):
-        assert "secret" not in said
-    assert f"{server.url}/nothing.jpg" in str(refused.value)
-
-
 def test_signatures_of_urls_are_not_shown(
     server: RangeServer, listed: Listed, tmp_path: Path
 ) -> None:
@@ -413,57 +235,10 @@ def test_missing_files_are_found_ahead(server: RangeServer, tmp_path: Path) -> N
 # Faults
 
 
-def reset(answer: Answer) -> bool:
-    answer.reset()
-    return True
-
-
-def unavailable(answer: Answer) -> bool:
-    answer.give(503, b"overloaded")
-    return True
-
-
-def cut_short(answer: Answer) -> bool:
-    answer.give(206, answer.part[: len(answer.part) // 2], len(answer.part))
-    return True
-
-
-def no_http(answer: Answer) -> bool:
-    answer.wfile.write(b"no HTTP\r\n\r\n")
-    answer.close_connection = True
-    return True
-
-
 def half(answer: Answer) -> bool:
     answer.stop = answer.first + len(answer.whole) // 2
     answer.give(206, answer.part)
     return True
-
-
-@pytest.mark.parametrize(
-    "fault", [reset, unavailable, cut_short, no_http], ids=lambda each: each.__name__
-)
-@pytest.mark.parametrize("workers", [0, *slow(2)])
-def test_request_is_retried_after_two_failures_and_batches_are_equal(
-    remote: ImageList,
-    server: RangeServer,
-    wanted: list[Any],
-    fault: Callable[[Answer], bool],
-    workers: int,
-    request: pytest.FixtureRequest,
-) -> None:
-    if not workers:
-        request.getfixturevalue("pauses")
-    asked: Counter[str] = Counter()
-
-    def twice(answer: Answer) -> bool:
-        asked[answer.path] += 1
-        return answer.path.endswith("7.jpg") and asked[answer.path] <= 2 and fault(answer)
-
-    server.fault = twice
-    assert same(batches(remote, num_workers=workers), wanted)
-    # A worker that is ahead may begin the next epoch while another fetches the same images.
-    assert max(asked.values()) >= 3 if workers else max(asked.values()) == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -524,11 +299,7 @@ def test_slow_server_only_costs_late_images(
 def test_server_without_range_requests_is_supported(
     remote: ImageList, server: RangeServer, wanted: list[Any]
 ) -> None:
-    def whole(answer: Answer) -> bool:
-        answer.give(200, answer.whole)
-        return True
-
-    server.fault = whole
+    server.fault = whole_file
     assert same(batches(remote), wanted)
 
 
@@ -557,7 +328,7 @@ def test_damaged_local_copy_is_fetched_again(
     remote: ImageList, server: RangeServer, wanted: list[Any], tmp_path: Path
 ) -> None:
     assert same(batches(remote), wanted)
-    (path,) = kept(tmp_path)
+    (path,) = copies(tmp_path)
     slot = local_copies._SLOT_BYTES
     for place in (0, 7 * slot + 9, 20 * slot + 300):  # in a length, a checksum, an image
         flip(path, place)
@@ -628,19 +399,6 @@ def test_a_copy_is_that_of_its_url_alone(
     before = server.asked(".jpg")
     batches(ImageList(listed, range(COUNT), root=f"{server.url}/photos", local_dir=tmp_path))
     assert server.asked(".jpg") == before
-
-
-def test_local_disk_smaller_than_epoch_is_used_as_far_as_possible(
-    server: RangeServer, listed: Listed, wanted: list[Any], tmp_path: Path
-) -> None:
-    limit = 20 * 4096
-    data = at(server, listed, local_dir=tmp_path, local_bytes=limit)
-    for _ in range(3):
-        before = server.asked(".jpg")
-        assert same(batches(data), wanted)
-        used = sum(512 * path.stat().st_blocks for path in kept(tmp_path))
-        assert limit / 2 < used <= limit + 8192
-    assert 0 < server.asked(".jpg") - before < COUNT
 
 
 def test_image_larger_than_limit_is_fetched_each_time(

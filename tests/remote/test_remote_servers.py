@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from caches import flip
 from caches import made as build
 from caches import photos as make_photos
-from feedline import DataLoader, ImageFolder, ImageList
+from feedline import ImageFolder, ImageList
 from feedline.cache.damage import verify
 from feedline.cache.rates import cache_info
 from feedline.errors import DatasetError, FeedlineError, ImageError
 from feedline.sources.remote_cache import open_cache
 from processes import eventually
 from range_server import Answer, RangeServer
+from remote_reading import batches, same
 from row_of import made
 from slow import slow
 
@@ -40,18 +40,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wanted(cache: Path) -> list[torch.Tensor]:
-    return batches(ImageFolder(cache), num_workers=0)
-
-
-def batches(data: Any, **options: Any) -> list[torch.Tensor]:
-    options = {"seed": 1, "shuffle": True, "image_size": 24, **options}
-    with DataLoader(data, 16, **options) as loader:
-        return [images.clone() for images, _ in loader]
-
-
-def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
-    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+def wanted(cache: Path) -> list[Any]:
+    return batches(ImageFolder(cache))
 
 
 # nginx
@@ -97,9 +87,7 @@ def nginx(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         server.wait()
 
 
-def test_nginx_batches_equal_those_of_cache(
-    nginx: str, wanted: list[torch.Tensor], tmp_path: Path
-) -> None:
+def test_nginx_batches_equal_those_of_cache(nginx: str, wanted: list[Any], tmp_path: Path) -> None:
     data = ImageFolder(f"{nginx}/cache", local_dir=tmp_path)
     for _ in range(2):
         assert same(batches(data, num_workers=2), wanted)
@@ -111,7 +99,7 @@ def test_nginx_batches_equal_those_of_folder(nginx: str, cache: Path, tmp_path: 
     here = ImageFolder(cache.parent / "photos")
     data = ImageFolder(f"{nginx}/photos", local_dir=tmp_path)
     assert data.fingerprint() == here.fingerprint()
-    wanted = batches(here, num_workers=0)
+    wanted = batches(here)
     for _ in range(2):
         assert same(batches(data, num_workers=2), wanted)
 
@@ -160,7 +148,7 @@ def bucket(cache: Path) -> Iterator[Any]:
     ids=lambda how: str(how.get("start_method", "here")),
 )
 def test_s3_batches_equal_those_of_cache(
-    bucket: Any, wanted: list[torch.Tensor], tmp_path: Path, how: dict[str, Any]
+    bucket: Any, wanted: list[Any], tmp_path: Path, how: dict[str, Any]
 ) -> None:
     data = ImageFolder("s3://bucket/train", local_dir=tmp_path)
     assert same(batches(data, **how), wanted)
@@ -172,7 +160,7 @@ def test_s3_batches_equal_those_of_folder_and_list(
     bucket: Any, cache: Path, tmp_path: Path, workers: int
 ) -> None:
     here = ImageFolder(cache.parent / "photos")
-    wanted = batches(here, num_workers=0)
+    wanted = batches(here)
     data = ImageFolder("s3://bucket/photos", local_dir=tmp_path)
     assert data.fingerprint() == here.fingerprint()
     assert same(batches(data, num_workers=workers), wanted)
@@ -190,7 +178,7 @@ def test_s3_batches_equal_those_of_folder_and_list(
 
 @pytest.mark.slow
 def test_an_endpoint_may_be_named_in_the_options(
-    bucket: Any, wanted: list[torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Any, wanted: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "key": "key", "secret": "word"}
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

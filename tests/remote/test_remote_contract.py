@@ -1,0 +1,310 @@
+"""The contract of remote datasets, caches and originals alike: the batches of the same files on
+this machine, fetched once and many at a time, with recovery."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import signal
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caches import made as build
+from caches import photos as make_photos
+from feedline import DataLoader, ImageFolder, ImageList
+from feedline.errors import FeedlineError
+from processes import all_workers
+from range_server import Answer, RangeServer
+from remote_reading import (
+    OPTIONS,
+    altered,
+    batches,
+    copies,
+    cut_short,
+    no_http,
+    reset,
+    same,
+    shorter,
+    unavailable,
+)
+from row_of import made
+from slow import slow
+
+pytest.importorskip("aiohttp")
+
+COUNT = 48
+
+
+def listed(root: str | Path, **options: Any) -> ImageList:
+    names = [f"{name}/{number}.jpg" for name in ("cats", "dogs") for number in range(COUNT // 2)]
+    return ImageList(names, [0] * (COUNT // 2) + [1] * (COUNT // 2), root=root, **options)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A served dataset.
+
+    Attributes:
+        folder: its name below the server's.
+        create: makes the dataset of a path or URL.
+        ending: ending of the files that hold images.
+        local_bytes: disk space of about half of its images.
+    """
+
+    folder: str
+    create: Callable[..., Any]
+    ending: str
+    local_bytes: int
+
+
+KINDS = {
+    "jpeg": Kind("jpeg", ImageFolder, ".tar", 40_000),
+    "raw": Kind("raw", ImageFolder, ".tar", 120_000),
+    "list": Kind("photos", listed, ".jpg", 20 * 4096),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of photographs and two caches of them, of two shards each."""
+    root = tmp_path_factory.mktemp("served")
+    make_photos(root / "photos", COUNT // 2)
+    for name in ("jpeg", "raw"):
+        build(root / "photos", root / name, raw=name == "raw")
+    return root
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def server(root: Path) -> Iterator[RangeServer]:
+    served = RangeServer(root)
+    yield served
+    served.fault = None
+    served.stop()
+
+
+@pytest.fixture
+def here(kind: Kind, root: Path) -> Any:
+    return kind.create(root / kind.folder)
+
+
+@pytest.fixture
+def wanted(here: Any) -> list[Any]:
+    return batches(here)
+
+
+@pytest.fixture
+def remote(kind: Kind, server: RangeServer, tmp_path: Path) -> Any:
+    return kind.create(f"{server.url}/{kind.folder}", local_dir=tmp_path / "local")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"num_workers": 0},
+        {"num_workers": 2, "start_method": "fork"},
+        *slow(
+            {"num_workers": 2, "start_method": "forkserver"},
+            {"num_workers": 2, "start_method": "spawn"},
+        ),
+    ],
+    ids=str,
+)
+def test_batches_equal_local_ones_and_are_fetched_once(
+    remote: Any, server: RangeServer, wanted: list[Any], kind: Kind, how: dict[str, Any]
+) -> None:
+    made(remote, 24, 0, 0)  # opened in this process, too
+    assert same(batches(remote, **how), wanted)
+    asked = server.asked(kind.ending)
+    assert asked
+    server.stop()
+    try:
+        assert same(batches(remote, **how), wanted)
+    finally:
+        server.start()
+    assert server.asked(kind.ending) == asked
+
+
+def nothing(worker: int) -> None:
+    """A worker_init_fn."""
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("init", [None, nothing])
+def test_missing_parts_of_task_are_requested_concurrently(
+    remote: Any, server: RangeServer, wanted: list[Any], kind: Kind, init: Any
+) -> None:
+    together = threading.Barrier(16)
+
+    def wait(answer: Answer) -> bool:
+        if answer.path.endswith(kind.ending):
+            together.wait(timeout=30)  # if they came one by one, none would ever be answered
+        return False
+
+    server.fault = wait
+    assert same(batches(remote, worker_init_fn=init), wanted)
+    assert server.most_in_flight == 16
+    assert server.asked(kind.ending) == COUNT
+
+
+@pytest.mark.usefixtures("apart")
+def test_concurrent_requests_are_limited(kind: Kind, server: RangeServer, tmp_path: Path) -> None:
+    second = threading.Event()
+
+    def wait_for_a_second(answer: Answer) -> bool:
+        if answer.path.endswith(kind.ending):
+            if server.in_flight > 1:
+                second.set()
+            second.wait(20)
+        return False
+
+    server.fault = wait_for_a_second
+    few: dict[str, Any] = {"local_dir": tmp_path, "storage_options": {"batch_size": 3}}
+    batches(kind.create(f"{server.url}/{kind.folder}", **few))
+    assert 1 < server.most_in_flight <= 3
+
+
+def test_state_resumes_within_epoch_for_any_location(
+    remote: Any, here: Any, wanted: list[Any]
+) -> None:
+    assert remote.fingerprint() == here.fingerprint()
+    with DataLoader(remote, 16, **OPTIONS) as loader:
+        next(iter(loader))
+        state = json.loads(json.dumps(loader.state_dict()))
+    for data in (remote, here):
+        with DataLoader(data, 16, **{**OPTIONS, "num_workers": 2}) as loader:
+            loader.load_state_dict(state)
+            rest = [(images.clone(), labels.clone()) for images, labels in loader]
+        assert same(rest, wanted[1:])
+
+
+def test_a_worker_that_is_killed_is_replaced_and_the_batches_are_the_same(
+    remote: Any, here: Any, tmp_path: Path
+) -> None:
+    with DataLoader(here, 16, **OPTIONS) as loader:
+        loader.set_epoch(1000)
+        wanted = [(images.clone(), labels.clone()) for images, labels in loader]
+    with DataLoader(remote, 16, **{**OPTIONS, "num_workers": 2, "prefetch": 1}) as loader:
+        workers = all_workers(loader, 2)
+        for path in copies(tmp_path):
+            path.unlink()
+        loader.set_epoch(1000)
+        found = []
+        for images, labels in loader:
+            if not found:
+                os.kill(workers[0], signal.SIGKILL)
+            found.append((images.clone(), labels.clone()))
+        assert len(all_workers(loader, 2)) == 2
+        assert len(loader.worker_deaths) == 1
+    assert same(found, wanted)
+
+
+def test_a_pickle_holds_no_image_and_no_connection(remote: Any, here: Any) -> None:
+    made(remote, 24, 3, 3)
+    assert len(pickle.dumps(remote)) < 5000
+    copy = pickle.loads(pickle.dumps(remote))
+    assert (made(copy, 24, 40, 3)[0] == made(here, 24, 40, 3)[0]).all()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_forked_process_leaves_the_connections_of_its_parent_alone(
+    remote: Any, server: RangeServer, kind: Kind
+) -> None:
+    for sample in range(4):
+        made(remote, 24, sample, 0)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            made(remote, 24, 20, 0)
+            remote.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    before = server.asked(kind.ending)
+    for sample in range(4, 8):
+        made(remote, 24, sample, 0)
+    assert server.asked(kind.ending) == before + 4  # none was requested twice
+
+
+def test_local_disk_smaller_than_epoch_is_used_as_far_as_possible(
+    kind: Kind, server: RangeServer, wanted: list[Any], tmp_path: Path, apart: None
+) -> None:
+    limit = kind.local_bytes
+    url = f"{server.url}/{kind.folder}"
+    data = kind.create(url, local_dir=tmp_path, local_bytes=limit)
+    for _ in range(3):
+        before = server.asked(kind.ending)
+        assert same(batches(data), wanted)
+        used = sum(512 * path.stat().st_blocks for path in tmp_path.rglob("*.*") if path.is_file())
+        assert limit / 2 < used <= limit + 8192
+    assert 0 < server.asked(kind.ending) - before < COUNT
+
+
+FAULTS = (unavailable, reset, cut_short, no_http)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "workers"),
+    [
+        *((name, fault, 0) for name in ("jpeg", "list") for fault in FAULTS),
+        *(("jpeg", fault, 0) for fault in (altered, shorter)),  # of which the checksum tells
+        *slow(*((name, fault, 2) for name in ("jpeg", "list") for fault in FAULTS)),
+    ],
+)
+def test_request_is_retried_after_two_failures_and_batches_are_equal(
+    root: Path,
+    server: RangeServer,
+    tmp_path: Path,
+    apart: None,
+    name: str,
+    fault: Callable[[Answer], bool],
+    workers: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    if not workers:
+        request.getfixturevalue("clock")
+    kind = KINDS[name]
+    remote = kind.create(f"{server.url}/{kind.folder}", local_dir=tmp_path)
+    asked: Counter[tuple[str, int, int]] = Counter()
+
+    def twice(answer: Answer) -> bool:
+        part = answer.path, answer.first, answer.stop
+        asked[part] += 1
+        # Of some only, as to wait for all of them takes long.
+        return zlib.crc32(str(part).encode()) % 7 == 0 and asked[part] <= 2 and fault(answer)
+
+    server.fault = twice
+    wanted = batches(kind.create(root / kind.folder))
+    assert same(batches(remote, num_workers=workers), wanted)
+    # A worker that is ahead may begin the next epoch while another fetches the same images.
+    assert max(asked.values()) >= 3 if workers else max(asked.values()) == 3
+
+
+def test_a_password_in_a_url_is_not_shown(
+    kind: Kind, server: RangeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "feedline")
+    url = f"{server.url}/{kind.folder}".replace("//", "//me:secret@")
+    data = kind.create(url, local_dir=tmp_path)
+    with DataLoader(data, 16, **OPTIONS) as loader:
+        shown = [loader.explain(), repr(data), data.root, data.name(0), str(loader.state_dict())]
+    with pytest.raises(FeedlineError) as refused:
+        made(kind.create(f"{url}/nowhere", local_dir=tmp_path), 24, 0, 0)
+    assert f"{server.url}/{kind.folder}/nowhere" in str(refused.value)
+    shown += [str(refused.value), caplog.text, *map(str, tmp_path.rglob("*"))]
+    assert all("secret" not in text for text in shown)
