@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import io
 import os
 import pickle
 import random
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -25,12 +23,10 @@ from feedline.images.compile.views import Compiled
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from image_inputs import (
-    encoded,
     opened,
     own_step,
     random_pipeline,
     usual_pipeline,
-    write_pictures,
 )
 from torchvision_folder import image, pixel_error
 
@@ -39,13 +35,6 @@ NAMES = (
     *("frames.mpo", "plain.png", "palette.png", "see-through.png", "deep.png", "frames.gif"),
     *("plain.webp", "JPEG named.png"),
 )
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    made = write_pictures(tmp_path_factory.mktemp("pictures"))
-    assert sorted(made) == sorted(NAMES)
-    return made
 
 
 def boxes_of(compiled: Compiled, picture: Image.Image, seed: int):
@@ -113,18 +102,6 @@ def test_random_crops_match_torchvision_for_same_draws(pictures, monkeypatch):
                 assert torch.equal(ours, results[0]), "the form of what is given changes nothing"
             assert pixel_error(results[0], theirs) == 0
     assert flips == {False, True}
-
-
-def test_distribution_of_many_samples_matches_pipeline(pictures):
-    steps = [v1.RandomResizedCrop(8), v1.RandomHorizontalFlip(0.3), v1.ToTensor()]
-    pipeline = v1.Compose(steps)
-    compiled, picture = feedline.compile(pipeline), opened(pictures["wide.jpg"])
-    data = pictures["wide.jpg"].read_bytes()
-    torch.manual_seed(0)
-    theirs = np.stack([pipeline(picture).numpy() for _ in range(1500)])
-    ours = np.stack([compiled(data).numpy() for _ in range(1500)])
-    assert np.abs(ours.mean(0) - theirs.mean(0)).max() < 0.04
-    assert np.abs(ours.std(0) - theirs.std(0)).max() < 0.04
 
 
 def test_random_steps_follow_user_seeds(pictures):
@@ -457,70 +434,3 @@ def test_nested_compiled_transform_is_unwrapped(pictures):
     assert feedline.compile(feedline.compile(pipeline)).transform is pipeline
     views = feedline.views(pipeline)
     assert feedline.compile(views) is views
-
-
-def test_repr_describes_fusion():
-    compiled = feedline.compile(random_pipeline(32, own_step))
-    assert [line.partition("  ")[0] for line in compiled.explain().splitlines()] == [
-        *("fused", "unchanged", "because", "size", "inputs")
-    ]
-    assert "unchanged   own_step\n" in compiled.explain()
-    assert "rows" not in compiled.explain()
-    assert repr(compiled) == (
-        "feedline.compile(RandomResizedCrop, RandomHorizontalFlip, ToImage, ToDtype, Normalize; "
-        "unchanged: own_step)"
-    )
-    assert "because" not in feedline.compile(usual_pipeline()).explain()
-
-
-def test_replaced_library_function_is_detected_at_compile_time(pictures, monkeypatch):
-    def own(self, picture):
-        return own.original(self, picture).rotate(180)
-
-    before = feedline.compile(usual_pipeline())
-    own.original = v1.CenterCrop.forward
-    monkeypatch.setattr(v1.CenterCrop, "forward", own)
-    compiled = feedline.compile(usual_pipeline())
-    assert "was replaced by" in compiled.explain()
-    theirs = usual_pipeline()(opened(pictures["plain.jpg"]))
-    assert torch.equal(compiled(pictures["plain.jpg"]), theirs)
-    assert not torch.allclose(before(pictures["plain.jpg"]), theirs, atol=0.1)
-    monkeypatch.undo()
-    monkeypatch.setattr(Image, "open", lambda *given: Image.new("RGB", (50, 50)))
-    assert "PIL.Image.open was replaced by" in feedline.compile(usual_pipeline()).explain()
-
-
-def test_timm_pipelines_are_compiled(pictures):
-    create = pytest.importorskip("timm.data").create_transform
-    evaluation = create(32, is_training=False)
-    ours = feedline.compile(evaluation)
-    assert ours.explain().startswith("fused ")
-    for name in ("plain.jpg", "plain.png"):
-        theirs = evaluation(opened(pictures[name]))
-        assert pixel_error(ours(pictures[name]), theirs) == 0
-    training = feedline.compile(create(32, is_training=True, auto_augment="rand-m9-mstd0.5"))
-    results = []
-    for _ in range(2):
-        torch.manual_seed(1)
-        np.random.seed(1)
-        random.seed(1)
-        results.append(training(pictures["plain.jpg"]))
-    assert torch.equal(*results)
-    assert results[0].shape == (3, 32, 32)
-
-
-def test_image_from_memory_or_without_name_is_read(pictures):
-    compiled = feedline.compile(usual_pipeline())
-    data = encoded(image(0, 120, 90), quality=92)
-    lazy = Image.open(io.BytesIO(data))
-    assert torch.equal(compiled(lazy), compiled(data))
-    assert lazy.tile
-
-
-def test_threads_do_not_share_a_decoder(pictures):
-    compiled = feedline.compile(usual_pipeline())
-    paths = [pictures[name] for name in NAMES] * 6
-    alone = [compiled(path) for path in paths]
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(compiled, paths))
-    assert all(map(torch.equal, alone, together))

@@ -16,7 +16,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 import feedline
 from feedline.images.codec_registry import Decoder
-from pair_inputs import FILL, mask_of, preset, usual, values, write_pairs
+from pair_inputs import FILL, mask_of, preset, usual, values
 
 BICUBIC, LANCZOS = InterpolationMode.BICUBIC, InterpolationMode.LANCZOS
 NEAREST, EXACT = InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT
@@ -62,11 +62,6 @@ OF_PILLOW = {
     ],
     "nearest, exact": lambda: [v2.RandomResize(24, 96, interpolation=EXACT), v2.RandomCrop(24)],
 }
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    return write_pairs(tmp_path_factory.mktemp("pairs"))
 
 
 def seeded(seed, make, *arguments):

@@ -12,13 +12,8 @@ from torchvision.transforms import v2
 import feedline
 from feedline.errors import ImageError, UsageError
 from image_inputs import encoded
-from pair_inputs import mask_of, preset, usual, write_pairs
+from pair_inputs import mask_of, preset, usual
 from torchvision_folder import image
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    return write_pairs(tmp_path_factory.mktemp("pairs"))
 
 
 def seeded(seed, make, *arguments):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import subprocess
-import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFile
-from torch.utils.data import DataLoader, Dataset, Subset, random_split
+from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import pil_loader
@@ -60,13 +58,6 @@ def test_filtered_and_reordered_samples_are_used(root):
     source = source_of(dataset)
     assert_same(source, dataset)
     assert [source.name(sample) for sample in range(len(source))] == [path for path, _ in kept]
-
-
-def test_samples_changed_in_place_are_used(root):
-    dataset = ImageFolder(str(root), FIXED)
-    del dataset.samples[1:4]
-    dataset.samples.append(dataset.samples[0])
-    assert_same(source_of(dataset), dataset)
 
 
 def test_empty_batch_has_no_samples(root):
@@ -114,31 +105,6 @@ def test_subsets_of_subsets_are_followed(root):
     inner = Subset(ImageFolder(str(root), FIXED), [6, 4, 2, 0, 1])
     outer = Subset(Subset(inner, [-1, 0, 3]), [2, 1, 0, 0])
     assert_same(source_of(outer), outer)
-
-
-def test_random_split_gives_two_sources(root):
-    folder = ImageFolder(str(root), FIXED)
-    parts = random_split(folder, [4, 3], torch.Generator().manual_seed(1))
-    sources = [source_of(part) for part in parts]
-    for part, source in zip(parts, sources, strict=True):
-        assert_same(source, part)
-    names = {source.name(k) for source in sources for k in range(len(source))}
-    assert names == {path for path, _ in folder.samples}
-    assert len({source.fingerprint() for source in [*sources, source_of(folder)]}) == 3
-
-
-def test_batch_matches_torch_dataloader(root):
-    dataset = ImageFolder(str(root), FIXED)
-    images, labels = next(iter(DataLoader(dataset, batch_size=7)))
-    source = source_of(dataset)
-    fields = source.fields(32)
-    batch = [np.zeros((7, *field.shape), field.dtype) for field in fields]
-    for sample in range(7):
-        source.load(Item(sample, 32, 1, 1.0), tuple(array[sample, ...] for array in batch))
-    ours = [torch.from_numpy(array) for array in batch]
-    for own, theirs in zip(ours, (images, labels), strict=True):
-        assert (own.dtype, own.shape, own.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
-    assert torch.equal(ours[1], labels)
 
 
 def test_rows_are_written_in_place_only(root):
@@ -264,26 +230,6 @@ def test_transform_identity_covers_everything_that_affects_pixels(root):
     assert re.fullmatch(r"RandomResizedCrop\(.*\), ToTensor\(\) \[[0-9a-f]{16}\]", first[0])
 
 
-SAME_ELSEWHERE = """
-import sys
-from torchvision import transforms as v1
-from torchvision.datasets import ImageFolder
-from feedline.images.compile.compile_dataset import compile_dataset
-from feedline.images.compile.datasets import folder_fingerprint
-steps = [v1.RandomResizedCrop(32), v1.ToTensor(), v1.RandomErasing(), abs]
-print(compile_dataset(ImageFolder(sys.argv[1], v1.Compose(steps))).pipeline.transform_identity())
-"""
-
-
-@pytest.mark.slow
-def test_the_identity_of_a_transform_is_the_same_in_another_process(root):
-    steps = [v1.RandomResizedCrop(32), v1.ToTensor(), v1.RandomErasing(), abs]
-    ours = source_of(ImageFolder(str(root), v1.Compose(steps))).transform_identity()
-    command = [sys.executable, "-c", SAME_ELSEWHERE, str(root)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert (told.stdout, told.returncode) == (f"{ours}\n", 0), told.stderr
-
-
 class Recognising(Dataset):
     """Recognises a dataset whenever a sample is requested."""
 
@@ -340,15 +286,6 @@ def test_samples_may_lie_outside_the_datasets_folder(root, tmp_path, monkeypatch
     source = source_of(dataset)
     assert_same(source, dataset)
     assert source.name(2) == str(tmp_path / "other.png")
-
-
-def test_non_utf8_names_are_found(root):
-    odd = os.fsdecode(b"cats/\xff\xfe.png")
-    image(3, 40, 50).save(os.path.join(root, odd))
-    dataset = ImageFolder(str(root), FIXED)
-    source = source_of(dataset)
-    assert_same(source, dataset)
-    assert any(name.endswith("\\xff\\xfe.png") for name in map(source.name, range(8)))
 
 
 def test_folder_label_is_not_requested(root):

@@ -24,16 +24,11 @@ import feedline
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.private_names import TESTED_VERSIONS
 from feedline.randomness import fingerprint
-from torchvision_folder import image, write_images
+from torchvision_folder import image
 
 NORMALIZE = v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 BICUBIC = v1.InterpolationMode.BICUBIC
 numbers = count()
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(params=["torchvision 0.30", "timm 1.1", "PIL 14.0"])

@@ -20,7 +20,6 @@ from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.supported_transforms import pixel_step
 from feedline.order.batch_spec import Item
 from feedline.randomness import fingerprint, seed_all
-from torchvision_folder import write_images
 
 pytestmark = pytest.mark.skipif(supported_transforms.photometric is None, reason="not compiled")
 
@@ -98,11 +97,6 @@ def timms_policy(config: str) -> Any:
     if config.startswith(("v0", "original")):
         return timm.auto_augment_transform(config, {})
     return timm.rand_augment_transform(config, {"img_mean": (9, 99, 199)})
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_images(tmp_path_factory.mktemp("images"))
 
 
 def noise(seed: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from torchvision.datasets import ImageFolder
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.datasets import class_names, folder_fingerprint
 from feedline.order.batch_spec import Item
-from torchvision_folder import item_row, pixel_error, write_images
+from torchvision_folder import item_row, pixel_error
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -22,11 +22,6 @@ def _timm():
     """Import timm for these tests alone: a large process forks slowly."""
     global ImageDataset, auto_augment, create_transform, transforms
     from timm.data import ImageDataset, auto_augment, create_transform, transforms
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return write_images(tmp_path_factory.mktemp("images"))
 
 
 def recognised(root, transform):

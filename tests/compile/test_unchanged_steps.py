@@ -22,7 +22,7 @@ from feedline.errors import SampleError, UsageError
 from feedline.images.compile import supported_transforms
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.fused_transform import TransformTail
-from feedline.images.compile.library_steps import is_well_behaved, step_text
+from feedline.images.compile.library_steps import step_text
 from feedline.images.compile.pipeline import STEPS
 from feedline.order.batch_spec import Field, Item
 from feedline.order.seeds import extend
@@ -200,13 +200,6 @@ def test_the_users_random_states_are_not_changed_by_a_step_that_fails(root):
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
     assert np.array_equal(before[2], np.random.get_state()[1])
-
-
-def test_only_known_steps_count_as_well_behaved():
-    sure = [v1.RandomErasing(), v1.ColorJitter(), v2.RandAugment(), v1.ToTensor()]
-    assert all(map(is_well_behaved, sure))
-    for step in (v1.RandomChoice([]), v2.RandomApply([len]), v2.Lambda(len), print, Seen()):
-        assert not is_well_behaved(step)
 
 
 def test_threads_do_not_draw_from_each_others_states(root):
@@ -489,11 +482,3 @@ def test_steps_after_unknown_function_run_unchanged(root):
 
 def grow(image):
     return torch.nn.functional.pad(image, (0, 0, 4, 4))
-
-
-def test_repr_lists_unchanged_steps(root):
-    _, recognition = recognised(root, *CROP, v1.ColorJitter(0.1), v1.ToTensor())
-    assert repr(recognition.pipeline) == (
-        f"ImagePipeline('{root}/', 7 images: Resize, CenterCrop, ToTensor; unchanged: ColorJitter, "
-        "to float32 of 32 px)"
-    )

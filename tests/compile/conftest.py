@@ -1,0 +1,29 @@
+"""Files that the tests of compiled pipelines read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from image_inputs import write_pictures
+from pair_inputs import write_pairs
+from torchvision_folder import write_images
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of `write_images`."""
+    return write_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files of every kind, by their peculiarity."""
+    return write_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
+    """Images and their masks."""
+    return write_pairs(tmp_path_factory.mktemp("pairs"))
