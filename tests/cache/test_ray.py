@@ -264,26 +264,6 @@ def entries(root: Path) -> dict[bytes, bytes]:
 
 
 @pytest.mark.slow
-def test_shared_folder_is_written_by_nodes_directly(
-    cluster: Any, source: Path, tmp_path: Path, away: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    travelled: list[str] = []
-    result = ray_workers.RayWorkers._result
-
-    def noted(*arguments: Any) -> Any:
-        made = result(*arguments)
-        travelled.extend(name for name, _ in made.files)
-        return made
-
-    monkeypatch.setattr(ray_workers.RayWorkers, "_result", noted)
-    made_on_ray(source, tmp_path / "shared")
-    records = {f"unfinished/{unit:06}.npz" for unit in range(3)}
-    assert set(travelled) == records
-    made_on_ray(source, f"{away(tmp_path)}/handed")
-    assert set(travelled) == records | {f"{s}/{unit:06}.tar" for s in (16, 24) for unit in range(3)}
-
-
-@pytest.mark.slow
 def test_tasks_of_dead_node_are_redone_by_another(
     cluster: Any, tmp_path: Path, scratch: Path
 ) -> None:
@@ -362,23 +342,6 @@ def test_ctrl_c_ends_tasks_and_build_resumes_without_ray(
     manifest = made(dataset, tmp_path / "cache", progress=seen.append)
     assert (seen[0].images, seen[-1].new_images) == (32, 48)
     assert manifest == made(dataset, tmp_path / "local")
-    assert contents(tmp_path / "cache") == contents(tmp_path / "local")
-
-
-@pytest.mark.slow
-def test_interrupted_local_build_resumes_on_cluster(
-    cluster: Any, source: Path, tmp_path: Path
-) -> None:
-    def stop(said: BuildState) -> None:
-        if said.new_images:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        made(source, tmp_path / "cache", progress=stop)
-    seen: list[BuildState] = []
-    made_on_ray(source, tmp_path / "cache", progress=seen.append)
-    assert (seen[0].images, seen[-1].new_images) == (32, 48)
-    made(source, tmp_path / "local")
     assert contents(tmp_path / "cache") == contents(tmp_path / "local")
 
 

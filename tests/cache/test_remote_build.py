@@ -26,7 +26,6 @@ from feedline.cache.build import add_size, build_cache
 from feedline.cache.job import BuildState
 from feedline.cache.plan import plan_cache
 from feedline.cache.source import CacheSource, open_source
-from feedline.cli.app import main
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
 from feedline.sources import remote_reader
 from feedline.sources.manifest import MANIFEST, Manifest, read_manifest
@@ -338,29 +337,6 @@ def test_lock_taken_by_another_build_is_kept(bucket: Bucket, source: Path) -> No
 # Changed and added images
 
 
-@pytest.mark.slow
-def test_finished_cache_is_updated(bucket: Bucket, tmp_path: Path) -> None:
-    source = photos(tmp_path / "photos", PER_CLASS)
-    train, root = bucket.fill("train", source), f"{bucket.url}/cache"
-    far(train, root)
-    photo(source / "dogs" / "9.jpg", 7, 1)  # the last of them
-    (source / "dogs" / "8.jpg").unlink()
-    bucket.fill("train", source)
-    bucket.there.remove("train/dogs/8.jpg")
-    seen: list[BuildState] = []
-    far(train, root, progress=seen.append)
-    assert (seen[0].images, seen[-1].new_images) == (64, 15)
-    made(source, tmp_path / "local")
-    assert_same(bucket.contents("cache"), contents(tmp_path / "local"), stamps=True)
-    # Fewer images need fewer shards.
-    for path in sorted((source / "dogs").iterdir())[:30]:
-        path.unlink()
-        bucket.there.remove(f"train/dogs/{path.name}")
-    far(train, root)
-    names = [name for name in bucket.contents("cache") if name.startswith("16/")]
-    assert names == ["16/000000.tar", "16/000001.tar"]
-
-
 def test_interrupted_update_resumes(bucket: Bucket, tmp_path: Path) -> None:
     source = photos(tmp_path / "photos", PER_CLASS)
     root = f"{bucket.url}/cache"
@@ -395,20 +371,6 @@ def test_size_is_added(bucket: Bucket, train: str, source: Path, tmp_path: Path)
 
 
 # What cannot be
-
-
-@pytest.mark.slow
-def test_broken_image_raises_or_is_skipped(bucket: Bucket, source: Path, tmp_path: Path) -> None:
-    torn = tmp_path / "photos"
-    shutil.copytree(source, torn)
-    (torn / "dogs" / "3.jpg").write_bytes(b"\xff\xd8\xff torn")
-    train, root = bucket.fill("train", torn), f"{bucket.url}/cache"
-    with pytest.raises(ImageError, match=r"^sample \d+, dogs/3\.jpg, cannot be cached"):
-        far(train, root)
-    manifest = far(train, root, on_error="skip")
-    assert [name for _, name, _ in manifest.skipped] == ["dogs/3.jpg"]
-    made(torn, tmp_path / "local", on_error="skip")
-    assert_same(bucket.contents("cache"), contents(tmp_path / "local"), stamps=True)
 
 
 @pytest.mark.slow
@@ -473,25 +435,6 @@ def test_truncated_shard_is_named_in_error(bucket: Bucket, here: Path, tmp_path:
     (tmp_path / "data" / "000001.tar").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DatasetError, match=rf"shard '{bucket.url}/data/000001\.tar' .*truncated"):
         open_source(bucket.fill("data", tmp_path / "data"))
-
-
-@pytest.mark.slow
-def test_command_accepts_urls(
-    bucket: Bucket, train: str, here: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    root = f"{bucket.url}/cache"
-    with pytest.raises(SystemExit) as left:
-        main(["cache", "build", train, root, "--sizes", "16,24", "--workers", "1"])
-    assert not left.value.code
-    assert f"{root}: 80 images, webdataset: 16 px JPEG q95 " in capfd.readouterr().out
-    with pytest.raises(SystemExit) as left:
-        main(["cache", "add-size", root, "20", "--workers", "1"])
-    assert not left.value.code
-    assert f"{root}: 80 images, webdataset: 16 px JPEG q95 " in capfd.readouterr().out
-    found = bucket.contents("cache")
-    assert {name: found[name] for name in found if name.startswith(("16/", "24/"))} == {
-        name: data for name, data in contents(here).items() if name.startswith(("16/", "24/"))
-    }
 
 
 # Images that are fetched ahead

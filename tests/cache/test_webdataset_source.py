@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from pictures import LABELS, assert_cached, encoded, pictures
 
 from feedline.cache.build import build_cache
 from feedline.cache.source import open_source
-from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.errors import DatasetError, UsageError
 
 webdataset = pytest.importorskip("webdataset")
 
@@ -36,13 +35,6 @@ def written(path: Path, samples: list[dict[str, Any]]) -> Path:
         for sample in samples:
             shard.write(sample)
     return path
-
-
-def read_by_webdataset(path: Path) -> list[dict[str, Any]]:
-    reading = webdataset.tariterators
-    with open(path, "rb") as stream:
-        files = reading.tar_file_expander([{"url": str(path), "stream": stream}])
-        return list(reading.group_by_keys(files))
 
 
 @pytest.fixture
@@ -78,28 +70,6 @@ def test_one_shard_may_be_named(shards: Path, pattern: str) -> None:
     assert [source.store.key(sample) for sample in range(len(source))] == [
         f"a.tar/deep/{number:03d}" for number in range(5)
     ]
-
-
-def test_samples_equal_those_of_webdataset(shards: Path) -> None:
-    write_shard(
-        shards / "c.tar",
-        {
-            "__meta__/a.json": b"{}",
-            "__shard__": b"",
-            "no-ending": b"",
-            "._1.jpg": b"of another system",
-            "./x/1.JPG": encoded(pictures()[0], "JPEG"),
-            "./x/1.seg.png": b"a mask",
-            "./x/1.cls": b" 7\n",
-        },
-    )
-    source = pickle.loads(pickle.dumps(open_source(shards)))
-    theirs = [sample for name in "abc" for sample in read_by_webdataset(shards / f"{name}.tar")]
-    assert len(source) == len(theirs)
-    for sample, their in enumerate(theirs):
-        assert source.store.key(sample).partition("/")[2] == their["__key__"]
-        assert source.read(sample) == their.get("png", their.get("jpg"))
-        assert source.store.label(sample) == int(their["cls"])
 
 
 def test_image_is_chosen_by_extension_and_label_may_be_json(tmp_path: Path) -> None:
@@ -169,27 +139,6 @@ def test_shard_truncated_anywhere_is_rejected(shards: Path) -> None:
                 open_source(shards)
 
 
-def test_image_beyond_end_of_shard_is_named_in_error(shards: Path) -> None:
-    with tarfile.open(shards / "b.tar") as tar:
-        member = tar.getmember("deep/006.png")
-    os.truncate(shards / "b.tar", member.offset_data + 10)
-    with pytest.raises(
-        DatasetError,
-        match=r"b\.tar' is truncated: it ends at byte .*, before the end of 'deep/006.png'",
-    ):
-        open_source(shards)
-
-
-def test_damaged_header_is_not_end_of_archive(shards: Path) -> None:
-    with tarfile.open(shards / "b.tar") as tar:
-        member = tar.getmember("deep/006.png")
-    whole = bytearray((shards / "b.tar").read_bytes())
-    whole[member.offset + 5] ^= 1
-    (shards / "b.tar").write_bytes(whole)
-    with pytest.raises(DatasetError, match=f"damaged at byte {member.offset} of"):
-        open_source(shards)
-
-
 def test_any_bytes_are_shards_or_raise_with_their_name(shards: Path) -> None:
     whole = (shards / "b.tar").read_bytes()
     generator = np.random.default_rng(0)
@@ -215,16 +164,6 @@ def test_compressed_shards_raise_with_hint(tmp_path: Path, name: str) -> None:
     os.rename(tmp_path / name, tmp_path / "b.tar")
     with pytest.raises(DatasetError, match=r"b\.tar' is compressed by gzip"):
         open_source(tmp_path)
-
-
-def test_shard_truncated_after_listing_raises(shards: Path) -> None:
-    source = open_source(shards)
-    os.truncate(shards / "b.tar", 600)
-    with pytest.raises(ImageError, match="its shard has changed since it was scanned"):
-        source.read(5)
-    os.unlink(shards / "a.tar")
-    with pytest.raises(ImageError, match="its shard cannot be opened: No such file"):
-        source.read(0)
 
 
 def test_stamp_changes_with_shard_and_position(shards: Path) -> None:

@@ -21,8 +21,8 @@ import pytest
 
 from feedline import DataLoader, EvalCrop, ImageFolder
 from feedline.errors import DatasetError, FeedlineError, ImageError, UsageError
-from feedline.order.batch_spec import Item
 from feedline.sources import archives
+from row_of import row
 
 NAMES = ["cats/1.jpg", "cats/a-b/2.jpg", "cats/a/3.JPG", "cats/a/4.jpg", "dogs/5.jpg", "dogs/6.jpg"]
 
@@ -69,12 +69,6 @@ PACKED: dict[str, Callable[[Path, Path], Path]] = {
     "deflated.ZIP": zipped,
     "plain.tar": tarred,
 }
-
-
-def row(source: Any, sample: int) -> tuple[Any, Any]:
-    made = np.zeros((16, 16, 3), np.uint8), np.zeros((), np.int64)
-    source.load(Item(sample, 16, 3, 1.0), made)
-    return made
 
 
 @pytest.mark.parametrize("kind", PACKED)

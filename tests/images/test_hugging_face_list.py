@@ -10,15 +10,10 @@ import pytest
 
 from feedline import DataLoader, ImageList
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.order.batch_spec import Field, Item
+from feedline.order.batch_spec import Field
+from row_of import row
 
 datasets = pytest.importorskip("datasets")
-
-
-def row(source: Any, sample: int) -> tuple[Any, ...]:
-    made = tuple(np.zeros(field.shape, field.dtype) for field in source.fields(16))
-    source.load(Item(sample, 16, 3, 1.0), made)
-    return made
 
 
 @pytest.fixture(params=["bytes", "paths", "saved"])

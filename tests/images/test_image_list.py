@@ -14,17 +14,12 @@ import torch
 
 from feedline import DataLoader, EvalCrop, ImageArray, ImageFolder, ImageList, build_cache
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.order.batch_spec import Field, Item
+from feedline.order.batch_spec import Field
 from feedline.sources.manifest import read_manifest
+from row_of import row
 
 NAMES = [f"{kind}/{number}.jpg" for kind in ("cats", "dogs") for number in range(6)]
 SORTS = ["cat"] * 6 + ["dog"] * 6
-
-
-def row(source: Any, sample: int, size: int = 16) -> tuple[Any, ...]:
-    made = tuple(np.zeros(field.shape, field.dtype) for field in source.fields(size))
-    source.load(Item(sample, size, 3, 1.0), made)
-    return made
 
 
 def listed(root: Path, labels: Any = None, names: Any = None, **options: Any) -> ImageList:

@@ -15,8 +15,8 @@ import pytest
 
 from feedline import DataLoader, ImageList
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.order.batch_spec import Item
 from feedline.sources.lmdb_reader import LmdbReader
+from row_of import row
 
 lmdb = pytest.importorskip("lmdb")
 
@@ -50,12 +50,6 @@ def keyed(tmp_path: Path, images: list[bytes]) -> Path:
     """Layout of LSUN: images with random keys."""
     entries = {f"{k * 7919:08x}".encode(): image for k, image in enumerate(images)}
     return written(tmp_path / "keyed", entries)
-
-
-def row(source: Any, sample: int) -> tuple[Any, ...]:
-    made = tuple(np.zeros(field.shape, field.dtype) for field in source.fields(16))
-    source.load(Item(sample, 16, 3, 1.0), made)
-    return made
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals")

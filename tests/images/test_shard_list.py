@@ -16,8 +16,9 @@ import pytest
 
 from feedline import DataLoader, ImageList, build_cache
 from feedline.errors import DatasetError, ImageError, SampleError, UsageError
-from feedline.order.batch_spec import Field, Item
+from feedline.order.batch_spec import Field
 from feedline.sources import webdataset
+from row_of import row
 
 Files = dict[str, bytes]
 
@@ -62,12 +63,6 @@ def shards(tmp_path: Path, images: list[bytes]) -> Path:
     for number in range(3):
         shard(root / f"train-{number:03d}.tar", samples(images, 4 * number, 4))
     return root / "train-{000..002}.tar"
-
-
-def row(source: Any, sample: int) -> tuple[Any, ...]:
-    made = tuple(np.zeros(field.shape, field.dtype) for field in source.fields(16))
-    source.load(Item(sample, 16, 3, 1.0), made)
-    return made
 
 
 def test_a_sample_has_the_name_of_its_shard_and_image(shards: Path) -> None:

@@ -15,10 +15,11 @@ from feedline import EvalCrop, ImageArray, ImageFolder, TrainCrop
 from feedline.errors import ImageError
 from feedline.images.crops import without_addresses
 from feedline.images.rows import RowPipeline
-from feedline.order.batch_spec import Field, Item
+from feedline.order.batch_spec import Field
 from feedline.sources.arrays import ArrayStore
 from feedline.sources.folder import FileStore
 from feedline.sources.store import PathTable, path_starts
+from row_of import row
 from slow import slow
 
 
@@ -90,12 +91,6 @@ def archive(tmp_path, folder):
     return ZipStore(str(tmp_path / "all.zip"), [*map(str, range(6)), "absent"])
 
 
-def row(data, sample, seed=3):
-    arrays = tuple(np.zeros(field.shape, field.dtype) for field in data.fields(24))
-    data.load(Item(sample, 24, seed, 1.0), arrays)
-    return arrays
-
-
 @pytest.mark.parametrize("transform", [TrainCrop(), EvalCrop()])
 def test_archive_rows_equal_those_of_folder(folder, archive, transform):
     data = RowPipeline(archive, transform)
@@ -106,16 +101,16 @@ def test_archive_rows_equal_those_of_folder(folder, archive, transform):
     )
     data.open(0, 1)
     for sample in range(6):
-        image, label = row(data, sample)
-        assert np.array_equal(image, row(folder.with_transform(transform), sample)[0])
+        image, label = row(data, sample, 24)
+        assert np.array_equal(image, row(folder.with_transform(transform), sample, 24)[0])
         assert label.tolist() == [sample, 0, 1.5, 2]
     with pytest.raises(
         ImageError, match=r"sample 6, .*all\.zip:absent, cannot be loaded: it is not"
     ):
-        row(data, 6)
+        row(data, 6, 24)
     data.close()
     assert archive.archive is None
-    assert np.array_equal(row(data, 5)[0], image)  # it is opened again
+    assert np.array_equal(row(data, 5, 24)[0], image)  # it is opened again
     data.close()
 
 
@@ -139,12 +134,12 @@ def test_table_rows_equal_those_of_folder(folder):
     store = FileStore(PathTable(blob, path_starts(blob), labels), b"")
     data = pickle.loads(pickle.dumps(RowPipeline(store, folder.transform)))
     for sample in range(6):
-        image, label = row(data, sample)
-        assert np.array_equal(image, row(folder, sample)[0])
+        image, label = row(data, sample, 24)
+        assert np.array_equal(image, row(folder, sample, 24)[0])
         assert label == labels[sample]
         assert data.name(sample) == folder.name(sample)
     with pytest.raises(IndexError, match="6 is out of range for 6"):
-        row(data, 6)
+        row(data, 6, 24)
     relabelled = FileStore(PathTable(blob, path_starts(blob), labels[::-1]), b"")
     assert relabelled.fingerprint() != store.fingerprint()
 
