@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,7 @@ from feedline.cache.build import build_cache
 from feedline.errors import ImageError, UsageError
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.order.batch_spec import Item
-from feedline.sources.folder import folder_store
 from feedline.sources.remote_cache import open_cache
-from feedline.sources.store import path_starts
 from row_of import made
 
 STEPS = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
@@ -64,19 +60,6 @@ def test_files_in_any_order_get_their_own_copies(photos: Path, tmp_path: Path, o
     assert len(found) == len(set(numbers))
 
 
-def test_subset_of_folder_uses_its_own_copies(photos: Path, tmp_path: Path) -> None:
-    root = cache_of(photos, tmp_path / "cache")
-    data = ImageFolder(photos)
-    wanted, index = copies(data, root), data.files.paths
-    numbers = np.array([20, 3, 11, 0, 23, 12])
-    blob = np.frombuffer(b"".join(index.name(k) + b"\0" for k in numbers.tolist()), np.uint8)
-    part = copy.copy(data)
-    chosen = type(index)(blob, path_starts(blob), index.labels[numbers], index.classes)
-    part.store = folder_store(str(photos), chosen)
-    found = copies(part, root)
-    assert found == {data.name(k): wanted[data.name(k)] for k in numbers.tolist()}
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes are Linux's")
 @pytest.mark.parametrize("dataset", ["feedline", "torchvision"])
 def test_non_utf8_names_are_found(tmp_path: Path, dataset: str) -> None:
@@ -111,13 +94,6 @@ def test_concatenated_names_do_not_collide(tmp_path: Path) -> None:
     root = cache_of(source, tmp_path / "cache")
     with pytest.raises(UsageError, match=r"no copies of 1 of 1 images, 'c/x\.jpgc/y\.jpg'"):
         ImageFolder(other).cached(open_cache(root))
-
-
-def test_cache_of_another_folder_raises_with_missing_files(
-    photos: Path, odd_photos: Path, built: Callable[..., Path]
-) -> None:
-    with pytest.raises(UsageError, match=r"no copies of 70 of 70 images, '\.hidden/02\.jpg', "):
-        ImageFolder(odd_photos).cached(open_cache(built()))
 
 
 def test_skipped_file_is_read_from_original(tmp_path: Path) -> None:

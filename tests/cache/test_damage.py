@@ -190,43 +190,35 @@ def test_pipe_instead_of_file_does_not_block(
         assert not verify(root, workers=1).is_sound
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda text: text.replace('"feedline_cache": 1', '"feedline_cache": 2'), "newer feedline"),
-        (lambda text: text[: len(text) // 2], "is not a valid manifest"),
-        (lambda text: "[]", "is not a valid manifest"),
-        (lambda text: text.replace('"side": 24', '"side": "../24"'), "is not a valid manifest"),
-        (lambda text: text.replace('"webdataset"', '"pickle"'), "unknown format 'pickle'"),
-        (lambda text: text.replace('"int64"', '"object"'), "is not a valid manifest"),
-        (lambda text: text.replace('"side": 48', '"side": 24'), "is not a valid manifest"),
-        (lambda text: text.replace('"samples": 24', '"samples": -1'), "is not a valid manifest"),
-        (
-            lambda text: text.replace('"samples": 24', '"samples": 1' + "0" * 400),
-            "is not a valid manifest",
-        ),
-        (lambda text: text.replace('"int64"', '"int7"'), "is not a valid manifest"),
-        (
-            lambda text: text.replace('"skipped": []', '"skipped": [[Infinity, "a", "b"]]'),
-            "is not a valid manifest",
-        ),
-        (
-            lambda text: text.replace('"shards": [', '"shards": [7, ', 1),
-            "different numbers of shards",
-        ),
-        (lambda text: "[" * 100_000, "is not a valid manifest"),
-    ],
-)
-def test_invalid_manifest_is_rejected(
-    damaged: Callable[..., Path], change: Callable[[str], str], said: str
-) -> None:
-    root = damaged()
-    manifest = root / "feedline-cache.json"
-    manifest.write_text(change(manifest.read_text()))
+CHANGED_TEXTS = {
+    '"feedline_cache": 1': ('"feedline_cache": 2', "newer feedline"),
+    '"side": 24': ('"side": "../24"', "is not a valid manifest"),
+    '"webdataset"': ('"pickle"', "unknown format 'pickle'"),
+    '"int64"': ('"object"', "is not a valid manifest"),
+    '"int64",': ('"int7",', "is not a valid manifest"),
+    '"side": 48': ('"side": 24', "is not a valid manifest"),
+    '"samples": 24': ('"samples": -1', "is not a valid manifest"),
+    '"samples": 24,': (f'"samples": 1{"0" * 400},', "is not a valid manifest"),
+    '"skipped": []': ('"skipped": [[Infinity, "a", "b"]]', "is not a valid manifest"),
+    '"shards": [': ('"shards": [7, ', "different numbers of shards"),
+}
+
+
+@pytest.mark.parametrize("text", CHANGED_TEXTS)
+def test_invalid_manifest_is_rejected(damaged: Callable[..., Path], text: str) -> None:
+    root, (other, said) = damaged(), CHANGED_TEXTS[text]
+    manifest = root / MANIFEST
+    whole = manifest.read_text()
+    assert text in whole
+    manifest.write_text(whole.replace(text, other, 1 if said.startswith("different") else -1))
     with pytest.raises(DatasetError, match=said) as raised:
         ImageFolder(root)
     if said == "newer feedline":  # intact, so no rebuild because of damage
         assert "no manifest" not in str(raised.value)
+    for torn in (whole[: len(whole) // 2], "[]", "[" * 100_000):
+        manifest.write_text(torn)
+        with pytest.raises(DatasetError, match="is not a valid manifest"):
+            ImageFolder(root)
 
 
 def test_damaged_level_index_raises_before_first_batch(

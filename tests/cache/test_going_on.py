@@ -12,10 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image
 
 from cache_contents import everything, shown
+from caches import made
 from feedline import ImageFolder
 from feedline.cache.build import add_size, build_cache
 from feedline.cache.job import BuildState
@@ -209,3 +212,21 @@ def test_damaged_record_is_ignored(odd_photos: Path, tmp_path: Path, damage: str
     assert counted(odd_photos, root)[1] == 32
     counted(odd_photos, tmp_path / "new")
     assert everything(root) == everything(tmp_path / "new")
+
+
+pytest.importorskip("lmdb")
+
+
+def test_entries_are_removed_from_full_lmdb(tmp_path: Path) -> None:
+    source = tmp_path / "photos"
+    (source / "cats").mkdir(parents=True)
+    for number in range(96):
+        pixels = np.full((256, 256, 3), number, np.uint8)
+        jpeg = simplejpeg.encode_jpeg(pixels)
+        (source / "cats" / f"{number:02}.jpg").write_bytes(jpeg)
+    made(source, tmp_path / "cache", "lmdb", sizes=(256,), raw=True)
+    for number in range(64, 96):  # all of a unit, so that nothing is written before it is removed
+        (source / "cats" / f"{number}.jpg").unlink()
+    made(source, tmp_path / "cache", "lmdb", sizes=(256,), raw=True)
+    made(source, tmp_path / "new", "lmdb", sizes=(256,), raw=True)
+    assert everything(tmp_path / "cache") == everything(tmp_path / "new")

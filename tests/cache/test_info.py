@@ -8,8 +8,9 @@ import pytest
 
 import feedline
 from caches import FORMATS, contents, made, photos
+from feedline import ImageFolder
 from feedline.cache import rates
-from feedline.cache.rates import cache_info
+from feedline.cache.rates import cache_info, loader_rate, measure_rates
 from feedline.errors import DatasetError
 
 
@@ -63,3 +64,18 @@ def test_damaged_index_raises(tmp_path: Path) -> None:
         cache_info(tmp_path / "cache", measure=False)
     with pytest.raises(DatasetError, match="is not a cache"):
         cache_info(tmp_path / "photos")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_rate_is_counted_over_epochs(jpeg_folder: Path, workers: int) -> None:
+    folder = ImageFolder(jpeg_folder)
+    assert loader_rate(folder, 16, workers=workers, seconds=0.05) > 0
+    turns: list[tuple[str, int, int]] = []
+    rates = measure_rates(
+        {(16, None): folder, (24, None): folder},
+        workers=workers,
+        seconds=0.01,
+        progress=lambda *turn: turns.append(turn),
+    )
+    assert set(rates) == {(16, None), (24, None)}
+    assert turns == [("measuring", turn, 6) for turn in range(6)]

@@ -62,18 +62,6 @@ def test_files_of_several_kinds_are_rejected(tmp_path: Path) -> None:
         open_source(tmp_path / "*")
 
 
-def test_arrow_files_are_rejected_with_a_hint(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
-    (tmp_path / "train" / "state.json").write_text("{}")
-    (tmp_path / "train" / "data-00000-of-00001.arrow").touch()
-    for path in (tmp_path, tmp_path / "train"):
-        with pytest.raises(
-            DatasetError, match=r"(?s)save_to_disk.*to_parquet\(\.\.\.\), or pass the"
-        ):
-            open_source(path)
-
-
 def split(root: Path) -> Path:
     for name in ("train", "val"):
         write_images(root / name)

@@ -34,103 +34,79 @@ def recognised(root, *steps):
     return dataset, recognition
 
 
+BY_KIND = {torch.Tensor: None, "others": torch.float32}
+SIZE, SCALED = (32, 32), V2_FLOATS[0]
+V1_BYTES, V2_BYTES = v1.PILToTensor(), v2.ToImage()
+TO_FLOATS = [v1.ConvertImageDtype(torch.float32), v1.Normalize(MEAN, STD)]
 FIXED = {
     "v1 usual": [v1.Resize(40), v1.CenterCrop(32), *V1_FLOATS],
     "v1 odd corner": [v1.Resize(41), v1.CenterCrop(32), *V1_FLOATS],
-    "v1 square": [v1.Resize((32, 32)), v1.ToTensor()],
+    "v1 square": [v1.Resize(SIZE), v1.ToTensor()],
     "v1 square, larger": [v1.Resize((64, 64)), v1.ToTensor()],
     "v1 square, centre": [v1.Resize([40, 40]), v1.CenterCrop(32), v1.ToTensor()],
     "v1 whole short side": [v1.Resize([32]), v1.CenterCrop([32]), v1.ToTensor()],
     "v1 floats before the crop": [v1.Resize(40), v1.ToTensor(), v1.CenterCrop(32)],
-    "v1 bytes": [v1.Resize(40), v1.CenterCrop(32), v1.PILToTensor()],
-    "v1 bytes first": [v1.PILToTensor(), v1.Resize(40), v1.CenterCrop(32)],
-    "v1 bytes, then floats": [
-        *(v1.PILToTensor(), v1.Resize(40), v1.CenterCrop(32)),
-        *(v1.ConvertImageDtype(torch.float32), v1.Normalize(MEAN, STD)),
-    ],
-    "v1 Sequential": [
+    "v1 bytes": [v1.Resize(40), v1.CenterCrop(32), V1_BYTES],
+    "v1 bytes first": [V1_BYTES, v1.Resize(40), v1.CenterCrop(32)],
+    "v1 bytes, then floats": [V1_BYTES, v1.Resize(40), v1.CenterCrop(32), *TO_FLOATS],
+    "Sequential": [
         nn.Sequential(v1.Resize(40), nn.Sequential(v1.CenterCrop(32))),
         v1.ToTensor(),
     ],
-    "v1 Pillow's own name for bilinear": [
-        v1.Resize((32, 32), Image.Resampling.BILINEAR),
-        v1.ToTensor(),
-    ],
+    "v1 Pillow's name for bilinear": [v1.Resize(SIZE, Image.Resampling.BILINEAR), v1.ToTensor()],
     **{
         f"v1 {mode.value}": [v1.Resize(40, mode), v1.CenterCrop(32), *V1_FLOATS]
         for mode in InterpolationMode
     },
-    "v1 bicubic, by Pillow's number": [v1.Resize((32, 32), 3), v1.ToTensor()],
-    "v2 bicubic": [v2.Resize(40, 3), v2.CenterCrop(32), v2.ToImage(), *V2_FLOATS],
-    "v2 bicubic bytes": [v2.ToImage(), v2.Resize((32, 32), 3), V2_FLOATS[0]],
-    "v1 bicubic bytes": [v1.PILToTensor(), v1.Resize((32, 32), 3)],
-    "v2 nearest bytes": [v2.ToImage(), v2.Resize((32, 32), 0)],
-    "v1 bytes first, larger": [v1.PILToTensor(), v1.Resize((64, 64))],
+    "v1 bicubic, by Pillow's number": [v1.Resize(SIZE, 3), v1.ToTensor()],
+    "v2 bicubic": [v2.Resize(40, 3), v2.CenterCrop(32), V2_BYTES, *V2_FLOATS],
+    "v2 bicubic bytes": [V2_BYTES, v2.Resize(SIZE, 3), SCALED],
+    "v1 bicubic bytes": [V1_BYTES, v1.Resize(SIZE, 3)],
+    "v2 nearest bytes": [V2_BYTES, v2.Resize(SIZE, 0)],
+    "v1 bytes first, larger": [V1_BYTES, v1.Resize((64, 64))],
     "v2 bytes first, larger": [v2.PILToTensor(), v2.Resize((64, 64))],
-    "v1 antialias does not matter to PIL": [v1.Resize((32, 32), antialias=None), v1.ToTensor()],
+    "v1 antialias does not matter to PIL": [v1.Resize(SIZE, antialias=None), v1.ToTensor()],
     "v1 oblong": [v1.Resize((32, 20)), *V1_FLOATS],
     "v1 oblong centre": [v1.Resize([24, 40]), v1.CenterCrop((18, 32)), v1.ToTensor()],
     "v2 oblong centre": [v2.Resize(40), v2.CenterCrop((24, 32)), v2.PILToTensor()],
-    "v2 oblong bytes": [v2.ToImage(), v2.Resize((20, 32), 3)],
-    "v2 usual": [v2.Resize(40), v2.CenterCrop(32), v2.ToImage(), *V2_FLOATS],
-    "v2 image first": [v2.ToImage(), v2.Resize(40, antialias=True), v2.CenterCrop(32), *V2_FLOATS],
-    "v2 nested": [
-        v2.Compose([v2.ToImage(), v2.Compose([v2.Resize((32, 32))])]),
-        v2.Compose(V2_FLOATS),
-    ],
-    "v2 names": [v2.Resize((32, 32), interpolation="bilinear"), v2.PILToTensor()],
-    "v2 number": [v2.Resize((32, 32), interpolation=2), v2.PILToTensor()],
-    "v2 pure": [v2.ToImage(), v2.Resize((32, 32)), V2_FLOATS[0], v2.ToPureTensor(), v2.Identity()],
-    "v2 pure first": [v2.ToImage(), v2.ToPureTensor(), v2.Resize((32, 32))],
-    "v2 unscaled": [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float32)],
-    "v2 doubles": [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float64, scale=True)],
-    "v2 halves": [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float16, scale=True)],
-    "v2 integers": [v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.int16, scale=True)],
-    "v2 by kind": [
-        *(v2.Resize((32, 32)), v2.ToImage()),
-        v2.ToDtype({torch.Tensor: None, "others": torch.float32}, scale=True),
-    ],
-    "v2 old name": [v2.Resize((32, 32)), v2.ToImage(), v2.ConvertImageDtype(torch.uint8)],
+    "v2 oblong bytes": [V2_BYTES, v2.Resize((20, 32), 3)],
+    "v2 usual": [v2.Resize(40), v2.CenterCrop(32), V2_BYTES, *V2_FLOATS],
+    "v2 image first": [V2_BYTES, v2.Resize(40, antialias=True), v2.CenterCrop(32), *V2_FLOATS],
+    "v2 nested": [v2.Compose([V2_BYTES, v2.Compose([v2.Resize(SIZE)])]), v2.Compose(V2_FLOATS)],
+    "v2 names": [v2.Resize(SIZE, interpolation="bilinear"), v2.PILToTensor()],
+    "v2 number": [v2.Resize(SIZE, interpolation=2), v2.PILToTensor()],
+    "v2 pure": [V2_BYTES, v2.Resize(SIZE), SCALED, v2.ToPureTensor(), v2.Identity()],
+    "v2 pure first": [V2_BYTES, v2.ToPureTensor(), v2.Resize(SIZE)],
+    "v2 unscaled": [v2.Resize(SIZE), V2_BYTES, v2.ToDtype(torch.float32)],
+    **{
+        f"v2 {dtype}": [v2.Resize(SIZE), V2_BYTES, v2.ToDtype(dtype, scale=True)]
+        for dtype in (torch.float64, torch.float16, torch.int16)
+    },
+    "v2 by kind": [v2.Resize(SIZE), V2_BYTES, v2.ToDtype(BY_KIND, scale=True)],
+    "v2 old name": [v2.Resize(SIZE), V2_BYTES, v2.ConvertImageDtype(torch.uint8)],
     "both": [v2.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v2.Normalize(MEAN, STD)],
-    "one mean for all": [
-        v1.Resize((32, 32)),
-        v1.ToTensor(),
-        v1.Normalize([0.5], [0.25], inplace=True),
-    ],
+    "one mean for all": [v1.Resize(SIZE), v1.ToTensor(), v1.Normalize([0.5], [0.25], inplace=True)],
 }
 
-
+CROP1, CROP2, FLIP1, FLIP2 = (
+    *(library.RandomResizedCrop(32) for library in (v1, v2)),
+    *(library.RandomHorizontalFlip() for library in (v1, v2)),
+)
 RANDOM = {
-    "v1 usual": [v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), *V1_FLOATS],
-    "v1 bicubic": [
-        v1.RandomResizedCrop(32, interpolation=3),
-        v1.RandomHorizontalFlip(),
-        *V1_FLOATS,
-    ],
-    "v2 lanczos": [
-        *(v2.RandomResizedCrop(32, interpolation=1), v2.RandomHorizontalFlip()),
-        *(v2.ToImage(), *V2_FLOATS),
-    ],
-    "v1 oblong": [v1.RandomResizedCrop((32, 20)), v1.RandomHorizontalFlip(), *V1_FLOATS],
-    "v1 flip first": [v1.RandomHorizontalFlip(), v1.RandomResizedCrop(32), *V1_FLOATS],
-    "v1 floats flipped": [v1.RandomResizedCrop(32), *V1_FLOATS, v1.RandomHorizontalFlip()],
-    "v1 own shares": [
-        v1.RandomResizedCrop(32, scale=(0.5, 0.8), ratio=(1, 1.2)),
-        *(v1.RandomHorizontalFlip(), *V1_FLOATS),
-    ],
-    "v1 bytes first": [
-        *(v1.PILToTensor(), v1.RandomResizedCrop(32), v1.RandomHorizontalFlip()),
-        *(v1.ConvertImageDtype(torch.float32), v1.Normalize(MEAN, STD)),
-    ],
-    "v2 usual": [
-        *(v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ToImage(), *V2_FLOATS),
-    ],
-    "v2 image first": [
-        *(v2.ToImage(), v2.RandomResizedCrop(32, antialias=True), v2.RandomHorizontalFlip()),
-        *V2_FLOATS,
-    ],
-    "v2 flip before the bytes": [
-        *(v2.RandomHorizontalFlip(), v2.PILToTensor(), v2.RandomResizedCrop([32, 32])),
+    "v1 usual": [CROP1, FLIP1, *V1_FLOATS],
+    "v1 bicubic": [v1.RandomResizedCrop(32, interpolation=3), FLIP1, *V1_FLOATS],
+    "v2 lanczos": [v2.RandomResizedCrop(32, interpolation=1), FLIP2, V2_BYTES, *V2_FLOATS],
+    "v1 oblong": [v1.RandomResizedCrop((32, 20)), FLIP1, *V1_FLOATS],
+    "v1 flip first": [FLIP1, CROP1, *V1_FLOATS],
+    "v1 floats flipped": [CROP1, *V1_FLOATS, FLIP1],
+    "v1 own shares": [v1.RandomResizedCrop(32, (0.5, 0.8), (1, 1.2)), FLIP1, *V1_FLOATS],
+    "v1 bytes first": [V1_BYTES, CROP1, FLIP1, *TO_FLOATS],
+    "v2 usual": [CROP2, FLIP2, V2_BYTES, *V2_FLOATS],
+    "v2 image first": [V2_BYTES, v2.RandomResizedCrop(32, antialias=True), FLIP2, *V2_FLOATS],
+    "v2 flip before": [
+        FLIP2,
+        v2.PILToTensor(),
+        v2.RandomResizedCrop([32, 32]),
         *V2_FLOATS,
     ],
 }

@@ -80,6 +80,8 @@ def numpys_random(image):
     return image + float(np.random.rand())
 
 
+JITTER, BLUR, POLICY = v1.ColorJitter(0.4), v1.GaussianBlur(3), v1.TrivialAugmentWide()
+V2_BYTES = v2.ToImage()
 # The steps, and the number of fused ones before the first unchanged one.
 AS_THEY_ARE = {
     "v1 erasing": (4, [*CROP, *FLOATS, v1.RandomErasing(1.0)]),
@@ -87,33 +89,18 @@ AS_THEY_ARE = {
     "v1 erasing in place": (4, [*CROP, *FLOATS, v1.RandomErasing(1.0, value=2, inplace=True)]),
     "v1 erasing by colours": (4, [*CROP, *FLOATS, v1.RandomErasing(0.5, value=(1, 2, 3))]),
     "v1 colours": (2, [*CROP, v1.ColorJitter(0.4, 0.4, 0.4, 0.1), *FLOATS]),
-    "v1 colours, then a flip": (
-        2,
-        [*CROP, v1.ColorJitter(0.4), v1.RandomHorizontalFlip(), *FLOATS],
-    ),
+    "v1 colours, then a flip": (2, [*CROP, JITTER, v1.RandomHorizontalFlip(), *FLOATS]),
     "v1 grey": (2, [*CROP, v1.RandomGrayscale(0.5), *FLOATS]),
-    "v1 in any order": (
-        2,
-        [*CROP, v1.RandomOrder([v1.ColorJitter(0.4), v1.GaussianBlur(3)]), *FLOATS],
-    ),
-    "v1 one of them": (
-        2,
-        [*CROP, v1.RandomChoice([v1.ColorJitter(0.4), v1.GaussianBlur(3)]), *FLOATS],
-    ),
+    "v1 in any order": (2, [*CROP, v1.RandomOrder([JITTER, BLUR]), *FLOATS]),
+    "v1 one of them": (2, [*CROP, v1.RandomChoice([JITTER, BLUR]), *FLOATS]),
     "v1 augmented": (2, [*CROP, v1.RandAugment(), *FLOATS]),
-    "v1 augmented bytes": (3, [v1.PILToTensor(), *CROP, v1.TrivialAugmentWide(), TO_FLOATS]),
-    "v2 augmented bytes": (3, [v2.ToImage(), *CROP, v2.RandAugment(), *V2_FLOATS]),
+    "v1 augmented bytes": (3, [v1.PILToTensor(), *CROP, POLICY, TO_FLOATS]),
+    "v2 augmented bytes": (3, [V2_BYTES, *CROP, v2.RandAugment(), *V2_FLOATS]),
     "v2 augmented, then bytes": (2, [*CROP, v2.TrivialAugmentWide(), v2.PILToTensor()]),
     "v1 bytes": (3, [*CROP, v1.PILToTensor(), v1.RandomInvert(0.5)]),
-    "v2 noise": (
-        4,
-        [*CROP, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise()],
-    ),
-    "v2 erasing": (3, [v2.ToImage(), *CROP, v2.RandomErasing(1.0, value="random")]),
-    "v2 perhaps": (
-        3,
-        [v2.ToImage(), *CROP, v2.RandomApply([v2.ColorJitter(0.5)]), v2.ToDtype(torch.float32)],
-    ),
+    "v2 noise": (4, [*CROP, V2_BYTES, V2_FLOATS[0], v2.GaussianNoise()]),
+    "v2 erasing": (3, [V2_BYTES, *CROP, v2.RandomErasing(1.0, value="random")]),
+    "v2 perhaps": (3, [V2_BYTES, *CROP, v2.RandomApply([v2.ColorJitter(0.5)]), V2_FLOATS[0]]),
     "a function of torch's generator": (4, [*CROP, *FLOATS, torchs_random]),
     "a function of Python's generator": (4, [*CROP, *FLOATS, pythons_random]),
     "a function of numpy's generator": (4, [*CROP, *FLOATS, numpys_random]),
@@ -233,22 +220,16 @@ def are_alike(ours, theirs):
         assert pixel_error(ours, theirs) * scale <= 0.06
 
 
+V2_CROP = [v2.Resize(40), v2.CenterCrop(32)]
 FORMS = {
-    "image of unscaled floats": [
-        *(v2.Resize(40), v2.CenterCrop(32), v2.ToImage(), v2.ToDtype(torch.float32)),
-    ],
+    "image of unscaled floats": [*V2_CROP, V2_BYTES, v2.ToDtype(torch.float32)],
     "pil": CROP,
     "tensor of bytes": [*CROP, v1.PILToTensor()],
-    "tensor of bytes early": [v2.PILToTensor(), *(v2.Resize(40), v2.CenterCrop(32))],
-    "image of bytes": [v2.ToImage(), v2.Resize(40), v2.CenterCrop(32)],
-    "pure image": [v2.ToImage(), v2.Resize(40), v2.CenterCrop(32), v2.ToPureTensor()],
+    "tensor of bytes early": [v2.PILToTensor(), *V2_CROP],
+    "image of bytes": [V2_BYTES, *V2_CROP],
+    "pure image": [V2_BYTES, *V2_CROP, v2.ToPureTensor()],
     "tensor of floats": [*CROP, v1.ToTensor()],
-    "image of floats": [
-        v2.Resize(40),
-        v2.CenterCrop(32),
-        v2.ToImage(),
-        v2.ToDtype(torch.float32, scale=True),
-    ],
+    "image of floats": [*V2_CROP, V2_BYTES, V2_FLOATS[0]],
 }
 
 

@@ -17,8 +17,7 @@ from feedline.errors import ImageError, UsageError
 from feedline.images.codec_registry import Decoder
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.compile_pipeline import compile_transform
-from feedline.images.compile.fused_transform import PlacedViews, ViewCrops
-from feedline.images.crops import Box, Window
+from feedline.images.compile.fused_transform import ViewCrops
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from image_inputs import opened, own_step, random_pipeline, usual_pipeline
@@ -79,18 +78,6 @@ def test_an_image_is_decoded_once_and_no_more_than_is_shown(pictures, monkeypatc
     parts.clear()
     feedline.views(small, usual_pipeline())(pictures["wide.jpg"])
     assert parts == [None], "a resize of the whole wants all of it"
-
-
-def test_unfused_steps_run_per_view(pictures):
-    crop = [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip()]
-    rest = [own_step, v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.ToTensor()]
-    whole, first = (feedline.views(*2 * [v1.Compose(s)]) for s in (crop + rest, crop))
-    made = seeded(1, lambda: whole(pictures["plain.jpg"]))
-    values = seeded(1, lambda: first(pictures["plain.jpg"]))
-    for ours, value in zip(made, values, strict=True):
-        for step in rest:
-            value = step(value)
-        assert torch.equal(ours, value)
 
 
 def test_unfused_views_receive_image_in_order(pictures):
@@ -211,25 +198,6 @@ def test_a_users_class_that_calls_transforms_runs_unchanged(tmp_path, pictures):
         assert len(next(iter(loader))[0]) == 3
         data.transform.transform = random_pipeline(12)
         assert next(iter(loader))[0][0].shape == (4, 3, 12, 12)
-
-
-def test_decoded_region_is_the_smallest_that_contains_all_views():
-    boxes = [Box(10, 20, 30, 40, False), Box(5, 50, 10, 30, True), Box(30, 25, 20, 5, False)]
-    placed = PlacedViews(tuple(boxes))
-    assert placed.part == (5, 20, 45, 60)
-    whole = np.arange(60 * 90 * 3, dtype=np.uint32).astype(np.uint8).reshape(60, 90, 3)
-    held = whole[5:50, 20:80]
-    for (part, placement), box in zip(placed.cut(held), boxes, strict=True):
-        top, left, height, width = box.part
-        assert placement is box
-        assert np.array_equal(part, whole[top : top + height, left : left + width])
-    window = PlacedViews((*boxes, Window(20, 20, 1, 1)))
-    assert window.part is None
-    assert [part.shape for part, _ in window.cut(whole)] == [
-        *((30, 40, 3), (10, 30, 3), (20, 5, 3), (60, 90, 3))
-    ]
-    half = placed.map_to_copy(30, 45, original=(60, 90))
-    assert half.part == (2, 10, 23, 30)
 
 
 def test_sizes_keep_their_proportion():

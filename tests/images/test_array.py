@@ -7,7 +7,6 @@ import pickle
 import numpy as np
 import pytest
 
-import feedline
 from feedline import EvalCrop, ImageArray
 from feedline.errors import DatasetError, UsageError
 
@@ -113,16 +112,6 @@ def test_mismatched_labels_are_rejected_with_hint(images, bad, message):
         ImageArray(images, bad)
 
 
-def test_class_names_are_numbered_as_in_a_list(images):
-    names = [("small", "large")[k % 2] for k in range(20)]
-    data = ImageArray(images, names)
-    listed = feedline.ImageList([f"{k}.jpg" for k in range(20)], names)
-    assert data.classes == listed.classes == ["large", "small"]
-    assert data.targets.tolist() == listed.targets.tolist() == [1, 0] * 10
-    assert ImageArray(images, np.array(names)).targets.tolist() == [1, 0] * 10
-    assert ImageArray(images, range(20)).classes == []
-
-
 def test_single_numbers_with_gaps_warn_and_rows_do_not(images):
     rows = np.ones((20, 2), np.float32)
     rows[3, 1] = np.nan
@@ -190,9 +179,3 @@ def test_invalid_array_files_are_named_and_never_unpickled(tmp_path, labels):
     (tmp_path / "short.npy").write_bytes((tmp_path / "objects.npy").read_bytes()[:20])
     with pytest.raises(DatasetError, match=r"short\.npy cannot be read"):
         ImageArray(tmp_path / "short.npy", labels)
-
-
-def test_names_locate_samples(images, labels, files):
-    assert ImageArray(images, labels).name(3) == "image 3 of an array in memory"
-    assert str(files[0]) in ImageArray(*files).name(3)
-    assert "20 images of 40 x 48 px" in repr(ImageArray(*files))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feedline.images.canvas import Axis, Canvas, image_on, mask_on
+from feedline.images.canvas import Axis, Canvas, image_on
 from feedline.images.crops import Window, cut
 from feedline.images.resize import FILTERS, fill_as, nearest_pixels
 
@@ -83,27 +83,3 @@ def test_window_equals_resized_whole_exactly(filter, mode):
         ((_, _, height, width),) = read.parts
         read_less += height * width < source[0] * source[1]
     assert read_less > 20
-
-
-def test_flips_and_pads_match_pixel_operations():
-    rng = np.random.default_rng(2)
-    image = rng.integers(0, 256, (30, 40, 3), np.uint8)
-    canvas = Canvas.of(30, 40).crop(5, 7, 20, 30).mirror().turn_over().pad(1, 2, 3, 4)
-    made = image_on(canvas, lambda part: cut(image, part), "bilinear", "pillow", (9, 8, 7))
-    expected = np.empty((26, 34, 3), np.uint8)
-    expected[:] = (9, 8, 7)
-    expected[2:22, 1:31] = image[5:25, 7:37][::-1, ::-1]
-    assert np.array_equal(made, expected)
-    mask = image[..., 0].astype(np.int16)[None]
-    shown = mask_on(canvas, mask, -5)
-    assert shown.dtype == np.int16
-    assert np.array_equal(shown[0, 2:22, 1:31], mask[0, 5:25, 7:37][::-1, ::-1])
-    assert (shown[0, :2] == -5).all()
-
-
-def test_padding_alone_shows_no_image():
-    canvas = Canvas.of(5, 5).pad(10, 10, 10, 10).crop(0, 0, 4, 6)
-    assert canvas.is_empty
-    made = image_on(canvas, lambda part: pytest.fail("read"), "bilinear", "pillow", (1, 1, 1))
-    assert np.array_equal(made, np.ones((4, 6, 3), np.uint8))
-    assert np.array_equal(mask_on(canvas, np.zeros((5, 5), np.uint8), 3), np.full((4, 6), 3))
