@@ -116,37 +116,26 @@ ORIGINALS = CacheChoice(
 LIMITS = {"disk_bytes": 10 * GB, "memory_bytes": 10 * GB, "disk_bytes_per_s": 5e8}
 
 
-def test_the_fastest_choice_that_fits_is_recommended() -> None:
-    fast, small, large = choice(5, 20), choice(4, 40), choice(11, 10)
-    best, reason = recommend(ORIGINALS, [large, small, fast], LIMITS, 10)
-    assert best is fast
-    for fact in ("10 epochs in 20 s", "5.0 times", "5.0 GB", "10 s", "after 2 epochs"):
-        assert fact in reason
-
-
-def test_the_smallest_of_equally_fast_choices_is_recommended() -> None:
-    small = choice(3, 20.9)
-    assert recommend(ORIGINALS, [choice(5, 20), small], LIMITS, 10)[0] is small
-
-
-def test_no_cache_is_recommended_if_the_originals_are_as_fast() -> None:
-    best, reason = recommend(ORIGINALS, [choice(5, 95)], LIMITS, 10)
-    assert best is None
-    assert "1.7 h" not in reason
-    assert "not worth it" in reason
-
-
-def test_no_cache_is_recommended_if_none_fits() -> None:
-    best, reason = recommend(ORIGINALS, [choice(12, 5), choice(11, 10)], LIMITS, 10)
-    assert best is None
-    assert "10.0 GB" in reason
-    assert "11.0 GB" in reason
-
-
-def test_unprofitable_build_and_disk_reads_are_reported() -> None:
-    reason = recommend(ORIGINALS, [choice(5, 20, build_s=90, needed=2e8)], LIMITS, 10)[1]
-    assert "several runs" in reason
-    assert "200.0 MB/s" in reason
+@pytest.mark.parametrize(
+    ("choices", "best", "facts"),
+    [
+        (
+            [choice(11, 10), choice(4, 40), choice(5, 20)],  # the fastest that fits
+            2,
+            ["10 epochs in 20 s", "5.0 times", "5.0 GB", "10 s", "after 2 epochs"],
+        ),
+        ([choice(5, 20), choice(3, 20.9)], 1, []),  # the smallest of equally fast ones
+        ([choice(5, 95)], None, ["not worth it"]),
+        ([choice(12, 5), choice(11, 10)], None, ["10.0 GB", "11.0 GB"]),
+        ([choice(5, 20, build_s=90, needed=2e8)], 0, ["several runs", "200.0 MB/s"]),
+    ],
+)
+def test_the_recommendation_is_the_fastest_choice_that_fits_and_pays(
+    choices: list[CacheChoice], best: int | None, facts: list[str]
+) -> None:
+    recommended, reason = recommend(ORIGINALS, choices, LIMITS, 10)
+    assert recommended is (None if best is None else choices[best])
+    assert [fact for fact in facts if fact not in reason] == []
 
 
 def test_images_larger_than_memory_are_read_at_disk_speed(

@@ -77,13 +77,6 @@ def test_entropy_codes_are_read_natively(library):
     assert decoder_by(library).reads_codes
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_libjpeg_decodes_to_the_same_pixels(kind):
-    data = KINDS[kind]()
-    for part in some_parts(HEIGHT, WIDTH, 20):
-        assert np.array_equal(by_libjpeg(data, part), cut_out(whole(data), part))
-
-
 def test_codes_read_without_bmi2_have_the_same_pixels():
     decoder = compiled_decoder()
     decoder._bmi2 = False
@@ -230,18 +223,6 @@ def test_any_bytes_give_pixels_of_libjpeg_or_none(blocks, progressive):
             assert np.array_equal(read(decoder, broken, part), cut_out(everything, part))
     assert compared > 100
     assert refused > 100
-
-
-def test_garbage_codes_raise_or_give_pixels_of_libjpeg():
-    dice, decoder = np.random.default_rng(4), compiled_decoder()
-    for data in (by_pillow(), restarted(), by_pillow(optimize=True, quality=30)):
-        first = scan_at(data)[0]
-        for _ in range(100):
-            garbage = dice.integers(0, 256, int(dice.integers(1, 20_000))).astype(np.uint8)
-            for codes in (garbage.tobytes(), garbage.tobytes().replace(b"\xff", b"\xff\0")):
-                broken = data[:first] + codes + b"\xff\xd9"
-                found = read(decoder, broken, (0, 0, HEIGHT, WIDTH))
-                assert found is None or np.array_equal(found, by_libjpeg(broken))
 
 
 @pytest.mark.parametrize("scan", range(10))

@@ -230,16 +230,6 @@ def test_a_pickle_carries_the_index_out_of_band_and_no_buffers(tmp_path):
     assert [other.path(i) for i in range(800)] == [data.path(i) for i in range(800)]
 
 
-def test_another_transform_shares_the_index(root):
-    train = ImageFolder(root, exif=True)
-    test = train.with_transform(EvalCrop())
-    assert test.files.paths is train.files.paths
-    assert (train.transform, test.transform) == (TrainCrop(), EvalCrop())
-    assert test.root == train.root
-    with pytest.raises(UsageError, match="got"):
-        train.with_transform(EvalCrop)
-
-
 def test_loading_keeps_no_memory(root):
     data = ImageFolder(root)
     row = np.zeros((32, 32, 3), np.uint8), np.zeros((), np.int64)

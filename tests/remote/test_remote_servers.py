@@ -24,6 +24,7 @@ from processes import eventually
 from range_server import Answer, RangeServer
 from remote_reading import batches, same
 from row_of import made
+from s3_server import Bucket, serving
 from slow import slow
 
 COUNT = 80
@@ -87,53 +88,29 @@ def nginx(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         server.wait()
 
 
-def test_nginx_batches_equal_those_of_cache(nginx: str, wanted: list[Any], tmp_path: Path) -> None:
-    data = ImageFolder(f"{nginx}/cache", local_dir=tmp_path)
-    for _ in range(2):
-        assert same(batches(data, num_workers=2), wanted)
+def test_nginx_batches_equal_those_of_cache_and_folder(
+    nginx: str, cache: Path, wanted: list[Any], tmp_path: Path
+) -> None:
+    folder = batches(ImageFolder(cache.parent / "photos"))
+    for name, expected in (("cache", wanted), ("photos", folder)):
+        data = ImageFolder(f"{nginx}/{name}", local_dir=tmp_path)
+        for _ in range(2):
+            assert same(batches(data, num_workers=2), expected)
     with pytest.raises(DatasetError, match="copied incompletely"):
         ImageFolder(f"{nginx}/elsewhere", local_dir=tmp_path)
-
-
-def test_nginx_batches_equal_those_of_folder(nginx: str, cache: Path, tmp_path: Path) -> None:
-    here = ImageFolder(cache.parent / "photos")
-    data = ImageFolder(f"{nginx}/photos", local_dir=tmp_path)
-    assert data.fingerprint() == here.fingerprint()
-    wanted = batches(here)
-    for _ in range(2):
-        assert same(batches(data, num_workers=2), wanted)
 
 
 # S3
 
 
 @pytest.fixture(scope="module")
-def bucket(cache: Path) -> Iterator[Any]:
-    """A client of S3, with the cache in a bucket."""
-    pytest.importorskip("s3fs")
-    moto_server = pytest.importorskip("moto.server")
-    boto3 = pytest.importorskip("boto3")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "key")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        patch.setenv("AWS_CONFIG_FILE", os.devnull)
-        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
-        server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-        host, port = server.get_host_and_port()
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="bucket")
-        for path in cache.rglob("*"):
-            if path.is_file():
-                client.upload_file(str(path), "bucket", f"train/{path.relative_to(cache)}")
-        for path in cache.parent.glob("photos/*/*.jpg"):
-            client.upload_file(str(path), "bucket", str(path.relative_to(cache.parent)))
-        yield client
-        client.close()
-        server.stop()
+def bucket(cache: Path) -> Iterator[Bucket]:
+    """A folder in S3 with the cache and its originals."""
+    with serving() as server:
+        made_there = Bucket(server)
+        made_there.fill("train", cache)
+        made_there.fill("photos", cache.parent / "photos")
+        yield made_there
 
 
 @pytest.mark.parametrize(
@@ -148,67 +125,64 @@ def bucket(cache: Path) -> Iterator[Any]:
     ids=lambda how: str(how.get("start_method", "here")),
 )
 def test_s3_batches_equal_those_of_cache(
-    bucket: Any, wanted: list[Any], tmp_path: Path, how: dict[str, Any]
+    bucket: Bucket, wanted: list[Any], tmp_path: Path, how: dict[str, Any]
 ) -> None:
-    data = ImageFolder("s3://bucket/train", local_dir=tmp_path)
+    data = ImageFolder(f"{bucket.url}/train", local_dir=tmp_path)
     assert same(batches(data, **how), wanted)
     assert same(batches(data, **how), wanted)
 
 
 @pytest.mark.parametrize("workers", [0, *slow(2)])
 def test_s3_batches_equal_those_of_folder_and_list(
-    bucket: Any, cache: Path, tmp_path: Path, workers: int
+    bucket: Bucket, cache: Path, tmp_path: Path, workers: int
 ) -> None:
     here = ImageFolder(cache.parent / "photos")
     wanted = batches(here)
-    data = ImageFolder("s3://bucket/photos", local_dir=tmp_path)
+    data = ImageFolder(f"{bucket.url}/photos", local_dir=tmp_path)
     assert data.fingerprint() == here.fingerprint()
     assert same(batches(data, num_workers=workers), wanted)
     names = [os.path.relpath(here.path(k), here.root) for k in range(len(here))]
-    urls = [f"s3://bucket/photos/{name}" for name in names]
+    urls = [f"{bucket.url}/photos/{name}" for name in names]
     listed = ImageList(urls, here.targets, local_dir=tmp_path, check=True)
     assert same(batches(listed, num_workers=workers), wanted)
-    missing = ImageList(["s3://bucket/nothing.jpg"], [0], local_dir=tmp_path)
-    with pytest.raises(ImageError, match=r"s3://bucket/nothing\.jpg.*FileNotFoundError"):
+    missing = ImageList([f"{bucket.url}/nothing.jpg"], [0], local_dir=tmp_path)
+    with pytest.raises(ImageError, match=rf"{bucket.url}/nothing\.jpg.*FileNotFoundError"):
         made(missing, 24, 0, 0)
     options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "batch_size": 4}
-    data = ImageFolder("s3://bucket/photos", storage_options=options, local_dir=tmp_path / "new")
+    data = ImageFolder(f"{bucket.url}/photos", storage_options=options, local_dir=tmp_path / "new")
     assert same(batches(data, num_workers=workers), wanted)
 
 
 @pytest.mark.slow
 def test_an_endpoint_may_be_named_in_the_options(
-    bucket: Any, wanted: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, wanted: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "key": "key", "secret": "word"}
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    data = ImageFolder("s3://bucket/train", local_dir=tmp_path, storage_options=options)
+    data = ImageFolder(f"{bucket.url}/train", local_dir=tmp_path, storage_options=options)
     assert same(batches(data, num_workers=2), wanted)
     with pytest.raises(FeedlineError, match=r'NoCredentialsError.*AWS_PROFILE.*"anon": True'):
         ImageFolder(
-            "s3://bucket/train",
+            f"{bucket.url}/train",
             local_dir=tmp_path,
             storage_options={"endpoint_url": options["endpoint_url"]},
         )
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/nothing", "s3://no-such-bucket/train"])
-def test_missing_object_in_s3_is_named(bucket: Any, tmp_path: Path, url: str) -> None:
-    with pytest.raises(DatasetError, match=rf"{url}.*FileNotFoundError.*URL is misspelt"):
-        ImageFolder(url, local_dir=tmp_path)
+def test_missing_object_in_s3_is_named(bucket: Bucket, tmp_path: Path) -> None:
+    for url in (f"{bucket.url}/nothing", "s3://no-such-bucket/train"):
+        with pytest.raises(DatasetError, match=rf"{url}.*FileNotFoundError.*URL is misspelt"):
+            ImageFolder(url, local_dir=tmp_path)
 
 
-def test_modified_shard_is_detected_and_named(bucket: Any, cache: Path, tmp_path: Path) -> None:
+def test_modified_shard_is_detected_and_named(bucket: Bucket, cache: Path, tmp_path: Path) -> None:
     damaged = shutil.copytree(cache, tmp_path / "damaged")
     store = open_cache(cache)
     place = int(store.reader(store.level_for(24))._entries[40, 1])
     flip(damaged / "24" / "000001.tar", place)
     os.truncate(damaged / "16" / "000002.tar", 40 * 1024)
-    for path in damaged.rglob("*"):
-        if path.is_file():
-            bucket.upload_file(str(path), "bucket", f"damaged/{path.relative_to(damaged)}")
-    url = "s3://bucket/damaged"
+    url = bucket.fill("damaged", damaged)
     found = verify(url, workers=1)
     assert found.images == 2 * COUNT
     assert {(each.level, each.sample) for each in found.damaged} > {(24, 40)}
@@ -220,30 +194,31 @@ def test_modified_shard_is_detected_and_named(bucket: Any, cache: Path, tmp_path
 
 
 def test_verifying_a_remote_cache_stores_no_images(
-    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = verify("s3://bucket/train", workers=2, decode=True)
+    found = verify(f"{bucket.url}/train", workers=2, decode=True)
     assert found.is_sound
     assert found.images == 2 * COUNT
     assert not list(tmp_path.rglob("*.part"))
 
 
 def test_info_of_remote_cache_equals_local_info(
-    bucket: Any, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    here, there = (cache_info(root, measure=False) for root in (cache, "s3://bucket/train"))
-    assert there.root == "s3://bucket/train"
+    here, there = (cache_info(root, measure=False) for root in (cache, f"{bucket.url}/train"))
+    assert there.root == f"{bucket.url}/train"
     assert (there.manifest, there.levels) == (here.manifest, here.levels)
 
 
 @pytest.mark.parametrize("status", [200, 206])
 def test_endpoint_that_ignores_ranges_is_rejected(
-    bucket: Any, cache: Path, tmp_path: Path, status: int
+    bucket: Bucket, cache: Path, tmp_path: Path, status: int
 ) -> None:
-    (tmp_path / "bucket").mkdir()
-    (tmp_path / "bucket" / "train").symlink_to(cache)
+    folder = tmp_path / bucket.url.removeprefix("s3://")
+    folder.mkdir(parents=True)
+    (folder / "train").symlink_to(cache)
     server = RangeServer(tmp_path)
 
     def more(answer: Answer) -> bool:
@@ -257,7 +232,7 @@ def test_endpoint_that_ignores_ranges_is_rejected(
         with pytest.raises(FeedlineError, match=r"RangeError.*(status 200|server sends \d+)"):
             made(
                 ImageFolder(
-                    "s3://bucket/train",
+                    f"{bucket.url}/train",
                     local_dir=tmp_path / "local",
                     storage_options={"endpoint_url": server.url},
                 ),
