@@ -111,16 +111,24 @@ def lmdb(folder: Path, tmp: Path, transform: Any) -> Any:
     )
 
 
-def hugging_face(folder: Path, tmp: Path, transform: Any) -> Any:
+def hugging_face(folder: Path, tmp: Path, transform: Any, kind: str = "paths") -> Any:
+    """Images in a Dataset as paths, as bytes, or as `save_to_disk` writes and reads them."""
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(
         {"image": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES)}
     )
+    images = [
+        {"bytes": path.read_bytes(), "path": None} if kind == "bytes" else str(path)
+        for path in files(folder)
+    ]
     columns = {
-        "image": [str(path) for path in files(folder)],
+        "image": images,
         "label": [CLASSES.index(path.parent.name) for path in files(folder)],
     }
     split = datasets.Dataset.from_dict(columns, features=features)
+    if kind == "saved":
+        split.save_to_disk(tmp / "saved")
+        split = datasets.load_from_disk(tmp / "saved")
     return ImageList.from_hf(split, transform=transform, root=folder)
 
 

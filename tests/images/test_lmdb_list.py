@@ -78,6 +78,7 @@ def test_process_that_ends_while_it_reads_is_an_error(
 def test_a_sample_has_the_name_of_its_key_and_nothing_is_written(numbered: Path) -> None:
     data = ImageList.from_lmdb(numbered, "image-%09d", "label-%09d")
     row(data, 0)
+    assert (data.classes, data.targets.tolist()) == (["cat", "dog"], [0] * 6 + [1] * 6)
     assert data.name(0) == f"{numbered}/image-000000001"
     assert os.listdir(numbered) == ["data.mdb"]
 
