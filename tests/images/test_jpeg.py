@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
-import mmap
 import re
 import threading
 from pathlib import Path
@@ -20,6 +18,7 @@ from feedline.errors import ImageError
 from feedline.images import jpeg
 from feedline.images.codec_registry import DecodeOptions, Decoder
 from feedline.images.jpeg import compiled_decoder
+from fenced import Fenced
 from jpegs import (
     HEIGHT,
     KINDS,
@@ -37,8 +36,6 @@ from jpegs import (
     some_parts,
     whole,
 )
-
-PAGE = mmap.PAGESIZE
 
 
 def without(data, *markers):
@@ -167,46 +164,24 @@ def test_a_part_of_a_progressive_image_that_lacks_a_component_has_the_bytes_of_t
         assert np.array_equal(wanted(fewer, part), cut_out(expected, part))
 
 
-class Fenced:
-    """Memory that ends at a page which may not be touched."""
-
-    def __init__(self, size_bytes):
-        pages = -(-size_bytes // PAGE)
-        self.map = mmap.mmap(-1, (pages + 1) * PAGE)
-        everything = np.frombuffer(self.map, np.uint8)
-        self.address = everything.ctypes.data + pages * PAGE
-        self._protect(0)
-        self.array = everything[pages * PAGE - size_bytes : pages * PAGE]
-
-    def _protect(self, how):
-        libc = ctypes.CDLL(None, use_errno=True)
-        assert libc.mprotect(ctypes.c_void_p(self.address), PAGE, how) == 0
-
-    def close(self):
-        self._protect(mmap.PROT_READ | mmap.PROT_WRITE)
-
-
 @compiled
 @pytest.mark.parametrize("kind", [*SAMPLINGS, "a restart each row", "a restart each 3 blocks"])
 def test_nothing_is_read_or_written_beyond_the_memory(kind):
     data = KINDS[kind]()
     decoder, expected = compiled_decoder(), whole(data)
     source = Fenced(len(data))
-    source.array[:] = np.frombuffer(data, np.uint8)
+    source.at_end[:] = np.frombuffer(data, np.uint8)
     for part in some_parts(HEIGHT, WIDTH, 40):
         _, _, height, width = part
         target = Fenced(room(height, width))
-        assert decoder.open(source.array) == (HEIGHT, WIDTH)
-        first, stride = decoder.read(target.array, 1, *part)
-        found = np.ndarray((height, width, 3), np.uint8, target.array, first, (stride, 3, 1))
+        assert decoder.open(source.at_end) == (HEIGHT, WIDTH)
+        first, stride = decoder.read(target.at_end, 1, *part)
+        found = np.ndarray((height, width, 3), np.uint8, target.at_end, first, (stride, 3, 1))
         assert np.array_equal(found, cut_out(expected, part))
-        target.close()
     for length in range(0, len(data), 37):  # cut off anywhere, also within a marker
         short = Fenced(length)
-        short.array[:] = np.frombuffer(data[:length], np.uint8)
-        assert decoder.open(short.array) is None
-        short.close()
-    source.close()
+        short.at_end[:] = np.frombuffer(data[:length], np.uint8)
+        assert decoder.open(short.at_end) is None
 
 
 @compiled

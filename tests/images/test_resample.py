@@ -3,8 +3,6 @@ every image and window, and never a byte too far."""
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import platform
 from itertools import product
 
@@ -18,10 +16,10 @@ from PIL import Image
 from feedline.images import resize
 from feedline.images.crops import Box, Window
 from feedline.images.resize import FILTERS
+from fenced import Fenced
 
 pytestmark = pytest.mark.skipif(resize.compiled is None, reason="not compiled")
 
-PAGE = mmap.PAGESIZE
 # On aarch64, torch 2.9 repeats the first row if the result, here also transposed, has one column.
 NARROWEST = 2 if platform.machine() == "aarch64" else 1
 
@@ -169,20 +167,6 @@ def test_photographs_of_usual_sizes_have_torch_bytes(height, width, size):
         part = (3, 5, height - 3, width - 5)
         assert resample(cut(image, part), row, size, size, 0, 0, flip)
         assert np.array_equal(row, torchs(image, part, (size, size), (0, 0), size, flip))
-
-
-class Fenced:
-    """Memory whose neighbours on both sides end the process that touches them."""
-
-    def __init__(self, size_bytes):
-        pages = -(-size_bytes // PAGE)
-        self._map = mmap.mmap(-1, (pages + 2) * PAGE)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        libc = ctypes.CDLL(None, use_errno=True)
-        for fence in (start, start + (pages + 1) * PAGE):
-            assert libc.mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(PAGE), 0) == 0
-        inside = np.frombuffer(self._map, np.uint8)[PAGE:-PAGE]
-        self.at_start, self.at_end = inside[:size_bytes], inside[len(inside) - size_bytes :]
 
 
 @pytest.mark.parametrize("size", [1, 5, 11, 32, 40])
