@@ -1,19 +1,47 @@
-"""Fixtures of remote datasets."""
+"""Served photographs and caches of them, and time that passes without waiting."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from caches import made, photos
 from feedline.sources import remote_filesystem, remote_reader
+from range_server import RangeServer
 from remote_reading import Clock
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 "photos", and caches of them at 16 and 24 px in three shards, "cache" and "raw".
+
+    Any user may read the folder.
+    """
+    root = tmp_path_factory.mktemp("served")
+    photos(root / "photos", 40)
+    for name in ("cache", "raw"):
+        made(root / "photos", root / name, raw=name == "raw")
+    for folder in (root, *root.parents[:2]):
+        folder.chmod(0o755)
+    return root
+
+
+@pytest.fixture
+def server(served: Path) -> Iterator[RangeServer]:
+    running = RangeServer(served)
+    yield running
+    running.fault = None
+    running.stop()
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """By which it is decided when to try again."""
-    made = Clock()
-    monkeypatch.setattr(remote_filesystem, "time", made)
-    return made
+    clock = Clock()
+    monkeypatch.setattr(remote_filesystem, "time", clock)
+    return clock
 
 
 @pytest.fixture

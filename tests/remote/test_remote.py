@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +21,9 @@ pytest.importorskip("aiohttp")
 COUNT = 80
 
 
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """80 photographs of 2 classes, so three shards."""
-    return make_photos(tmp_path_factory.mktemp("originals") / "photos", COUNT // 2)
-
-
-@pytest.fixture(scope="module")
-def caches(originals: Path) -> Path:
-    """A folder with two caches of 16 and 24 px: "jpeg" and "raw"."""
-    root = originals.parent / "caches"
-    for name in ("jpeg", "raw"):
-        build(originals, root / name, raw=name == "raw")
-    return root
-
-
-@pytest.fixture
-def server(caches: Path) -> Iterator[RangeServer]:
-    served = RangeServer(caches)
-    yield served
-    served.stop()
-
-
 @pytest.fixture
 def remote(server: RangeServer, tmp_path: Path) -> ImageFolder:
-    return ImageFolder(f"{server.url}/jpeg/", local_dir=tmp_path / "local")
+    return ImageFolder(f"{server.url}/cache/", local_dir=tmp_path / "local")
 
 
 def images_asked(server: RangeServer) -> int:
@@ -54,11 +31,11 @@ def images_asked(server: RangeServer) -> int:
 
 
 def test_adjacent_images_share_one_request(
-    remote: ImageFolder, server: RangeServer, caches: Path
+    remote: ImageFolder, server: RangeServer, served: Path
 ) -> None:
     ours = batches(remote, shuffle=False)
     assert images_asked(server) == 5  # each batch lies in one shard
-    assert same(ours, batches(ImageFolder(caches / "jpeg"), shuffle=False))
+    assert same(ours, batches(ImageFolder(served / "cache"), shuffle=False))
 
 
 def test_loader_reads_sufficient_level_and_reports_location(
@@ -68,9 +45,9 @@ def test_loader_reads_sufficient_level_and_reports_location(
         said = loader.explain()
         assert (
             f"copies      16 px JPEG q95 for 16 px, 24 px JPEG q95 for 24 px (cache {server.url}"
-            f"/jpeg, kept in {tmp_path / 'local'}, at most "
+            f"/cache, kept in {tmp_path / 'local'}, at most "
         ) in said
-        assert f"ImageFolder('{server.url}/jpeg'" in said
+        assert f"ImageFolder('{server.url}/cache'" in said
         assert [len(labels) for _ in range(2) for _, labels in loader] == [16] * 10
     assert {path.split("/")[2] for path, _ in server.requests if path.endswith(".tar")} == {
         "16",
@@ -87,16 +64,16 @@ TRAIN = transforms.Compose([transforms.RandomResizedCrop(24), transforms.ToTenso
 @pytest.mark.parametrize("collate", [None, list])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_torchvision_folder_reads_a_cache_at_a_url(
-    originals: Path, server: RangeServer, caches: Path, tmp_path: Path, collate: Any, workers: int
+    server: RangeServer, served: Path, tmp_path: Path, collate: Any, workers: int
 ) -> None:
-    folder = TorchvisionFolder(str(originals), TRAIN)
-    cache = ImageFolder(f"{server.url}/jpeg", local_dir=tmp_path)
+    folder = TorchvisionFolder(str(served / "photos"), TRAIN)
+    cache = ImageFolder(f"{server.url}/cache", local_dir=tmp_path)
     options: dict[str, Any] = {"seed": 3, "num_workers": workers, "collate_fn": collate}
     with (
-        DataLoader(folder, 16, cache=caches / "jpeg", **options) as here,
+        DataLoader(folder, 16, cache=served / "cache", **options) as here,
         DataLoader(folder, 16, cache=cache, **options) as there,
     ):
-        assert f"24 px JPEG q95 for 24 px (cache {server.url}/jpeg, kept in" in there.explain()
+        assert f"24 px JPEG q95 for 24 px (cache {server.url}/cache, kept in" in there.explain()
         for wanted, found in zip(here, there, strict=True):
             assert str(wanted) == str(found)
     assert images_asked(server) < COUNT  # a batch's are fetched together
@@ -104,12 +81,12 @@ def test_a_torchvision_folder_reads_a_cache_at_a_url(
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_cache_is_opened_once_for_any_number_of_changes(
-    originals: Path, server: RangeServer, tmp_path: Path, workers: int, monkeypatch: Any
+    served: Path, server: RangeServer, tmp_path: Path, workers: int, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = TorchvisionFolder(str(originals), TRAIN)
+    folder = TorchvisionFolder(str(served / "photos"), TRAIN)
     options: dict[str, Any] = {"seed": 3, "num_workers": workers}
-    with DataLoader(folder, 16, cache=f"{server.url}/jpeg", **options) as loader:
+    with DataLoader(folder, 16, cache=f"{server.url}/cache", **options) as loader:
         assert sum(len(labels) for _, labels in loader) == COUNT
         asked = len(server.requests)
         server.stop()
@@ -125,14 +102,14 @@ def test_cache_is_opened_once_for_any_number_of_changes(
 
 
 def test_cache_is_named_by_url_with_default_folder(
-    originals: Path, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Path, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    data = ImageFolder(originals)
-    with DataLoader(data, 16, cache=f"{server.url}/jpeg", **OPTIONS) as loader:
+    data = ImageFolder(served / "photos")
+    with DataLoader(data, 16, cache=f"{server.url}/cache", **OPTIONS) as loader:
         assert sum(len(labels) for _, labels in loader) == COUNT
     (kept,) = (tmp_path / "xdg" / "feedline").iterdir()
-    assert kept.name.startswith("jpeg-")
+    assert kept.name.startswith("cache-")
     assert kept.stat().st_mode & 0o077 == 0
 
 
@@ -140,7 +117,7 @@ def test_cache_is_named_by_url_with_default_folder(
 
 
 def test_damaged_local_copy_is_fetched_again(
-    remote: ImageFolder, server: RangeServer, caches: Path, tmp_path: Path
+    remote: ImageFolder, server: RangeServer, served: Path, tmp_path: Path
 ) -> None:
     wanted = batches(remote)
     for path in copies(tmp_path):
@@ -159,10 +136,10 @@ def test_damaged_local_copy_is_fetched_again(
 
 
 def test_index_is_fetched_once_and_again_for_another_cache(
-    server: RangeServer, originals: Path, tmp_path: Path
+    served: Path, server: RangeServer, tmp_path: Path
 ) -> None:
     server.root = tmp_path
-    build(originals, tmp_path / "cache")
+    build(served / "photos", tmp_path / "cache")
     local = tmp_path / "local"
     data = ImageFolder(f"{server.url}/cache", local_dir=local)
     wanted = batches(data)
@@ -191,11 +168,9 @@ def test_index_is_fetched_once_and_again_for_another_cache(
 # What cannot be
 
 
-def test_other_formats_raise_with_hint(
-    server: RangeServer, originals: Path, tmp_path: Path
-) -> None:
+def test_other_formats_raise_with_hint(served: Path, server: RangeServer, tmp_path: Path) -> None:
     server.root = tmp_path
-    build(originals, tmp_path / "files", "folder")
+    build(served / "photos", tmp_path / "files", "folder")
     with pytest.raises(
         UsageError, match=r"(?s)has the format 'folder'.*copy it.*--format webdataset"
     ):
@@ -224,11 +199,13 @@ def test_unusable_arguments_are_rejected(arguments: dict[str, Any], said: str) -
 
 
 @pytest.mark.parametrize("value", [3, ["/cache"]])
-def test_invalid_cache_is_rejected(originals: Path, value: object) -> None:
+def test_invalid_cache_is_rejected(served: Path, value: object) -> None:
     with pytest.raises(UsageError, match="cache must be the folder or the URL of a cache"):
-        DataLoader(ImageFolder(originals), 4, image_size=24, cache=value)  # type: ignore[arg-type]
+        DataLoader(ImageFolder(served / "photos"), 4, image_size=24, cache=value)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="is not a cache"):
-        DataLoader(ImageFolder(originals), 4, image_size=24, cache=ImageFolder(originals))
+        DataLoader(
+            ImageFolder(served / "photos"), 4, image_size=24, cache=ImageFolder(served / "photos")
+        )
 
 
 def test_missing_package_is_named_with_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,9 +216,9 @@ def test_missing_package_is_named_with_extra(monkeypatch: pytest.MonkeyPatch) ->
         ImageFolder("http://127.0.0.1/cache")
 
 
-def test_any_protocol_of_fsspec_serves(caches: Path, tmp_path: Path) -> None:
+def test_any_protocol_of_fsspec_serves(served: Path, tmp_path: Path) -> None:
     import fsspec
 
-    fsspec.filesystem("memory").put(str(caches / "jpeg"), "/cache", recursive=True)
+    fsspec.filesystem("memory").put(str(served / "cache"), "/cache", recursive=True)
     data = ImageFolder("memory://cache", local_dir=tmp_path)
-    assert same(batches(data), batches(ImageFolder(caches / "jpeg")))
+    assert same(batches(data), batches(ImageFolder(served / "cache")))

@@ -11,15 +11,13 @@ import signal
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from caches import made as build
-from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder, ImageList
 from feedline.errors import FeedlineError
 from processes import all_workers
@@ -41,7 +39,7 @@ from slow import slow
 
 pytest.importorskip("aiohttp")
 
-COUNT = 48
+COUNT = 80
 
 
 def listed(root: str | Path, **options: Any) -> ImageList:
@@ -67,20 +65,10 @@ class Kind:
 
 
 KINDS = {
-    "jpeg": Kind("jpeg", ImageFolder, ".tar", 40_000),
-    "raw": Kind("raw", ImageFolder, ".tar", 120_000),
+    "cache": Kind("cache", ImageFolder, ".tar", 80_000),
+    "raw": Kind("raw", ImageFolder, ".tar", 200_000),
     "list": Kind("photos", listed, ".jpg", 20 * 4096),
 }
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of photographs and two caches of them, of two shards each."""
-    root = tmp_path_factory.mktemp("served")
-    make_photos(root / "photos", COUNT // 2)
-    for name in ("jpeg", "raw"):
-        build(root / "photos", root / name, raw=name == "raw")
-    return root
 
 
 @pytest.fixture(params=KINDS)
@@ -89,16 +77,8 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 @pytest.fixture
-def server(root: Path) -> Iterator[RangeServer]:
-    served = RangeServer(root)
-    yield served
-    served.fault = None
-    served.stop()
-
-
-@pytest.fixture
-def here(kind: Kind, root: Path) -> Any:
-    return kind.create(root / kind.folder)
+def here(kind: Kind, served: Path) -> Any:
+    return kind.create(served / kind.folder)
 
 
 @pytest.fixture
@@ -261,13 +241,13 @@ FAULTS = (unavailable, reset, cut_short, no_http)
 @pytest.mark.parametrize(
     ("name", "fault", "workers"),
     [
-        *((name, fault, 0) for name in ("jpeg", "list") for fault in FAULTS),
-        *(("jpeg", fault, 0) for fault in (altered, shorter)),  # of which the checksum tells
-        *slow(*((name, fault, 2) for name in ("jpeg", "list") for fault in FAULTS)),
+        *((name, fault, 0) for name in ("cache", "list") for fault in FAULTS),
+        *(("cache", fault, 0) for fault in (altered, shorter)),  # of which the checksum tells
+        *slow(*((name, fault, 2) for name in ("cache", "list") for fault in FAULTS)),
     ],
 )
 def test_request_is_retried_after_two_failures_and_batches_are_equal(
-    root: Path,
+    served: Path,
     server: RangeServer,
     tmp_path: Path,
     apart: None,
@@ -289,7 +269,7 @@ def test_request_is_retried_after_two_failures_and_batches_are_equal(
         return zlib.crc32(str(part).encode()) % 7 == 0 and asked[part] <= 2 and fault(answer)
 
     server.fault = twice
-    wanted = batches(kind.create(root / kind.folder))
+    wanted = batches(kind.create(served / kind.folder))
     assert same(batches(remote, num_workers=workers), wanted)
     # A worker that is ahead may begin the next epoch while another fetches the same images.
     assert max(asked.values()) >= 3 if workers else max(asked.values()) == 3

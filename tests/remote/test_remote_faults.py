@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,6 @@ import pytest
 import xxhash
 
 from caches import environment
-from caches import made as build
-from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder
 from feedline.errors import DatasetError, ImageError
 from feedline.sources import remote_cache, remote_reader
@@ -34,25 +32,14 @@ pytest.importorskip("aiohttp")
 COUNT = 80
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """80 images of 16 and 24 px in three shards, as "cache" in a folder."""
-    root = tmp_path_factory.mktemp("caches")
-    build(make_photos(root / "photos", COUNT // 2), root / "cache")
-    return root / "cache"
-
-
-@pytest.fixture(scope="module")
-def wanted(cache: Path) -> list[Any]:
-    return batches(ImageFolder(cache))
+@pytest.fixture
+def cache(served: Path) -> Path:
+    return served / "cache"
 
 
 @pytest.fixture
-def server(cache: Path) -> Iterator[RangeServer]:
-    served = RangeServer(cache.parent)
-    yield served
-    served.fault = None
-    served.stop()
+def wanted(cache: Path) -> list[Any]:
+    return batches(ImageFolder(cache))
 
 
 @pytest.fixture

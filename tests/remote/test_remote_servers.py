@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from caches import flip
-from caches import made as build
-from caches import photos as make_photos
 from feedline import ImageFolder, ImageList
 from feedline.cache.damage import verify
 from feedline.cache.rates import cache_info
@@ -31,13 +29,8 @@ COUNT = 80
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """80 images of 16 and 24 px in three shards, in a folder that any user may read."""
-    root = tmp_path_factory.mktemp("served")
-    build(make_photos(root / "photos", COUNT // 2), root / "cache")
-    for folder in (root, *root.parents[:2]):
-        folder.chmod(0o755)
-    return root / "cache"
+def cache(served: Path) -> Path:
+    return served / "cache"
 
 
 @pytest.fixture(scope="module")
