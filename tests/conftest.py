@@ -17,6 +17,8 @@ import pytest
 import simplejpeg
 from hypothesis import HealthCheck, settings
 
+import preloaded
+
 # The time of an example is not limited, because the machine may be busy. Examples are reproducible,
 # so that failures are due to changes in the code; new ones are generated
 # with `--hypothesis-profile=search`.
@@ -119,7 +121,8 @@ def kept_fork_server(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def ended_fork_server() -> Iterator[None]:
-    """The fork server that tests share ends with them."""
+def ended_servers() -> Iterator[None]:
+    """The processes that tests share end with them."""
     yield
     _KEEPER.release()
+    preloaded.end()

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import psutil
 
+import preloaded
 from feedline import DataLoader
 
 HERE = Path(__file__).parent
+NEW_PYTHON = ("env",)
+"""Prefix of a script that needs a new interpreter: it tests imports, or their end."""
 
 
 def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> bool:
@@ -55,9 +58,9 @@ def own_family() -> set[psutil.Process]:
 def newcomers(before: set[psutil.Process]) -> list[psutil.Process]:
     """New running descendants of this process.
 
-    multiprocessing's resource tracker does not count: it is meant to stay once started.
+    Servers of multiprocessing and of `preloaded` do not count: they are meant to stay once started.
     """
-    return [each for each in own_family() - before if _runs(each) and not _tracks(each)]
+    return [each for each in own_family() - before if _runs(each) and not _stays(each)]
 
 
 def descriptors() -> set[tuple[str, str]]:
@@ -80,9 +83,10 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _tracks(process: psutil.Process) -> bool:
+def _stays(process: psutil.Process) -> bool:
     try:
-        return "resource_tracker" in " ".join(process.cmdline())
+        command = " ".join(process.cmdline())
+        return "resource_tracker" in command or preloaded.__file__ in command
     except psutil.NoSuchProcess:
         return False
 
@@ -104,7 +108,7 @@ def start_script(
     script.write_text(text)
     sources = [str(HERE), str(HERE / "engine"), str(HERE / "dataset")]
     sources += [path for path in [os.environ.get("PYTHONPATH")] if path]
-    return subprocess.Popen(
+    return preloaded.Popen(
         [*prefix, sys.executable, str(script)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

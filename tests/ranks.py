@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import preloaded
+
 __all__ = ["said_by_ranks"]
 
 
@@ -33,7 +35,7 @@ def said_by_ranks(
         "MASTER_PORT": str(port),
     }
     ranks = [
-        subprocess.Popen(
+        preloaded.Popen(
             [sys.executable, "-c", script, *arguments],
             env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             cwd=cwd,

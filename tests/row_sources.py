@@ -1,9 +1,13 @@
-"""Tiny sources for the tests. They pickle, and a row is a pure function of its item."""
+"""Tiny sources and a dataset for the tests. They pickle, and a row is a pure function of its item.
+
+Relies on: no import of torch, which spawned workers would load.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +15,7 @@ from numpy.typing import NDArray
 from feedline.engine.load_samples import Row
 from feedline.order.batch_spec import Field, Item
 
-__all__ = ["Breaking", "Rows", "row_pixels"]
+__all__ = ["Breaking", "Numbers", "Rows", "lists", "row_pixels"]
 
 
 def row_pixels(item: Item) -> NDArray[np.uint8]:
@@ -58,3 +62,22 @@ class Breaking(Rows):
         if item.sample in self.broken:
             raise ValueError(f"sample {item.sample} is broken on purpose")
         super().load(item, row)
+
+
+class Numbers:
+    """A map-style dataset: samples of different lengths, of which each knows its number."""
+
+    def __init__(self, fatal: int | None = None) -> None:
+        self.fatal = fatal
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        if number == self.fatal:
+            raise OSError(f"sample {number} is on a bad sector")
+        return {"number": number, "pixels": np.full((number + 1, 50), number)}
+
+
+def lists(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return samples

@@ -20,6 +20,7 @@ from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 from torchvision.transforms import v2
 
+import preloaded
 from feedline import DataLoader, ImageFolder, TrainCrop, build_cache
 from feedline.errors import FeedlineError, ImageError, ResourceError, StateError, UsageError
 from feedline.loader import cache_filling
@@ -254,7 +255,7 @@ for epoch in range(2):
 
 
 def run(*arguments: object, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return preloaded.Popen(
         [sys.executable, "-c", SCRIPT, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -393,7 +394,7 @@ def unfinished(photos: Path, root: Path, sizes: tuple[int, ...]) -> None:
         "        os._exit(3)\n"
         f"build_cache({str(photos)!r}, {str(root)!r}, {sizes}, workers=0, progress=stop)\n"
     )
-    assert subprocess.run([sys.executable, "-c", script], env=os.environ).returncode == 3
+    assert preloaded.run([sys.executable, "-c", script], env=os.environ).returncode == 3
 
 
 @pytest.mark.skipif(

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import preloaded
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from slow import slow
@@ -242,7 +243,8 @@ def run(folder: Path, text: str, *, by: str = "file") -> tuple[str, str]:
     script.write_text(text)
     inherited = filter(None, [os.environ.get("PYTHONPATH")])
     paths = [str(folder.parent), str(folder), str(TESTS), str(TESTS / "dataset"), *inherited]
-    done = subprocess.run(
+    start = subprocess.run if text is IMPORTS else preloaded.run
+    done = start(
         [sys.executable, *given],
         input=text if by == "stdin" else None,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import feedline
+import preloaded
 from caches import FORMATS, STOPPED, contents, environment, images, made, photo, photos, stopping
 from feedline.cache.build import add_size
 from feedline.cache.damage import verify
@@ -79,7 +79,7 @@ def test_killed_addition_resumes(tmp_path, source, form) -> None:
     made(source, root, form)
     before = contents(root)
     command = stopping(f"add_size({str(root)!r}, 20, workers=0, progress=progress)")
-    ended = subprocess.run(command, capture_output=True, timeout=60, env=environment())
+    ended = preloaded.run(command, capture_output=True, timeout=60, env=environment())
     assert ended.returncode == STOPPED, ended.stderr
     assert {name: data for name, data in contents(root).items() if name in before} == before
     assert verify(root, workers=1).is_sound

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import random
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
+import preloaded
 from cache_contents import everything, shown
 from caches import made
 from feedline import ImageFolder
@@ -180,7 +180,7 @@ def test_full_disk_is_reported_and_build_resumes_later(
     odd_photos: Path, tmp_path: Path, format: Any
 ) -> None:
     root = tmp_path / "cache"
-    full = subprocess.run(
+    full = preloaded.run(
         [sys.executable, "-c", FULL, str(odd_photos), str(root), format],
         capture_output=True,
         text=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import subprocess
 import tarfile
 import warnings
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 import feedline
+import preloaded
 from cache_contents import everything
 from caches import FORMATS, STOPPED, environment, find, flip, made, photo, photos, stopping
 from feedline.cache.damage import verify
@@ -144,7 +144,7 @@ def test_killed_repair_can_be_repeated(
         "os._exit(99) if stage == 'repairing' and done else None)"
     )
     command = stopping(f"import feedline\n{script}")
-    ended = subprocess.run(command, capture_output=True, timeout=60, env=environment())
+    ended = preloaded.run(command, capture_output=True, timeout=60, env=environment())
     assert ended.returncode == STOPPED, ended.stderr
     assert len(feedline.ImageFolder(root)) == 80  # it is a cache all the while
     feedline.repair_cache(root, workers=0)

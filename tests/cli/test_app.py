@@ -17,6 +17,7 @@ import pytest
 import typer
 from command_line import Command
 
+import preloaded
 from feedline import __version__, build_cache
 from feedline.cli.app import app
 from feedline.cli.output import write_json
@@ -348,7 +349,7 @@ def test_signal_ends_command_and_leaves_nothing_behind(
         "demo_set.demo_jpeg = draw_and_signal\n"
         "main(['demo-data', sys.argv[1]])\n"
     )
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-c", script, str(tmp_path / "demo"), str(int(signum))],
         capture_output=True,
         timeout=60,

@@ -17,6 +17,7 @@ import pytest
 import simplejpeg
 from command_line import Command, Ended
 
+import preloaded
 from processes import newcomers, own_family
 
 QUICK = ("--seconds", 0.05, "--batch-size", 4)
@@ -177,7 +178,7 @@ def test_signal_leaves_no_process(photos: Path, tmp_path: Path) -> None:
         folder.mkdir()
         script = "from feedline.cli.app import main; main()"
         command = [sys.executable, "-c", script, "bench", str(photos), "--image-size", "80"]
-        run = subprocess.Popen(
+        run = preloaded.Popen(
             [*command, "--workers", "1", "--seconds", "60"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

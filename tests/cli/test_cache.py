@@ -15,6 +15,7 @@ import psutil
 import pytest
 from command_line import Command, Ended
 
+import preloaded
 from feedline import ImageFolder
 from feedline.sources.manifest import read_manifest
 from feedline.text import as_bytes
@@ -368,7 +369,7 @@ def test_signal_leaves_no_partial_files_and_same_command_resumes(
         arguments = ["cache", "add-size", str(root), "20"]
     before = {path: path.read_bytes() for path in root.rglob("*.tar")}
     paused = tmp_path / "paused"
-    run = subprocess.Popen(
+    run = preloaded.Popen(
         [sys.executable, "-c", SLOW, str(paused), str(root), *arguments, "--workers", "1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from command_line import Command, Ended
 
+import preloaded
 from processes import eventually
 from slow import slow
 
@@ -141,7 +142,7 @@ def test_signal_leaves_no_process_and_no_copies(
     folder.mkdir()
     script = "from feedline.cli.app import main; main()"
     command = ["cache", "plan", str(photos), "--schedule", "16x1,32x1", "--workers", "1"]
-    run = subprocess.Popen(
+    run = preloaded.Popen(
         [sys.executable, "-c", script, *command, "--seconds", "600"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from command_line import Command, Ended
 
+import preloaded
 from feedline.profile.doctor import CHECK_IDS
 from processes import eventually, newcomers, own_family
 
@@ -32,7 +33,7 @@ def environment(**changes: str | None) -> dict[str, str]:
 
 
 def run(*arguments: object, **changes: str) -> Ended:
-    done = subprocess.run(
+    done = preloaded.run(
         [*COMMAND, *map(str, arguments)],
         capture_output=True, text=True, timeout=120, env=environment(**changes),
     )  # fmt: skip
@@ -121,7 +122,7 @@ def test_json_may_go_to_the_screen() -> None:
 def on_a_terminal(**changes: str | None) -> str:
     """Output of the command on a pseudo-terminal."""
     ours, theirs = pty.openpty()
-    with subprocess.Popen(
+    with preloaded.Popen(
         COMMAND, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True,
         env=environment(**{"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **changes}),
     ):  # fmt: skip
@@ -165,13 +166,13 @@ def test_ascii_terminal_gets_ascii_symbols(tmp_path: Path) -> None:
 def test_folder_with_non_utf8_name_is_examined(tmp_path: Path) -> None:
     odd = os.fsencode(tmp_path) + b"/\xff\xfe"
     os.mkdir(odd)
-    done = subprocess.run([*COMMAND, odd], capture_output=True, timeout=120, env=environment())
+    done = preloaded.run([*COMMAND, odd], capture_output=True, timeout=120, env=environment())
     assert done.stderr == b""
     assert re.search(rb"warn +data-folder +.*empty", done.stdout)
 
 
 def test_closed_output_pipe_is_not_an_error() -> None:
-    with subprocess.Popen(
+    with preloaded.Popen(
         COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
     ) as command:
         assert command.stdout is not None
@@ -274,7 +275,7 @@ def test_ctrl_c_ends_verify_and_its_workers(tiny_set: Path, tmp_path: Path) -> N
         "Decoder.read = read\n"
         "main(sys.argv[2:])\n"
     )
-    run = subprocess.Popen(
+    run = preloaded.Popen(
         [sys.executable, "-c", script, started, "doctor", tiny_set, "--verify", "--workers", "1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

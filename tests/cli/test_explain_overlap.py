@@ -15,6 +15,7 @@ import psutil
 import pytest
 from command_line import Command
 
+import preloaded
 from processes import newcomers, own_family
 
 QUICK = ("--image-size", 32, "--batch-size", 4, "--seconds", 0.05)
@@ -110,7 +111,7 @@ def test_broken_image_is_named_in_error(feedline: Command, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_images_are_generated_by_default_and_removed_on_ctrl_c(tmp_path: Path) -> None:
-    process = subprocess.Popen(
+    process = preloaded.Popen(
         [
             *(sys.executable, "-m", "feedline", "explain-overlap", "--seconds", "3"),
             *("--image-size", "32", "--batch-size", "8", "--workers", "2", "--step-ms", "10"),

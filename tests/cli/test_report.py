@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from command_line import Command
 
+import preloaded
 from feedline.profile.finding import Diagnosis, Finding, PhaseSplit
 from feedline.profile.report import load_report
 from feedline.timing.batch_probe import BatchInfo
@@ -271,7 +271,7 @@ def test_runs_that_cannot_be_compared_are_wrong_use(
 
 def test_pipe_gets_plain_text_and_ascii_terminal_ascii(run: Path) -> None:
     def printed(**environ: str) -> bytes:
-        return subprocess.run(
+        return preloaded.run(
             [sys.executable, "-m", "feedline", "report", str(run)],
             capture_output=True,
             timeout=120,
@@ -294,7 +294,7 @@ def test_terminal_gets_colours_unless_disabled(run: Path, no_color: bool) -> Non
     environ.pop("NO_COLOR", None)
     if no_color:
         environ["NO_COLOR"] = "1"
-    process = subprocess.Popen(
+    process = preloaded.Popen(
         [sys.executable, "-m", "feedline", "report", str(run)],
         stdout=theirs,
         stderr=theirs,

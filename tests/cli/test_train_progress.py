@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import preloaded
 from feedline.cli.progress import ProgressBar, TrainProgress
 from feedline.text import as_seconds
 from feedline.timing.steps import StepTimes
@@ -134,7 +135,7 @@ def test_a_terminal_gets_a_bar_on_stderr_and_the_lines(tiny_set: Path, tmp_path:
     main, terminal = pty.openpty()
     command = [*COMMAND, str(tiny_set), *QUICK, "--schedule", "32x1", "--out", str(tmp_path / "r")]
     environ = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, env=environ)
+    run = preloaded.Popen(command, stdout=subprocess.PIPE, stderr=terminal, env=environ)
     os.close(terminal)
     drawn = b""
     while True:

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from command_line import Command
 
+import preloaded
 from feedline import DataLoader, ImageFolder, build_cache
 from feedline.cli.demo_set import DemoSet, write_demo_set
 from feedline.cli.tune_search import sample_images
@@ -124,7 +125,7 @@ def test_files_are_written_if_output_is_closed(folder: Path, tmp_path: Path) -> 
     read, write = os.pipe()
     os.close(read)
     try:
-        done = subprocess.run(
+        done = preloaded.run(
             arguments, stdout=write, stderr=subprocess.PIPE, text=True, check=False
         )
     finally:

@@ -16,7 +16,7 @@ from faulty import Deadly, Steady
 from feedline.engine import pool_linux
 from feedline.errors import ClosedError
 from feedline.loader import DataLoader, start_engine
-from processes import descendants, eventually, gone, start_script
+from processes import NEW_PYTHON, descendants, eventually, gone, start_script
 from slow import slow
 
 pytestmark = pytest.mark.own_fork_server
@@ -50,7 +50,7 @@ if __name__ == "__main__":
     with DataLoader(Steady(64), 16, num_workers=1, image_size=8) as loader:
         print(sum(len(labels) for _, labels in loader))
 """
-    script = start_script(body, tmp_path, cwd=folder)
+    script = start_script(body, tmp_path, prefix=NEW_PYTHON, cwd=folder)
     out, err = script.communicate(timeout=60)
     assert (out.strip(), script.returncode) == ("64", 0), err
 

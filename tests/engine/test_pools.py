@@ -8,43 +8,22 @@ import signal
 import threading
 from typing import Any, ClassVar
 
-import numpy as np
 import psutil
 import pytest
-from torch.utils.data import Dataset
 
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from loader_reading import planned_epoch, read
 from processes import eventually, newcomers, own_family
-from row_sources import Breaking, Rows
+from row_sources import Breaking, Numbers, Rows, lists
 
 SCHEDULE = "4x1@5,6x2@7"  # of image size and of batch size
-
-
-class Numbers(Dataset[Any]):
-    """Samples of different lengths, of which each knows its number."""
-
-    def __init__(self, fatal: int | None = None) -> None:
-        self.fatal = fatal
-
-    def __len__(self) -> int:
-        return 30
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        if number == self.fatal:
-            raise OSError(f"sample {number} is on a bad sector")
-        return {"number": number, "pixels": np.full((number + 1, 50), number)}
 
 
 class NotPicklable(Rows):
     def __init__(self) -> None:
         super().__init__(30)
         self.open_lock = threading.Lock()
-
-
-def lists(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return samples
 
 
 def numbers(batches: Any) -> list[list[int]]:

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_worker_info
 
+import preloaded
 from comparisons import same_everywhere
 from feedline.loader import DataLoader
 from feedline.randomness import fingerprint, seeded
@@ -337,5 +338,5 @@ print(loaded, states() == before, [each.category.__name__ for each in caught])
 
 def test_datasets_in_two_threads_may_wait_for_each_other():
     run = [sys.executable, "-c", THREADS_THAT_WAIT]
-    done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=250)
+    done = preloaded.run(run, capture_output=True, text=True, check=True, timeout=250)
     assert done.stdout.strip() == f"{[[0, 1, 2, 3]] * 2} True ['RuntimeWarning']"

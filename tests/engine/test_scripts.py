@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feedline.engine import shared_memory
-from processes import start_script
+from processes import NEW_PYTHON, start_script
 from slow import slow
 
 # A module that is imported early and still held loses its globals after feedline's have gone.
@@ -63,7 +63,6 @@ SIGNALLED = """
 import os, signal
 import psutil
 from faulty import Steady
-from feedline.loader import DataLoader
 
 def note(number, frame):
     print("handled", os.getpid() == trainer, flush=True)
@@ -74,6 +73,8 @@ for number in signals:  # in workers that import this script, too
     signal.signal(number, note)
 
 if __name__ == "__main__":
+    from feedline.loader import DataLoader  # not at the top: workers would load torch
+
     loader = DataLoader(Steady(96), 4, image_size=4, num_workers=2, start_method="METHOD")
     batches = iter(loader)
     count = len(next(batches)[1])
@@ -93,9 +94,10 @@ import multiprocessing, sys
 python, sys.executable = sys.executable, "PROGRAM"
 from faulty import Steady
 from feedline.errors import StartError
-from feedline.loader import DataLoader
 
 if __name__ == "__main__":
+    from feedline.loader import DataLoader  # not at the top: workers would load torch
+
     try:
         for executable in (python, "PROGRAM"):
             multiprocessing.set_executable(executable)
@@ -172,7 +174,8 @@ def outcome(text: str, folder: Path) -> tuple[str, str]:
 @pytest.mark.slow
 def test_batches_held_at_interpreter_exit_are_released_silently(tmp_path: Path) -> None:
     (tmp_path / "keeper.py").write_text("kept = []\n")
-    assert outcome(KEPT_TO_THE_END, tmp_path) == ("fine", "")
+    script = start_script(KEPT_TO_THE_END, tmp_path, prefix=NEW_PYTHON)
+    assert script.communicate(timeout=100) == ("fine\n", "")
 
 
 def test_memory_is_released_after_its_modules_are_gone(

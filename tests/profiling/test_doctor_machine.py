@@ -17,6 +17,7 @@ import PIL
 import pytest
 
 import feedline.images
+import preloaded
 from feedline import DataLoader
 from feedline.engine.start_pool import pool_bytes
 from feedline.images import jpeg, resize
@@ -232,7 +233,7 @@ print(json.dumps({"status": check.status, "fix": check.fix, **check.details}))
 
 
 def looked(*arguments: object) -> dict[str, object]:
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-c", FILES, *map(str, arguments)],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip

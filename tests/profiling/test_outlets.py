@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import feedline
+import preloaded
 from feedline.errors import UsageError
 from feedline.profile import watch as watching
 from feedline.profile.live import (
@@ -126,7 +127,7 @@ for k, _ in enumerate(watched):
     ],
 )
 def test_unwritten_run_is_written_at_exit(how: str, tmp_path: Path) -> None:
-    subprocess.run(
+    preloaded.run(
         [sys.executable, "-c", ENDS.replace("{how}", how)],
         cwd=tmp_path,
         stderr=subprocess.DEVNULL,
@@ -147,7 +148,7 @@ list(watched)
 @pytest.mark.slow
 def test_each_rank_writes_its_files_and_only_rank_0_draws(tmp_path: Path) -> None:
     for rank in range(2):
-        done = subprocess.run(
+        done = preloaded.run(
             [sys.executable, "-c", RANK],
             cwd=tmp_path,
             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
@@ -513,7 +514,7 @@ else:
 @pytest.mark.parametrize("arguments", [["keep"], *slow([])])
 def test_all_epochs_are_written_for_any_loop(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(IN_A_FUNCTION)
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "main.py", *arguments],
         cwd=tmp_path, capture_output=True, text=True, timeout=100,
     )  # fmt: skip

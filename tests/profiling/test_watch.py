@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from torchvision.transforms import v2
 
 import feedline
+import preloaded
 from feedline.errors import UsageError
 from feedline.profile import watch as watching
 from feedline.profile.watch import WatchedLoader
@@ -423,7 +424,7 @@ print("well")
 
 
 def run_script(text: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return preloaded.run(
         [sys.executable, "-c", text],
         cwd=folder,
         env={**os.environ, **environment},
@@ -493,7 +494,7 @@ for k, _ in enumerate(feedline.watch(loader, panel=False)):
 def test_killed_program_leaves_nothing_behind(tmp_path: Path) -> None:
     shared = set(os.listdir("/dev/shm"))
     temporary = tempfile.mkdtemp()  # a short path: torch's sockets lie there
-    program = subprocess.Popen(
+    program = preloaded.Popen(
         [sys.executable, "-c", KILLED],
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": temporary},
@@ -651,7 +652,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_a_process_of_multiprocessings_writes_its_run_when_it_ends(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(CHILDREN)
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
     )
     assert (done.stdout, done.returncode) == ("51\n51\n", 0), done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import preloaded
 from feedline.errors import SaveError, StateError
 from feedline.train import checkpoint
 from feedline.train.checkpoint import (
@@ -61,7 +61,7 @@ try:
 except SaveError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = preloaded.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "last.pt cannot be written" in done.stdout
     assert "needed: about 400.0 kB" in done.stdout
     assert list(tmp_path.iterdir()) == []

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import preloaded
+
 
 def free_port() -> int:
     with socket.socket() as there:
@@ -29,7 +31,7 @@ def test_a_rank_that_dies_ends_the_others_with_an_error(
     command += ["--device", "cpu", "--workers", "0", "--out", str(tmp_path / "out")]
     known = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
-        subprocess.Popen(
+        preloaded.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import torch
 from tiny_training import Recorder, assert_same_training
 
+import preloaded
 from feedline.errors import FeedlineError, StateError, UsageError
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
@@ -314,7 +314,7 @@ def test_full_disk_does_not_end_training(tiny_set: Path, tmp_path: Path) -> None
     script.write_text(FULL)
     out = tmp_path / "out"
     arguments = [str(Path(__file__).parent), MODEL, str(tiny_set), str(out)]
-    ended = subprocess.run(
+    ended = preloaded.run(
         [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=200
     )
     assert ended.returncode == 0, ended.stderr
