@@ -62,6 +62,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Use one thread: threads of small steps mostly wait for each other or for other processes."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def jpeg_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """root/CLASS/N.jpg: 2 classes of 6 JPEGs each, 40 to 60 px wide, smooth and all different."""

@@ -100,15 +100,12 @@ def in_data_folder(
     (tmp_path / "depth/rooms").mkdir(parents=True)
     Image.new("I;16", (64, 48)).save(tmp_path / "depth/rooms/0.png")
     monkeypatch.chdir(tmp_path)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more wait for each other if tests share the cores
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     start_method = multiprocessing.get_start_method()
     if sys.platform == "linux":  # a page is no file that a worker of another method could import
         multiprocessing.set_start_method("fork", force=True)
     yield
     multiprocessing.set_start_method(start_method, force=True)
-    torch.set_num_threads(threads)
 
 
 def old_lmdb(path: str, files: list[Path]) -> None:

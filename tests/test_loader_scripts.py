@@ -7,12 +7,14 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 import preloaded
 from feedline.images.folder import ImageFolder
@@ -345,6 +347,25 @@ def test_class_missing_in_script_is_named(by: str, tmp_path: Path) -> None:
     assert "Move it to a module or to the top level of the script" in errors
 
 
+class Threads(Dataset[int]):
+    """Samples are the number of threads of their process."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        (torch.ones(600, 600) @ torch.ones(600, 600)).sum()
+        return torch.get_num_threads()
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
 def global_states() -> list[Any]:
     numpys = np.random.get_state()
     return [
@@ -357,6 +378,7 @@ def global_states() -> list[Any]:
     ]
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_a_loader_leaves_the_global_random_states_alone(
@@ -373,3 +395,11 @@ def test_a_loader_leaves_the_global_random_states_alone(
             assert len(list(loader)) == 3
         loader.load_state_dict(loader.state_dict())
         assert global_states() == before
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_compute_on_one_thread(method: str) -> None:
+    (torch.ones(600, 600) @ torch.ones(600, 600)).sum()  # starts threads, which no fork has
+    with DataLoader(Threads(), None, num_workers=1, start_method=method) as loader:
+        assert list(loader) == [1, 1]

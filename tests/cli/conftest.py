@@ -40,11 +40,3 @@ def tiny_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pixels = np.full((48, 48, 3), level + number, dtype=np.uint8)
                 (place / f"{number}.jpg").write_bytes(simplejpeg.encode_jpeg(pixels))
     return root
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
-    """Use one thread: threads of small steps mostly wait for each other or for other processes."""
-    import torch
-
-    torch.set_num_threads(1)

@@ -26,11 +26,3 @@ def forked() -> Iterator[Forks]:
 
     with forks() as script:
         yield script
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
-    """Use one thread: threads of small steps mostly wait for each other or for other processes."""
-    import torch
-
-    torch.set_num_threads(1)
