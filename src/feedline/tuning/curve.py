@@ -10,14 +10,13 @@ import math
 import textwrap
 from typing import Any
 
-from feedline.profile.page import template
+from feedline.profile.page import template, ticks
 from feedline.tuning.result import TunedPhase, TuningResult, phase_names, worker_name
 from feedline.tuning.search import LoaderTrial
 
 __all__ = ["curve_svg"]
 
 _WIDTH, _HEIGHT = 620.0, 280.0
-_TICKS = 5
 _MAX_PHASES = 4  # number of distinguishable dashes and marks
 _MAX_LABELS = 16
 _WRAP_COLUMNS = 110
@@ -32,7 +31,7 @@ def curve_svg(found: TuningResult) -> str:
     """
     phases = [phase for phase in found.phases if phase.trials][:_MAX_PHASES]
     workers = sorted({trial.workers for phase in phases for trial in phase.trials}) or [1]
-    highest = _round_up(max(map(_highest, phases), default=1.0))
+    highest = 1.05 * max(map(_highest, phases), default=0.0) or 1.0
 
     def x(workers_: int) -> float:
         return round(_WIDTH * workers_ / (workers[-1] + 0.5), 1)
@@ -75,10 +74,7 @@ def curve_svg(found: TuningResult) -> str:
             {"x": x(count), "label": str(count)}
             for count in workers[:: -(-len(workers) // _MAX_LABELS)]
         ],
-        rate_ticks=[
-            {"y": _HEIGHT * (1 - k / _TICKS), "label": f"{highest * k / _TICKS:g}"}
-            for k in range(_TICKS + 1)
-        ],
+        rate_ticks=[{"y": y(rate), "label": f"{rate:g}"} for rate in ticks(highest)],
         unit="images/s" if all(phase.batch_size for phase in phases) else "steps/s",
         reasons=reasons or ["nothing was measured"],
     )
@@ -90,11 +86,3 @@ def _highest(phase: TunedPhase) -> float:
     ends = (trial.interval or (0.0, trial.steps_per_s) for trial in phase.trials)
     bound = phase.ceiling if phase.ceiling and phase.ceiling < 3 * fast else 0.0
     return (phase.batch_size or 1) * max(bound, *(min(high, 1.5 * fast) for _, high in ends))
-
-
-def _round_up(value: float) -> float:
-    """Return the next larger number that is easy to divide by five."""
-    if not value > 0 or not math.isfinite(value):
-        return 1.0
-    unit = float(10 ** math.floor(math.log10(value)))
-    return next(k * unit for k in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 15) if k * unit >= value)
