@@ -86,16 +86,6 @@ class Everything(Dataset[Any]):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_shared_tensors_stay_shared(method: str, strategy: str) -> None:
-    data = Cached()
-    with DataLoader(data, 4, num_workers=2, start_method=method, persistent_workers=True) as loader:
-        assert torch.cat(list(loader)).unique().tolist() == [0]
-        data.epoch.fill_(1)
-        assert torch.cat(list(loader)).unique().tolist() == [1]
-    assert data.made.tolist() == [2] * 24
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_a_replacement_of_a_worker_shares_the_same_memory(method: str, strategy: str) -> None:
     data = Cached(kill_at=9)
     with DataLoader(data, 4, num_workers=1, start_method=method, persistent_workers=True) as loader:

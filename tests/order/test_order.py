@@ -122,13 +122,6 @@ def test_the_world_size_does_not_change_a_global_batch(
         assert many[-1].batch(3, step).seed == one.batch(3, step).seed
 
 
-def test_seeds_and_orders_differ_between_epochs_and_between_seeds() -> None:
-    order = Order(length=64, schedule=Schedule.parse("8x1"), batch_size=64)
-    batches = [replace(order, seed=seed).batch(epoch, 0) for seed in range(5) for epoch in range(5)]
-    assert len({batch.seed for batch in batches}) == 25
-    assert len({batch.samples.tobytes() for batch in batches}) == 25
-
-
 @given(orders())
 def test_total_steps_is_the_sum_over_the_schedules_epochs(order: Order) -> None:
     assert order.total_steps == sum(order.steps(epoch) for epoch in range(order.schedule.epochs))

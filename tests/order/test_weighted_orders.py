@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orders import every_rank, global_rows, resume, snapshot
+from orders import every_rank, global_rows
 
-from feedline.errors import StateError, UsageError
-from feedline.loader.state import Position
+from feedline.errors import UsageError
 from feedline.order.sample_order import WEIGHTED, WEIGHTED_ONCE, Order, Weights, epoch_order
 from feedline.order.schedule import Schedule
 
@@ -86,26 +85,6 @@ def test_ranks_together_have_the_epoch_of_one(values: list[float], world: int, o
                 assert places[0] == one.batch(epoch, step).first_position
             else:
                 assert {batch.stride for batch in batches} == {0}
-
-
-def test_state_resumes_only_with_same_weights() -> None:
-    one = plan([1, 2, 3, 4, 5, 6], batch_size=4)
-    state = snapshot(one, Position(epoch=1, step=1))
-    shared = plan([1, 2, 3, 4, 5, 6], batch_size=2, world_size=2)
-    assert resume(state, shared) == Position(epoch=1, step=1)
-    for other in (
-        plan([1, 2, 3, 4, 5, 7], batch_size=4),
-        replace(one, sample_order=WEIGHTED_ONCE),
-        replace(one, sample_order="shuffled", weights=None),
-    ):
-        with pytest.raises(StateError, match=r"weights was|order was"):
-            resume(state, other)
-    with pytest.raises(StateError, match="weights was None"):
-        resume(
-            snapshot(replace(one, sample_order="shuffled", weights=None), Position()),
-            one,
-            "data",
-        )
 
 
 @pytest.mark.parametrize(
