@@ -26,7 +26,6 @@ from feedline.profile.doctor import CHECK_IDS, examine
 from feedline.profile.doctor_checks import (
     CheckResult,
     CheckRun,
-    CheckTable,
     NotMeasuredError,
     Status,
     answer_within,
@@ -64,19 +63,16 @@ def test_foreign_text_stays_on_one_line() -> None:
 
 def run_of(deadline_s: float | None, **facts: Callable[..., object]) -> CheckRun:
     """A run of the checks "one" and "two", which need the fact "value"; "two" can do without."""
-    table = CheckTable()
-    for name, function in facts.items():
-        table.fact(name, deadline_s=deadline_s)(function)
 
-    @table.check("one", deadline_s=deadline_s)
     def one(value: str) -> CheckResult:
         return CheckResult("ok", value)
 
-    @table.check("two", deadline_s=deadline_s)
     def two(value: str = "without") -> CheckResult:
         return CheckResult("ok", value)
 
-    return CheckRun(table)
+    unlimited = ["one", "two", *facts] if deadline_s is None else []
+    checks = {"one": one, "two": two}
+    return CheckRun(checks, facts, {}, deadline_s=deadline_s or 30.0, unlimited=unlimited)
 
 
 @pytest.mark.parametrize("deadline_s", [None, 30.0])

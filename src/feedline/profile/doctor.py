@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from feedline.engine.defaults import (
     DEFAULT_PREFETCH,
@@ -20,31 +21,66 @@ from feedline.engine.defaults import (
     auto_workers,
     default_start_method,
 )
+from feedline.machine import find_disk, find_gpus
+from feedline.profile import doctor_data, doctor_gpu, doctor_machine
 from feedline.profile.doctor_checks import (
     DEADLINE_S,
     CheckResult,
     CheckRun,
-    CheckTable,
     NoAnswerError,
     answer_within,
 )
-from feedline.profile.doctor_data import DATA_CHECKS, require_folder
-from feedline.profile.doctor_gpu import GPU_CHECKS
+from feedline.profile.doctor_data import require_folder
 from feedline.profile.doctor_machine import (
     BATCH_ROWS,
     BATCH_SLOTS,
     IMAGE_PX,
-    MACHINE_CHECKS,
     describe_cores,
     slot_bytes,
 )
-from feedline.system import CoreLimits, MemoryLimits
+from feedline.system import CoreLimits, MemoryLimits, core_limits, memory_limits
 from feedline.text import as_bytes
 
 __all__ = ["CHECK_IDS", "DoctorReport", "StartingSetting", "examine", "suggest_settings"]
 
-_TABLE = CheckTable(MACHINE_CHECKS, DATA_CHECKS, GPU_CHECKS)
-CHECK_IDS = tuple(_TABLE.checks)
+_FACTS: dict[str, Callable[..., Any]] = {
+    "limits": core_limits,
+    "memory": memory_limits,
+    "workers": doctor_machine.find_workers,
+    "other_cores": doctor_machine.find_other_cores,
+    "missing_modules": doctor_machine.find_missing_modules,
+    "data": doctor_data.inspect_data,
+    "disk": find_disk,
+    "read_rate": doctor_data.find_read_rate,
+    "cached": doctor_data.is_cached,
+    "gpus": find_gpus,
+    "torch_build": doctor_gpu.find_torch_build,
+    "usable_gpu": doctor_gpu.is_gpu_usable,
+    "copy_rate": doctor_gpu.measure_copy_rate,
+}
+_CHECKS: dict[str, Callable[..., CheckResult]] = {
+    "usable-cores": doctor_machine.check_cores,
+    "other-programs": doctor_machine.check_other_programs,
+    "memory": doctor_machine.check_memory,
+    "shared-memory": doctor_machine.check_shared_memory,
+    "open-files": doctor_machine.check_open_files,
+    "omp-threads": doctor_machine.check_openmp,
+    "opencv-threads": doctor_machine.check_opencv,
+    "decoders": doctor_machine.check_decoders,
+    "compiled-parts": doctor_machine.check_native_modules,
+    "libraries": doctor_machine.check_libraries,
+    "data-folder": doctor_data.check_data_folder,
+    "disk": doctor_data.check_disk,
+    "read-rate": doctor_data.check_read_rate,
+    "page-cache": doctor_data.check_page_cache,
+    "gpu": doctor_gpu.check_gpu,
+    "gpu-driver": doctor_gpu.check_driver,
+    "pcie-link": doctor_gpu.check_pcie_link,
+    "torch-build": doctor_gpu.check_torch,
+    "copy-rate": doctor_gpu.check_copy_rate,
+}
+_UNLIMITED = ("opencv-threads", "copy_rate")  # they call libraries, which must not be abandoned
+CHECK_IDS = tuple(_CHECKS)
 """Ids of all checks, in their order."""
 _ONLY_WITH_FOLDER = ("disk", "read-rate", "page-cache")
 
@@ -89,7 +125,8 @@ def examine(
     if folder is not None:
         with contextlib.suppress(NoAnswerError):  # the check "data-folder" reports it
             answer_within(DEADLINE_S, partial(require_folder, folder))
-    run = CheckRun(_TABLE, folder=folder, measure=measure, root=root, environ=environ)
+    given = {"folder": folder, "measure": measure, "root": root, "environ": environ}
+    run = CheckRun(_CHECKS, _FACTS, given, unlimited=_UNLIMITED)
     results: dict[str, CheckResult] = {}
     for name in CHECK_IDS:
         if folder is not None or name not in _ONLY_WITH_FOLDER:

@@ -1,4 +1,4 @@
-"""Table of checks, their results, and running them even if a disk or a driver hangs.
+"""Results of checks, and running them even if a disk or a driver hangs.
 
 Guarantees: each check gives one result, whatever happens: an exception or a missed deadline is a
 result, too. A fact that several checks need is found once.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -19,7 +19,6 @@ __all__ = [
     "DEADLINE_S",
     "CheckResult",
     "CheckRun",
-    "CheckTable",
     "NoAnswerError",
     "NotMeasuredError",
     "Status",
@@ -33,9 +32,7 @@ measured."""
 DEADLINE_S = 10.0
 _MAX_CHARACTERS = 1000
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 Answer = TypeVar("Answer")
-_Entry: TypeAlias = "tuple[Callable[..., Any], float | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,64 +116,39 @@ def answer_within(deadline_s: float | None, work: Callable[[], Answer]) -> Answe
     return answers[0]
 
 
-class CheckTable:
-    """Checks in their order, and facts that they need: functions with deadlines, by name.
+class CheckRun:
+    """One run of checks.
 
     The parameters of a function name the facts that it needs. If a fact cannot be found, a
     parameter with a default has its default.
-    """
-
-    def __init__(self, *tables: CheckTable) -> None:
-        self.checks: dict[str, _Entry] = {}
-        self.facts: dict[str, _Entry] = {}
-        for table in tables:
-            self.checks |= table.checks
-            self.facts |= table.facts
-
-    def check(
-        self, name: str, *, deadline_s: float | None = DEADLINE_S
-    ) -> Callable[[Function], Function]:
-        """Register a function that returns a `CheckResult`, by a name that never changes.
-
-        `deadline_s` limits its run; see `answer_within`.
-        """
-        return _register(self.checks, name, deadline_s)
-
-    def fact(
-        self, name: str, *, deadline_s: float | None = DEADLINE_S
-    ) -> Callable[[Function], Function]:
-        """Register a function that finds a fact, or raises an exception, e.g. NotMeasuredError."""
-        return _register(self.facts, name, deadline_s)
-
-
-def _register(
-    table: dict[str, _Entry], name: str, deadline_s: float | None
-) -> Callable[[Function], Function]:
-    def register(function: Function) -> Function:
-        table[name] = function, deadline_s
-        return function
-
-    return register
-
-
-class CheckRun:
-    """One run of the checks of a table.
 
     Args:
-        table: checks and facts.
+        checks: functions that return a result, by ids in kebab-case that never change.
+        facts: functions that find a fact, or raise an exception, e.g. NotMeasuredError, by names.
         given: facts that are known.
+        deadline_s: of each function; see `answer_within`.
+        unlimited: names of functions without a deadline.
     """
 
-    def __init__(self, table: CheckTable, **given: Any) -> None:
-        self._table = table
-        self._found: dict[str, Any] = given
+    def __init__(
+        self,
+        checks: Mapping[str, Callable[..., CheckResult]],
+        facts: Mapping[str, Callable[..., Any]],
+        given: Mapping[str, Any],
+        *,
+        deadline_s: float = DEADLINE_S,
+        unlimited: Collection[str] = (),
+    ) -> None:
+        self._checks, self._facts = checks, facts
+        self._deadline_s, self._unlimited = deadline_s, unlimited
+        self._found = dict(given)
         self._failed: dict[str, Exception] = {}
 
     def fact(self, name: str, *default: Any) -> Any:
         """Return a fact, which is found once, or `default` instead of raising its exception."""
         if name not in self._found and name not in self._failed:
             try:
-                self._found[name] = self._call(*self._table.facts[name])
+                self._found[name] = self._call(name, self._facts[name])
             except Exception as error:
                 self._failed[name] = error
         if name in self._found:
@@ -188,7 +160,7 @@ class CheckRun:
     def check(self, name: str) -> CheckResult:
         """Return the result of a check."""
         try:
-            result: CheckResult = self._call(*self._table.checks[name])
+            result: CheckResult = self._call(name, self._checks[name])
         except NotMeasuredError as error:
             return CheckResult("unknown", error.reason, fix=error.fix)
         except NoAnswerError as error:
@@ -198,9 +170,10 @@ class CheckRun:
             return CheckResult("unknown", f"{type(error).__name__}: {error}")
         return result
 
-    def _call(self, function: Callable[..., Any], deadline_s: float | None) -> Any:
+    def _call(self, name: str, function: Callable[..., Any]) -> Any:
         arguments = {}
         for each in inspect.signature(function).parameters.values():
             default = () if each.default is each.empty else (each.default,)
             arguments[each.name] = self.fact(each.name, *default)
+        deadline_s = None if name in self._unlimited else self._deadline_s
         return answer_within(deadline_s, partial(function, **arguments))

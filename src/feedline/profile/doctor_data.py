@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import mean
 
 from feedline.errors import DatasetError, UsageError
-from feedline.machine import Disk, DiskKind, FilePart, ReadFrom, drop_from_memory, find_disk
-from feedline.profile.doctor_checks import CheckResult, CheckTable, NotMeasuredError, Status
+from feedline.machine import Disk, DiskKind, FilePart, ReadFrom, drop_from_memory
+from feedline.profile.doctor_checks import CheckResult, NotMeasuredError, Status
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.folder import IMAGE_EXTENSIONS
 from feedline.sources.manifest import is_cache, read_manifest, repair_command
@@ -31,9 +31,7 @@ from feedline.system import MemoryLimits
 from feedline.text import as_bytes, plural
 from feedline.throughput.step_model import THRESHOLDS
 
-__all__ = ["DATA_CHECKS", "DECODED_BYTES_PER_S", "require_folder"]
-
-DATA_CHECKS = CheckTable()
+__all__ = ["DECODED_BYTES_PER_S", "require_folder"]
 
 _SCAN_S = 0.2  # up to two times: to list, to read sizes
 _MAX_ENTRIES = 200_000
@@ -164,7 +162,6 @@ class DataFolder:
     at_least: bool = False
 
 
-@DATA_CHECKS.fact("data")
 def inspect_data(folder: str | None) -> DataFolder:
     """Inspect a folder, which can be listed: a cache, images, or anything else."""
     if folder is None:
@@ -249,7 +246,6 @@ def _inspect_files(folder: str) -> DataFolder:
     return DataFolder(CheckResult(status, line, details, fix), sample, total, not found.complete)
 
 
-@DATA_CHECKS.check("data-folder")
 def check_data_folder(data: DataFolder) -> CheckResult:
     """Check the contents of the folder."""
     return data.result
@@ -268,10 +264,6 @@ _KINDS: dict[DiskKind, str] = {
 }
 
 
-DATA_CHECKS.fact("disk")(find_disk)
-
-
-@DATA_CHECKS.check("disk")
 def check_disk(disk: Disk) -> CheckResult:
     """Describe the disk of the folder."""
     details = asdict(disk)
@@ -314,7 +306,6 @@ class ReadRate:
     read_from: ReadFrom
 
 
-@DATA_CHECKS.fact("read_rate")
 def find_read_rate(data: DataFolder, workers: int) -> ReadRate | None:
     """Read some of the files, with as many readers as a loader has workers."""
     return measure_read_rate(data.sample, readers=max(1, workers), seconds=_READ_S)
@@ -371,7 +362,6 @@ def _read(part: FilePart, end: float) -> int:
     return min(count, part.bytes)
 
 
-@DATA_CHECKS.fact("cached")
 def is_cached(data: DataFolder, disk: Disk, memory: MemoryLimits | None = None) -> bool | None:
     """True if memory holds all data of an epoch; None if unknown."""
     if disk.kind == "memory":
@@ -383,7 +373,6 @@ def is_cached(data: DataFolder, disk: Disk, memory: MemoryLimits | None = None) 
     return None if data.at_least else True
 
 
-@DATA_CHECKS.check("read-rate")
 def check_read_rate(
     disk: Disk, read_rate: ReadRate | None, workers: int, cached: bool | None
 ) -> CheckResult:
@@ -426,7 +415,6 @@ def check_read_rate(
     return CheckResult("warn", line, details, fix)
 
 
-@DATA_CHECKS.check("page-cache")
 def check_page_cache(
     data: DataFolder, disk: Disk, cached: bool | None, memory: MemoryLimits | None = None
 ) -> CheckResult:

@@ -17,24 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from feedline.machine import Gpus, find_gpus
-from feedline.profile.doctor_checks import CheckResult, CheckTable, NotMeasuredError, Status
+from feedline.machine import Gpus
+from feedline.profile.doctor_checks import CheckResult, NotMeasuredError, Status
 from feedline.profile.doctor_machine import BATCH_ROWS, IMAGE_PX, slot_bytes
 from feedline.text import as_bytes
 
-__all__ = ["GPU_CHECKS", "TorchBuild"]
-
-GPU_CHECKS = CheckTable()
+__all__ = ["TorchBuild"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NO_GPU = "no NVIDIA GPU"
 _NO_GPUS = Gpus()
 
 
-GPU_CHECKS.fact("gpus")(find_gpus)
-
-
-@GPU_CHECKS.check("gpu")
 def check_gpu(gpus: Gpus, environ: Mapping[str, str]) -> CheckResult:
     """Check that the driver answers and that the environment hides no GPU."""
     visible = environ.get(_VISIBLE)
@@ -97,7 +91,6 @@ class TorchBuild:
     hip: str | None = None
 
 
-@GPU_CHECKS.fact("torch_build")
 def find_torch_build() -> TorchBuild | None:
     """Read the build of the installed torch without importing it; None if it is not installed."""
     found = importlib.util.find_spec("torch")
@@ -131,7 +124,6 @@ _MIN_DRIVER = {11: 450, 12: 525, 13: 580}
 "Minor Version Compatibility"."""
 
 
-@GPU_CHECKS.check("gpu-driver")
 def check_driver(gpus: Gpus, torch_build: TorchBuild | None = None) -> CheckResult:
     """Check that the driver supports the CUDA version of torch."""
     built = None if torch_build is None else torch_build.cuda
@@ -160,7 +152,6 @@ def check_driver(gpus: Gpus, torch_build: TorchBuild | None = None) -> CheckResu
     return CheckResult("fail", line, details, f"{fix}its CUDA version")
 
 
-@GPU_CHECKS.check("pcie-link")
 def check_pcie_link(gpus: Gpus) -> CheckResult:
     """Check that the cards use most lanes of their PCI connection."""
     links = {gpu.address: {"lanes": gpu.lanes, "most_lanes": gpu.most_lanes} for gpu in gpus.nvidia}
@@ -176,7 +167,6 @@ def check_pcie_link(gpus: Gpus) -> CheckResult:
     return CheckResult(status, line, {"links": links}, fix)
 
 
-@GPU_CHECKS.check("torch-build")
 def check_torch(torch_build: TorchBuild | None, gpus: Gpus = _NO_GPUS) -> CheckResult:
     """Check that torch is installed, new enough, and built for the GPUs."""
     page = "https://pytorch.org/get-started/locally"
@@ -200,7 +190,6 @@ def check_torch(torch_build: TorchBuild | None, gpus: Gpus = _NO_GPUS) -> CheckR
     return CheckResult("ok", line, details)
 
 
-@GPU_CHECKS.fact("usable_gpu")
 def is_gpu_usable(gpus: Gpus, torch_build: TorchBuild | None, environ: Mapping[str, str]) -> bool:
     """True if no check says that torch cannot use the GPU."""
     found = (check_gpu(gpus, environ), check_driver(gpus, torch_build), check_torch(torch_build))
@@ -229,7 +218,6 @@ class CopyRate:
     problem: str = ""
 
 
-@GPU_CHECKS.fact("copy_rate", deadline_s=None)
 def measure_copy_rate(gpus: Gpus, usable_gpu: bool, measure: bool) -> CopyRate | str:
     """Time copies to the current CUDA device, or return the reason torch cannot use one."""
     if not gpus.any and not gpus.problem:
@@ -297,7 +285,6 @@ def _time_copy(source: Any, target: Any) -> float:
     return float(source.numel() / timer.blocked_autorange(min_run_time=_SECONDS).median)
 
 
-@GPU_CHECKS.check("copy-rate")
 def check_copy_rate(copy_rate: CopyRate | str) -> CheckResult:
     """Check that torch can use the GPU and pin memory; describe the rates of copies."""
     if isinstance(copy_rate, str):

@@ -28,8 +28,8 @@ from feedline.engine.start_pool import pool_bytes
 from feedline.images.native import COMPILE_HINT, NATIVE_MODULES
 from feedline.machine import OtherPrograms, cpu_model, package_version
 from feedline.order.batch_spec import Field
-from feedline.profile.doctor_checks import CheckResult, CheckTable, Status
-from feedline.system import CoreLimits, MemoryLimits, core_limits, memory_limits
+from feedline.profile.doctor_checks import CheckResult, Status
+from feedline.system import CoreLimits, MemoryLimits
 from feedline.text import as_bytes, plural
 from feedline.throughput.step_model import THRESHOLDS
 
@@ -38,9 +38,7 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-__all__ = ["BATCH_ROWS", "BATCH_SLOTS", "IMAGE_PX", "MACHINE_CHECKS", "describe_cores"]
-
-MACHINE_CHECKS = CheckTable()
+__all__ = ["BATCH_ROWS", "BATCH_SLOTS", "IMAGE_PX", "describe_cores"]
 
 BATCH_ROWS, IMAGE_PX = 256, 224
 BATCH_SLOTS = slots_for(DEFAULT_PREFETCH)
@@ -54,11 +52,6 @@ def slot_bytes() -> int:
     return batch_bytes((image, Field("label", "int64", ())), BATCH_ROWS)
 
 
-MACHINE_CHECKS.fact("limits")(core_limits)
-MACHINE_CHECKS.fact("memory")(memory_limits)
-
-
-@MACHINE_CHECKS.fact("workers")
 def find_workers(limits: CoreLimits, memory: MemoryLimits | None = None) -> int:
     """Value of `num_workers="auto"` here, for a batch of the usual size."""
     available = None if memory is None else memory.available // limits.processes
@@ -80,7 +73,6 @@ def describe_cores(limits: CoreLimits) -> str:
     return f"{', '.join(parts)}: {limits.usable} usable"
 
 
-@MACHINE_CHECKS.check("usable-cores")
 def check_cores(limits: CoreLimits) -> CheckResult:
     """Check the number of cores, and that a launcher and a batch system share them sensibly."""
     details = {
@@ -112,7 +104,6 @@ def check_cores(limits: CoreLimits) -> CheckResult:
 _LOAD_S = 0.3
 
 
-@MACHINE_CHECKS.fact("other_cores")
 def find_other_cores(limits: CoreLimits) -> float:
     """Usable cores that other programs use."""
     others = OtherPrograms(limits.usable)
@@ -120,7 +111,6 @@ def find_other_cores(limits: CoreLimits) -> float:
     return others.cores()
 
 
-@MACHINE_CHECKS.check("other-programs")
 def check_other_programs(limits: CoreLimits, other_cores: float) -> CheckResult:
     """Check that other programs leave the usable cores to the training."""
     details = {"other_cores": round(other_cores, 2), "usable_cores": limits.usable}
@@ -134,7 +124,6 @@ def check_other_programs(limits: CoreLimits, other_cores: float) -> CheckResult:
     )
 
 
-@MACHINE_CHECKS.check("memory")
 def check_memory(memory: MemoryLimits, workers: int) -> CheckResult:
     """Check that a loader fits into the available memory."""
     needed = pool_bytes(workers, BATCH_SLOTS * slot_bytes())
@@ -158,7 +147,6 @@ def check_memory(memory: MemoryLimits, workers: int) -> CheckResult:
     return CheckResult("ok" if memory.limit is None else "note", f"{line}; {loader}", details)
 
 
-@MACHINE_CHECKS.check("shared-memory")
 def check_shared_memory(workers: int, mount: Path = Path("/dev/shm")) -> CheckResult:
     """Check that shared memory, mounted on `mount`, holds what torch's workers need."""
     needed, own = workers * _PREFETCH_FACTOR * _FLOAT_BATCH_BYTES, default_start_method() == "spawn"
@@ -193,7 +181,6 @@ _MIN_FILES = 32
 rest is for the script."""
 
 
-@MACHINE_CHECKS.check("open-files")
 def check_open_files(descriptors: Path = Path("/proc/self/fd")) -> CheckResult:
     """Check the limit of open files; `descriptors` lists those of this process."""
     if resource is None:
@@ -218,7 +205,6 @@ def check_open_files(descriptors: Path = Path("/proc/self/fd")) -> CheckResult:
     return CheckResult("warn", line, details, fix)
 
 
-@MACHINE_CHECKS.check("omp-threads")
 def check_openmp(limits: CoreLimits, environ: Mapping[str, str]) -> CheckResult:
     """Check the number of OpenMP threads against the cores."""
     usable, given = limits.usable, environ.get("OMP_NUM_THREADS")
@@ -241,7 +227,6 @@ def check_openmp(limits: CoreLimits, environ: Mapping[str, str]) -> CheckResult:
 _OPENCV = "OPENCV_FOR_THREADS_NUM"
 
 
-@MACHINE_CHECKS.check("opencv-threads", deadline_s=None)
 def check_opencv(limits: CoreLimits, environ: Mapping[str, str], measure: bool) -> CheckResult:
     """Check the number of OpenCV's threads against the cores; `measure` imports OpenCV."""
     given, usable = environ.get(_OPENCV, ""), limits.usable
@@ -278,7 +263,6 @@ def _positive(text: str) -> int | None:
         return None
 
 
-@MACHINE_CHECKS.fact("missing_modules")
 def find_missing_modules() -> dict[str, tuple[str, str]]:
     """Native modules that are not in use, each with the reason, and the fix if there is one."""
     found = {name: _why_missing(name) for name in NATIVE_MODULES}
@@ -305,7 +289,6 @@ def _why_missing(name: str) -> tuple[str, str] | None:
     return None
 
 
-@MACHINE_CHECKS.check("decoders")
 def check_decoders(missing_modules: Mapping[str, object]) -> CheckResult:
     """Describe the decoders of JPEGs and PNGs, which may be slower ones."""
     import PIL
@@ -349,7 +332,6 @@ def check_decoders(missing_modules: Mapping[str, object]) -> CheckResult:
     return CheckResult("ok" if reads_codes and png and isal else "note", line, details)
 
 
-@MACHINE_CHECKS.check("compiled-parts")
 def check_native_modules(missing_modules: Mapping[str, tuple[str, str]]) -> CheckResult:
     """Check that the native modules are in use."""
     details = {name.removeprefix("_"): name not in missing_modules for name in NATIVE_MODULES}
@@ -375,7 +357,6 @@ _OPTIONAL = (
 _MODULES = {"pillow": "PIL"}
 
 
-@MACHINE_CHECKS.check("libraries")
 def check_libraries() -> CheckResult:
     """Check that the required libraries are installed; nothing is imported."""
     found: dict[str, str | None] = {"feedline": __version__, "python": platform.python_version()}
