@@ -496,7 +496,7 @@ def _rank(rank: int, port: int, run: str, slow: str, results: Any) -> None:
     for batch, _ in watched:
         start_s = start_s or time.perf_counter()
         burn(25.0 if late and slow == "computing" else 3.0)
-        time.sleep(0.025)
+        time.sleep(0.03)
         torch.distributed.all_reduce(gradient)
         samples += len(batch)
     results.put((rank, time.perf_counter() - start_s, samples))

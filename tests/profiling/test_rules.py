@@ -457,6 +457,16 @@ def test_occasional_long_waits_with_fast_workers_recommend_more_prefetch() -> No
     assert first_of(run) == "shallow-prefetch"
 
 
+def test_more_prefetch_saves_no_more_than_the_waits() -> None:
+    # The trainer also lacks a core for most of its computing, as ranks share the cores.
+    passed = replace(uneven(), compute_cpu_ms=15.0 * 100)
+    machine = {"cores": 4, "usable_cores": 2, "shared_by": 2}
+    run = a_run(passed, work=10.0, stages={"dataset": 0.9}, machine=machine)
+    gain = finding_of(with_trainer(run, 0.3, 0.6), "shallow-prefetch").gain
+    assert gain is not None
+    assert gain.predicted == pytest.approx(80 / 50, rel=0.02)
+
+
 def test_recommended_prefetch_fits_memory() -> None:
     large = replace(uneven(), bytes=101 * (60 << 20))
     work = {"work": 150.0, "stages": {"dataset": 0.9}}

@@ -381,8 +381,9 @@ def summarise_run(run: Run) -> RunFacts:
     cores = max(1, run.machine.usable_cores)
     own = max(1.0, (wanted or 0.0) / cores)
     if run.machine.shared_by > 1:
-        # Ranks of one machine want their cores at the same time, after each exchange of gradients.
-        own = max(own, (1 + (loader.workers or 0)) / cores)
+        # Ranks of one machine start at the same time, after each exchange of gradients: the first
+        # processes find a core at once, the last when the others are done.
+        own = max(own, (1 + (1 + (loader.workers or 0)) / cores) / 2)
     lanes = _lanes(run, loader, steps, worker_queued if loader.workers else queued, own)
     starts_ms, restarts, rebuilt_ms, rebuilds = _starts(run)
     # A trainer that sleeps and wakes up often waits for a core, though it rarely uses one for long.

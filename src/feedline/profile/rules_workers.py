@@ -270,6 +270,8 @@ def shallow_prefetch(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     if lanes.idle_workers or any(load.produce_ms > load.consume_ms for load in loads):
         return None
     longest = max(phase.total.wait.longest_ms for phase in facts.phases)
+    pairs = zip(facts.phases, loads, strict=True)
+    late_ms = sum((phase.wait_ms - load.hand_ms) * phase.steps for phase, load in pairs)
     return Finding(
         rule="shallow-prefetch",
         cause="Workers are fast enough on average, but too few batches are ready when one takes "
@@ -279,7 +281,7 @@ def shallow_prefetch(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
         fix=f"Set prefetch={min(_DEEP, _batches_in_memory(facts))}."
         if facts.loader.made_by == "image rows"
         else f"Set prefetch_factor={more}.",
-        gain=gain_of(facts, lambda load: load),
+        gain=gain_of_saved(facts, late_ms),
     )
 
 
