@@ -296,30 +296,6 @@ def test_folder_label_is_not_requested(root):
     assert [int(item_row(source, sample)[1]) for sample in range(7)] == [0, -1, -2, -3, -4, -5, -6]
 
 
-BROKEN = {
-    "empty": (lambda path: path.write_bytes(b""), "is empty"),
-    "no image": (lambda path: path.write_bytes(b"<html>"), "not a supported image"),
-    "missing": (lambda path: path.unlink(), "No such file"),
-    "cut": (
-        lambda path: path.write_bytes(path.read_bytes()[:700]),
-        "ends before its last pixel|trunc",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN)
-def test_broken_file_is_named_and_next_row_follows(root, case):
-    dataset = ImageFolder(str(root), RANDOM)
-    source = source_of(dataset)
-    good = item_row(source, 1)[0]
-    spoil, reason = BROKEN[case]
-    spoil(root / "cats/a.jpg")
-    with pytest.raises(ImageError, match=reason) as caught:
-        item_row(source, 0)
-    assert f"sample 0, {root}/cats/a.jpg, cannot be loaded: " in str(caught.value)
-    assert np.array_equal(item_row(source, 1)[0], good)
-
-
 def cut_in_the_middle(path):
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2] + b"\xff\xd9")

@@ -213,23 +213,6 @@ def test_sample_out_of_range_raises_index_error(root, sample):
         loaded(ImageFolder(root), sample)
 
 
-def test_a_pickle_carries_the_index_out_of_band_and_no_buffers(tmp_path):
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        for number in range(400):
-            (tmp_path / name / f"a-rather-long-name-for-a-file-{number}.jpg").touch()
-    photograph(1).save(tmp_path / "a" / "a-rather-long-name-for-a-file-0.jpg")
-    data = ImageFolder(tmp_path, EvalCrop())
-    expected = loaded(data, 0)[0]
-    buffers = []
-    text = pickle.dumps(data, protocol=5, buffer_callback=buffers.append)
-    assert len(text) < 3000
-    other = pickle.loads(text, buffers=[bytes(buffer.raw()) for buffer in buffers])
-    assert np.array_equal(loaded(other, 0)[0], expected)
-    assert other.transform == EvalCrop()
-    assert [other.path(i) for i in range(800)] == [data.path(i) for i in range(800)]
-
-
 def test_loading_keeps_no_memory(root):
     data = ImageFolder(root)
     row = np.zeros((32, 32, 3), np.uint8), np.zeros((), np.int64)

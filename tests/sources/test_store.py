@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 import zipfile
 
 import numpy as np
@@ -17,8 +16,6 @@ from feedline.images.crops import without_addresses
 from feedline.images.rows import RowPipeline
 from feedline.order.batch_spec import Field
 from feedline.sources.arrays import ArrayStore
-from feedline.sources.folder import FileStore
-from feedline.sources.store import PathTable, path_starts
 from row_of import row
 from slow import slow
 
@@ -125,23 +122,6 @@ def test_workers_open_the_store(folder, archive, workers):
         theirs = [images.clone() for images, _ in loader]
     assert all(bool((a == b).all()) for (a, _), b in zip(ours, theirs, strict=True))
     assert [labels[:, 0].tolist() for _, labels in ours] == [[0, 1, 2], [3, 4, 5]]
-
-
-def test_table_rows_equal_those_of_folder(folder):
-    names = [folder.path(sample).encode() for sample in range(6)]
-    blob = np.frombuffer(b"\0".join([*names, b""]), np.uint8)
-    labels = np.array([7, -1, 2, 3, 4, 5])
-    store = FileStore(PathTable(blob, path_starts(blob), labels), b"")
-    data = pickle.loads(pickle.dumps(RowPipeline(store, folder.transform)))
-    for sample in range(6):
-        image, label = row(data, sample, 24)
-        assert np.array_equal(image, row(folder, sample, 24)[0])
-        assert label == labels[sample]
-        assert data.name(sample) == folder.name(sample)
-    with pytest.raises(IndexError, match="6 is out of range for 6"):
-        row(data, 6, 24)
-    relabelled = FileStore(PathTable(blob, path_starts(blob), labels[::-1]), b"")
-    assert relabelled.fingerprint() != store.fingerprint()
 
 
 def test_repr_of_transform_covers_everything_that_affects_pixels(folder):
