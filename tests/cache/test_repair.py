@@ -120,6 +120,39 @@ def test_repaired_cache_equals_built_cache(
     assert feedline.repair_cache(root, workers=0).images == 0
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="maps are listed on Linux only")
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("again", [False, True], ids=["repair", "build"])
+@pytest.mark.filterwarnings("ignore:.*is completed from")  # the copied source
+def test_no_file_is_mapped_when_it_is_replaced(
+    again: bool,
+    form: str,
+    source: Path,
+    whole: Callable[[str], Path],
+    copied: Copied,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Windows would refuse it."""
+    root, replace, replaced = copied(form), os.replace, list[str]()
+    flip_copies(root)
+
+    def replace_unmapped(new: Path, old: Path) -> None:
+        assert str(old) not in Path("/proc/self/maps").read_text()
+        replaced.append(str(old))
+        replace(new, old)
+
+    monkeypatch.setattr(os, "replace", replace_unmapped)
+    if again:
+        changed = Path(shutil.copytree(source, tmp_path / "photos"))
+        photo(changed / "cats" / "0.jpg", 99)
+        made(changed, root, form)
+    else:
+        feedline.repair_cache(root, workers=0)
+    assert any("index" in name for name in replaced)
+    assert verify(root, workers=1).is_sound or again
+
+
 @pytest.mark.parametrize("column", ["level-24", "names", "stamps"])
 @pytest.mark.parametrize("form", ["webdataset", *slow("lmdb", "folder")])
 def test_a_damaged_index_is_repaired(

@@ -207,6 +207,8 @@ def build(job: CacheJob, progress: BuildCallback) -> Manifest:
             # Without them, shards are rebuilt to equal bytes.
             existing = ExistingCopies(spec.root, sound)
         job.build_shards(expected, todo, progress, existing)
+        if existing is not None:
+            existing.close()
         return job.finish(shards, settings.per_shard)
 
 

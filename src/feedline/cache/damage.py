@@ -372,7 +372,7 @@ def _rebuild(
     images, spec, where = job.source, job.spec, job.spec.root
     format = cache_format(manifest.format)
     shards = todo = split_into_shards(manifest.samples_in_source, manifest.per_shard)
-    existing = None
+    existing = index = None
     if not index_damage(where, manifest):
         index = CacheIndex(where, manifest)
         refuse_changes(manifest, images, index)
@@ -405,6 +405,9 @@ def _rebuild(
             parts.build_shards(
                 expected, todo, lambda done: progress("repairing", done.new_images, total), existing
             )
+            index = None
+            if existing is not None:
+                existing.close()
             if apart is not spec:
                 for level in spec.levels:
                     path = Path(level.name, format.merged_file)
@@ -415,8 +418,6 @@ def _rebuild(
                     sync_names(where, [replaced])
             job.finish(shards, manifest.per_shard)
         finally:
-            if existing is not None:  # the replaced LMDB is not read again
-                existing.close()
             remove_unfinished(spec)
     return total * len(spec.levels)
 

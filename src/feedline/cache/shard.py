@@ -159,6 +159,8 @@ def _build_shard(
             stamps.append(stamp)
             labels.append(label)
             names.append(encode_name(name))
+        if existing:
+            existing.release()
         shards = [writer.finish() for writer in writers]
     columns = {"keys": keys, "sizes": sizes, "stamps": stamps, "names": names, "shards": shards}
     shape = len(labels), *store.label_field.shape
@@ -221,9 +223,17 @@ class ExistingCopies:
         height, width = self._index.sizes[row].tolist()
         return ResizedCopies(height, width, images)
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Close the copies, as Windows replaces no file that is mapped; `get` opens them again."""
         for reader in self._readers:
             reader.close()
+
+    def close(self) -> None:
+        """Close all files, also the index: no copies exist from now on."""
+        self.release()
+        self._readers.clear()
+        self._rows.clear()
+        del self._index
 
 
 @dataclass(frozen=True)

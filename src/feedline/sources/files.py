@@ -16,6 +16,7 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 import time
 import uuid
 from collections import OrderedDict
@@ -311,11 +312,13 @@ def report_disk_errors(root: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _DISK_ERRORS:
+        in_use = sys.platform == "win32" and isinstance(error, PermissionError)
+        if error.errno not in _DISK_ERRORS and not in_use:
             raise
+        until = "nothing reads the cache" if in_use else "the disk is writable"
         raise ResourceError(
             f"cannot write the cache {root!r}: {error}. Finished shards are kept",
-            hint="run the same build again to continue when the disk is writable",
+            hint=f"run the same build again to continue when {until}",
         ) from error
 
 
