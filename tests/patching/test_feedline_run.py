@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import preloaded
+from feedline.errors import UsageError
+from feedline.running.launch import python_command
 from feedline.timing.run_file import read_run
 from packages import needs
 from ranks import said_by_ranks
@@ -216,6 +218,16 @@ def test_the_end_of_a_program_passes_through(end: str, tmp_path: Path) -> None:
     assert output == plain.stderr.splitlines()
     assert last.startswith("feedline run:")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_python_that_ignores_the_search_path_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = script(tmp_path, "")
+    (tmp_path / "python313._pth").touch()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python.exe"))
+    with pytest.raises(UsageError, match=r"ignores: .*python313\._pth"):
+        python_command([str(path)])
 
 
 ENDLESS = """

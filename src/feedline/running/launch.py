@@ -61,8 +61,14 @@ def python_command(target: Sequence[str]) -> list[str]:
     A command on PATH that is a Python script, such as torchrun, may be named like a script.
 
     Raises:
-        UsageError: no such script, or it is not for Python.
+        UsageError: no such script, it is not for Python, or this Python ignores PYTHONPATH, by
+            which loaders are replaced.
     """
+    for isolated in Path(sys.executable or ".").parent.glob("python*._pth"):  # Windows only
+        raise UsageError(
+            f"feedline run needs the variable PYTHONPATH, which this Python ignores: {isolated}",
+            hint="use a complete Python, or remove that file",
+        )
     first = target[0]
     if first == "-m":
         if len(target) < 2:
