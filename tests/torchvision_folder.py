@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from PIL import Image
+from torchvision.transforms import v2
 
 from feedline.order.batch_spec import Item
 
-__all__ = ["IMAGES", "image", "item_row", "pixel_error", "write_images"]
+__all__ = [
+    "DRAW",
+    "IMAGES",
+    "TENSOR_LEVELS",
+    "image",
+    "item_row",
+    "pixel_error",
+    "write_images",
+]
+
+DRAW = "make_params" if hasattr(v2.Transform, "make_params") else "_get_params"
+"""Name of the method that draws parameters; another one before torchvision 0.21."""
+TENSOR_LEVELS = 0 if hasattr(torch, "uint16") else 1
+"""Difference of resized uint8 tensors, in grey levels: torch 2.2 rounds them in another way."""
 
 
 def image(seed: int, width: int, height: int, mode: str = "RGB") -> Image.Image:

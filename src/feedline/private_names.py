@@ -110,6 +110,7 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
         )
     ),
     PrivateName("torchvision.transforms.v2.Transform._get_params", "0.17 to 0.20", "make_params"),
+    PrivateName("torchvision.transforms.v2.Transform._transform", "0.17 to 0.20", "transform"),
     PrivateName("timm.data.dataset.ImageDataset._max_retries", "1.0", "its default"),
     PrivateName("timm.data.loader._worker_init", "1.0", "counts as user code"),
     PrivateName("PIL._imaging", _PILLOW),

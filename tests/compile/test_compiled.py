@@ -28,7 +28,7 @@ from image_inputs import (
     random_pipeline,
     usual_pipeline,
 )
-from torchvision_folder import image, pixel_error
+from torchvision_folder import DRAW, image, pixel_error
 
 NAMES = (
     *("plain.jpg", "wide.jpg", "progressive.jpg", "grey.jpg", "cmyk.jpg", "turned.jpg"),
@@ -93,7 +93,7 @@ def test_random_crops_match_torchvision_for_same_draws(pictures, monkeypatch):
                     results.append(compiled(given))
             with monkeypatch.context() as patch:
                 params = dict(zip(("top", "left", "height", "width"), box[:4], strict=True))
-                patch.setattr(v2.RandomResizedCrop, "make_params", lambda *_, p=params: p)
+                patch.setattr(v2.RandomResizedCrop, DRAW, lambda *_, p=params: p)
                 drawn = torch.tensor([0.0 if box.flip else 0.999])
                 patch.setattr(torch, "rand", lambda *_, drawn=drawn: drawn)
                 theirs = pipeline(picture)

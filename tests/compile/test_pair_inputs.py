@@ -16,7 +16,7 @@ import feedline
 from feedline.errors import ImageError, UsageError
 from image_inputs import encoded
 from pair_inputs import mask_of, preset, usual, values
-from torchvision_folder import image
+from torchvision_folder import DRAW, image
 
 
 def seeded(seed, make, *arguments):
@@ -349,8 +349,8 @@ def test_steps_after_refusal_match_pipeline(pairs):
 def test_replaced_step_runs_unchanged(pairs, monkeypatch):
     pipeline = v2.Compose([v2.RandomCrop(20), *values()])
     with monkeypatch.context() as patch:
-        patch.setattr(v2.RandomCrop, "make_params", lambda *_: pytest.fail("not called"))
-        assert "make_params was replaced" in feedline.pair(pipeline).explain()
+        patch.setattr(v2.RandomCrop, DRAW, lambda *_: pytest.fail("not called"))
+        assert f"{DRAW} was replaced" in feedline.pair(pipeline).explain()
     with monkeypatch.context() as patch:
         kept = v2.functional.crop
         patch.setattr("torchvision.transforms.v2._geometry.F.crop", lambda *a, **k: kept(*a, **k))

@@ -98,13 +98,14 @@ AS_THEY_ARE = {
     "v2 augmented bytes": (3, [V2_BYTES, *CROP, v2.RandAugment(), *V2_FLOATS]),
     "v2 augmented, then bytes": (2, [*CROP, v2.TrivialAugmentWide(), v2.PILToTensor()]),
     "v1 bytes": (3, [*CROP, v1.PILToTensor(), v1.RandomInvert(0.5)]),
-    "v2 noise": (4, [*CROP, V2_BYTES, V2_FLOATS[0], v2.GaussianNoise()]),
     "v2 erasing": (3, [V2_BYTES, *CROP, v2.RandomErasing(1.0, value="random")]),
     "v2 perhaps": (3, [V2_BYTES, *CROP, v2.RandomApply([v2.ColorJitter(0.5)]), V2_FLOATS[0]]),
     "a function of torch's generator": (4, [*CROP, *FLOATS, torchs_random]),
     "a function of Python's generator": (4, [*CROP, *FLOATS, pythons_random]),
     "a function of numpy's generator": (4, [*CROP, *FLOATS, numpys_random]),
 }
+if hasattr(v2, "GaussianNoise"):  # torchvision 0.20
+    AS_THEY_ARE["v2 noise"] = (4, [*CROP, V2_BYTES, V2_FLOATS[0], v2.GaussianNoise()])
 
 
 def as_sample(pipeline, sample, seed=1, size=None):

@@ -21,7 +21,7 @@ from feedline.images.compile.fused_transform import ViewCrops
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from image_inputs import opened, own_step, random_pipeline, usual_pipeline
-from torchvision_folder import image, pixel_error, write_images
+from torchvision_folder import DRAW, image, pixel_error, write_images
 
 
 def seeded(seed, make):
@@ -44,7 +44,7 @@ def test_each_view_matches_its_pipeline_for_same_draws(pictures, name, monkeypat
             box = crop.crop.place(picture.height, picture.width, item)
             with monkeypatch.context() as patch:
                 params = dict(zip(("top", "left", "height", "width"), box[:4], strict=True))
-                patch.setattr(v2.RandomResizedCrop, "make_params", lambda *_, p=params: p)
+                patch.setattr(v2.RandomResizedCrop, DRAW, lambda *_, p=params: p)
                 flip = torch.tensor([0.0 if box.flip else 0.999])
                 patch.setattr(torch, "rand", lambda *_, flip=flip: flip)
                 theirs = pipeline(picture)

@@ -106,6 +106,13 @@ def test_batches_have_the_layout_of_rgb_batches(tmp_path: Path, workers: int) ->
         expected = images
 
 
+def test_torch_without_16_bit_integers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "uint16", raising=False)
+    source = ImageArray(np.zeros((4, 8, 8, 1), np.uint16), np.arange(4))
+    with pytest.raises(UsageError, match=r"uint16 .* need torch 2\.3"):
+        DataLoader(source, 2, image_size=8)
+
+
 @pytest.mark.parametrize(("mode", "white"), [("L", 255), ("I;16", 65535)])
 def test_values_are_normalised_by_white_and_the_channels_own_statistics(
     tmp_path: Path, mode: Any, white: int

@@ -369,6 +369,9 @@ def _check_values(arguments: Arguments) -> None:
 def _check_row_source(arguments: Arguments) -> None:
     check_source(arguments.dataset)
     source = find_feedline_source(arguments.dataset)
+    layout = getattr(source, "layout", None)
+    if layout is not None and not hasattr(torch, layout.dtype):
+        raise UsageError(f"batches of {layout} need torch 2.3 or newer, got {torch.__version__}")
     kind = type(source).__name__
     if not hasattr(source, "cached"):
         _check_unset(

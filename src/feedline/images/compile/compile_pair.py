@@ -41,7 +41,12 @@ from feedline.images.compile.library_steps import (
     why_not_fused,
 )
 from feedline.images.compile.self_check import check_steps
-from feedline.images.compile.supported_transforms import PixelStep, draw_step_params, pixel_step
+from feedline.images.compile.supported_transforms import (
+    PixelStep,
+    apply_step,
+    draw_step_params,
+    pixel_step,
+)
 from feedline.images.crops import Filter, Part, Shape, cut
 from feedline.images.resize import ResizeMode
 from feedline.sources.store import Pixels
@@ -87,7 +92,7 @@ def _draw(steps: Sequence[Any], height: int, width: int) -> JointParams:
         if name in _FLIPS and torch.rand(1, device="cpu") >= step.p:
             continue
         params = draw_step_params(step, [probe])
-        probe = step.transform(probe, params)
+        probe = apply_step(step, probe, params)
         rows, columns = probe.shape[-2:]
         if min(rows, columns) < 1:
             tall, wide = canvas.size
@@ -222,7 +227,7 @@ class PairGeometry:
             if not params.canvas.is_padded or (value.is_integer() and 0 <= value <= largest):
                 return tv_tensors.Mask(torch.from_numpy(mask_on(params.canvas, mask, value)))
         for step, step_params in params.moves:
-            part = step.transform(part, step_params)
+            part = apply_step(step, part, step_params)
         return part
 
 

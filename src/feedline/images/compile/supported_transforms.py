@@ -41,6 +41,7 @@ except ImportError:
 __all__ = [
     "ArrayImage",
     "PixelStep",
+    "apply_step",
     "draw_crop_params",
     "draw_step_params",
     "pixel_step",
@@ -136,6 +137,11 @@ def draw_step_params(step: Any, inputs: list[Any]) -> dict[str, Any]:
     draw = getattr(step, "make_params", None) or step._get_params
     params: dict[str, Any] = draw(inputs)
     return params
+
+
+def apply_step(step: Any, part: Any, params: dict[str, Any]) -> Any:
+    """Apply a version 2 step with drawn parameters; the method had another name before 0.21."""
+    return (getattr(step, "transform", None) or step._transform)(part, params)
 
 
 def draw_crop_params(step: Any, height: int, width: int) -> tuple[int, int, int, int]:
