@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from feedline import system
+from feedline.errors import UsageError
 from feedline.system import (
     CoreLimits,
     MemoryLimits,
@@ -20,6 +22,7 @@ from feedline.system import (
     memory_limits,
     oom_kills,
     rank_and_world,
+    refuse_device_name,
     throttled_s,
     usable_cores,
 )
@@ -357,3 +360,15 @@ def test_four_fifths_of_the_memory_may_hold_files(monkeypatch: pytest.MonkeyPatc
     limits = MemoryLimits(machine=2000, limit=None, available=1000)
     monkeypatch.setattr(system, "memory_limits", lambda: limits)
     assert system.cacheable_memory_bytes() == 800
+
+
+@pytest.mark.parametrize("name", ["con", "NUL", "aux.tar", "runs/com1/a"])
+def test_names_of_windows_devices_are_refused_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_device_name(name)
+    monkeypatch.setattr(sys, "platform", "win32")
+    refuse_device_name(tmp_path / "console")
+    part = next(part for part in name.split("/") if part != "runs")
+    with pytest.raises(UsageError, match=f"Windows reserves the name '{part}'"):
+        refuse_device_name(name)

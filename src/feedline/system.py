@@ -57,6 +57,7 @@ __all__ = [
     "read_at",
     "read_text",
     "readable",
+    "refuse_device_name",
     "replacing",
     "search_path",
     "slashed",
@@ -70,6 +71,8 @@ __all__ = [
 BINARY: int = getattr(os, "O_BINARY", 0)
 """Flag of `os.open`: without it Windows translates line endings."""
 
+_PORTS = [f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)]
+_DEVICES = ("con", "prn", "aux", "nul", *_PORTS)
 _LOCKED_BYTE = 1 << 30  # far behind what is written: on Windows others cannot read a locked byte
 _LOCKED_ERRORS = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
 _PEEK_EVERY_S = 0.02
@@ -361,6 +364,16 @@ def write_through(path: str | Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def refuse_device_name(path: str | os.PathLike[str]) -> None:
+    """Raise a UsageError if Windows reserves a name in a path for a device, as con or nul.txt."""
+    for part in Path(path).parts if sys.platform == "win32" else ():
+        if part.partition(".")[0].strip().lower() in _DEVICES:
+            raise UsageError(
+                f"Windows reserves the name {part!r} of {os.fspath(path)!r} for a device",
+                hint="choose another name",
+            )
 
 
 def lock_file(descriptor: int) -> bool:

@@ -38,6 +38,7 @@ from feedline.sources.manifest import (
 )
 from feedline.sources.remote_files import RemoteFolder
 from feedline.sources.remote_filesystem import is_url
+from feedline.system import refuse_device_name
 
 __all__ = ["Destination", "open_destination"]
 
@@ -46,6 +47,7 @@ def open_destination(location: Any, token: str = "") -> Destination:
     """Open the destination at a path or URL. `token` is that of the lock, if it is held already."""
     if is_url(location):
         return _Store(location)
+    refuse_device_name(location)
     return Destination(os.path.abspath(os.path.expanduser(os.fspath(location))), token)
 
 

@@ -242,7 +242,7 @@ def write_demo_set(
             size += len(data)
             progress(done, demo.total)
         marker = {"version": _VERSION, "set": asdict(demo), "bytes": size}
-        (partial / _MARKER).write_text(json.dumps(marker) + "\n")
+        (partial / _MARKER).write_bytes(f"{json.dumps(marker)}\n".encode())
         if folder.exists():
             folder.rmdir()
         partial.rename(folder)

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from feedline.errors import StateError, UsageError
-from feedline.system import lock_file, replacing
+from feedline.system import lock_file, refuse_device_name, replacing
 from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME, EPOCHS, PREVIOUS_NAME
 
 __all__ = [
@@ -87,6 +87,7 @@ def check_run_folder(out: Path | None, *, checkpoint: Path | None) -> None:
     """Check that a run can be written to a folder, or to the default one, without making it."""
     if out is None:
         out = _RUNS if checkpoint is None else checkpoint.parent
+    refuse_device_name(out)
     parent = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         why = "permission denied" if parent.is_dir() else "it is a file"
@@ -149,6 +150,6 @@ def write_text(path: Path, text: str, note: Callable[[str], object]) -> None:
     """Write a file, replacing an earlier one; call `note` if that fails."""
     try:
         with replacing(path) as partial:
-            partial.write_text(text, encoding="utf-8")
+            partial.write_bytes(text.encode())  # the same line ends on all systems
     except OSError as error:
         note(f"{path} cannot be written: {error.strerror}. Training continues")
