@@ -32,7 +32,8 @@ from torch.utils.data import Dataset
 import feedline
 from feedline.profile.bench_loaders import ImageSample
 from feedline.system import usable_cores
-from feedline.throughput.estimates import Changes, Rates, forecast, what_if
+from feedline.throughput.rates import Rates
+from feedline.throughput.what_if import Changes, forecast, what_if
 from feedline.tuning.loaders import TunableFeedlineLoader
 from feedline.tuning.step_benchmark import OtherPrograms, StepBenchmark
 

@@ -89,7 +89,7 @@ def jpeg_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten tuning trials to a fraction of a second; results are less certain."""
-    from feedline.throughput.step_model import THRESHOLDS
+    from feedline.throughput.thresholds import THRESHOLDS
     from feedline.tuning import search, tune  # loads torch
 
     quick = replace(THRESHOLDS, trial_s=0.2, max_trial_s=0.4, ceiling_s=0.2)

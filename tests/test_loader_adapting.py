@@ -19,7 +19,7 @@ from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.errors import UsageError
 from feedline.loader import adaptation
 from feedline.throughput.controller import SettingChange, What
-from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import StepWindow
 from sets import Counting
 

@@ -28,7 +28,7 @@ from feedline.profile.live import (
     tensorboard_writer,
 )
 from feedline.profile.save import MAX_EVENTS, Output, TraceFile
-from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.thresholds import THRESHOLDS
 from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import Loader

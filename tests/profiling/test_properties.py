@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feedline.profile.diagnose import diagnose
-from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.thresholds import THRESHOLDS
 from feedline.timing.histogram import Histogram
 from feedline.timing.run import Pass, Process, ResourceUse, Run, SlowSample, StageTime
 from profiling.diagnosed_runs import LOADER, MACHINE

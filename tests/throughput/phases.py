@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from feedline.throughput.estimates import PoolRate, Rates
+from feedline.throughput.rates import PoolRate, Rates
 from feedline.throughput.step_model import StepLoad
 
 

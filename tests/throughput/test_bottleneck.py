@@ -12,14 +12,14 @@ from hypothesis import given
 from feedline.profile.diagnose import diagnose
 from feedline.throughput.bottleneck import bottleneck, is_compute_bound, workers_needed
 from feedline.throughput.controller import Controller
-from feedline.throughput.estimates import what_if
 from feedline.throughput.limits import WorkerLimits
 from feedline.throughput.step_model import StepLoad, with_workers
+from feedline.throughput.what_if import what_if
 from feedline.throughput.windows import StepWindow
 from feedline.tuning.search import LoaderSetting, LoaderTrial, Search
 from profiling.diagnosed_runs import a_run, one_pass
 from throughput.phases import load, point, rates
-from throughput.test_estimates import LOADS
+from throughput.test_what_if import LOADS
 
 
 def verdicts(wait_share: float) -> dict[str, bool]:

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from feedline import DataLoader, ImageFolder, build_cache
-from feedline.throughput.estimates import Rates, forecast, what_if
+from feedline.throughput.rates import Rates
+from feedline.throughput.what_if import forecast, what_if
 from feedline.throughput.windows import StepWindow
 from feedline.timing.stage_page import StageTimings
 from feedline.tuning.loaders import TunableFeedlineLoader, TunableTorchLoader

@@ -26,7 +26,7 @@ from rich.progress import (
 
 from feedline.cli.output import echo
 from feedline.text import as_bytes, as_seconds, printable
-from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from feedline.cache.job import BuildState

@@ -18,7 +18,7 @@ from feedline.text import as_seconds, plural
 if TYPE_CHECKING:
     from feedline.cli.tune_search import TuneSearch
     from feedline.images.folder import ImageFolder
-    from feedline.throughput.estimates import Changes
+    from feedline.throughput.what_if import Changes
     from feedline.tuning.result import TuningResult
     from feedline.tuning.tune import SearchProgress
 
@@ -91,7 +91,7 @@ def tune(
         rows = options.parse_auto(batch_size, "--batch-size", least=1)
     if schedule is not None:
         Schedule.parse(schedule)
-    from feedline.throughput.estimates import Changes
+    from feedline.throughput.what_if import Changes
 
     changes = [Changes.parse(text) for text in what_if or ()]
 

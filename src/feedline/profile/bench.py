@@ -48,7 +48,7 @@ from feedline.profile.bench_loaders import (
 from feedline.sources.files import read_file
 from feedline.system import usable_cores
 from feedline.text import ProgressCallback, format_table, plural, wrap_text
-from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.thresholds import THRESHOLDS
 
 __all__ = ["benchmark_table", "check_options", "run_benchmark"]
 

@@ -29,7 +29,7 @@ from feedline.sources.manifest import is_cache, read_manifest, repair_command
 from feedline.sources.remote_filesystem import is_url
 from feedline.system import MemoryLimits
 from feedline.text import as_bytes, plural
-from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.thresholds import THRESHOLDS
 
 __all__ = ["DECODED_BYTES_PER_S", "require_folder"]
 

@@ -31,7 +31,7 @@ from feedline.order.batch_spec import Field
 from feedline.profile.doctor_checks import CheckResult, Status
 from feedline.system import CoreLimits, MemoryLimits
 from feedline.text import as_bytes, plural
-from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.thresholds import THRESHOLDS
 
 try:
     import resource

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 
 from feedline.throughput.bottleneck import is_compute_bound
-from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import error_of
 from feedline.timing.histogram import Histogram
 from feedline.timing.run import Loader, Pass, Process, Run, StageTime

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from feedline.text import finite
-from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from feedline.profile.facts import RunFacts, WorkerLanes

@@ -21,7 +21,8 @@ from dataclasses import replace
 from feedline.profile.facts import LEAST_MS, PhaseFacts, RunFacts, WorkerStage
 from feedline.profile.finding import TIME_PARTS, Gain, TimePart
 from feedline.throughput.limits import WorkerLimits
-from feedline.throughput.step_model import THRESHOLDS, StepLoad, with_workers
+from feedline.throughput.step_model import StepLoad, with_workers
+from feedline.throughput.thresholds import THRESHOLDS
 
 __all__ = [
     "Change",

@@ -21,7 +21,7 @@ import numpy as np
 from feedline.errors import UsageError
 from feedline.randomness import seeded, unbroken
 from feedline.system import rank_and_world
-from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.thresholds import THRESHOLDS
 from feedline.timing.recorder import Recorder
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from feedline.profile.gains import (
     without_collate,
 )
 from feedline.text import as_bytes, as_ms, as_ratio, as_share
-from feedline.throughput.step_model import THRESHOLDS, StepLoad
+from feedline.throughput.step_model import StepLoad
+from feedline.throughput.thresholds import THRESHOLDS
 
 __all__ = ["largest_part"]
 

@@ -8,7 +8,8 @@ from feedline.profile.facts import LEAST_MS, RunFacts
 from feedline.profile.finding import DEFECT, Finding, rule
 from feedline.profile.gains import Change, gain_of, gain_of_saved, without_core_ms
 from feedline.text import as_bytes, as_ms, as_share, plural
-from feedline.throughput.step_model import THRESHOLDS, StepLoad
+from feedline.throughput.step_model import StepLoad
+from feedline.throughput.thresholds import THRESHOLDS
 
 __all__ = ["compute_bound", "inconclusive"]
 

@@ -14,7 +14,8 @@ from feedline.profile.gains import (
     step_load,
 )
 from feedline.text import as_bytes, as_ms, as_share, plural
-from feedline.throughput.step_model import THRESHOLDS, StepLoad, with_workers
+from feedline.throughput.step_model import StepLoad, with_workers
+from feedline.throughput.thresholds import THRESHOLDS
 
 __all__ = ["too_few_workers"]
 

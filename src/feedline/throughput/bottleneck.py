@@ -12,7 +12,8 @@ import math
 from typing import Literal
 
 from feedline.throughput.limits import MAX_WORKERS
-from feedline.throughput.step_model import THRESHOLDS, StepLoad, with_workers
+from feedline.throughput.step_model import StepLoad, with_workers
+from feedline.throughput.thresholds import THRESHOLDS
 
 __all__ = ["Part", "bottleneck", "is_compute_bound", "workers_needed"]
 

@@ -25,7 +25,8 @@ from typing import Literal
 
 from feedline.throughput.bottleneck import is_compute_bound, workers_needed
 from feedline.throughput.limits import MAX_WORKERS, WorkerLimits
-from feedline.throughput.step_model import THRESHOLDS, StepLoad
+from feedline.throughput.step_model import StepLoad
+from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import StepWindow
 
 __all__ = ["Controller", "Kind", "SettingChange", "What"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.thresholds import THRESHOLDS
 
 __all__ = ["MAX_WORKERS", "MemoryBudget", "WorkerLimits"]
 

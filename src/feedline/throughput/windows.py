@@ -13,7 +13,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from feedline.throughput.step_model import THRESHOLDS, StepLoad
+from feedline.throughput.step_model import StepLoad
+from feedline.throughput.thresholds import THRESHOLDS
 from feedline.timing.stage_page import StageTimings
 
 __all__ = ["RateMeter", "StepWindow", "error_of"]

@@ -32,7 +32,7 @@ from feedline.order.batch_spec import TASK_NS
 from feedline.order.schedule import Phase
 from feedline.system import usable_cores
 from feedline.text import plural
-from feedline.throughput.estimates import PoolRate, Rates, pool_rate
+from feedline.throughput.rates import PoolRate, Rates, pool_rate
 from feedline.timing.stage_page import StageTimings, sum_timings
 from feedline.timing.torch_workers import TorchWorkers, end_torch_workers
 from feedline.tuning.search import LoaderSetting, LoaderTrial, SearchSpace

@@ -15,8 +15,9 @@ from feedline.order.schedule import Schedule
 from feedline.system import usable_cores
 from feedline.text import as_share, format_table, plural
 from feedline.throughput.bottleneck import Part
-from feedline.throughput.estimates import Changes, Forecast, Rates, WhatIf, forecast, what_if
-from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.rates import Rates
+from feedline.throughput.thresholds import THRESHOLDS
+from feedline.throughput.what_if import Changes, Forecast, WhatIf, forecast, what_if
 from feedline.tuning.search import LoaderSetting, LoaderTrial
 from feedline.tuning.step_benchmark import UserCodeFailure
 

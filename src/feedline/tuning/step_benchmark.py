@@ -23,8 +23,8 @@ from torch import Tensor
 import feedline
 from feedline.machine import OtherPrograms
 from feedline.private_names import find_private
-from feedline.throughput.estimates import Rates
-from feedline.throughput.step_model import THRESHOLDS
+from feedline.throughput.rates import Rates
+from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import RateMeter, StepWindow, error_of
 from feedline.tuning.loaders import TunableLoader
 from feedline.tuning.search import LoaderSetting, LoaderTrial
