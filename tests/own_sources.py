@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import shutil
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from torchvision.transforms import v2
 
 import feedline
 from feedline import DataLoader, ImageArray, ImageFolder, ImageList
+from tars import write_tar
 
 CLASSES = ["cats", "dogs"]
 
@@ -90,12 +89,12 @@ def a_folder(folder: Path, tmp: Path, transform: Any) -> Any:
 
 
 def shards(folder: Path, tmp: Path, transform: Any) -> Any:
-    with tarfile.open(tmp / "0.tar", "w") as shard:
-        for number, path in enumerate(files(folder)):
-            for ending, data in (("jpg", path.read_bytes()), ("cls", path.parent.name.encode())):
-                member = tarfile.TarInfo(f"{number:04}.{ending}")
-                member.size = len(data)
-                shard.addfile(member, io.BytesIO(data))
+    members = [
+        (f"{number:04}.{ending}", data)
+        for number, path in enumerate(files(folder))
+        for ending, data in (("jpg", path.read_bytes()), ("cls", path.parent.name.encode()))
+    ]
+    write_tar(tmp / "0.tar", members)
     return ImageList.from_webdataset(str(tmp / "0.tar"), transform=transform)
 
 

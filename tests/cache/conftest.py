@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from caches import photos as write_photos
 from feedline.cache.build import build_cache
 
 
@@ -32,6 +33,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(exist_ok=True)
         image.save(path, quality=95)
     return root
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 photographs of 2 classes, so three shards; tests must not change them."""
+    return write_photos(tmp_path_factory.mktemp("many") / "photos", 40)
 
 
 @pytest.fixture(scope="module")

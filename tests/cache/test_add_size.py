@@ -19,14 +19,6 @@ from feedline.sources.manifest import MANIFEST, read_manifest
 from feedline.sources.remote_cache import open_cache
 from slow import slow
 
-PER_CLASS = 40  # three units
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """80 photographs of 2 classes."""
-    return photos(tmp_path_factory.mktemp("many") / "photos", PER_CLASS)
-
 
 @pytest.fixture
 def few(tmp_path: Path) -> Path:

@@ -86,11 +86,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     return Disk(monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photos(tmp_path_factory.mktemp("many") / "photos", PER_CLASS)
-
-
 def images_below(root: Path, levels: tuple[str, ...] = LEVELS) -> list[Path]:
     """The shards of some levels, or their single images."""
     found = [path for level in levels for path in (root / level).rglob("*") if path.is_file()]

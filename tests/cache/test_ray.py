@@ -109,12 +109,6 @@ def processes() -> Iterator[psutil.Process]:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """80 photographs of 2 classes."""
-    return photos(tmp_path_factory.mktemp("many") / "photos", PER_CLASS)
-
-
-@pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder in which the nodes write shards before they transfer them."""
     return tmp_path_factory.mktemp("scratch")

@@ -23,13 +23,7 @@ from feedline.sources.manifest import read_manifest
 from feedline.sources.remote_cache import open_cache
 from slow import slow
 
-PER_CLASS = 40  # three shards
 Copied = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photos(tmp_path_factory.mktemp("many") / "photos", PER_CLASS)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tarfile
 from pathlib import Path
@@ -15,18 +14,9 @@ from pictures import LABELS, assert_cached, encoded, pictures
 from feedline.cache.build import build_cache
 from feedline.cache.source import open_source
 from feedline.errors import DatasetError, UsageError
+from tars import write_tar
 
 webdataset = pytest.importorskip("webdataset")
-
-
-def write_shard(path: Path, files: dict[str, bytes]) -> Path:
-    """A shard of files, by their names."""
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return path
 
 
 def written(path: Path, samples: list[dict[str, Any]]) -> Path:
@@ -83,7 +73,7 @@ def test_image_is_chosen_by_extension_and_label_may_be_json(tmp_path: Path) -> N
         "3.json": b"[" * 100_000,
         "3.webp": b"webp",
     }
-    source = open_source(write_shard(tmp_path / "a.tar", files))
+    source = open_source(write_tar(tmp_path / "a.tar", files))
     assert [source.read(sample) for sample in range(3)] == [b"jpg", b"tiff", b"webp"]
     assert [source.store.label(sample) for sample in range(3)] == [3, -1, 2]
     assert source.classes is None
@@ -112,7 +102,7 @@ def test_image_is_chosen_by_extension_and_label_may_be_json(tmp_path: Path) -> N
 def test_malformed_shard_is_rejected_with_its_key(
     tmp_path: Path, files: dict[str, bytes], said: str
 ) -> None:
-    path = write_shard(tmp_path / "a.tar", files)
+    path = write_tar(tmp_path / "a.tar", files)
     with pytest.raises(UsageError, match=said) as refused:  # DatasetError is one
         open_source(path)
     assert "a.tar" in str(refused.value)
@@ -120,7 +110,7 @@ def test_malformed_shard_is_rejected_with_its_key(
 
 def test_texts_are_class_names(tmp_path: Path) -> None:
     files = {"1.jpg": b"", "1.cls": b"bee", "2.jpg": b"", "2.cls": b"ant"}
-    source = open_source(write_shard(tmp_path / "a.tar", files))
+    source = open_source(write_tar(tmp_path / "a.tar", files))
     assert source.classes == ["ant", "bee"]
     assert [source.store.label(sample) for sample in range(2)] == [1, 0]
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import pickle
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from feedline.errors import DatasetError, ImageError, SampleError, UsageError
 from feedline.order.batch_spec import Field
 from feedline.sources import webdataset
 from row_of import row
+from tars import write_tar
 
 Files = dict[str, bytes]
 
@@ -31,15 +30,6 @@ def images(jpeg_folder: Path) -> list[bytes]:
 @pytest.fixture(autouse=True)
 def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-
-
-def shard(path: Path, files: Files) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return path
 
 
 def samples(images: list[bytes], first: int, count: int, **more: Any) -> Files:
@@ -61,7 +51,7 @@ def shards(tmp_path: Path, images: list[bytes]) -> Path:
     root = tmp_path / "shards"
     root.mkdir()
     for number in range(3):
-        shard(root / f"train-{number:03d}.tar", samples(images, 4 * number, 4))
+        write_tar(root / f"train-{number:03d}.tar", samples(images, 4 * number, 4))
     return root / "train-{000..002}.tar"
 
 
@@ -118,7 +108,7 @@ def test_samples_equal_those_of_webdataset(tmp_path: Path, images: list[bytes]) 
         "x.y/2.jpeg": images[3],
         "x.y/2.cls": b"8",
     }
-    path = shard(tmp_path / "a.tar", files)
+    path = write_tar(tmp_path / "a.tar", files)
     with open(path, "rb") as stream:
         opened = reading.tar_file_expander([{"url": str(path), "stream": stream}])
         theirs = list(reading.group_by_keys(opened))
@@ -133,7 +123,7 @@ def test_samples_equal_those_of_webdataset(tmp_path: Path, images: list[bytes]) 
 def test_broken_image_raises_or_is_skipped(tmp_path: Path, images: list[bytes]) -> None:
     files = samples(images, 0, 4)
     files["0001.jpg"] = b"no image"
-    data = ImageList.from_webdataset(shard(tmp_path / "a.tar", files))
+    data = ImageList.from_webdataset(write_tar(tmp_path / "a.tar", files))
     with (
         DataLoader(data, 4, image_size=16, on_error="skip") as loader,
     ):
@@ -205,7 +195,7 @@ def test_incomplete_samples_raise_or_are_listed(tmp_path: Path, images: list[byt
     del files["0001.jpg"]
     del files["0002.cls"]
     files["0003.cls"] = b""
-    path = shard(tmp_path / "a.tar", files)
+    path = write_tar(tmp_path / "a.tar", files)
     with pytest.raises(
         DatasetError, match=r'(?s)3 of 4 .*a\.tar/0001\'.* no image.*incomplete="skip"'
     ):
@@ -227,7 +217,7 @@ def test_incomplete_samples_raise_or_are_listed(tmp_path: Path, images: list[byt
 
 @pytest.mark.parametrize("name", ["/a/1.jpg", "../1.jpg", "a/../../1.jpg", "a\\b.jpg", "C:/1.jpg"])
 def test_names_outside_of_a_shard_raise(tmp_path: Path, images: list[bytes], name: str) -> None:
-    path = shard(tmp_path / "a.tar", {name: images[0], name[:-3] + "cls": b"1"})
+    path = write_tar(tmp_path / "a.tar", {name: images[0], name[:-3] + "cls": b"1"})
     with pytest.raises(DatasetError, match=r"contains the name .* absolute"):
         ImageList.from_webdataset(path)
 
@@ -283,17 +273,11 @@ def test_damaged_shard_raises_instead_of_being_shortened(
 
 def test_duplicate_keys_raise(tmp_path: Path, images: list[bytes]) -> None:
     path = tmp_path / "a.tar"
-    with tarfile.open(path, "w") as tar:
-        for name in ("1.jpg", "1.cls", "2.jpg", "2.cls", "1.jpg", "1.cls"):
-            data = images[0] if name.endswith("jpg") else b"1"
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    names = ("1.jpg", "1.cls", "2.jpg", "2.cls", "1.jpg", "1.cls")
+    write_tar(path, [(name, images[0] if name.endswith("jpg") else b"1") for name in names])
     with pytest.raises(DatasetError, match="the key '1' twice, with other keys between"):
         ImageList.from_webdataset(path)
-    with tarfile.open(path, "w") as tar:
-        for name in ("1.jpg", "1.cls", "1.jpg", "1.cls"):
-            tar.addfile(tarfile.TarInfo(name))
+    write_tar(path, [(name, b"") for name in ("1.jpg", "1.cls", "1.jpg", "1.cls")])
     with pytest.raises(DatasetError, match=r"has '1\.jpg' twice"):
         ImageList.from_webdataset(path)
 
@@ -320,21 +304,17 @@ def test_invalid_label_names_sample(tmp_path: Path, images: list[bytes]) -> None
     files = samples(images, 0, 3)
     files["0001.cls"] = b"cats"
     with pytest.raises(UsageError, match=r"labels of mixed types: 'cats' of sample 1"):
-        ImageList.from_webdataset(shard(tmp_path / "a.tar", files))
+        ImageList.from_webdataset(write_tar(tmp_path / "a.tar", files))
     files["0001.json"] = b'{"label": {"a": 1}}'
     with pytest.raises(UsageError, match=r"sample 1, 'a\.tar/0001\.jpg', has the label \{'a': 1\}"):
-        ImageList.from_webdataset(shard(tmp_path / "a.tar", files), label="json:label")
+        ImageList.from_webdataset(write_tar(tmp_path / "a.tar", files), label="json:label")
 
 
 def test_an_index_is_not_taken_for_that_of_another_shard_with_its_name_size_and_time(
     tmp_path: Path, images: list[bytes]
 ) -> None:
     for name, label in (("a", b"1"), ("b", b"2")):
-        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
-            for ending, data in ((".cls", label), (".jpg", images[0])):
-                info = tarfile.TarInfo(f"0{ending}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+        write_tar(tmp_path / f"{name}.tar", {"0.cls": label, "0.jpg": images[0]})
         os.utime(tmp_path / f"{name}.tar", ns=(7, 7))
     assert ImageList.from_webdataset(tmp_path / "a.tar").targets.tolist() == [1]
     os.replace(tmp_path / "b.tar", tmp_path / "a.tar")
@@ -343,7 +323,7 @@ def test_an_index_is_not_taken_for_that_of_another_shard_with_its_name_size_and_
 
 @pytest.mark.parametrize("column", ["names", "places", "labels"])
 def test_impossible_index_is_replaced(tmp_path: Path, images: list[bytes], column: str) -> None:
-    path = shard(tmp_path / "a.tar", samples(images, 0, 3))
+    path = write_tar(tmp_path / "a.tar", samples(images, 0, 3))
     expected = ImageList.from_webdataset(path)
     (saved,) = tmp_path.glob(".*.feedline")
     before = saved.read_bytes()
@@ -367,13 +347,12 @@ def test_impossible_index_is_replaced(tmp_path: Path, images: list[bytes], colum
 def test_labels_that_do_not_go_together_are_named_with_their_sample(
     tmp_path: Path, images: list[bytes]
 ) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for number, (ending, label) in enumerate(
-            ((".json", b'{"y": 7}'), (".cls", b"1"), (".cls", b"x"))
-        ):
-            for name, data in ((".jpg", images[0]), (ending, label)):
-                info = tarfile.TarInfo(f"{number}{name}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+    labels = (".json", b'{"y": 7}'), (".cls", b"1"), (".cls", b"x")
+    files = [
+        (f"{number}{ending}", data)
+        for number, label in enumerate(labels)
+        for ending, data in ((".jpg", images[0]), label)
+    ]
+    write_tar(tmp_path / "a.tar", files)
     with pytest.raises(UsageError, match=r"'x' of sample 2, 'a.tar/2.jpg', is not a number"):
         ImageList.from_webdataset(tmp_path / "a.tar", label="cls;json:y")
