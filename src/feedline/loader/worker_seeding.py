@@ -87,7 +87,7 @@ def _is_harmless(value: object, depth: int) -> bool:
     """Return True if calling a value, or computing with it, only changes random states."""
     return (
         _is_plain(value)
-        or any(_unwrapped(value) is each for each in _CALLABLE)
+        or any(_unwrapped(value) is _unwrapped(each) for each in _CALLABLE)
         or _only_seeds(value, depth - 1)
     )
 
