@@ -34,6 +34,8 @@ from feedline.order.pixel_layout import RGB, PixelLayout
 
 FORMATS = {"I;16": ("png", "tif"), "L": ("png", "jpg", "tif", "webp", "bmp")}
 
+needs_uint16 = pytest.mark.skipif(not hasattr(torch, "uint16"), reason="needs torch 2.3")
+
 
 def grey(number: int, mode: str, size: tuple[int, int] = (60, 50)) -> Image.Image:
     coarse = np.random.default_rng(number).integers(0, 255, (6, 8)).astype(np.float32)
@@ -89,6 +91,7 @@ def test_grey_16_bit_values_are_kept(tmp_path: Path) -> None:
         assert np.array_equal(row(source, sample, 50)[..., 0], whole[:, 5:55])
 
 
+@needs_uint16
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_have_the_layout_of_rgb_batches(tmp_path: Path, workers: int) -> None:
     with zipfile.ZipFile(tmp_path / "grey.zip", "w") as archive:
@@ -113,6 +116,7 @@ def test_torch_without_16_bit_integers_is_named(monkeypatch: pytest.MonkeyPatch)
         DataLoader(source, 2, image_size=8)
 
 
+@needs_uint16
 @pytest.mark.parametrize(("mode", "white"), [("L", 255), ("I;16", 65535)])
 def test_values_are_normalised_by_white_and_the_channels_own_statistics(
     tmp_path: Path, mode: Any, white: int
@@ -198,6 +202,7 @@ def test_resize_in_floats_equals_torch() -> None:
         torch.testing.assert_close(torch.from_numpy(made).permute(2, 0, 1)[None], theirs)
 
 
+@needs_uint16
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
 def test_arrays_keep_their_channels_and_dtype(tmp_path: Path, dtype: str) -> None:
     images = np.random.default_rng(1).integers(0, 9999, (6, 40, 40, 5)).astype(dtype)
@@ -215,6 +220,7 @@ def test_arrays_keep_their_channels_and_dtype(tmp_path: Path, dtype: str) -> Non
         pickle.loads(pickle.dumps(source))
 
 
+@needs_uint16
 @pytest.mark.parametrize(("mode", "raw"), [("L", False), ("L", True), ("I;16", True)])
 @pytest.mark.parametrize("format", ["webdataset", "folder"])
 def test_caches_keep_the_layout(tmp_path: Path, mode: Any, raw: bool, format: Any) -> None:
@@ -254,6 +260,7 @@ def test_a_cache_without_a_mode_is_rgb(tmp_path: Path) -> None:
     assert ImageFolder(tmp_path / "cache").layout == RGB
 
 
+@needs_uint16
 def test_pipelines_of_other_layouts_run_unchanged(tmp_path: Path) -> None:
     steps = [v2.Resize(24), v2.CenterCrop(20), v2.PILToTensor()]
     source = ImageFolder(write(tmp_path, "I;16"), v2.Compose(steps), mode="I;16")
