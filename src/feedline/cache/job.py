@@ -168,7 +168,9 @@ class CacheJob:
             if spec.unfinished.is_dir() and not any(spec.unfinished.glob("*.npz")):
                 if spec.adds_level or not (root / MANIFEST).exists():
                     for level in spec.levels:
-                        remove_owned(root / level.name, files)
+                        # A full disk may leave a class's folder without a file.
+                        folders = files.rpartition("/")[0]
+                        remove_owned(root / level.name, files, folders=folders)
                         with contextlib.suppress(OSError):  # others put files there, or it is gone
                             (root / level.name).rmdir()
                 remove_unfinished(spec)
