@@ -51,7 +51,8 @@ class Opaque:
         self.steps = steps
 
     def __call__(self, image: Any) -> Any:
-        return self.steps(image)
+        with torch.no_grad():
+            return self.steps(image)
 
 
 MAKERS = {
