@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
 import psutil
@@ -109,6 +110,25 @@ class PoolTests:
                     loader.load_state_dict({**state, "step": len(seen)})
                     batches = iter(loader)
             assert seen == planned_epoch(loader, 0)
+
+    def test_closing_continues_after_an_interrupt_between_two_workers(self) -> None:
+        before = own_family()
+        loader = self.loader(Rows(40), batch_size=4, image_size=4)
+        next(iter(loader))
+        with pytest.MonkeyPatch.context() as patched:
+            close, calls = BaseProcess.close, list[BaseProcess]()
+
+            def interrupted(process: BaseProcess) -> None:
+                close(process)
+                calls.append(process)
+                if len(calls) == 1:
+                    raise KeyboardInterrupt
+
+            patched.setattr(BaseProcess, "close", interrupted)
+            with contextlib.suppress(KeyboardInterrupt):
+                loader.close()
+        loader.close()
+        assert eventually(lambda: not newcomers(before))
 
     def test_memory_is_known_before_the_first_batch_and_does_not_grow(self) -> None:
         with self.loader(Rows(64), batch_size=8, image_size=32) as loader:

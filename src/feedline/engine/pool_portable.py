@@ -153,12 +153,12 @@ class _SpawnedWorker:
             self.process.kill()  # it has closed its pipe and does not end
         self.process.join(_END_DEADLINE_S)
         pid, status = self.process.pid or 0, self.process.exitcode or 0
-        # Raises if other code, such as psutil, has waited for the process.
-        with contextlib.suppress(ValueError):
-            self.process.close()
         self.pipe.close()
         for memory in self.memories.values():
             memory.close()
+        # Raises if other code, such as psutil, has waited for the process.
+        with contextlib.suppress(ValueError):
+            self.process.close()
         return pid, status
 
 
@@ -259,10 +259,13 @@ class PortablePool(WorkerPool):
         self._start_missing()
 
     def _end_workers(self) -> None:
+        # A closed process raises ValueError: an interrupted call has ended that worker.
         for worker in self._workers.values():
-            worker.process.kill()
+            with contextlib.suppress(ValueError):
+                worker.process.kill()
         for worker in self._workers.values():
-            worker.end()
+            with contextlib.suppress(ValueError):
+                worker.end()
         self._workers.clear()
         self._kill_reasons.clear()
 
