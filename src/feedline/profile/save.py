@@ -29,7 +29,7 @@ import msgspec
 
 from feedline.errors import UsageError
 from feedline.profile.live import MetricsCallback, MetricsReader, Panel, create_panel
-from feedline.system import call_at_exit, rank_and_world
+from feedline.system import call_at_exit, rank_and_world, replacing
 from feedline.timing import is_recording_enabled
 from feedline.timing.recorder import Recorder
 from feedline.timing.run import Run
@@ -338,23 +338,16 @@ class TraceFile:
         Raises:
             OSError: the file cannot be written.
         """
-        partial = self._file.with_name(f".{self._file.name}.{os.getpid()}.partial")
-        try:
-            with contextlib.ExitStack() as opened:
-                partial.unlink(missing_ok=True)  # of another process, or a link to another file
-                raw = opened.enter_context(partial.open("wb"))
-                out: Any = raw
-                if self._file.suffix == ".gz":
-                    out = opened.enter_context(gzip.GzipFile("", "wb", 1, raw))
-                out.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
-                encode = msgspec.json.Encoder().encode
-                for k, event in enumerate(self._format_events()):
-                    out.write(b",\n" * (k > 0) + encode(event))
-                out.write(b"\n]}\n")
-            os.replace(partial, self._file)
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+        with replacing(self._file) as partial, contextlib.ExitStack() as opened:
+            raw = opened.enter_context(partial.open("wb"))
+            out: Any = raw
+            if self._file.suffix == ".gz":
+                out = opened.enter_context(gzip.GzipFile("", "wb", 1, raw))
+            out.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
+            encode = msgspec.json.Encoder().encode
+            for k, event in enumerate(self._format_events()):
+                out.write(b",\n" * (k > 0) + encode(event))
+            out.write(b"\n]}\n")
 
     def _format_events(self) -> Iterator[dict[str, Any]]:
         """Yield the events in the trace event format, times in us."""

@@ -64,7 +64,8 @@ def python_command(target: Sequence[str]) -> list[str]:
         UsageError: no such script, it is not for Python, or this Python ignores PYTHONPATH, by
             which loaders are replaced.
     """
-    for isolated in Path(sys.executable or ".").parent.glob("python*._pth"):  # Windows only
+    isolated = next(Path(sys.executable or ".").parent.glob("python*._pth"), None)  # Windows only
+    if isolated is not None:
         raise UsageError(
             f"feedline run needs the variable PYTHONPATH, which this Python ignores: {isolated}",
             hint="use a complete Python, or remove that file",

@@ -22,6 +22,7 @@ import msgspec
 from feedline.errors import UsageError
 from feedline.system import replacing, unwritten
 from feedline.timing.run import RUN_VERSION, Pass, Run, StageTime, rank_times
+from feedline.timing.throughput_history import MAX_POINTS
 
 __all__ = [
     "MAX_BYTES",
@@ -43,7 +44,6 @@ _MAX_VALUE = 1e18  # of any count or time
 _MAX_PASSES = 200
 _MAX_RANKS = 256  # whose files are read
 _SLOWEST = 20
-_MAX_POINTS = 400
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -228,7 +228,7 @@ def merge_runs(earlier: Run, later: Run) -> Run:
         settings=later.settings or earlier.settings,
         loaders=loaders,
         passes=limit_passes(copy.deepcopy(earlier.passes) + passes),
-        course=[*earlier.course, *course][-_MAX_POINTS:],
+        course=[*earlier.course, *course][-MAX_POINTS:],
         stages=sorted(stages.values(), key=lambda stage: -stage.total_ms),
         slowest=slowest[:_SLOWEST],
         # The latest of each kind.

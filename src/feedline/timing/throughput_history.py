@@ -9,13 +9,15 @@ from dataclasses import replace
 
 from feedline.timing.run import Event, ThroughputPoint, TimelineSample, sum_or_none
 
-__all__ = ["HostStep", "ThroughputRecorder", "sample_timeline"]
+__all__ = ["MAX_POINTS", "HostStep", "ThroughputRecorder", "sample_timeline"]
 
 HostStep = tuple[int, int, int, int]
 """Step as seen by the host: its number, and the times in ns at which its batch was delivered, the
 next one was requested, and the next one was received."""
 
-_MAX_POINTS = 400
+MAX_POINTS = 400
+"""Points of a run, also of one that was merged from several starts."""
+
 _FIRST_S = 0.25  # length of the first points
 
 
@@ -80,7 +82,7 @@ class ThroughputRecorder:
         if not self._fits_latest(at_s):
             self._points.append(ThroughputPoint(begun_s=self._last_s))
             self._new_pass = False  # only now: Ctrl-C may interrupt the lines above
-            if len(self._points) > _MAX_POINTS:
+            if len(self._points) > MAX_POINTS:
                 self._join()
         last, self._last_s = self._points[-1], at_s
         last.image_size = size

@@ -56,6 +56,7 @@ _ENDS = {b"\xff\xd8\xff": b"\xff\xd9", b"\x89PNG\r\n": b"IEND\xaeB`\x82"}
 _LARGE = 1 << 20
 _DECODER_SHARE = 0.5
 """Time to find the pixels of a part in its file, in proportion to the rows above the part's end."""
+_STEP_MODULES = ("torchvision.transforms", "timm.data", "torch.nn.modules.container")
 _MIN_PIXELS = 64
 """Images with fewer pixels are not fused: timm's crops of them may be empty, and black."""
 
@@ -103,19 +104,23 @@ class _DecodeHistory:
     def __init__(self) -> None:
         self._images = self._cost = 0.0  # the cost of a whole image is 1
         self._latest: LazyImage | None = None
-        self._lazy: tuple[UndecodedJpeg | None, Any] = None, None  # the latest one, opened
+        self._lazy: tuple[UndecodedJpeg, LazyImage] | None = None  # the latest file, opened
 
     def open(self, image: Any) -> LazyImage:
         """Open an RGB image, once for all calls that get it undecoded."""
         if type(image) is UndecodedImage:
             return vars(image)["_undecoded"]  # type: ignore[no-any-return]
         file = undecoded(image)
-        if file is None or file is not self._lazy[0]:
+        if file is None:
+            return LazyImage(None, image)
+        if self._lazy is None or self._lazy[0] is not file:
             self._lazy = file, LazyImage(None, image)
-        return self._lazy[1]  # type: ignore[no-any-return]
+        return self._lazy[1]
 
     def read(self, image: LazyImage, part: Part | None) -> Pixels:
         """Read a part of an image; the pixels are the same in any case."""
+        if not image.is_undecoded:
+            return image.read(part)
         if image is not self._latest:
             if self._images >= 2 and self._cost > 1.05 * self._images:
                 image.keep_whole()
@@ -134,10 +139,7 @@ class _DecodeHistory:
 def _containers(thing: Any, seen: set[int]) -> Iterator[Any]:
     """Attributes of steps that may be fused, and the lists, tuples and dicts in them."""
     is_step = hasattr(thing, "__dict__") and (
-        type(thing).__module__.startswith(
-            ("torchvision.transforms", "timm.data", "torch.nn.modules.container")
-        )
-        or wrapped_transform(thing) is not None
+        type(thing).__module__.startswith(_STEP_MODULES) or wrapped_transform(thing) is not None
     )
     if id(thing) in seen or not (is_step or type(thing) in (list, tuple, dict)):
         return
@@ -261,7 +263,7 @@ class NestedPipelines:
             self.has_folder = True
         elif kind in (np.ndarray, np.memmap, torch.Tensor):
             self.has_pixels |= thing.ndim >= 3 and thing.nbytes >= _LARGE
-        elif not module.startswith(("torchvision.transforms", "timm.data", "torch.nn.modules.con")):
+        elif not module.startswith(_STEP_MODULES):
             return
         self.sets_size |= sets_own_size(thing)
         is_skipped = any(thing is each for each in self._skipped) and kind.__name__ != "Compose"

@@ -1,4 +1,4 @@
-"""Objects of a user's class whose call passes its arguments to one attribute, e.g. a preset.
+"""Transforms in classes of users that only call another transform, such as torchvision's presets.
 
 Guarantees: no user code runs. The byte code of `__call__` must be that of `return self.name(image)`
 or of the same with other arguments, and the attribute must be the object's own, so the call can do
@@ -7,8 +7,6 @@ nothing else.
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Mapping
 from types import FunctionType
 from typing import Any, cast
 
@@ -47,11 +45,18 @@ _FORMS = {
 
 
 def wrapped_transform(thing: Any, inputs: int = 1) -> Any:
-    """Object to which a call with so many inputs is passed; None if a call may do more."""
-    members: Mapping[str, Any] = ChainMap(*[dict(vars(base)) for base in type(thing).__mro__])
-    call = members.get("__call__")
+    """Transform that an object only calls, with this number of inputs; None if it may do more."""
+    kind = type(thing)
+    call = _member(kind, "__call__")
     if type(call) is not FunctionType or _form(call) not in _FORMS[inputs]:
         return None
     name = call.__code__.co_names[0]
-    is_plain = members["__getattribute__"] is object.__getattribute__ and name not in members
-    return getattr(thing, "__dict__", {}).get(name) if is_plain else None
+    own_lookup = _member(kind, "__getattribute__") is not object.__getattribute__
+    if own_lookup or any(name in vars(base) for base in kind.__mro__):
+        return None
+    return getattr(thing, "__dict__", {}).get(name)
+
+
+def _member(kind: type, name: str) -> Any:
+    """Member of a class or its bases, without running code; None if it has none."""
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
