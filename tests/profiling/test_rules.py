@@ -146,6 +146,28 @@ def test_a_loader_for_each_epoch_is_rebuilt_and_not_restarted() -> None:
     assert "workers-restarted" not in rules_of(run)
 
 
+def _of_two_epochs(rebuild_s: float) -> Run:
+    """Three loaders of two epochs: 0.6 s to start, 1 s of steps, a pause of 0.1 or `rebuild_s`."""
+    passes, now_s = list[Pass](), 0.0
+    for k in range(6):
+        now_s += 0.0 if k == 0 else rebuild_s if k % 2 == 0 else 0.1
+        end_s = now_s + 1.6
+        made = one_pass(steps=20, start=600.0, epoch=k, built=1 + k // 2)
+        passes.append(replace(made, begun_s=now_s, ended_s=end_s))
+        now_s = end_s
+    return a_run(*passes)
+
+
+def test_the_time_before_a_rebuilt_loader_is_part_of_rebuilding_it() -> None:
+    found = finding_of(_of_two_epochs(1.1), "loader-rebuilt")
+    assert found.gain is not None
+    # Of 5 starts after the first, 2 of rebuilt loaders; 2 x 1 s to end workers and list samples.
+    assert found.gain.predicted == pytest.approx((9.0 + 2.5) / (9.0 + 2.5 - 3.2), rel=0.05)
+    quick = finding_of(_of_two_epochs(0.1), "loader-rebuilt").gain
+    assert quick is not None
+    assert found.gain.predicted > quick.predicted
+
+
 def test_second_loader_for_validation_is_not_a_rebuilt_loader() -> None:
     passes = [one_pass(steps=20, start=600.0, epoch=k, loader=k % 2, built=1) for k in range(6)]
     for other in (replace(LOADER, dataset="here.Others"), replace(LOADER, samples=800)):
@@ -237,6 +259,11 @@ def test_a_first_epoch_from_the_disk_is_a_cold_cache() -> None:
     run = a_run(cold, warm, work=320.0, cpu=0.2, stages=FAR)
     assert first_of(run) == "cold-cache"
     assert "slow-storage" not in rules_of(run)
+
+
+def test_a_few_pages_from_the_disk_are_not_the_samples() -> None:
+    run = a_run(one_pass(wait=50.0, disk_bytes=10**5), work=320.0, cpu=0.2, stages=FAR)
+    assert first_of(from_disk(run, read_bytes=10**4)) == "blocked-workers"
 
 
 def test_epochs_that_all_read_from_the_disk_have_a_slow_storage() -> None:

@@ -253,11 +253,12 @@ class RunFacts(StepFacts):
         loader: with most steps.
         phases: in their first order; phases without a step are left out.
         lanes: time of the workers; None if not measured.
-        starts_ms: time from requesting to receiving the first batch, of all passes but the first.
+        starts_ms: time from requesting to receiving the first batch, of all passes but the first,
+            and to rebuild loaders.
         restarts: number of starts in `starts_ms`.
-        rebuilt_ms: part of `starts_ms` in first passes over a rebuilt loader.
+        rebuilt_ms: part of `starts_ms` to rebuild loaders, up to their first batch.
         rebuilds: number of those starts.
-        between_ms: time between passes: evaluation, checkpoints.
+        between_ms: other time between passes: evaluation, checkpoints.
         waited: share of the steps that waited longer than a tenth of the mean step.
         step_cpu_ms: CPU time of the trainer for a batch, all threads, without taking batches over.
         step_queued_ms: time for which the trainer's threads, together, were ready for a batch's
@@ -385,7 +386,8 @@ def summarise_run(run: Run) -> RunFacts:
         # processes find a core at once, the last when the others are done.
         own = max(own, (1 + (1 + (loader.workers or 0)) / cores) / 2)
     lanes = _lanes(run, loader, steps, worker_queued if loader.workers else queued, own)
-    starts_ms, restarts, rebuilt_ms, rebuilds = _starts(run)
+    starts_ms, restarts, rebuilt_ms, rebuilt = _starts(run)
+    between_ms, rebuilding_ms = _between_ms(run.passes, rebuilt)
     # A trainer that sleeps and wakes up often waits for a core, though it rarely uses one for long.
     crowding = max(1.0, (1.0 + queued) / own)
     computes = (cpu_ms or 0.0) + (queued_ms or 0.0) >= steps.step_ms / 2
@@ -400,11 +402,11 @@ def summarise_run(run: Run) -> RunFacts:
         loader=loader,
         phases=phases,
         lanes=lanes,
-        starts_ms=starts_ms,
+        starts_ms=starts_ms + rebuilding_ms,
         restarts=restarts,
-        rebuilt_ms=rebuilt_ms,
-        rebuilds=rebuilds,
-        between_ms=_between_ms(run.passes),
+        rebuilt_ms=rebuilt_ms + rebuilding_ms,
+        rebuilds=sum(each.start_ms.count for each in rebuilt),
+        between_ms=between_ms,
         waited=late / max(1, steps.steps),
         step_cpu_ms=cpu_ms,
         step_queued_ms=queued_ms,
@@ -449,18 +451,26 @@ def _busiest(run: Run) -> Loader:
     return run.loaders[max(known, key=lambda number: steps[number])]
 
 
-def _between_ms(passes: list[Pass]) -> float:
-    """Time between passes, without gaps longer than all passes: pauses of a notebook's user."""
-    gaps_s, all_busy_s, ended_s = list[float](), 0.0, -math.inf
+def _between_ms(passes: list[Pass], rebuilt: list[Pass]) -> tuple[float, float]:
+    """Time between passes, and the part of it to rebuild loaders, which is not in the first.
+
+    Before the first pass of a rebuilt loader, more time than before any other pass ends the old
+    workers and lists the samples again; if all passes rebuild, it may as well be an evaluation.
+    Gaps longer than all passes, pauses of a notebook's user, do not count.
+    """
+    gaps_s, all_busy_s, ended_s = list[tuple[float, bool]](), 0.0, -math.inf
     for each in sorted(passes, key=lambda each: each.begun_s):
         parts = [each.start_ms, each.wait, each.compute, *([each.copy] if each.copy else [])]
         busy_s = sum(part.total_ms for part in parts) / 1000
-        gaps_s.append(each.begun_s - ended_s)
+        gaps_s.append((each.begun_s - ended_s, any(each is one for one in rebuilt)))
         if each.passes > 1:  # summed up, with the time between them
-            gaps_s.append(each.ended_s - each.begun_s - busy_s)
+            gaps_s.append((each.ended_s - each.begun_s - busy_s, False))
         all_busy_s += busy_s
         ended_s = max(ended_s, each.ended_s)
-    return 1000 * sum(gap_s for gap_s in gaps_s if 0 < gap_s <= all_busy_s)
+    gaps_s = [(gap_s, rebuilds) for gap_s, rebuilds in gaps_s if 0 < gap_s <= all_busy_s]
+    usual_s = max((gap_s for gap_s, rebuilds in gaps_s if not rebuilds), default=math.inf)
+    rebuilding_s = sum(max(0.0, gap_s - usual_s) for gap_s, rebuilds in gaps_s if rebuilds)
+    return 1000 * (sum(gap_s for gap_s, _ in gaps_s) - rebuilding_s), 1000 * rebuilding_s
 
 
 def _read(processes: list[Process], loader: Loader, step_ms: float) -> float | None:
@@ -511,10 +521,10 @@ def find_slow_rank(run: Run) -> SlowRank | None:
     return SlowRank(rank=rank, part=part, excess_ms=excess_ms, hidden_ms=0.0 if own else excess_ms)
 
 
-def _starts(run: Run) -> tuple[float, int, float, int]:
-    """Time and number of all starts but the first, and of those of rebuilt loaders."""
-    total = rebuilt = 0.0
-    count, rebuilds = 0, 0
+def _starts(run: Run) -> tuple[float, int, float, list[Pass]]:
+    """Time and number of all starts but the first, and time and passes of rebuilt loaders."""
+    total = rebuilt_ms = 0.0
+    count, rebuilt = 0, list[Pass]()
     seen: set[tuple[int, int]] = set()
     identities: list[tuple[object, ...]] = []
     for each in run.passes:
@@ -526,11 +536,12 @@ def _starts(run: Run) -> tuple[float, int, float, int]:
             # If several passes are summed up, the first is assumed to have the longest start.
             own, starts = max(0.0, own - each.start_ms.longest_ms), starts - 1
         elif loader not in seen and identity in identities:
-            rebuilt, rebuilds = rebuilt + own, rebuilds + starts
+            rebuilt_ms += own
+            rebuilt.append(each)
         seen.add(loader)
         identities.append(identity)
         total, count = total + own, count + starts
-    return total, count, rebuilt, rebuilds
+    return total, count, rebuilt_ms, rebuilt
 
 
 def _identity(loaders: list[Loader], one: Pass) -> tuple[object, ...]:

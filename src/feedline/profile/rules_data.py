@@ -20,6 +20,7 @@ from feedline.profile.gains import (
 from feedline.text import as_bytes, as_ms, as_ratio, as_share
 from feedline.throughput.step_model import StepLoad
 from feedline.throughput.thresholds import THRESHOLDS
+from feedline.timing.run import Pass
 
 __all__ = ["largest_part"]
 
@@ -120,9 +121,16 @@ def _from_disk(facts: RunFacts, lanes: WorkerLanes) -> bool:
     """
     disk = sum(each.read_bytes or 0 for each in facts.worker_processes)
     called = sum(each.called_bytes or 0 for each in facts.worker_processes)
-    if facts.disk_faults > facts.steps or disk > THRESHOLDS.from_disk * called:
+    if facts.disk_faults > facts.steps:
+        return True
+    if disk > THRESHOLDS.from_disk * called and _holds_samples(disk, facts.total):
         return True
     return facts.loader.made_by in ("image rows", "samples") and not lanes.of(*_OWN_CODE).ms
+
+
+def _holds_samples(disk_bytes: float, read: Pass) -> bool:
+    """Return True if these are enough bytes for the samples of a pass; less are libraries."""
+    return disk_bytes >= THRESHOLDS.disk_sample_bytes * (read.samples or read.batches)
 
 
 @work_rule(2)
@@ -202,6 +210,8 @@ def _first_epoch_only(facts: RunFacts) -> Gain | None:
     if lanes is None or first is None or not first.disk_bytes or not first.compute.count:
         return None
     if first.disk_bytes < THRESHOLDS.from_disk * _read_in(facts):
+        return None
+    if not _holds_samples(first.disk_bytes, first):
         return None
     if use.dataset_bytes and use.cacheable_bytes and use.dataset_bytes > use.cacheable_bytes:
         return None
