@@ -75,5 +75,5 @@ def cold_files(fixed: bool) -> Outcome:
             path.read_bytes()
     else:
         _drop_from_cache(folder)
-    loader = DataLoader(_Files(folder), 4, num_workers=CORES, persistent_workers=True)
-    return train(loader, paced(6), epochs=3)
+    loader = DataLoader(_Files(folder), 8, num_workers=CORES, persistent_workers=True)
+    return train(loader, paced(6), epochs=2)
