@@ -10,10 +10,15 @@ import pytest
 from hypothesis import given
 
 from feedline.profile.diagnose import diagnose
-from feedline.throughput.bottleneck import bottleneck, is_compute_bound, workers_needed
 from feedline.throughput.controller import Controller
 from feedline.throughput.limits import WorkerLimits
-from feedline.throughput.step_model import StepLoad, with_workers
+from feedline.throughput.step_model import (
+    StepLoad,
+    bottleneck,
+    is_compute_bound,
+    with_workers,
+    workers_needed,
+)
 from feedline.throughput.what_if import what_if
 from feedline.throughput.windows import StepWindow
 from feedline.tuning.search import LoaderSetting, LoaderTrial, Search

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import UsageError
-from feedline.throughput.bottleneck import bottleneck
 from feedline.throughput.rates import PoolRate, Rates, pool_rate, rates_at
-from feedline.throughput.step_model import StepLoad
+from feedline.throughput.step_model import StepLoad, bottleneck
 from feedline.throughput.what_if import Changes, PhaseEstimate, forecast, what_if
 from feedline.throughput.windows import StepWindow, error_of
 from throughput.phases import load, point, rates

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from feedline.throughput.bottleneck import is_compute_bound
+from feedline.throughput.step_model import is_compute_bound
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import error_of
 from feedline.timing.histogram import Histogram

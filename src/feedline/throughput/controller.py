@@ -23,9 +23,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from feedline.throughput.bottleneck import is_compute_bound, workers_needed
 from feedline.throughput.limits import MAX_WORKERS, WorkerLimits
-from feedline.throughput.step_model import StepLoad
+from feedline.throughput.step_model import StepLoad, is_compute_bound, workers_needed
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import StepWindow
 
@@ -47,21 +46,13 @@ _TEXT: dict[What, tuple[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettingChange:
-    """A change of one setting.
-
-    Args:
-        kind: kind of change.
-        what: setting that changes.
-        before: previous value: a number of workers or of batches, or ms.
-        after: new value.
-        reason: reason as text, with its figures.
-    """
+    """A change of one setting."""
 
     kind: Kind
     what: What = "workers"
-    before: float
+    before: float  # number of workers or of batches, or ms
     after: float
-    reason: str
+    reason: str  # with its figures
 
     def __str__(self) -> str:
         return f"{_TEXT[self.what][0].format(self.before, self.after)}: {self.reason}"
@@ -106,30 +97,18 @@ class _Trial:
 
 @dataclass(slots=True)
 class _Known:
-    """Knowledge about a phase.
+    """Knowledge about a phase."""
 
-    Args:
-        load: of a step, in the latest windows.
-        low, high: numbers of workers below and above which steps were slower, or no faster.
-        tried: changes already made against uneven batches.
-        need: need of workers when these were found; 0 if there was none.
-        other: consecutive windows whose need is far from that.
-    """
-
-    load: StepLoad
-    low: int = 1
-    high: int | None = None
-    tried: set[What] = field(default_factory=set)
-    need: float = 0.0
-    other: int = 0
+    load: StepLoad  # of a step, in the latest windows
+    low: int = 1  # number of workers below which steps were slower
+    high: int | None = None  # number above which they were no faster
+    tried: set[What] = field(default_factory=set)  # changes made against uneven batches
+    need: float = 0.0  # of workers when these were found; 0 if there was none
+    other: int = 0  # consecutive windows whose need is far from that
 
 
 class Controller:
-    """Chooses a loader's workers, batches ahead and task size.
-
-    Args:
-        limits: limits to stay within; may be changed at any time.
-    """
+    """Chooses a loader's workers, batches ahead and task size, within limits that may change."""
 
     def __init__(self, limits: WorkerLimits) -> None:
         self.limits = limits
@@ -140,11 +119,7 @@ class Controller:
         self._calm = 0
 
     def observe(self, window: StepWindow) -> SettingChange | None:
-        """Evaluate a window since the last change. Return the next change, if any.
-
-        Args:
-            window: measured with the settings of the last change.
-        """
+        """Evaluate a window, measured with the latest settings. Return the next change, if any."""
         if self._latest and _key(self._latest[-1]) != _key(window):
             if self._latest[-1].phase != window.phase:
                 self._trial = None
@@ -168,10 +143,8 @@ class Controller:
     ) -> SettingChange | None:
         """Prepare for the next phase, whose first batches are about to be made.
 
-        Args:
-            phase: key of the phase, as in its windows.
-            step_ratio: expected compute time of its steps, relative to now,
-            work_ratio: and expected work of its batches; both are used only for a new phase.
+        The ratios are the expected compute time of its steps and work of its batches, relative to
+        now; they are used only for a new phase.
         """
         if not self._latest or phase == self._latest[-1].phase:
             return None
@@ -198,15 +171,17 @@ class Controller:
         """True if there are enough windows to detect uneven batches."""
         return len(self._latest) >= THRESHOLDS.many_windows
 
+    def _last(self, count: int) -> StepWindow:
+        return StepWindow.joined(list(self._latest)[-count:])
+
     @property
     def _recent(self) -> StepWindow:
         """Smallest number of recent windows that determine the step time."""
-        windows = list(self._latest)[-THRESHOLDS.many_windows :]
-        for count in range(1, len(windows)):
-            recent = StepWindow.joined(windows[-count:])
-            if recent.error <= THRESHOLDS.window_error:
-                return recent
-        return StepWindow.joined(windows)
+        recent = self._last(1)
+        for count in range(2, min(len(self._latest), THRESHOLDS.many_windows) + 1):
+            if recent.error > THRESHOLDS.window_error:
+                recent = self._last(count)
+        return recent
 
     def _most(self, window: StepWindow, known: _Known | None) -> int:
         """Maximum number of workers, from resources and from what is known about a phase."""
@@ -218,8 +193,7 @@ class Controller:
         known = self._known.setdefault(seen.phase, _Known(load))
         known.load = load
         if self._are_many:
-            lately = StepWindow.joined(list(self._latest)[-THRESHOLDS.many_windows :])
-            need = min(MAX_WORKERS, lately.load().need)  # without a step, any limit does
+            need = min(MAX_WORKERS, self._last(THRESHOLDS.many_windows).load().need)
             known.need = known.need or need
             ratio = THRESHOLDS.other_work
             far = not known.need / ratio < need < known.need * ratio

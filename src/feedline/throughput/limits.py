@@ -19,30 +19,20 @@ MAX_WORKERS = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerLimits:
-    """Resources of a loader.
+    """Resources of a loader."""
 
-    Args:
-        cores: cores for the training process and its workers.
-        more: additional workers that fit in memory; None if unknown.
-        for_each: whole batches the user lets each worker make ahead; 0 for batches made of rows, of
-            which memory always holds the full number ahead.
-        batches: additional batches ahead that fit in memory; None if unknown.
-    """
-
-    cores: int
-    more: int | None = None
+    cores: int  # for the training process and its workers
+    more: int | None = None  # additional workers that fit in memory; None if unknown
     for_each: int = 0
-    batches: int | None = None
+    """Whole batches the user lets each worker make ahead; 0 for batches made of rows, of which
+    memory always holds the full number ahead."""
+    batches: int | None = None  # additional batches ahead that fit in memory; None if unknown
 
     def most(self, workers: int, blocked_share: float) -> int:
-        """Maximum number of workers.
+        """Maximum number of workers, from their current number.
 
         One per core if they compute. If they spend most of their work waiting for a disk or a
-        server, as many more as leave the cores busy.
-
-        Args:
-            workers: current number of workers.
-            blocked_share: share of their work spent blocked, 0 to 1.
+        server (`blocked_share`, 0 to 1), as many more as leave the cores busy.
         """
         most = max(1, self.cores)
         if blocked_share > THRESHOLDS.mostly_blocked:
@@ -52,12 +42,9 @@ class WorkerLimits:
         return max(1, min(most, MAX_WORKERS))
 
     def deepest(self, prefetch: int, workers: int, blocked_share: float) -> int:
-        """Maximum number of whole batches ahead: that of the largest allowed worker pool.
+        """Maximum number of whole batches ahead, from the current one and that of workers.
 
-        Args:
-            prefetch: current maximum.
-            workers: current number of workers.
-            blocked_share: share of their work spent blocked, 0 to 1.
+        It is that of the largest allowed worker pool; see `most`.
         """
         deepest = self.for_each * self.most(workers, blocked_share)
         return deepest if self.batches is None else min(deepest, prefetch + self.batches)
@@ -65,22 +52,13 @@ class WorkerLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryBudget:
-    """Memory available in addition to what is in use now.
+    """Memory available in addition to what is in use now."""
 
-    Args:
-        free: bytes available.
-        workers: current number of workers,
-        ahead: and whole batches each makes ahead; 0 for batches of rows, whose memory is always
-            allocated.
-        worker_bytes: memory of a worker.
-        batch_bytes: memory of a whole batch; 0 if unknown, or for batches of rows.
-    """
-
-    free: int
-    workers: int
-    ahead: int
-    worker_bytes: int
-    batch_bytes: int
+    free: int  # bytes
+    workers: int  # current number
+    ahead: int  # whole batches that each makes ahead; 0 for rows, whose memory stays allocated
+    worker_bytes: int  # memory of a worker
+    batch_bytes: int  # memory of a whole batch; 0 if unknown, or for batches of rows
 
     def fits(self, workers: int, ahead: int) -> bool:
         """Return True if this many workers, each with this many batches ahead, fit in memory."""

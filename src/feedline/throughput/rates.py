@@ -25,17 +25,11 @@ _MIN_MS = 1e-3  # shorter steps were not measured
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolRate:
-    """Measurement of one worker pool.
-
-    Args:
-        load: of a step.
-        step_ms: duration of a step, including its data wait.
-        error: half of the 95% interval of `step_ms`, relative to it; 1 if unknown.
-    """
+    """Measurement of one worker pool."""
 
     load: StepLoad
-    step_ms: float
-    error: float
+    step_ms: float  # duration of a step, including its data wait
+    error: float  # half of the 95% interval of `step_ms`, relative to it; 1 if unknown
 
     @property
     def busy_workers(self) -> float:
@@ -60,8 +54,8 @@ def pool_rate(
 
     Args:
         window: times of the steps.
-        error: half of the 95% interval of the mean step time, relative to it.
-        cores: cores available to all processes.
+        error: see `PoolRate`.
+        cores: available to all processes.
         compute_s: compute-bound step time; None: as in the window.
         step_cpu_s: CPU time of the step, all threads.
         hand_cpu_s: CPU time of the hand-over of a batch.
@@ -95,21 +89,13 @@ def pool_rate(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """Measured rates of a phase.
+    """Measured rates of a phase."""
 
-    Args:
-        size: image size in pixels; None if batches have no single image size.
-        rows: images in a batch; None if they cannot be counted.
-        points: measurements of worker pools; predictions are compared with the first.
-        level_px: shorter side of the copies that were read; None for the originals.
-        basis: source of the rates if they were not measured.
-    """
-
-    size: int | None
-    rows: float | None
-    points: tuple[PoolRate, ...]
-    level_px: int | None = None
-    basis: str = ""
+    size: int | None  # of images, in pixels; None if batches have no single one
+    rows: float | None  # images in a batch; None if they cannot be counted
+    points: tuple[PoolRate, ...]  # by worker pool; predictions are compared with the first
+    level_px: int | None = None  # shorter side of the copies read; None for the originals
+    basis: str = ""  # source of the rates if they were not measured
 
     @property
     def now(self) -> PoolRate:
@@ -160,7 +146,7 @@ class Rates:
 
 
 def rates_at(measured: Sequence[Rates], size: int | None, rows: int | None = None) -> Rates:
-    """Return the rates of a size and a batch size, scaled if they were not measured.
+    """Return the rates of an image size and a batch size, scaled if they were not measured.
 
     Raises:
         UsageError: the measured phases have no sizes and one is requested, or the reverse.
@@ -186,21 +172,23 @@ def rates_at(measured: Sequence[Rates], size: int | None, rows: int | None = Non
 
 
 def _interpolate(sized: Sequence[Rates], size: int) -> Rates:
-    """Return the rates of a size that was not measured."""
-    pixels = {each.size or 0: (each.size or 0) ** 2 for each in sized}
-    near = min(sized, key=lambda each: abs(pixels[each.size or 0] - size**2))
-    low = next((each for each in reversed(sized) if (each.size or 0) < size), None)
-    high = next((each for each in sized if (each.size or 0) > size), None)
+    """Return the rates of a size that was not measured; `sized` is in the order of sizes."""
+
+    def pixels(rates: Rates) -> int:
+        return (rates.size or 0) ** 2
+
+    near = min(sized, key=lambda each: abs(pixels(each) - size**2))
+    low = next((each for each in reversed(sized) if pixels(each) < size**2), None)
+    high = next((each for each in sized if pixels(each) > size**2), None)
     if low is None or high is None:
         return near.scale(
-            compute=size**2 / pixels[near.size or 0],
+            compute=size**2 / pixels(near),
             work=1.0,
             size=size,
             basis=f"not measured: scaled from {near.size} px, with a step time proportional to the "
             "pixels and the same work for an image",
         )
-    low_px, high_px = pixels[low.size or 0], pixels[high.size or 0]
-    share = (size**2 - low_px) / (high_px - low_px)
+    share = (size**2 - pixels(low)) / (pixels(high) - pixels(low))
 
     def factor(name: str) -> float:
         """Ratio of an interpolated time to that of the nearer size."""

@@ -1,4 +1,4 @@
-"""Throughput model: the time of a step, from the needs of its parts.
+"""Throughput model: the time of a step, the part that bounds it, and the workers that it needs.
 
 A step cannot be shorter than any of three times: the training process's own work for it (it
 computes, and takes the batch over); a worker's work for a batch divided by the number of workers;
@@ -14,6 +14,9 @@ cores this adds 19% if both are equal, 2% if one is twice the other. If it is on
 and otherwise waits for a device, proportionally less is added. This is fitted to measurements of
 `laboratory/` on two cores.
 
+Here is the one definition of "compute-bound" and of "too few workers": reports, `tune`, a dry run,
+and the adaptation of a loader all ask here.
+
 Guarantees: pure; more workers never make a step longer, nor do more cores.
 """
 
@@ -21,42 +24,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from feedline.throughput.limits import MAX_WORKERS
 from feedline.throughput.thresholds import THRESHOLDS
 
-__all__ = ["StepLoad", "with_workers"]
+__all__ = ["Part", "StepLoad", "bottleneck", "is_compute_bound", "with_workers", "workers_needed"]
+
+Part = Literal["compute", "hand-over", "copy", "workers", "cores"]
+"""`compute`: the step itself; `hand-over`: the training process receives a batch; `copy`: of a
+batch to the device; `workers`: they make batches, too slowly or unevenly; `cores`: there are enough
+workers, but too few cores for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepLoad:
-    """Needs of a step, in milliseconds.
+    """Needs of a step, in milliseconds."""
 
-    Args:
-        workers: processes that make batches; 0: the training process makes them.
-        cores: cores that all may use.
-        compute_ms: the step's own work, undisturbed.
-        work_cpu_ms: CPU time to make a batch.
-        work_blocked_ms: blocked time to make a batch.
-        step_cpu_ms: CPU time of the step's own work, all threads.
-        hand_ms: time to take a batch over, if the step waits for it.
-        hand_cpu_ms: CPU time of that.
-        beside_cpu_ms: CPU time of workers for a batch outside their tasks.
-        late_ms: wait for late batches although there are enough workers on average: the work is
-            uneven, or other programs use the cores.
-        copy_ms: time to copy a batch to the device, if the step waits for it.
-    """
-
-    workers: int
-    cores: float
-    compute_ms: float
-    work_cpu_ms: float
-    work_blocked_ms: float = 0.0
-    step_cpu_ms: float = 0.0
-    hand_ms: float = 0.0
-    hand_cpu_ms: float = 0.0
-    beside_cpu_ms: float = 0.0
+    workers: int  # processes that make batches; 0: the training process makes them
+    cores: float  # that all may use
+    compute_ms: float  # the step's own work, undisturbed
+    work_cpu_ms: float  # CPU time to make a batch
+    work_blocked_ms: float = 0.0  # blocked time to make a batch
+    step_cpu_ms: float = 0.0  # CPU time of the step's own work, all threads
+    hand_ms: float = 0.0  # to take a batch over, if the step waits for it
+    hand_cpu_ms: float = 0.0  # CPU time of that
+    beside_cpu_ms: float = 0.0  # CPU time of workers for a batch outside their tasks
     late_ms: float = 0.0
-    copy_ms: float = 0.0
+    """Wait for late batches although there are enough workers on average: the work is uneven, or
+    other programs use the cores."""
+    copy_ms: float = 0.0  # to copy a batch to the device, if the step waits for it
 
     @property
     def consume_ms(self) -> float:
@@ -99,12 +96,13 @@ class StepLoad:
     @property
     def even_ms(self) -> float:
         """Time of the whole step if a batch is always ready."""
-        alone = max(self.consume_ms, self.cores_ms)
-        joint = _joint(self.consume_ms, self.cores_ms, 2 * self.cores)
-        on_core = (
-            (self.step_cpu_ms + self.hand_cpu_ms) / self.consume_ms if self.consume_ms else 0.0
-        )
-        return alone + min(1.0, 2 * on_core) * (joint - alone)
+        less, more = sorted((self.consume_ms, self.cores_ms))
+        if self.consume_ms <= 0:
+            return more
+        power = 2 * self.cores
+        joint = more * (1 + (less / more) ** power) ** (1 / power)
+        on_core = (self.step_cpu_ms + self.hand_cpu_ms) / self.consume_ms
+        return more + min(1.0, 2 * on_core) * float(joint - more)
 
     @property
     def waits(self) -> bool:
@@ -120,9 +118,8 @@ class StepLoad:
 
     def scaled(self, *, compute: float = 1.0, work: float = 1.0) -> StepLoad:
         """Return the load with other times of the step's own work, and of all else."""
+        times = {name: getattr(self, name) for name in self.__slots__ if name.endswith("_ms")}
         own = ("compute_ms", "step_cpu_ms")
-        counts = ("workers", "cores")
-        times = {name: getattr(self, name) for name in StepLoad.__slots__ if name not in counts}
         return replace(
             self, **{name: ms * (compute if name in own else work) for name, ms in times.items()}
         )
@@ -131,11 +128,8 @@ class StepLoad:
 def with_workers(load: StepLoad, workers: int, shared: float = 0.0) -> StepLoad:
     """Return the same load with another number of workers.
 
-    Args:
-        load: with workers.
-        workers: new number.
-        shared: how far the resource that workers wait for (a disk, a server, a lock) serves one at
-            a time: 0 if it serves all at once, 1 if waiting grows in proportion to the workers.
+    `shared` is how far the resource that workers wait for (a disk, a server, a lock) serves one at
+    a time: 0 if it serves all at once, 1 if waiting grows in proportion to the workers.
     """
     if load.workers == 0 or workers == load.workers:
         return replace(load, workers=workers)
@@ -149,7 +143,47 @@ def with_workers(load: StepLoad, workers: int, shared: float = 0.0) -> StepLoad:
     )
 
 
-def _joint(one: float, other: float, power: float) -> float:
-    """p-norm of two figures: close to the larger one, more if they are equal."""
-    less, more = sorted((one, other))
-    return float(more * (1 + (less / more) ** power) ** (1 / power)) if more > 0 else 0.0
+def is_compute_bound(data_wait: float) -> bool:
+    """Return True if a step is compute-bound, by the share of its time spent in wait for data."""
+    return data_wait < THRESHOLDS.data_wait
+
+
+def bottleneck(load: StepLoad, *, waits: bool | None = None) -> Part:
+    """Return the part that bounds a step: the longest besides computing, if the step waits for it.
+
+    `waits` is True if the step is not compute-bound, as measured; None decides by the model.
+    """
+    wait_ms = max(0.0, load.step_ms - load.consume_ms)
+    # If both are equal, more workers would find no core.
+    short_of_cores = load.workers and load.cores_ms >= (1 - THRESHOLDS.alike) * load.made_ms
+    on_cores = short_of_cores and load.late_ms < wait_ms / 2
+    parts: dict[Part, float] = {
+        "hand-over": load.hand_ms,
+        "copy": load.copy_ms,
+        "cores" if on_cores else "workers": wait_ms,
+    }
+    waited_ms = sum(parts.values())
+    if waits is None:
+        whole_ms = load.compute_ms + waited_ms
+        waits = whole_ms > 0 and not is_compute_bound(waited_ms / whole_ms)
+    return max(parts, key=lambda part: parts[part]) if waits else "compute"
+
+
+def workers_needed(load: StepLoad, spare: float = 1.0, *, shared: float = 0.0) -> int | None:
+    """Return the fewest workers that make batches as fast as steps consume them.
+
+    Cores are not considered: `WorkerLimits.most` and the model do. None if no number up to
+    `MAX_WORKERS` suffices.
+
+    Args:
+        load: of a step.
+        spare: factor on the work of a batch, as batches are uneven.
+        shared: see `with_workers`.
+    """
+    if not shared or not load.workers:
+        need = spare * load.need / (1 + 1e-9)
+        return max(1, math.ceil(need)) if need <= MAX_WORKERS else None
+    enough_ms = (1 + 1e-9) * load.consume_ms
+    numbers = range(1, MAX_WORKERS + 1)
+    times = ((n, spare * with_workers(load, n, shared).made_ms) for n in numbers)
+    return next((number for number, ms in times if ms <= enough_ms), None)

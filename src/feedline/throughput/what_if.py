@@ -21,10 +21,9 @@ from typing import Any
 from feedline.errors import UsageError
 from feedline.order.schedule import Phase, Schedule, is_count
 from feedline.text import as_seconds, format_table, wrap_text
-from feedline.throughput.bottleneck import Part, bottleneck, workers_needed
 from feedline.throughput.limits import MAX_WORKERS
 from feedline.throughput.rates import PoolRate, Rates, rates_at
-from feedline.throughput.step_model import StepLoad, with_workers
+from feedline.throughput.step_model import Part, StepLoad, bottleneck, with_workers, workers_needed
 from feedline.throughput.thresholds import THRESHOLDS
 
 __all__ = ["Changes", "Forecast", "PhaseEstimate", "WhatIf", "forecast", "what_if"]
@@ -34,24 +33,14 @@ _RANGES: dict[str, tuple[type, str, float, float]] = {
     "cores": (Integral, "a whole number", 1, 4096),
     "gpu": (Real, "a number", 0.01, 1000.0),
 }
-
-
 _FORM = (
     "write any of "
     + ", ".join(f"{name}={low:g}..{high:g}" for name, (_, _, low, high) in _RANGES.items())
     + ' (gpu: factor of the step\'s speed), comma separated, e.g. "workers=8,cores=16,gpu=2"'
 )
-
-
 _WHOLE = re.compile(r"[0-9]{1,9}", re.ASCII)
-
-
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
-
-
 _MEASURED = "measured"
-
-
 _NOTHING = "nothing was measured, so nothing can be {}"
 
 
@@ -59,18 +48,13 @@ _NOTHING = "nothing was measured, so nothing can be {}"
 class Changes:
     """Changes of a training; None keeps a value.
 
-    Args:
-        workers: number of worker processes.
-        cores: number of cores available to all processes.
-        gpu: factor of the step's compute speed.
-
     Raises:
         UsageError: a value is out of range.
     """
 
-    workers: int | None = None
-    cores: int | None = None
-    gpu: float | None = None
+    workers: int | None = None  # number of worker processes
+    cores: int | None = None  # available to all processes
+    gpu: float | None = None  # factor of the step's compute speed
 
     def __post_init__(self) -> None:
         for name, (kind, expected, low, high) in _RANGES.items():
@@ -113,60 +97,34 @@ class Changes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseEstimate:
-    """Estimate of a phase; rates are images/s, or steps/s.
+    """Estimate of a phase; rates are images/s, or steps/s."""
 
-    Args:
-        image_size: in pixels; None if batches have no single image size.
-        rows: images in a batch; None if they cannot be counted.
-        num_workers: number of workers.
-        now: measured rate.
-        then: estimated rate.
-        low: lower limit of the estimate.
-        high: upper limit of the estimate.
-        factor: ratio of the estimated rate to the measured one.
-        bottleneck: part that bounds the step.
-        notes: reasons for the uncertainty.
-        compute_bound_rate: of the step without data wait.
-        num_workers_needed: number without data wait; None if no number is certain to suffice.
-        cores_needed: number of cores for these workers and the step.
-        is_uneven: True if some batches are late although the workers are fast enough on average.
-        basis: source of the rates.
-        epochs: of the phase of a schedule; None without a schedule.
-        seconds: duration of these; None if the number of images in an epoch is unknown.
-    """
-
-    image_size: int | None
-    rows: float | None
+    image_size: int | None  # in pixels; None if batches have no single image size
+    rows: float | None  # images in a batch; None if they cannot be counted
     num_workers: int
-    now: float
-    then: float
-    low: float
+    now: float  # measured rate
+    then: float  # estimated rate
+    low: float  # limits of the estimate
     high: float
-    factor: float
+    factor: float  # ratio of the estimated rate to the measured one
     bottleneck: Part
-    notes: tuple[str, ...]
-    compute_bound_rate: float
-    num_workers_needed: int | None
-    cores_needed: int
-    is_uneven: bool
-    basis: str
-    epochs: int | None = None
-    seconds: float | None = None
+    notes: tuple[str, ...]  # reasons for the uncertainty
+    compute_bound_rate: float  # of the step without data wait
+    num_workers_needed: int | None  # without data wait; None if no number is certain to suffice
+    cores_needed: int  # for these workers and the step
+    is_uneven: bool  # some batches are late although the workers are fast enough on average
+    basis: str  # source of the rates
+    epochs: int | None = None  # of the phase of a schedule; None without a schedule
+    seconds: float | None = None  # for these; None if an epoch's number of images is unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """Prediction of a training after changes.
-
-    Args:
-        changes: the changes.
-        phases: predictions in the order of the measurement.
-        unit: unit of the rates.
-    """
+    """Prediction of a training after changes."""
 
     changes: Changes
-    phases: tuple[PhaseEstimate, ...]
-    unit: str
+    phases: tuple[PhaseEstimate, ...]  # in the order of the measurement
+    unit: str  # of the rates
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible dictionary."""
@@ -189,11 +147,7 @@ class WhatIf:
 
 
 def what_if(phases: Iterable[Rates], changes: str | Changes) -> WhatIf:
-    """Predict each phase after changes.
-
-    Args:
-        phases: measured rates.
-        changes: see `Changes.parse`.
+    """Predict each measured phase after changes, as text or parsed.
 
     Raises:
         UsageError: invalid changes; nothing was measured.
@@ -240,12 +194,7 @@ def _predict_phase(rates: Rates, changes: Changes) -> PhaseEstimate:
 
 
 def _step_range(base: PoolRate, then: StepLoad) -> tuple[float, float]:
-    """Return the shortest and longest predicted step in ms.
-
-    Args:
-        base: measured worker pool.
-        then: load of a step after the change.
-    """
+    """Return the shortest and longest step in ms after a change of a measured worker pool."""
     now = base.load
     if then == now:
         return base.step_ms, base.step_ms
@@ -257,12 +206,9 @@ def _step_range(base: PoolRate, then: StepLoad) -> tuple[float, float]:
 def _possible_loads(
     rates: Rates, now: StepLoad, changes: Changes
 ) -> tuple[Sequence[StepLoad], list[str]]:
-    """Return the possible loads of a step after a change, the likeliest first, and the reasons.
+    """Return the possible loads of a step after changes, the likeliest first, and the reasons.
 
-    Args:
-        rates: rates of the phase.
-        now: load with the measured worker pool most similar to the requested one.
-        changes: the changes.
+    `now` is the load with the measured worker pool most similar to the requested one.
     """
     notes = list[str]()
     loads = [replace(now, cores=float(changes.cores or now.cores))]
@@ -301,22 +247,13 @@ def _possible_loads(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """Estimate of a schedule.
-
-    Args:
-        images_per_epoch: images in an epoch; None if unknown.
-        unit: unit of the rates.
-        seconds: duration of all phases, without pauses between epochs; None if unknown.
-        fixed_size_px: largest size; None if the schedule has a single size.
-        fixed_size_s: duration of all epochs at that size; None likewise.
-        phases: in order.
-    """
+    """Estimate of a schedule."""
 
     images_per_epoch: int | None
-    unit: str
-    seconds: float | None
-    fixed_size_px: int | None
-    fixed_size_s: float | None
+    unit: str  # of the rates
+    seconds: float | None  # of all phases, without pauses between epochs; None if unknown
+    fixed_size_px: int | None  # largest size; None if the schedule has a single size
+    fixed_size_s: float | None  # of all epochs at that size; None likewise
     phases: tuple[PhaseEstimate, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -325,7 +262,7 @@ class Forecast:
 
     def __str__(self) -> str:
         """Return a table of the phases, and the notes."""
-        heads = (
+        columns = (
             "",
             "epochs",
             self.unit,
@@ -335,15 +272,13 @@ class Forecast:
             "time",
             "bottleneck",
         )
-        rows, notes = [heads], list[str]()
+        rows, notes = [columns], list[str]()
         for each in self.phases:
             name = _phase_name(each.image_size)
-            cells = (
-                *(f"{each.epochs}", f"{each.then:.0f}", f"{each.compute_bound_rate:.0f}"),
-                *(f"{each.num_workers}", f"{each.num_workers_needed or '-'}"),
-                "-" if each.seconds is None else as_seconds(each.seconds),
-            )
-            rows.append((name, *cells, each.bottleneck))
+            rates = f"{each.then:.0f}", f"{each.compute_bound_rate:.0f}"
+            workers = str(each.num_workers), str(each.num_workers_needed or "-")
+            time = "-" if each.seconds is None else as_seconds(each.seconds)
+            rows.append((name, str(each.epochs), *rates, *workers, time, each.bottleneck))
             if each.basis != _MEASURED:
                 notes.append(f"{name}: {each.basis}")
         epochs = str(sum(each.epochs or 0 for each in self.phases))
@@ -365,13 +300,13 @@ def forecast(
     images: int | None = None,
     workers: int | None = None,
 ) -> Forecast:
-    """Estimate each phase of a schedule.
+    """Estimate each phase of a schedule, with a number of workers or those of the measurement.
 
     Args:
         measured: rates of at least one size.
         schedule: the phases.
-        images: images in an epoch.
-        workers: number of workers; None: as measured in each phase.
+        images: in an epoch.
+        workers: None: as measured in each phase.
 
     Raises:
         UsageError: nothing was measured; the schedule has sizes and the measured phases have none;
@@ -383,7 +318,13 @@ def forecast(
     if images is not None and (not is_count(images) or images < 1):
         raise UsageError(f"must be a whole number of at least 1, got {images!r}", argument="images")
     Changes(workers=workers)  # checks the number
-    found = [_forecast_phase(measured, phase, images, workers) for phase in phases]
+    found = []
+    for phase in phases:
+        rates = rates_at(measured, phase.image_size, phase.batch_size)
+        number = rates.now.load.workers if workers is None else workers
+        each = _predict_phase(rates, Changes(workers=number or None))  # without workers: unchanged
+        seconds = None if images is None else phase.epochs * images / each.then
+        found.append(replace(each, epochs=phase.epochs, seconds=seconds))
     several = len({each.image_size for each in found}) > 1
     largest = max(found, key=lambda each: each.image_size or 0)
     fixed_s = None
@@ -397,16 +338,6 @@ def forecast(
         fixed_size_s=fixed_s,
         phases=tuple(found),
     )
-
-
-def _forecast_phase(
-    measured: Sequence[Rates], phase: Phase, images: int | None, workers: int | None
-) -> PhaseEstimate:
-    rates = rates_at(measured, phase.image_size, phase.batch_size)
-    number = rates.now.load.workers if workers is None else workers
-    found = _predict_phase(rates, Changes(workers=number or None))  # without workers: unchanged
-    seconds = None if images is None else phase.epochs * images / found.then
-    return replace(found, epochs=phase.epochs, seconds=seconds)
 
 
 def _text(title: str, rows: Sequence[Sequence[str]], notes: Iterable[str]) -> str:

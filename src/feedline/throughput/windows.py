@@ -12,6 +12,7 @@ import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from feedline.throughput.step_model import StepLoad
 from feedline.throughput.thresholds import THRESHOLDS
@@ -37,8 +38,7 @@ class RateMeter:
     ) -> None:
         self._least_s, self._least, self._until = seconds, least, until
         self._warmup = warmup
-        self.count = self.steps = 0
-        """Counted things, and the steps that finished them."""
+        self.count = self.steps = 0  # counted things, and the steps that finished them
         self._start = self._end = time.perf_counter()
 
     def add(self, count: int = 1) -> bool:
@@ -90,35 +90,20 @@ def error_of(values: Sequence[float], per: Sequence[float] | None = None) -> flo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepWindow:
-    """Consecutive steps without a change of settings, and the work of the workers meanwhile.
+    """Consecutive steps without a change of settings, and the work of the workers meanwhile."""
 
-    Args:
-        phase: key of the phase.
-        steps: number of steps.
-        seconds: their duration.
-        wait_s: part of it in wait for data.
-        workers: number of workers.
-        tasks_s: duration of all tasks, over all workers.
-        on_core: share of `tasks_s` on a core; None if unknown.
-        queued: share of `tasks_s` ready without a free core; None if unknown.
-        tasks: number of tasks.
-        prefetch: whole batches ahead, of all workers.
-        task_ms: duration of a task of some rows; 0 for whole batches.
-        error: of the mean step, see `error_of`.
-    """
-
-    phase: Hashable
+    phase: Hashable  # key of the phase
     steps: int
-    seconds: float
-    wait_s: float
+    seconds: float  # of all steps
+    wait_s: float  # part of it in wait for data
     workers: int
-    tasks_s: float = 0.0
-    on_core: float | None = None
-    queued: float | None = None
+    tasks_s: float = 0.0  # duration of all tasks, over all workers
+    on_core: float | None = None  # share of `tasks_s` on a core; None if unknown
+    queued: float | None = None  # share of `tasks_s` ready without a free core; None if unknown
     tasks: int = 0
-    prefetch: int = 0
-    task_ms: float = 0.0
-    error: float = 0.0
+    prefetch: int = 0  # whole batches ahead, of all workers
+    task_ms: float = 0.0  # duration of a task of some rows; 0 for whole batches
+    error: float = 0.0  # of the mean step, see `error_of`
 
     def with_tasks(self, before: StageTimings, after: StageTimings) -> StepWindow:
         """Add the work of the workers, from their total times before and after the window.
@@ -144,7 +129,6 @@ class StepWindow:
     @classmethod
     def joined(cls, windows: Sequence[StepWindow]) -> StepWindow:
         """Join windows of the same phase and settings."""
-        seconds = sum(each.seconds for each in windows)
 
         def share(name: str) -> float | None:
             known = [each for each in windows if getattr(each, name) is not None]
@@ -152,16 +136,17 @@ class StepWindow:
             whole = sum(getattr(each, name) * each.tasks_s for each in known)
             return whole / tasks_s if tasks_s > 0 else None
 
+        sums: dict[str, Any] = {
+            name: sum(getattr(each, name) for each in windows)
+            for name in ("steps", "seconds", "wait_s", "tasks_s", "tasks")
+        }
+        error_s = math.hypot(*(each.error * each.seconds for each in windows))
         return replace(
             windows[-1],
-            steps=sum(each.steps for each in windows),
-            seconds=seconds,
-            wait_s=sum(each.wait_s for each in windows),
-            tasks_s=sum(each.tasks_s for each in windows),
+            **sums,
             on_core=share("on_core"),
             queued=share("queued"),
-            tasks=sum(each.tasks for each in windows),
-            error=math.hypot(*(each.error * each.seconds for each in windows)) / (seconds or 1.0),
+            error=error_s / (sums["seconds"] or 1.0),
         )
 
     def load(self, cores: float = math.inf) -> StepLoad:

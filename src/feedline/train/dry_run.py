@@ -22,7 +22,7 @@ from feedline.engine.devices import synchronize
 from feedline.errors import UsageError
 from feedline.system import rank_and_world, usable_cores
 from feedline.text import as_bytes, as_seconds, format_table, plural, wrap_text
-from feedline.throughput.bottleneck import Part, bottleneck, is_compute_bound, workers_needed
+from feedline.throughput.step_model import Part, bottleneck, is_compute_bound, workers_needed
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.train.assignment import Assignment
 from feedline.train.data import no_image_error, train_loader

@@ -14,8 +14,8 @@ from feedline.loader.saved_settings import SavedSettings
 from feedline.order.schedule import Schedule
 from feedline.system import usable_cores
 from feedline.text import as_share, format_table, plural
-from feedline.throughput.bottleneck import Part
 from feedline.throughput.rates import Rates
+from feedline.throughput.step_model import Part
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.what_if import Changes, Forecast, WhatIf, forecast, what_if
 from feedline.tuning.search import LoaderSetting, LoaderTrial

@@ -26,8 +26,8 @@ from dataclasses import dataclass, replace
 from numbers import Real
 
 from feedline.errors import UsageError
-from feedline.throughput.bottleneck import is_compute_bound, workers_needed
 from feedline.throughput.limits import MAX_WORKERS, MemoryBudget, WorkerLimits
+from feedline.throughput.step_model import is_compute_bound, workers_needed
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import StepWindow
 

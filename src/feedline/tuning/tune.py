@@ -19,9 +19,9 @@ from feedline.errors import ResourceError, UsageError
 from feedline.loader import DataLoader
 from feedline.order.schedule import Phase, is_count
 from feedline.system import available_memory_bytes, usable_cores
-from feedline.throughput.bottleneck import Part, bottleneck
 from feedline.throughput.limits import MemoryBudget, WorkerLimits
 from feedline.throughput.rates import Rates
+from feedline.throughput.step_model import Part, bottleneck
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.tuning.loaders import TunableFeedlineLoader, TunableLoader, TunableTorchLoader
 from feedline.tuning.result import SearchStatus, TunedPhase, TuningResult
