@@ -7,8 +7,16 @@ from typing import Any
 
 from feedline.profile.diagnose import diagnose
 from feedline.profile.finding import Finding
-from feedline.timing.histogram import Histogram
-from feedline.timing.run import Loader, Machine, Pass, Process, ResourceUse, Run, StageTime
+from feedline.timing.run import (
+    Histogram,
+    Loader,
+    Machine,
+    Pass,
+    Process,
+    ResourceUse,
+    Run,
+    StageTime,
+)
 
 MACHINE = Machine(
     host="here",

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from feedline.profile.diagnose import diagnose
 from feedline.throughput.thresholds import THRESHOLDS
-from feedline.timing.histogram import Histogram
-from feedline.timing.run import Pass, Process, ResourceUse, Run, SlowSample, StageTime
+from feedline.timing.run import Histogram, Pass, Process, ResourceUse, Run, SlowSample, StageTime
 from profiling.diagnosed_runs import LOADER, MACHINE
 
 ms = st.floats(0, 1e6, allow_nan=False)

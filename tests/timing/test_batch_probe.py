@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from feedline.timing.batch_probe import BatchInfo, BatchProbe, inspect_batch
+from feedline.timing.batch_probe import BatchInfo, BatchProbe
 from feedline.timing.steps import device_event
 
 Pair = namedtuple("Pair", "image label")
@@ -41,7 +41,7 @@ class Lazy(Sequence[Any]):
     ],
 )
 def test_the_usual_forms_are_seen(batch: Any) -> None:
-    assert inspect_batch(batch) == BatchProbe().inspect(batch) == BOTH
+    assert BatchProbe().inspect(batch) == BOTH
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_known_facts_of_other_batch_forms_are_reported(batch: Any, seen: BatchIn
     looker = BatchProbe()
     looker.inspect((IMAGES, LABELS))
     found = looker.inspect(batch)
-    assert found == inspect_batch(batch)
+    assert found == BatchProbe().inspect(batch)
     assert (found.image_size, found.samples) == (seen.image_size, seen.samples)
     if not isinstance(batch, list) or not batch:
         assert found == seen
@@ -81,7 +81,7 @@ def test_a_batch_like_the_one_before_is_the_same_object() -> None:
 
 
 def test_batch_of_thousands_of_parts_is_sampled() -> None:
-    assert inspect_batch([[IMAGES] * 1000] * 1000).samples == 4
+    assert BatchProbe().inspect([[IMAGES] * 1000] * 1000).samples == 4
 
 
 def test_batch_probe_keeps_no_reference() -> None:
@@ -111,5 +111,5 @@ def test_no_device_is_set_up_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "is_pinned", asked)
     monkeypatch.setattr(torch.cuda, "is_available", asked)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    assert inspect_batch((IMAGES, LABELS)) == BOTH
+    assert BatchProbe().inspect((IMAGES, LABELS)) == BOTH
     assert device_event() is None

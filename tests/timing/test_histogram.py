@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.timing.histogram import Histogram
+from feedline.timing.run import Histogram
 
 times = st.lists(st.floats(0.0, 1e6, allow_nan=False), min_size=1, max_size=200)
 

@@ -13,7 +13,7 @@ import torch
 
 from feedline.machine import DeviceWatch
 from feedline.timing import processes
-from feedline.timing.processes import ProcessWatch, ResourceWatch
+from feedline.timing.processes import ResourceWatch
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -52,97 +52,97 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
 
 
 def test_time_before_run_is_not_counted(proc: Proc) -> None:
-    watch = ProcessWatch(proc.folder)
+    watch = ResourceWatch(proc.folder)
     proc.process(os.getpid(), cpu_s=103.0, queued_s=0.5, read=10**9 + 4096, faults=2)
     watch.update([])
-    (trainer,) = watch.summarise()
+    (trainer,) = watch.summarise().processes
     assert (trainer.role, trainer.cpu_s, trainer.queued_s) == ("trainer", 3.0, 0.5)
     assert (trainer.read_bytes, trainer.major_faults) == (4096, 2)
 
 
 def test_a_worker_that_began_within_the_run_counts_from_its_beginning(proc: Proc) -> None:
-    watch = ProcessWatch(proc.folder)
+    watch = ResourceWatch(proc.folder)
     proc.process(7, cpu_s=2.0, queued_s=1.0, read=500)
     watch.update([7])
-    worker = watch.summarise()[1]
+    worker = watch.summarise().processes[1]
     assert (worker.cpu_s, worker.queued_s, worker.read_bytes) == (2.0, 1.0, 500)
-    assert watch.worker_threads == 5
+    assert watch.summarise().worker_threads == 5
 
 
 def test_a_worker_that_was_there_before_counts_from_then_on(
     proc: Proc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_age_s", lambda ticks: 3600.0)
-    watch = ProcessWatch(proc.folder)
+    watch = ResourceWatch(proc.folder)
     proc.process(7, cpu_s=50.0)
     watch.update([7])
     proc.process(7, cpu_s=51.5)
     watch.update([7])
-    assert watch.summarise()[1].cpu_s == 1.5
+    assert watch.summarise().processes[1].cpu_s == 1.5
 
 
 def test_ended_process_keeps_its_last_values(proc: Proc) -> None:
-    watch = ProcessWatch(proc.folder)
+    watch = ResourceWatch(proc.folder)
     proc.process(7, cpu_s=2.0)
     watch.update([7])
     proc.end(7)
     watch.update([7])
-    assert [process.cpu_s for process in watch.summarise()] == [0.0, 2.0]
-    assert watch.worker_starts == 1
+    assert [process.cpu_s for process in watch.summarise().processes] == [0.0, 2.0]
+    assert watch.summarise().worker_starts == 1
 
 
 def test_a_number_that_comes_again_is_another_process(proc: Proc) -> None:
-    watch = ProcessWatch(proc.folder)
+    watch = ResourceWatch(proc.folder)
     proc.process(7, cpu_s=9.0)
     watch.update([7])
     proc.process(7, cpu_s=0.5)
     watch.update([7])
-    assert watch.worker_starts == 2
+    assert watch.summarise().worker_starts == 2
 
 
 def test_thousands_of_workers_that_come_and_go_are_counted_once_and_bounded(proc: Proc) -> None:
-    watch = ProcessWatch(proc.folder)
+    watch = ResourceWatch(proc.folder)
     for epoch in range(300):
         pids = [1000 + 4 * epoch + k for k in range(4)]
         for pid in pids:
             proc.process(pid, cpu_s=0.1)
         for _ in range(2):
             watch.update(pids)
-    assert watch.worker_starts == 1200
-    assert len(watch.summarise()) == 64
+    assert watch.summarise().worker_starts == 1200
+    assert len(watch.summarise().processes) == 64
     assert len(watch._watched) <= 133
 
 
 def test_workers_beyond_display_limit_are_followed(proc: Proc) -> None:
-    watch = ProcessWatch(proc.folder)
+    watch = ResourceWatch(proc.folder)
     pids = list(range(1000, 1200))
     for cpu_s in (0.1, 0.2, 0.3):
         for pid in pids:
             proc.process(pid, cpu_s=cpu_s)
         watch.update(pids)
-    assert watch.worker_starts == 200
-    assert {process.cpu_s for process in watch.summarise()[1:]} == {0.3}
+    assert watch.summarise().worker_starts == 200
+    assert {process.cpu_s for process in watch.summarise().processes[1:]} == {0.3}
 
 
 def test_hidden_kernel_files_are_unknown_not_zero(proc: Proc) -> None:
     (proc.folder / str(os.getpid()) / "io").unlink()
     (proc.folder / str(os.getpid()) / "task" / str(os.getpid()) / "schedstat").unlink()
-    watch = ProcessWatch(proc.folder)
+    watch = ResourceWatch(proc.folder)
     watch.update([])
-    (trainer,) = watch.summarise()
+    (trainer,) = watch.summarise().processes
     assert (trainer.read_bytes, trainer.queued_s) == (None, None)
 
 
 def test_without_a_proc_the_time_on_a_core_is_still_known(tmp_path: Path) -> None:
-    watch = ProcessWatch(tmp_path / "none")
+    watch = ResourceWatch(tmp_path / "none")
     watch.update([])
-    (trainer,) = watch.summarise()
+    (trainer,) = watch.summarise().processes
     assert trainer.cpu_s >= 0.0
     assert trainer.major_faults is None
 
 
 def test_real_process_is_measured() -> None:
-    watch = ProcessWatch()
+    watch = ResourceWatch()
     work = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
     with subprocess.Popen(
         [sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -151,22 +151,22 @@ def test_real_process_is_measured() -> None:
         process.stdout.readline()
         watch.update([process.pid])
         process.communicate(b"\n")
-    worker = watch.summarise()[1]
+    worker = watch.summarise().processes[1]
     assert worker.pid == process.pid
     assert worker.cpu_s >= 0.29
     assert worker.seconds >= 0.29
     assert worker.queued_s is not None
     watch.update([process.pid])
-    assert len(watch.summarise()) == 2
+    assert len(watch.summarise().processes) == 2
 
 
 def test_process_ending_during_reading_keeps_its_last_values(proc: Proc) -> None:
-    watch = ProcessWatch(proc.folder)
+    watch = ResourceWatch(proc.folder)
     proc.process(7, cpu_s=2.0, read=500)
     watch.update([7])
     (proc.folder / "7" / "io").unlink()
     watch.update([7])
-    assert watch.summarise()[1].read_bytes == 500
+    assert watch.summarise().processes[1].read_bytes == 500
     assert watch.disk_bytes() == 500
 
 
@@ -221,20 +221,20 @@ def test_throttling_counts_from_the_runs_beginning(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(processes, "throttled_s", lambda: held_up[0])
     use = ResourceWatch()
     held_up[0] = 7.5
-    use.update()
-    assert use.summarise(ProcessWatch(), 2).throttled_s == 2.5
-    assert use.summarise(ProcessWatch(), 2).worker_deaths == 2
+    use.update([])
+    found = use.summarise(2)
+    assert (found.throttled_s, found.worker_deaths) == (2.5, 2)
 
 
 def test_without_a_quota_throttling_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "throttled_s", lambda: None)
     use = ResourceWatch()
-    use.update()
-    assert use.summarise(ProcessWatch(), 0).throttled_s is None
+    use.update([])
+    assert use.summarise().throttled_s is None
 
 
 def test_threads_and_memory_are_this_machines() -> None:
-    found = ResourceWatch().summarise(ProcessWatch(), 0)
+    found = ResourceWatch().summarise()
     assert found.threads == torch.get_num_threads()
     assert found.cacheable_bytes is not None
     assert found.cacheable_bytes > 0

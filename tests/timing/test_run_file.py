@@ -14,9 +14,17 @@ import msgspec
 import pytest
 
 from feedline.errors import UsageError
-from feedline.timing.histogram import Histogram
 from feedline.timing.recorder import Recorder
-from feedline.timing.run import Event, Loader, Pass, Run, SlowSample, StageTime, TimelineSample
+from feedline.timing.run import (
+    Event,
+    Histogram,
+    Loader,
+    Pass,
+    Run,
+    SlowSample,
+    StageTime,
+    TimelineSample,
+)
 from feedline.timing.run_file import (
     MAX_BYTES,
     RUN_FILE,

@@ -15,7 +15,6 @@ from feedline.timing.stage_page import (
     PAGE_WORDS,
     StagePage,
     StageTimings,
-    latest_tasks,
     merge_timings,
     read_page,
     read_pages,
@@ -96,7 +95,7 @@ def test_of_many_tasks_the_latest_32_are_known() -> None:
     page = StagePage(words)
     for k in range(1, 101):
         page.task(10 * k, 10 * k + 5)
-    assert latest_tasks(words) == [(10 * k, 10 * k + 5) for k in range(69, 101)]
+    assert read_page(words).latest == [(10 * k, 10 * k + 5) for k in range(69, 101)]
     assert read_page(words).tasks == page.tasks == 100
 
 
@@ -104,7 +103,7 @@ def test_a_task_that_is_half_written_is_not_read() -> None:
     words = memory()
     StagePage(words).task(100, 200)
     words[stage_page._RING] = 300  # a new one's begin, with the old one's end
-    assert latest_tasks(words) == []
+    assert read_page(words).latest == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 10**6)), max_size=80))

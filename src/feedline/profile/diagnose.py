@@ -24,8 +24,7 @@ from feedline.profile.gains import compute_bound_ms, possible_gain, time_split_m
 from feedline.text import as_ms, as_share
 from feedline.throughput.step_model import is_compute_bound
 from feedline.throughput.thresholds import THRESHOLDS
-from feedline.timing.histogram import Histogram
-from feedline.timing.run import Run
+from feedline.timing.run import Histogram, Run
 
 __all__ = ["RULES", "diagnose"]
 

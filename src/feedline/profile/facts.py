@@ -15,8 +15,7 @@ from statistics import median
 from feedline.throughput.step_model import is_compute_bound
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import error_of
-from feedline.timing.histogram import Histogram
-from feedline.timing.run import Loader, Pass, Process, Run, StageTime
+from feedline.timing.run import Histogram, Loader, Pass, Process, Run, StageTime
 
 __all__ = [
     "LEAST_MS",

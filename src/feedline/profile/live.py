@@ -59,7 +59,7 @@ class MetricsReader:
 
     def _counts(self) -> tuple[int, int, int | None]:
         recorder = self._recorder
-        return recorder.recent.steps, recorder.batches, recorder.samples
+        return recorder.steps, recorder.batches, recorder.samples
 
     def read(self) -> dict[str, float]:
         """Return the metrics since the last reading, by names with units.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BatchInfo", "BatchProbe", "inspect_batch"]
+__all__ = ["BatchInfo", "BatchProbe"]
 
 _MAX_PARTS = 64
 _MAX_VISITS = 256
@@ -22,22 +22,13 @@ _FEW = 4
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """Properties of a delivered batch.
+    """Properties of a delivered batch."""
 
-    Args:
-        image_size: side of its images in pixels; None if it has none, or several sizes.
-        samples: number of samples; None if unknown.
-        bytes: of all its tensors and arrays.
-        float_bytes: of images as floats on the CPU: on a device they may have arrived as pixels.
-        pinned: True if its images are in pinned memory or on a device; None if it has no image
-            tensors.
-    """
-
-    image_size: int | None = None
-    samples: int | None = None
-    bytes: int = 0
-    float_bytes: int = 0
-    pinned: bool | None = None
+    image_size: int | None = None  # side in pixels; None if it has no images, or several sizes
+    samples: int | None = None  # None if unknown
+    bytes: int = 0  # of all its tensors and arrays
+    float_bytes: int = 0  # of images as floats on the CPU: on a device they may have been pixels
+    pinned: bool | None = None  # images in pinned memory or on a device; None without tensors
 
 
 class BatchProbe:
@@ -48,10 +39,19 @@ class BatchProbe:
         self._seen = BatchInfo()
 
     def inspect(self, batch: Any) -> BatchInfo:
-        """Inspect like `inspect_batch`; return the same object if the layout did not change."""
+        """Inspect a batch: tensors and arrays, in tuples, lists, dicts and other such containers.
+
+        A tensor of four dimensions is images, (N, C, H, W), or (N, H, W, C) if C is 1, 3 or 4;
+        their size is known if H = W. The number of samples is the first dimension of the first
+        tensor. If the layout did not change, the same object is returned.
+        """
         layout = _layout(batch)
         if layout is None or layout != self._layout:
-            self._seen, self._layout = inspect_batch(batch), layout
+            self._layout = layout
+            try:
+                self._seen = _inspect(batch)
+            except Exception:  # a custom class that is not a plain container
+                self._seen = BatchInfo()
         return self._seen
 
 
@@ -66,18 +66,6 @@ def _layout(batch: Any) -> list[Any] | None:
             return None
         layout += part.shape, part.dtype
     return layout
-
-
-def inspect_batch(batch: Any) -> BatchInfo:
-    """Inspect a batch: tensors and arrays, in tuples, lists, dicts and other such containers.
-
-    A tensor of four dimensions is images, (N, C, H, W), or (N, H, W, C) if C is 1, 3 or 4; their
-    size is known if H = W. The number of samples is the first dimension of the first tensor.
-    """
-    try:
-        return _inspect(batch)
-    except Exception:  # a custom class that is not a plain container
-        return BatchInfo()
 
 
 def _inspect(batch: Any) -> BatchInfo:

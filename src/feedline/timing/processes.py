@@ -23,13 +23,12 @@ from feedline.machine import DeviceWatch
 from feedline.system import cacheable_memory_bytes, throttled_s
 from feedline.timing.run import Process, ResourceUse
 
-__all__ = ["ProcessWatch", "ResourceWatch"]
+__all__ = ["ResourceWatch"]
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _MAX_PROCESSES = 64
 _COUNTERS = ("cpu_s", "queued_s", "read_bytes", "major_faults", "called_bytes")
 _ROUNDED_S = 2 / _TICKS  # the kernel reports the start of a process in ticks
-
 
 _Counters = dict[str, Any]
 """Counters of a process by their names in `Process`; None if the kernel does not report one."""
@@ -85,24 +84,34 @@ class _Watched:
         return None if first is None or last is None else max(type(last)(0), last - first)
 
 
-class ProcessWatch:
-    """Tracks the trainer and its workers.
-
-    Args:
-        proc: folder with the kernel's counters.
-    """
+class ResourceWatch:
+    """Tracks the trainer and its workers, the cgroup's quota and the device."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._begun_s = time.monotonic()
         self._watched: dict[int, _Watched] = {}
-        self.worker_starts = 0
-        self.worker_threads: int | None = None
-        """Largest number of threads of a worker."""
-        self.update([])
+        self._worker_starts = 0
+        self._worker_threads: int | None = None
+        self._begun_throttled_s = self._throttled_s = throttled_s()
+        self._device = DeviceWatch()
+        self.dataset_bytes: int | None = None
+        """Bytes of all samples; set by code that knows the dataset."""
+        self._update_processes([])
+
+    @property
+    def gpu_busy(self) -> float | None:
+        """Utilisation of the device at the latest update, 0 to 1."""
+        return self._device.latest
 
     def update(self, workers: list[int]) -> None:
-        """Read the counters, with these workers; about 50 us per process."""
+        """Read the counters, with these workers; about 100 us, and 50 us per process."""
+        self._update_processes(workers)
+        if self._throttled_s is not None:
+            self._throttled_s = throttled_s()
+        self._device.update()
+
+    def _update_processes(self, workers: list[int]) -> None:
         pids = list(dict.fromkeys([os.getpid(), *workers]))
         now_s = time.monotonic()
         for pid in pids:
@@ -111,9 +120,9 @@ class ProcessWatch:
             counters, threads, age_s = found
             is_worker, known = pid in workers, self._watched.get(pid)
             if is_worker and threads is not None:
-                self.worker_threads = max(threads, self.worker_threads or 0)
+                self._worker_threads = max(threads, self._worker_threads or 0)
             if known is None or counters["cpu_s"] < known.last["cpu_s"]:  # new, or a reused pid
-                self.worker_starts += is_worker
+                self._worker_starts += is_worker
                 first, begun_s = counters, now_s
                 if is_worker and age_s is not None and now_s - age_s >= self._begun_s - _ROUNDED_S:
                     # It started in this run.
@@ -125,11 +134,11 @@ class ProcessWatch:
                 known.seen_s, known.last = now_s, counters
             # else: it ended during the read, and keeps its latest counters
         if len(self._watched) > 2 * _MAX_PROCESSES + len(pids):
-            kept = {process.pid for process in self.summarise()} | set(pids)
+            kept = {process.pid for process in self._processes()} | set(pids)
             self._watched = {pid: each for pid, each in self._watched.items() if pid in kept}
 
-    def summarise(self) -> list[Process]:
-        """Return the trainer first, then the longest-lived workers, at most 64."""
+    def _processes(self) -> list[Process]:
+        """The trainer first, then the longest-lived workers, at most 64."""
         processes = [
             Process(
                 role=each.role,
@@ -147,39 +156,18 @@ class ProcessWatch:
         read = [each.grown("read_bytes") for each in self._watched.values()]
         return None if None in read else sum(read)
 
-
-class ResourceWatch:
-    """Tracks the cgroup's quota and the device."""
-
-    def __init__(self) -> None:
-        self._begun_throttled_s = self._throttled_s = throttled_s()
-        self._device = DeviceWatch()
-        self.dataset_bytes: int | None = None
-        """Bytes of all samples; set by code that knows the dataset."""
-
-    @property
-    def gpu_busy(self) -> float | None:
-        """Utilisation of the device at the latest update, 0 to 1."""
-        return self._device.latest
-
-    def update(self) -> None:
-        """Update the counters, which takes about 100 us."""
-        if self._throttled_s is not None:
-            self._throttled_s = throttled_s()
-        self._device.update()
-
-    def summarise(self, processes: ProcessWatch, deaths: int) -> ResourceUse:
-        """Return all that is known so far."""
+    def summarise(self, deaths: int = 0) -> ResourceUse:
+        """Return all that is known so far, with this number of dead workers."""
         first, last = self._begun_throttled_s, self._throttled_s
         torch = sys.modules.get("torch")
         use = ResourceUse(
-            processes=processes.summarise(),
-            worker_starts=processes.worker_starts,
+            processes=self._processes(),
+            worker_starts=self._worker_starts,
             worker_deaths=deaths,
             throttled_s=None if first is None or last is None else max(0.0, last - first),
             gpu_busy=self._device.busy,
             threads=None if torch is None else int(torch.get_num_threads()),
-            worker_threads=processes.worker_threads,
+            worker_threads=self._worker_threads,
             dataset_bytes=self.dataset_bytes,
         )
         with contextlib.suppress(OSError, AttributeError):

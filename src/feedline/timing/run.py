@@ -7,18 +7,20 @@ Everything that is reported of a run, in a terminal, on a page or as JSON, follo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeVar
 
+import numpy as np
 from msgspec import Meta
 
 from feedline.machine import Machine
-from feedline.timing.histogram import Histogram
 
 __all__ = [
     "OCTAVES",
     "RUN_VERSION",
     "Event",
+    "Histogram",
     "Loader",
     "Machine",
     "Pass",
@@ -44,7 +46,15 @@ RUN_VERSION = 1
 OCTAVES = 40
 """Octaves of the durations of samples, up to 18 minutes."""
 
-Octave = Annotated[int, Meta(ge=0, lt=OCTAVES)]
+_PER_OCTAVE = 8  # of a histogram: the upper edge of a bin is 9% above its lower one
+_MIN_MS = 2.0**-10  # about a microsecond: all shorter durations share the first bin
+_BINS = 32 * _PER_OCTAVE  # up to 70 minutes: all longer durations share the last one
+_FEW = 16
+
+_Octave = Annotated[int, Meta(ge=0, lt=OCTAVES)]
+_Count = Annotated[int, Meta(ge=0)]
+_Ms = Annotated[float, Meta(ge=0)]
+_Bin = Annotated[int, Meta(ge=0, lt=_BINS)]
 
 
 def sum_or_none(a: _N | None, b: _N | None) -> _N | None:
@@ -55,6 +65,79 @@ def sum_or_none(a: _N | None, b: _N | None) -> _N | None:
 def sum_known(a: _N | None, b: _N | None) -> _N | None:
     """Sum of the known parts; None if there is none."""
     return a if b is None else b if a is None else a + b
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Durations in milliseconds, in logarithmic bins: bin k begins at 2**(k / 8 - 10) ms.
+
+    Memory is constant; a quantile is within 5% of the true one, and never beyond the longest
+    duration.
+    """
+
+    count: _Count = 0
+    total_ms: _Ms = 0.0
+    longest_ms: _Ms = 0.0
+    bins: dict[_Bin, _Count] = field(default_factory=dict)  # those that are not empty
+
+    def add(self, ms: float) -> None:
+        """Add one duration."""
+        self.count += 1
+        self.total_ms += ms
+        if ms > self.longest_ms:
+            self.longest_ms = ms
+        k = 0
+        if ms > _MIN_MS:
+            k = min(_BINS - 1, int(math.log2(ms / _MIN_MS) * _PER_OCTAVE))
+        self.bins[k] = self.bins.get(k, 0) + 1
+
+    def add_all(self, times_ms: list[float]) -> None:
+        """Add many durations, in a fraction of the time that `add` takes."""
+        if len(times_ms) < _FEW:
+            for ms in times_ms:
+                self.add(ms)
+            return
+        times = np.array(times_ms)
+        bins = (np.log2(np.maximum(times / _MIN_MS, 1.0)) * _PER_OCTAVE).astype(np.int64)
+        numbers, counts = np.unique(np.minimum(bins, _BINS - 1), return_counts=True)
+        self += Histogram(
+            len(times_ms),
+            float(times.sum()),
+            float(times.max()),
+            dict(zip(numbers.tolist(), counts.tolist(), strict=True)),
+        )
+
+    def __iadd__(self, other: Histogram) -> Histogram:
+        self.count += other.count
+        self.total_ms += other.total_ms
+        self.longest_ms = max(self.longest_ms, other.longest_ms)
+        for k, n in other.bins.items():
+            self.bins[k] = self.bins.get(k, 0) + n
+        return self
+
+    @property
+    def mean_ms(self) -> float | None:
+        """Mean; None if it is empty."""
+        return self.total_ms / self.count if self.count else None
+
+    def times(self) -> list[tuple[float, int]]:
+        """Geometric middle of each bin in ms, shortest first, with its count."""
+        return [
+            (min(2.0 ** ((k + 0.5) / _PER_OCTAVE) * _MIN_MS if k else 0.0, self.longest_ms), count)
+            for k, count in sorted(self.bins.items())
+        ]
+
+    def quantile(self, q: float) -> float | None:
+        """Duration that a share `q` of all, 0 to 1, does not exceed; None if it is empty.
+
+        It is the geometric middle of the bin in which the share ends.
+        """
+        remaining = q * self.count
+        for ms, count in self.times():
+            remaining -= count
+            if remaining <= 0:
+                return ms
+        return self.longest_ms if self.count else None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -156,71 +239,62 @@ class Loader:
 
 
 @dataclass(kw_only=True, slots=True)
-class Pass:
+class _StepSums:
+    """Delivered samples and the steps that computed with them."""
+
+    samples: int | None = 0  # None if they could not be counted
+    wait: Histogram = field(default_factory=Histogram)  # workers had not finished the batch
+    copy: Histogram | None = None
+    """Wait for the copy of a finished batch; None if it was not measured separately."""
+    compute: Histogram = field(default_factory=Histogram)  # the rest of each step
+    compute_cpu_ms: float | None = None  # part of it in which the training thread was on a core
+
+    def add_steps(self, other: _StepSums) -> None:
+        """Add further steps."""
+        self.samples = sum_or_none(self.samples, other.samples)
+        self.wait += other.wait
+        self.compute += other.compute
+        self.compute_cpu_ms = sum_known(self.compute_cpu_ms, other.compute_cpu_ms)
+        if other.copy is not None:
+            self.copy = self.copy or Histogram()
+            self.copy += other.copy
+
+
+@dataclass(kw_only=True, slots=True)
+class Pass(_StepSums):
     """One pass over a loader at one image size, or several passes summed up.
 
     A step begins when its batch is delivered and ends when the next one is: it computes first and
     then waits. No step waits for the first batch of a pass; it counts as the pass's start.
-
-    Args:
-        loader: number of the loader in the run, from 0.
-        epoch: counted from 0.
-        image_size: of the batches, in pixels; None if they are not images of one size.
-        batch_size: samples of the largest batch.
-        passes: number of passes that are summed up.
-        begun_s: time of the request for the first batch.
-        ended_s: end of the last step.
-        start_ms: from requesting to receiving the first batch, of each pass that began here.
-        batches: number of delivered batches.
-        samples: number of their samples; None if they could not be counted.
-        bytes: of all their tensors.
-        float_bytes: of images as floats.
-        pinned: True if they were in pinned memory; None if unknown.
-        wait: data wait of the steps: workers had not finished the batch.
-        copy: wait of the steps for the copy of a finished batch; None if it was not measured
-            separately.
-        compute: the rest of each step.
-        first_steps_ms: the first steps at this size, in order, at most 8, without their waits.
-        first_steps_cpu_ms: part of these steps in which the training thread was on a core; empty if
-            not measured.
-        wait_cpu_ms: part of the waiting in which the training thread was on a core itself, to take
-            batches over or to make them; None if not measured.
-        compute_cpu_ms: part of the computing in which it was on a core; None if not measured.
-        built: number of the loader among all equal ones, from 1; 0: unknown.
-        tasks: number of tasks that workers finished meanwhile; None if not measured.
-        tasks_ms: total time of these tasks; None if not measured.
-        disk_bytes: read from a disk meanwhile, by all processes; None if the kernel does not
-            report it.
-        ended: "exhausted", "left" (the loop ended early), "raised", or "" while it runs.
-        device_clock: True if the device's own events timed it.
     """
 
-    loader: int
-    epoch: int
-    image_size: int | None = None
-    batch_size: int | None = None
-    passes: int = 1
-    begun_s: float = 0.0
-    ended_s: float = 0.0
+    loader: int  # number in the run, from 0
+    epoch: int  # from 0
+    image_size: int | None = None  # in pixels; None if the batches are not images of one size
+    batch_size: int | None = None  # samples of the largest batch
+    passes: int = 1  # that are summed up
+    begun_s: float = 0.0  # request of the first batch
+    ended_s: float = 0.0  # end of the last step
     start_ms: Histogram = field(default_factory=Histogram)
-    batches: int = 0
-    samples: int | None = 0
-    bytes: int = 0
-    float_bytes: int = 0
-    pinned: bool | None = None
-    wait: Histogram = field(default_factory=Histogram)
-    copy: Histogram | None = None
-    compute: Histogram = field(default_factory=Histogram)
+    """From requesting to receiving the first batch, of each pass that began here."""
+    batches: int = 0  # delivered
+    bytes: int = 0  # of all their tensors
+    float_bytes: int = 0  # of images as floats
+    pinned: bool | None = None  # memory of the batches; None if unknown
     first_steps_ms: list[float] = field(default_factory=list)
+    """The first steps at this size, in order, at most 8, without their waits."""
     first_steps_cpu_ms: list[float] = field(default_factory=list)
-    built: int = 0
+    """Part of these in which the training thread was on a core; empty if not measured."""
+    built: int = 0  # number of the loader among all equal ones, from 1; 0: unknown
     wait_cpu_ms: float | None = None
-    compute_cpu_ms: float | None = None
-    tasks: int | None = None
-    tasks_ms: float | None = None
-    disk_bytes: int | None = None
+    """Part of the waiting in which the training thread was on a core itself, to take batches over
+    or to make them."""
+    tasks: int | None = None  # that workers finished meanwhile
+    tasks_ms: float | None = None  # their total time
+    disk_bytes: int | None = None  # read from a disk meanwhile, by all processes
     ended: str = ""
-    device_clock: bool = False
+    """End: "exhausted", "left" (the loop ended early), "raised", "size changed"; "" if it runs."""
+    device_clock: bool = False  # timed by the device's own events
 
     def add(self, later: Pass) -> None:
         """Add a later pass over the same loader."""
@@ -228,38 +302,24 @@ class Pass:
             self.image_size = None
         self.ended_s, self.ended = later.ended_s, later.ended
         self.batch_size = max(self.batch_size or 0, later.batch_size or 0) or None
-        self.samples = sum_or_none(self.samples, later.samples)
         for name in ("passes", "batches", "bytes", "float_bytes"):
             setattr(self, name, getattr(self, name) + getattr(later, name))
-        for name in ("wait_cpu_ms", "compute_cpu_ms", "tasks", "tasks_ms", "disk_bytes"):
+        for name in ("wait_cpu_ms", "tasks", "tasks_ms", "disk_bytes"):
             setattr(self, name, sum_known(getattr(self, name), getattr(later, name)))
         self.start_ms += later.start_ms
-        self.wait += later.wait
-        self.compute += later.compute
-        if later.copy is not None:
-            self.copy = self.copy or Histogram()
-            self.copy += later.copy
+        self.add_steps(later)
 
 
 @dataclass(kw_only=True, slots=True)
 class ThroughputPoint:
-    """Interval of the run, for its throughput history.
-
-    Args:
-        begun_s: start.
-        seconds: length.
-        batches: number of delivered batches.
-        samples: number of their samples; None if they could not be counted.
-        wait_ms: sum of the data wait.
-        image_size: at its end.
-    """
+    """Interval of the run, for its throughput history."""
 
     begun_s: float
     seconds: float = 0.0
-    batches: int = 0
-    samples: int | None = 0
-    wait_ms: float = 0.0
-    image_size: int | None = None
+    batches: int = 0  # delivered
+    samples: int | None = 0  # None if they could not be counted
+    wait_ms: float = 0.0  # sum of the data wait
+    image_size: int | None = None  # at its end
 
     def add(self, later: ThroughputPoint) -> None:
         """Add the interval that follows this one."""
@@ -298,29 +358,19 @@ class StageTime:
 
 @dataclass(kw_only=True, slots=True)
 class TaskTimes:
-    """Tasks of workers.
-
-    Args:
-        tasks: number of tasks that workers finished.
-        tasks_ms: total time of these tasks.
-        timed: number of tasks that were timed stage by stage.
-        timed_ms: total time of these.
-        timed_cpu_ms: part of `timed_ms` on a core.
-        timed_queued_ms: part of `timed_ms` ready without a free core; None if the kernel does not
-            report it.
-        decoded: number of images decoded in timed tasks.
-        sample_sizes: samples of timed tasks by duration: for k, the number of samples that took
-            from 2**k ns to less than twice that, and their total time in ms.
-    """
+    """Tasks that workers finished. Some are timed stage by stage."""
 
     tasks: int = 0
     tasks_ms: float = 0.0
     timed: int = 0
     timed_ms: float = 0.0
-    timed_cpu_ms: float = 0.0
+    timed_cpu_ms: float = 0.0  # part of `timed_ms` on a core
     timed_queued_ms: float | None = None
-    decoded: int = 0
-    sample_sizes: dict[Octave, tuple[int, float]] = field(default_factory=dict)
+    """Part of `timed_ms` ready without a free core; None if the kernel does not report it."""
+    decoded: int = 0  # images in timed tasks
+    sample_sizes: dict[_Octave, tuple[int, float]] = field(default_factory=dict)
+    """Samples of timed tasks by duration: for k, the number of samples that took from 2**k ns to
+    less than twice that, and their total time in ms."""
 
     def add_tasks(self, other: TaskTimes) -> None:
         """Add further tasks."""
@@ -346,132 +396,80 @@ class SlowSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """Interval of a lane's activity.
+    """Interval of a lane's activity; its times count from the start of the timeline sample."""
 
-    Args:
-        lane: "worker 0" and so on, or "step".
-        stage: "make" of a worker; "wait" or "compute" of a step.
-        begun_ms: start, from the sample's start.
-        ended_ms: end, from the sample's start.
-        batch: counted from the start of its pass; -1 if unknown.
-    """
-
-    lane: str
-    stage: str
+    lane: str  # "worker 0" and so on, or "step"
+    stage: str  # "make" of a worker; "wait" or "compute" of a step
     begun_ms: float
     ended_ms: float
-    batch: int
+    batch: int  # from the start of its pass; -1 if unknown
 
 
 @dataclass(kw_only=True, slots=True)
 class TimelineSample:
-    """Sampled steps with the activity of all lanes.
+    """Sampled steps with the activity of all lanes."""
 
-    Args:
-        why: "latest" or "longest wait".
-        begun_s: start.
-        events: at most a few thousand.
-    """
-
-    why: str
+    why: str  # "latest" or "longest wait"
     begun_s: float
-    events: list[Event]
+    events: list[Event]  # at most a few thousand
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankTimes:
+@dataclass(kw_only=True, slots=True)
+class RankTimes(_StepSums):
     """Times of one rank over all its passes, to compare ranks of a distributed training.
 
     Ranks that synchronise gradients have equal steps: a rank with slow input waits for batches
     while the others wait within their computing. A rank that computes slowly spends more of its
     computing on a core than the others, which wait for it.
-
-    Args:
-        rank: of the process.
-        host: host name of its machine.
-        workers: number of worker processes; None if unknown.
-        samples: number of delivered samples; None if they could not be counted.
-        wait: data wait of the steps.
-        copy: wait of the steps for the copy of a finished batch; None if it was not measured
-            separately.
-        compute: the rest of each step.
-        compute_cpu_ms: part of `compute` on a core of the training thread; None if not measured.
-        queued_s: time that the trainer was ready without a free core; None if unknown.
-        tasks: number of tasks that workers finished.
-        tasks_ms: total time of these tasks.
     """
 
     rank: int
     host: str
     workers: int | None = None
-    samples: int | None = None
-    wait: Histogram = field(default_factory=Histogram)
-    copy: Histogram | None = None
-    compute: Histogram = field(default_factory=Histogram)
-    compute_cpu_ms: float | None = None
-    queued_s: float | None = None
-    tasks: int = 0
+    queued_s: float | None = None  # for which the trainer was ready without a free core
+    tasks: int = 0  # that workers finished
     tasks_ms: float = 0.0
 
 
 @dataclass(kw_only=True, slots=True)
 class Run(TaskTimes):
-    """Run of one process, with the tasks of its workers.
+    """Run of one process, with the tasks of its workers."""
 
-    Args:
-        started: seconds since 1970, by the machine's clock.
-        seconds: length of the recording.
-        rank: of the process.
-        world_size: number of processes.
-        machine: machine of the run.
-        settings: of the recipe, by name; empty for a custom training loop.
-        loaders: in order of registration.
-        passes: in order; the oldest are summed up if there are many.
-        course: throughput history, at most a few hundred points.
-        stages: of the workers, most expensive first.
-        decoded_px: mean of the shorter sides of decoded images; None if no decoding was recorded.
-        slowest: slowest samples.
-        use: of the machine.
-        excerpts: timeline samples.
-        ranks: times of all known ranks, this one included, by rank; empty in a run of one process.
-        notes: missing measurements, with reasons.
-    """
-
-    started: float = 0.0
-    seconds: float = 0.0
+    started: float = 0.0  # seconds since 1970, by the machine's clock
+    seconds: float = 0.0  # length of the recording
     rank: int = 0
     world_size: int = 1
     machine: Machine
     settings: dict[str, str] = field(default_factory=dict)
-    loaders: list[Loader] = field(default_factory=list)
+    """Of the recipe, by name; empty for a custom training loop."""
+    loaders: list[Loader] = field(default_factory=list)  # in order of registration
     passes: list[Pass] = field(default_factory=list)
+    """In order; the oldest are summed up if there are many."""
     course: list[ThroughputPoint] = field(default_factory=list)
-    stages: list[StageTime] = field(default_factory=list)
+    """Throughput history, at most a few hundred points."""
+    stages: list[StageTime] = field(default_factory=list)  # of workers, most expensive first
     decoded_px: float | None = None
+    """Mean of the shorter sides of decoded images; None if no decoding was recorded."""
     slowest: list[SlowSample] = field(default_factory=list)
     use: ResourceUse = field(default_factory=ResourceUse)
     excerpts: list[TimelineSample] = field(default_factory=list)
     ranks: list[RankTimes] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    """Of all known ranks, this one included, by rank; empty in a run of one process."""
+    notes: list[str] = field(default_factory=list)  # missing measurements, with reasons
 
 
 def rank_times(run: Run) -> RankTimes:
     """Sum up the times of a run's process."""
-    total = Pass(loader=0, epoch=0, passes=0)
-    for each in run.passes:
-        total.add(each)
     workers = [loader.workers for loader in run.loaders if loader.workers is not None]
     trainer = [each for each in run.use.processes if each.role == "trainer"]
-    return RankTimes(
+    times = RankTimes(
         rank=run.rank,
         host=run.machine.host,
         workers=max(workers, default=None),
-        samples=total.samples,
-        wait=total.wait,
-        copy=total.copy,
-        compute=total.compute,
-        compute_cpu_ms=total.compute_cpu_ms,
         queued_s=trainer[0].queued_s if trainer else None,
         tasks=run.tasks,
         tasks_ms=run.tasks_ms,
     )
+    for each in run.passes:
+        times.add_steps(each)
+    return times

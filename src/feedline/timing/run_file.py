@@ -22,11 +22,13 @@ import msgspec
 from feedline.errors import UsageError
 from feedline.system import replacing, unwritten
 from feedline.timing.run import RUN_VERSION, Pass, Run, StageTime, rank_times
-from feedline.timing.throughput_history import MAX_POINTS
 
 __all__ = [
     "MAX_BYTES",
+    "MAX_POINTS",
+    "MAX_RANKS",
     "RUN_FILE",
+    "SLOWEST",
     "check_folder",
     "limit_passes",
     "merge_runs",
@@ -39,11 +41,13 @@ RUN_FILE = "trace.json"
 MAX_BYTES = 16 << 20
 """More than a run with the most passes, stages and events that a recorder keeps."""
 
+MAX_POINTS = 400  # of the throughput history
+MAX_RANKS = 256  # whose times are read
+SLOWEST = 20  # samples that a run names
+
 _KIND = "feedline run"
 _MAX_VALUE = 1e18  # of any count or time
 _MAX_PASSES = 200
-_MAX_RANKS = 256  # whose files are read
-_SLOWEST = 20
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -118,7 +122,7 @@ def read_run(where: str | os.PathLike[str], rank: int = 0) -> Run:
         return _read(path, path)
     run = _read(path / run_file(rank), path)
     times = {each.rank: each for each in run.ranks}
-    for other in range(min(run.world_size, _MAX_RANKS) if run.world_size > 1 else 0):
+    for other in range(min(run.world_size, MAX_RANKS) if run.world_size > 1 else 0):
         if (file := path / run_file(other)).exists():
             try:
                 found = run if other == rank else _read(file, path)
@@ -176,10 +180,7 @@ def _has_huge_number(part: Any) -> bool:
 
 
 def limit_passes(passes: list[Pass], unfinished: Sequence[Pass] = ()) -> list[Pass]:
-    """Limit the number of entries by summing up old ones that are finished.
-
-    They are summed up by loader and size, and if that is not enough, the last of any.
-    """
+    """Sum up old finished entries, by loader and size; if that is not enough, the last of any."""
     if len(passes) <= _MAX_PASSES:
         return passes
     stay = {id(each) for each in unfinished}
@@ -230,7 +231,7 @@ def merge_runs(earlier: Run, later: Run) -> Run:
         passes=limit_passes(copy.deepcopy(earlier.passes) + passes),
         course=[*earlier.course, *course][-MAX_POINTS:],
         stages=sorted(stages.values(), key=lambda stage: -stage.total_ms),
-        slowest=slowest[:_SLOWEST],
+        slowest=slowest[:SLOWEST],
         # The latest of each kind.
         excerpts=list({each.why: each for each in [*earlier.excerpts, *excerpts]}.values()),
         notes=list(dict.fromkeys([*earlier.notes, *later.notes])),

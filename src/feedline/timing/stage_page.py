@@ -21,7 +21,6 @@ __all__ = [
     "PAGE_WORDS",
     "StagePage",
     "StageTimings",
-    "latest_tasks",
     "merge_timings",
     "read_page",
     "read_pages",
@@ -53,20 +52,16 @@ assert _TIMED_QUEUED_NS < PAGE_WORDS
 
 @dataclass(kw_only=True, slots=True)
 class StageTimings(TaskTimes):
-    """Stage timings of workers.
-
-    Args:
-        decoded_px: sum of the shorter sides of the decoded images, in pixels.
-        stages: of timed tasks, by name, in order of their first run.
-        slowest: slowest samples, longest first: milliseconds, number.
-        latest: latest tasks, oldest first: start and end, in ns on the monotonic clock.
-    """
+    """Stage timings of workers."""
 
     timed_queued_ms: float | None = 0.0
-    decoded_px: int = 0
+    decoded_px: int = 0  # sum of the shorter sides of the decoded images
     stages: dict[str, StageTime] = field(default_factory=dict)
+    """Of timed tasks, by name, in order of their first run."""
     slowest: list[tuple[float, int]] = field(default_factory=list)
+    """Slowest samples, longest first: milliseconds, number."""
     latest: list[tuple[int, int]] = field(default_factory=list)
+    """Latest tasks, oldest first: start and end, in ns on the monotonic clock."""
 
     def __iadd__(self, other: StageTimings) -> StageTimings:
         self.add_tasks(other)
@@ -101,11 +96,7 @@ def merge_timings(
 
 
 class StagePage:
-    """Worker's side of its page.
-
-    Args:
-        memory: of the page, shape (PAGE_WORDS,), int64, initially zero.
-    """
+    """Worker's side of its page: memory of shape (PAGE_WORDS,), int64, initially zero."""
 
     def __init__(self, memory: NDArray[np.int64]) -> None:
         self.memory = memory
@@ -182,13 +173,12 @@ class StagePage:
 
     def keep(self, number: int, ns: int) -> None:
         """Record a sample slower than `slow_ns`, which may be among the slowest."""
-        words = self._words
-        slow = [(words[_SLOW + 2 * k], words[_SLOW + 2 * k + 1]) for k in range(_SLOWEST)]
-        same = [k for k, (had, sample) in enumerate(slow) if had and sample == number]
-        k = same[0] if same else min(range(_SLOWEST), key=lambda k: slow[k][0])
-        if ns > slow[k][0]:
-            words[_SLOW + 2 * k + 1], words[_SLOW + 2 * k] = number, ns
-        self.slow_ns = min(words[_SLOW + 2 * k] for k in range(_SLOWEST))
+        words, places = self._words, range(_SLOW, _SLOW + 2 * _SLOWEST, 2)
+        same = [place for place in places if words[place] and words[place + 1] == number]
+        place = same[0] if same else min(places, key=words.__getitem__)
+        if ns > words[place]:
+            words[place + 1], words[place] = number, ns
+        self.slow_ns = min(words[place] for place in places)
 
     def _new(self, stage: str) -> int:
         known = len(self._places)
@@ -206,40 +196,36 @@ class StagePage:
 
 def read_page(memory: NDArray[np.int64]) -> StageTimings:
     """Read a page in the trainer, (PAGE_WORDS,) int64."""
-    words = memory.copy()
+    page = memory.copy()
+    words: list[int] = page.tolist()
     stages: dict[str, StageTime] = {}
-    for k, name in enumerate(_names(words)):
-        count, *ns = words[_place(k) : _place(k) + _PER_STAGE].tolist()
+    for k, name in enumerate(_names(page)):
+        count, *ns = words[_place(k) : _place(k) + _PER_STAGE]
         total_ms, longest_ms, cpu_ms = (each / 1e6 for each in ns)
-        stage = stages.setdefault(name, StageTime(name=name))  # long names may be cut to one
-        stage.add(
-            StageTime(
-                name=name, count=count, total_ms=total_ms, longest_ms=longest_ms, cpu_ms=cpu_ms
-            )
+        stage = StageTime(
+            name=name, count=count, total_ms=total_ms, longest_ms=longest_ms, cpu_ms=cpu_ms
         )
-    sizes = words[_SIZES : _SIZES + 2 * OCTAVES].reshape(-1, 2).tolist()
-    slow = words[_SLOW : _SLOW + 2 * _SLOWEST].reshape(-1, 2).tolist()
+        stages.setdefault(name, StageTime(name=name)).add(stage)  # long names may be cut to one
+    queued_ns = words[_TIMED_QUEUED_NS]
+    sizes = _pairs(words, _SIZES, OCTAVES)
     return StageTimings(
-        tasks=int(words[_TASKS]),
-        tasks_ms=int(words[_TASKS_NS]) / 1e6,
-        timed=int(words[_TIMED]),
-        timed_ms=int(words[_TIMED_NS]) / 1e6,
-        timed_cpu_ms=int(words[_TIMED_CPU_NS]) / 1e6,
-        timed_queued_ms=queued / 1e6 if (queued := int(words[_TIMED_QUEUED_NS])) >= 0 else None,
-        decoded=int(words[_DECODED]),
-        decoded_px=int(words[_DECODED_PX]),
+        tasks=words[_TASKS],
+        tasks_ms=words[_TASKS_NS] / 1e6,
+        timed=words[_TIMED],
+        timed_ms=words[_TIMED_NS] / 1e6,
+        timed_cpu_ms=words[_TIMED_CPU_NS] / 1e6,
+        timed_queued_ms=queued_ns / 1e6 if queued_ns >= 0 else None,
+        decoded=words[_DECODED],
+        decoded_px=words[_DECODED_PX],
         stages=stages,
         sample_sizes={k: (count, ns / 1e6) for k, (count, ns) in enumerate(sizes) if count},
-        slowest=sorted(((ns / 1e6, sample) for ns, sample in slow if ns), reverse=True),
-        latest=latest_tasks(memory),
+        slowest=sorted(
+            ((ns / 1e6, sample) for ns, sample in _pairs(words, _SLOW, _SLOWEST) if ns),
+            reverse=True,
+        ),
+        # An entry that is being written may have the end of another task.
+        latest=sorted(pair for pair in _pairs(words, _RING, _LATEST) if 0 < pair[0] <= pair[1]),
     )
-
-
-def latest_tasks(memory: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Latest tasks of a page, oldest first: start and end, in ns."""
-    ring = memory[_RING : _RING + 2 * _LATEST].reshape(-1, 2).tolist()
-    # An entry that is being written may have the end of another task.
-    return sorted((begun, done) for begun, done in ring if 0 < begun <= done)
 
 
 def worker_pids(pages: NDArray[np.int64]) -> list[int]:
@@ -254,6 +240,10 @@ def read_pages(pages: NDArray[np.int64]) -> dict[int, StageTimings]:
 
 def _place(k: int) -> int:
     return _TOTALS + _PER_STAGE * k
+
+
+def _pairs(words: list[int], begin: int, count: int) -> list[tuple[int, int]]:
+    return list(zip(words[begin : begin + 2 * count : 2], words[begin + 1 :: 2], strict=False))
 
 
 def _names(words: NDArray[np.int64]) -> list[str]:

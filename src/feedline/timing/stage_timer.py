@@ -73,17 +73,12 @@ class StageTimer:
 
     def _forget(self) -> None:
         self.each_sample = False
-        """True if `end_sample` should be called in the current task. Read-only for callers.
-
-        That is if the task is timed stage by stage, or samples take so long that the cost is
-        negligible."""
+        """True if `end_sample` should be called in the current task: it is timed stage by stage, or
+        samples take so long that the cost is negligible. Read-only for callers."""
         self.timed = False
         """True if the current task, if any, is timed stage by stage. Read-only for callers."""
         self._page: StagePage | None = None
         self._slow_ns = _NEVER
-
-    def _is_here(self) -> bool:
-        return self._page is not None and threading.get_ident() == self._thread
 
     def is_timing(self) -> bool:
         """Return True if this thread runs a task that is timed stage by stage."""
@@ -100,7 +95,7 @@ class StageTimer:
 
     def begin_samples(self, stage: str) -> None:
         """End the preparation of a task's samples, which is a stage and not part of the first."""
-        if self._is_here():
+        if self._page is not None and threading.get_ident() == self._thread:
             self.end_stage(stage)
             self._sample_ns = self.clock()
             if self.timed:
@@ -114,9 +109,7 @@ class StageTimer:
     def end_sample(self, key: Any, stage: str = "") -> None:
         """End a sample, which began with the previous sample's end, `begin_samples`, or its task.
 
-        Args:
-            key: its number; other keys are not recorded.
-            stage: ends this stage first, as `end_stage`.
+        Only numbers are recorded as keys. `stage` is ended first, as by `end_stage`.
         """
         now_ns = self.clock()
         sample_ns, self._sample_ns = now_ns - self._sample_ns, now_ns
@@ -128,8 +121,7 @@ class StageTimer:
     def note_sample(self, key: Any, ns: int) -> int:
         """Record the duration of a sample that the caller has timed.
 
-        Returns:
-            the duration from which on samples that are not `timed` should be recorded.
+        Returns the duration from which on samples that are not `timed` should be recorded.
         """
         page = self._page
         if page is not None and threading.get_ident() == self._thread:
@@ -149,10 +141,8 @@ class StageTimer:
     def begin_task(self, page: StagePage | None) -> bool:
         """Begin a task that is recorded in `page`; None records nothing.
 
-        Tasks do not nest: a task within another is a part of it.
-
-        Returns:
-            True if `end_task` must be called, however the task ends.
+        Tasks do not nest: a task within another is a part of it. Returns True if `end_task` must be
+        called, however the task ends.
         """
         if page is None or self._page is not None:
             return False

@@ -15,7 +15,8 @@ from typing import Any
 
 from feedline.errors import FeedlineError
 from feedline.timing.batch_probe import BatchProbe
-from feedline.timing.recorder import PassRecord, Recorder
+from feedline.timing.passes import PassRecord
+from feedline.timing.recorder import Recorder
 from feedline.timing.steps import DeviceClock, device_event
 
 __all__ = ["StepRecorder", "note_failure"]
@@ -40,13 +41,9 @@ class StepRecorder:
     """Records the steps of one pass.
 
     Args:
-        recorder: recorder of the run.
-        loader: number of the loader in the run.
-        start_ns: start of the pass on the monotonic clock.
-        epoch: number of the epoch; None counts the passes over this loader.
+        recorder, loader, start_ns, epoch, before: see `Recorder.begin`.
         device_clock: True if a device's clock calls `add_step`, False for the host's clock; None
             for a clock of its own, if the program uses CUDA.
-        before: see `PassRecord`.
     """
 
     def __init__(
@@ -62,18 +59,15 @@ class StepRecorder:
         self._recorder = recorder
         self._probe = BatchProbe()
         self._requested_cpu_ns = 0
-        self.record: PassRecord | None = None
-        """Record of the pass; None after an error."""
+        self.record: PassRecord | None = None  # record of the pass; None after an error
         self.clock: DeviceClock | None = None
         """Records steps when the device has finished them, possibly after the pass."""
         try:
             event = device_event() if device_clock is None else None
+            on_device = device_clock or event is not None
+            earlier = None if before is None else before.record
             self.record = recorder.begin(
-                loader,
-                epoch,
-                start_ns,
-                device_clock=device_clock or event is not None,
-                before=None if before is None else before.record,
+                loader, epoch, start_ns, device_clock=on_device, before=earlier
             )
             if event is not None:
                 self.clock = DeviceClock(event, self.add_step, self.record.forget_pending)
@@ -136,11 +130,7 @@ def note_failure(
 ) -> None:
     """Note a recording error in the run, and log it in one line; the traceback at debug level.
 
-    Args:
-        recorder: receives the note.
-        what: the function that failed.
-        error: the error.
-        effect: consequence for the user.
+    `what` names the failure, `effect` its consequence for the user.
     """
     expected = isinstance(error, FeedlineError | OSError)  # its message is meant for users
     message = f"{what}: {error}" if expected else f"{what}: {type(error).__name__}: {error}"

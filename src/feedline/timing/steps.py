@@ -21,15 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "DeviceClock",
-    "RecentSteps",
-    "Step",
-    "StepTimer",
-    "StepTimes",
-    "device_event",
-    "host_step",
-]
+__all__ = ["DeviceClock", "Step", "StepTimer", "StepTimes", "device_event", "host_step"]
 
 Step = tuple[float, "float | None", float]
 """Wait, copy and compute of a step, in ms; copy is None if it is not separated from the wait."""
@@ -41,19 +33,12 @@ _values = operator.attrgetter("steps", "wait_ms", "copy_ms", "compute_ms")
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Sums or means over some steps, in milliseconds.
-
-    Args:
-        steps: number of steps.
-        wait_ms: wait for workers to finish the batch.
-        copy_ms: wait for the finished batch to be copied and normalised.
-        compute_ms: the rest: the training step's own work.
-    """
+    """Sums or means over some steps, in milliseconds."""
 
     steps: int = 0
-    wait_ms: float = 0.0
-    copy_ms: float = 0.0
-    compute_ms: float = 0.0
+    wait_ms: float = 0.0  # for workers to finish the batch
+    copy_ms: float = 0.0  # for the finished batch to be copied and normalised
+    compute_ms: float = 0.0  # the rest: the training step's own work
 
     @property
     def step_ms(self) -> float:
@@ -86,16 +71,13 @@ class StepTimer:
     """
 
     def __init__(self) -> None:
-        self.requested_ns = 0
-        """Request of the latest batch, on the monotonic clock."""
+        self.requested_ns = 0  # request of the latest batch, on the monotonic clock
         self.ready_ns = 0
         """End of the wait for it, before it was copied; 0 if that was not measured."""
-        self.delivered_ns = 0
-        """Delivery of it; 0 after a pause."""
+        self.delivered_ns = 0  # delivery of it; 0 after a pause
         self.step_ns = self.wait_ns = 0
         """Latest step as seen by the host, and its wait with the copy; 0 after a pause."""
-        self.on_device = False
-        """True if a device's clock calls `add`."""
+        self.on_device = False  # True if a device's clock calls `add`
         self.listener: Callable[[float, float | None, float], None] | None = None
         """Called with each step: wait, copy, compute, in milliseconds."""
         self._steps = 0
@@ -173,11 +155,10 @@ class DeviceClock:
         self._requested = self._event()
 
     def batch_received(self, copy: tuple[Any, Any] | None = None, max_behind: int = 0) -> None:
-        """Record the arrival of a batch.
+        """Record the arrival of a batch, and the events before and after its copy, if it has any.
 
-        Args:
-            copy: events before and after its copy, which may have begun before the request.
-            max_behind: waits until the device is at most this number of steps behind; 0: no limit.
+        The copy may have begun before the request. With `max_behind`, wait until the device is at
+        most this number of steps behind.
         """
         assert self._requested is not None, "batch_received() before batch_requested()"
         now = self._event()
@@ -228,17 +209,3 @@ def device_event() -> Callable[[], Any] | None:
         return event
 
     return record_event
-
-
-class RecentSteps(deque[Step]):
-    """The latest 1024 steps, oldest first."""
-
-    def __init__(self) -> None:
-        super().__init__(maxlen=1024)
-        self.steps = 0
-        """Number of steps ever added by `step`."""
-
-    def step(self, steps: list[Step]) -> None:
-        """Add steps."""
-        self.steps += len(steps)
-        self.extend(steps)

@@ -76,10 +76,11 @@ class TorchWorkers:
     def starting(self, loader: Any) -> Iterator[None]:
         """Context manager: record the workers that start within it."""
         before = loader.worker_init_fn
-        if isinstance(before, _TimedWorkerInit):  # from a pass that is still starting
+        if getattr(before, "func", None) is _start_worker:  # from a pass that is still starting
             yield
             return
-        mine = loader.worker_init_fn = _TimedWorkerInit(before, self._path, self._worker_count)
+        mine = functools.partial(_start_worker, before, self._path, self._worker_count)
+        loader.worker_init_fn = mine
         try:
             yield
         finally:
@@ -93,36 +94,29 @@ class TorchWorkers:
             _time_fetcher(fetcher, StagePage(self.pages[0]))
 
 
-class _TimedWorkerInit:
-    """A worker's `worker_init_fn`: calls the user's, then starts recording."""
-
-    def __init__(self, init: Callable[[int], Any] | None, path: str, worker_count: int) -> None:
-        self._init = init
-        self._path = path
-        self._worker_count = worker_count
-
-    def __call__(self, worker: int) -> None:
-        if self._init is not None:
-            self._init(worker)
+def _start_worker(
+    init: Callable[[int], Any] | None, path: str, worker_count: int, worker: int
+) -> None:
+    """Call the user's `worker_init_fn`, then start recording."""
+    if init is not None:
+        init(worker)
+    if worker < worker_count:
         with contextlib.suppress(Exception):  # then nothing is recorded
-            self._begin(worker)
+            _record_fetchers(StagePage(_map_pages(path, worker_count)[worker]))
 
-    def _begin(self, worker: int) -> None:
-        kinds: Any = sys.modules["torch.utils.data"]._DatasetKind
-        create = kinds.create_fetcher
-        if worker >= self._worker_count:
-            return
-        page = StagePage(_map_pages(self._path, self._worker_count)[worker])
-        time_transforms()
 
-        def create_timed(*args: Any) -> Any:
-            fetcher = create(*args)
-            with contextlib.suppress(Exception):  # of a kind that this does not know
-                _time_fetcher(fetcher, page)
-            return fetcher
+def _record_fetchers(page: StagePage) -> None:
+    kinds: Any = sys.modules["torch.utils.data"]._DatasetKind
+    create = kinds.create_fetcher
+    time_transforms()
 
-        # In this process only, which is the worker's own.
-        kinds.create_fetcher = staticmethod(create_timed)
+    def create_timed(*args: Any) -> Any:
+        fetcher = create(*args)
+        with contextlib.suppress(Exception):  # of a kind that this does not know
+            _time_fetcher(fetcher, page)
+        return fetcher
+
+    kinds.create_fetcher = staticmethod(create_timed)  # in this process, which is the worker's own
 
 
 def _time_fetcher(fetcher: Any, page: StagePage) -> None:
@@ -131,13 +125,10 @@ def _time_fetcher(fetcher: Any, page: StagePage) -> None:
     # Held weakly: a fetcher that held itself would stay after a loop, with its dataset's files.
     fetch = weakref.WeakMethod(fetcher.fetch)
     # Tools tell an iterator with a state from others by its class: it stays where it is.
-    iterable = hasattr(fetcher, "dataset_iter")
-    stays = iterable and hasattr(fetcher.dataset_iter, "state_dict")
-    if iterable and not stays:
-        fetcher.dataset_iter = _TimedIterator(fetcher.dataset_iter)
-    elif not iterable:
-        batched = getattr(fetcher.dataset, "__getitems__", None)
-        fetcher.dataset = (_TimedBatchDataset if batched else _TimedDataset)(fetcher.dataset)
+    samples = "dataset_iter" if hasattr(fetcher, "dataset_iter") else "dataset"
+    stays = samples == "dataset_iter" and hasattr(fetcher.dataset_iter, "state_dict")
+    if not stays:
+        setattr(fetcher, samples, _TimedSamples(getattr(fetcher, samples)))
 
     def timed_collate(samples: Any) -> Any:
         if stays:
@@ -158,20 +149,28 @@ def _time_fetcher(fetcher: Any, page: StagePage) -> None:
     fetcher.collate_fn, fetcher.fetch = timed_collate, timed_fetch
 
 
-class _TimedObject:
-    """Wrapper of an object in the torch fetcher; delegates attribute access."""
+class _TimedSamples:
+    """A dataset, or the iterator of an IterableDataset, whose samples are timed."""
 
     def __init__(self, wrapped: Any) -> None:
         self._wrapped = wrapped
+        if fetch_all := getattr(wrapped, "__getitems__", None):
+
+            def getitems(keys: Any) -> Any:
+                made = fetch_all(keys)
+                stage_timer.end_stage("dataset")
+                return made
+
+            self.__getitems__ = getitems
 
     def __getattr__(self, name: str) -> Any:
+        """Forward other attributes to the object."""
         if name == "_wrapped":
             raise AttributeError(name)
         return getattr(self._wrapped, name)
 
-
-class _TimedDataset(_TimedObject):
-    """Wrapper of a map-style dataset."""
+    def __iter__(self) -> _TimedSamples:
+        return self
 
     def __getitem__(self, key: Any) -> Any:
         made = self._wrapped[key]
@@ -179,26 +178,10 @@ class _TimedDataset(_TimedObject):
             stage_timer.end_sample(key, "dataset")
         return made
 
-
-class _TimedBatchDataset(_TimedDataset):
-    """Wrapper of a dataset with `__getitems__`."""
-
-    def __getitems__(self, keys: Any) -> Any:
-        made = self._wrapped.__getitems__(keys)
-        stage_timer.end_stage("dataset")
-        return made
-
-
-class _TimedIterator(_TimedObject):
-    """Wrapper of the iterator of an IterableDataset; its samples have no indices."""
-
-    def __iter__(self) -> _TimedIterator:
-        return self
-
     def __next__(self) -> Any:
         made = next(self._wrapped)
         if stage_timer.each_sample:
-            stage_timer.end_sample(None, "dataset")
+            stage_timer.end_sample(None, "dataset")  # it has no index
         return made
 
 
@@ -244,14 +227,11 @@ def _map_pages(path: str, worker_count: int) -> NDArray[np.int64]:
     return np.frombuffer(memory, np.int64).reshape(worker_count, PAGE_WORDS)
 
 
-_DECODERS = (
-    ("cv2", "imread"),
-    ("cv2", "imdecode"),
-    ("simplejpeg", "decode_jpeg"),
-    ("torchvision.io", "read_image"),
-    ("torchvision.io", "decode_image"),
-    ("torchvision.io", "decode_jpeg"),
-)
+_DECODERS = {
+    "cv2": ("imread", "imdecode"),
+    "simplejpeg": ("decode_jpeg",),
+    "torchvision.io": ("read_image", "decode_image", "decode_jpeg"),
+}
 """Functions that return pixels; timed if called as attributes of their modules."""
 
 
@@ -262,24 +242,23 @@ def time_transforms() -> None:
     """
     if "PIL.Image" in sys.modules:  # which loads the other with the first image
         importlib.import_module("PIL.ImageFile")
-    _wrap_method("torchvision.transforms", "Compose", "__call__", _time_compose)
-    _wrap_method("torchvision.transforms.v2", "Compose", "forward", _time_compose)
-    _wrap_method("PIL.ImageFile", "ImageFile", "load", _time_image_load)
-    steps = functools.partial(_time_call, "before the transform", "transform")
-    _wrap_method("albumentations.core.transforms_interface", "BasicTransform", "__call__", steps)
+    step = functools.partial(_time_call, "before the transform", "transform")
     mixing = functools.partial(_time_call, "collate", "mix")
-    _wrap_method("torchvision.transforms.v2._augment", "_BaseMixUpCutMix", "forward", mixing)
-    for mix in ("Mixup", "FastCollateMixup"):
-        _wrap_method("timm.data.mixup", mix, "__call__", mixing)
-    for module, name in _DECODERS:
-        _wrap(sys.modules.get(module), name, functools.partial(_time_decoder, name))
-
-
-def _wrap_method(module: str, kind: str, method: str, how: Callable[..., Any]) -> None:
-    """Wrap a method that a class defines itself, if its module is loaded."""
-    found = getattr(sys.modules.get(module), kind, None)
-    if isinstance(found, type) and method in vars(found):
-        _wrap(found, method, how)
+    for module, kind, method, how in (
+        ("torchvision.transforms", "Compose", "__call__", _time_compose),
+        ("torchvision.transforms.v2", "Compose", "forward", _time_compose),
+        ("PIL.ImageFile", "ImageFile", "load", _time_image_load),
+        ("albumentations.core.transforms_interface", "BasicTransform", "__call__", step),
+        ("torchvision.transforms.v2._augment", "_BaseMixUpCutMix", "forward", mixing),
+        ("timm.data.mixup", "Mixup", "__call__", mixing),
+        ("timm.data.mixup", "FastCollateMixup", "__call__", mixing),
+    ):
+        found = getattr(sys.modules.get(module), kind, None)
+        if isinstance(found, type) and method in vars(found):  # which it does not inherit
+            _wrap(found, method, how)
+    for module, names in _DECODERS.items():
+        for name in names:
+            _wrap(sys.modules.get(module), name, functools.partial(_time_decoder, name))
 
 
 def _wrap(owner: Any, name: str, how: Callable[..., Any]) -> None:
@@ -331,20 +310,19 @@ def _time_compose(original: Callable[..., Any], self: Any, *args: Any, **kwargs:
     steps = self.transforms
     if type(steps) is not list:
         return original(self, *args, **kwargs)
+
+    def timed(step: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            made = step(*args)
+            end_stage(f"transform: {name}")
+            return made
+
+        name = getattr(step, "__qualname__", None) or type(step).__qualname__
+        return call
+
     end_stage("before the transform")
-    self.transforms = [_timed_step(step) for step in steps]
+    self.transforms = [timed(step) for step in steps]
     try:
         return original(self, *args, **kwargs)
     finally:
         self.transforms = steps
-
-
-def _timed_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    name = getattr(step, "__qualname__", None) or type(step).__qualname__
-
-    def call(*args: Any) -> Any:
-        made = step(*args)
-        end_stage(f"transform: {name}")
-        return made
-
-    return call
