@@ -127,6 +127,16 @@ def test_files_hold_the_same_facts(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "r.json", "run"]
 
 
+def test_json_alone_may_be_written_to_stdout(feedline: Command, judged: Judge, run: Path) -> None:
+    judged("highly input-bound", 50.0)
+    ended = feedline("report", run, "--json", "-")
+    assert json.loads(ended.out)["findings"][0]["rule"] == "a-rule"
+    assert "Highly input-bound" in ended.err
+    assert feedline("report", run).err == ""  # the next command prints its tables on stdout
+    ended = feedline("report", run, "--json", "-", "--html", "-")
+    assert (ended.status, ended.out) == (2, "")
+
+
 def test_run_with_default_rules_ends_without_error(
     feedline: Command, run: Path, tmp_path: Path
 ) -> None:

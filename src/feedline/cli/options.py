@@ -6,8 +6,10 @@ the option.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_or
 
 import typer
 
-from feedline.cli.output import is_replaceable
+from feedline.cli.output import STDOUT, is_replaceable
 from feedline.errors import UsageError
 
 __all__ = [
@@ -129,8 +131,15 @@ def _panel_of(parameter: inspect.Parameter) -> str | None:
     return getattr(option, "rich_help_panel", None)
 
 
-def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Check, before the work, that a file can be written."""
+def _writable(
+    context: typer.Context, option: typer.CallbackParam, path: Path | None
+) -> Path | None:
+    """Check, before the work, that a file can be written; for "-", print text to stderr."""
+    if path == STDOUT:
+        if sys.stdout is sys.stderr:
+            raise UsageError(f"{option.opts[0]} -: another option writes to stdout")
+        context.with_resource(contextlib.redirect_stdout(sys.stderr))
+        return path
     if path is None or (not is_replaceable(path) and os.access(path, os.W_OK)):
         return path
     problem = "it is a folder" if path.is_dir() else ""
@@ -156,7 +165,7 @@ def _file(help: str) -> Any:
     return _output(help, "FILE", callback=_writable)
 
 
-JsonFile: TypeAlias = Annotated[Path | None, _file("Write the results as JSON.")]
+JsonFile: TypeAlias = Annotated[Path | None, _file("Write the results as JSON; - for stdout.")]
 HtmlFile: TypeAlias = Annotated[Path | None, _file("Write the report as a web page.")]
 SvgFile: TypeAlias = Annotated[Path | None, _file("Write the chart as SVG.")]
 SettingsFile: TypeAlias = Annotated[

@@ -3,7 +3,8 @@
 Guarantees: 100 columns, or fewer in a narrower terminal; no colour with NO_COLOR; control
 characters, and those that the stream cannot encode, are escaped, so names of files and classes
 neither control the terminal nor pass for a line of feedline. A file is written completely or not at
-all. A pipe, device or link such as /dev/stdout is written to, not replaced.
+all. A pipe, device or link such as /dev/stdout is written to, not replaced. If a file is "-", it
+alone is on stdout, and tables are on stderr.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = [
+    "STDOUT",
     "complain",
     "echo",
     "echo_row",
@@ -34,6 +36,9 @@ __all__ = [
     "write_json",
     "write_text",
 ]
+
+STDOUT = Path("-")
+"""Name of a file that is written to stdout."""
 
 _COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "cyan", "hint": "cyan"}
 
@@ -114,7 +119,10 @@ def write_text(path: Path, text: str) -> None:
     from feedline.sources.files import write_atomic  # loads numpy
 
     data = text.encode("utf-8", "backslashreplace")
-    if is_replaceable(path):
+    if path == STDOUT and sys.__stdout__ is not None:
+        sys.__stdout__.buffer.write(data)
+        sys.__stdout__.flush()
+    elif is_replaceable(path):
         write_atomic(path, data, durable=False)
     else:
         path.write_bytes(data)
