@@ -13,7 +13,6 @@ import contextlib
 import os
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feedline.loader import DataLoader, access
@@ -60,8 +59,7 @@ class WatchCallback(Callback):
         every_s: float = 10.0,
     ) -> None:
         super().__init__()
-        self._folder = None if run is None else Path(run)
-        self._trace = None if trace is None else Path(trace)
+        self._folder, self._trace = run, trace
         self._panel = panel
         self._metrics = metrics
         self._every_s = every_s

@@ -7,7 +7,6 @@ and the others are only counted, also in later epochs.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from functools import partial
 from typing import Any
@@ -25,10 +24,9 @@ from feedline.timing.run import Loader
 from feedline.timing.step_recorder import StepRecorder, note_failure
 from feedline.timing.steps import StepTimer
 
-__all__ = ["Recording", "collate_name", "describe_feedline_loader"]
+__all__ = ["Recording", "collate_name", "dataset_length", "describe_feedline_loader"]
 
 _SKIPPED_BATCHES = 62
-_MAX_NAMES = 256
 
 
 class Recording:
@@ -47,7 +45,6 @@ class Recording:
         self._pass: StepRecorder | None = None
         self._described: Loader | None = None
         self._workers = WorkerObserver()
-        self._names: dict[int, str] = {}
         self._number = 0
         self._engine: Any = None
         self._quick = 0
@@ -129,10 +126,7 @@ class Recording:
         if unrecorded:
             steps.record.count_unreported(-unrecorded)
         steps.end(how)
-        with contextlib.suppress(Exception):  # then the slowest samples have numbers as names
-            for timings in self._stream.stage_timings().values():  # while the dataset is as it was
-                for _, sample in timings.slowest:
-                    self._name(sample)
+        self._workers.remember_names()
 
     def leave_run(self) -> None:
         """End recording. The recorder, which other loaders may use, keeps nothing of the loader."""
@@ -143,18 +137,9 @@ class Recording:
         self._workers = WorkerObserver()
         self._stream.record.timing.listener = None
 
-    def _name(self, sample: int) -> str:
-        if sample in self._names:
-            return self._names[sample]
-        try:
-            name_of = getattr(self._stream.current_choice().source, "name", None)
-            name = str(name_of(sample)) if name_of and sample >= 0 else f"sample {sample}"
-        except Exception:  # the dataset has changed, and has no such sample
-            return f"sample {sample}"
-        if len(self._names) >= _MAX_NAMES:
-            self._names.clear()
-        self._names[sample] = name
-        return name
+    def _name(self, sample: int) -> str | None:
+        name_of = getattr(self._stream.current_choice().source, "name", None)
+        return str(name_of(sample)) if name_of else None
 
 
 def describe_feedline_loader(
@@ -166,7 +151,7 @@ def describe_feedline_loader(
         kind="feedline",
         name=class_name,
         dataset=f"{type(dataset).__module__}.{type(dataset).__qualname__}",
-        samples=_length(dataset),
+        samples=dataset_length(dataset),
         workers=options.num_workers,
         prefetch_factor=options.prefetch_factor,
         persistent_workers=keeps_workers(options, choice),
@@ -192,7 +177,8 @@ def collate_name(collate: Any) -> str:
     return str(find_attribute(collate, "__qualname__") or type(collate).__qualname__)
 
 
-def _length(dataset: Any) -> int | None:
+def dataset_length(dataset: Any) -> int | None:
+    """Number of samples; None if unknown."""
     try:
         return len(dataset)
     except Exception:  # an IterableDataset may have no length, or raise anything

@@ -46,11 +46,7 @@ _LINE_S = 30.0
 
 
 class MetricsReader:
-    """Reads the metrics of a run at intervals.
-
-    Args:
-        recorder: recorder of the run.
-    """
+    """Reads the metrics of a run at intervals."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -100,12 +96,7 @@ class MetricsReader:
 
 
 def create_panel(recorder: Recorder, wanted: bool | str) -> Panel | None:
-    """Create a panel if it is wanted and can be drawn.
-
-    Args:
-        recorder: recorder of the run.
-        wanted: True, False or "auto" (if stderr is a terminal).
-    """
+    """Create a panel if it is wanted ("auto": if stderr is a terminal) and can be drawn."""
     rank, _ = rank_and_world()
     if rank != 0 or sys.stderr is None or not wanted or (wanted == "auto" and not _on_terminal()):
         return None
@@ -120,27 +111,23 @@ def _on_terminal() -> bool:
 
 
 class Panel:
-    """Draws the metrics of a run.
-
-    Args:
-        recorder: recorder of the run.
-    """
+    """Draws the metrics of a run."""
 
     name = "the panel"
 
     def __init__(self, recorder: Recorder) -> None:
         self._metrics = MetricsReader(recorder)
-        self._drawn_s = self._printed_s = recorder.now_s()
+        self._drawn_s = recorder.now_s()
         self._live: Live | None = None
         with unbroken(), seeded(0):  # importing rich draws from Python's random state
             import rich.live  # noqa: F401
 
     def tick(self, now_s: float) -> None:
-        """Draw if it is time; `now_s` is the time since the run's start."""
-        if not _on_terminal():
-            self._print(now_s)
-        elif now_s - self._drawn_s >= _REFRESH_S:
-            self._draw(now_s)
+        """Draw or print the line if it is time; `now_s` is the time since the run's start."""
+        on_terminal = _on_terminal()
+        if now_s - self._drawn_s >= (_REFRESH_S if on_terminal else _LINE_S):
+            self._drawn_s = now_s
+            self._draw(format_line(self._metrics.read()), on_terminal)
 
     def end(self, now_s: float) -> None:
         """Remove the line at the end of a pass."""
@@ -148,22 +135,14 @@ class Panel:
             self._live.stop()
             self._live = None
 
-    def _text(self, now_s: float) -> Text:
-        self._drawn_s = now_s
-        return format_line(self._metrics.read())
+    def _draw(self, text: Text, on_terminal: bool) -> None:
+        from rich.console import Console
+        from rich.live import Live
 
-    def _print(self, now_s: float) -> None:
-        if now_s - self._printed_s >= _LINE_S:
-            self._printed_s = now_s
-            from rich.console import Console
-
-            Console(file=sys.stderr).print(self._text(now_s), soft_wrap=True)
-
-    def _draw(self, now_s: float) -> None:
+        if not on_terminal:
+            Console(file=sys.stderr).print(text, soft_wrap=True)
+            return
         if self._live is None:
-            from rich.console import Console
-            from rich.live import Live
-
             # Printed text of the program passes unchanged: rich would redirect it to stderr, split
             # it into lines and interpret brackets as markup.
             self._live = Live(
@@ -174,7 +153,6 @@ class Panel:
                 redirect_stderr=False,
             )
             self._live.start()
-        text = self._text(now_s)
         text.truncate(self._live.console.width - 1, overflow="ellipsis")
         self._live.update(text, refresh=True)
 

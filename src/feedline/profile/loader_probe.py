@@ -21,16 +21,14 @@ import psutil
 
 from feedline.engine.worker_errors import sample_path
 from feedline.loader import DataLoader, access
-from feedline.loader.recording import collate_name
+from feedline.loader.recording import collate_name, dataset_length
 from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import Loader
 from feedline.timing.stage_page import StageTimings
 from feedline.timing.torch_workers import TorchWorkers
 
-__all__ = ["LoaderProbe", "describe_loader", "find_torch_loader", "get_probe"]
+__all__ = ["LoaderProbe", "get_probe"]
 
-
-_MAX_NAMES = 256
 _STAT_SAMPLES = 32
 
 _probes: weakref.WeakKeyDictionary[Recorder, dict[int, LoaderProbe]] = weakref.WeakKeyDictionary()
@@ -63,15 +61,9 @@ def _unregister(recorder: Recorder, key: int, probe: LoaderProbe) -> None:
 
 
 class LoaderProbe:
-    """A recorder's view of an iterable of batches.
+    """A recorder's view of an iterable of batches, which is referenced weakly, or not at all."""
 
-    Args:
-        iterable: referenced weakly if possible, and else not at all.
-        recorder: registers the loader.
-        because: see `get_probe`.
-    """
-
-    def __init__(self, iterable: Iterable[Any], recorder: Recorder, because: str = "") -> None:
+    def __init__(self, iterable: Iterable[Any], recorder: Recorder, because: str) -> None:
         self.owner = os.getpid()
         try:
             self._iterable: Callable[[], Any] = weakref.ref(iterable)
@@ -80,20 +72,19 @@ class LoaderProbe:
         self.running = 0  # passes
         self._pages: TorchWorkers | None = None
         self._pids: list[int] | None = None
-        self._names: dict[int, str] = {}
-        description = describe_loader(iterable)
+        inner = _find_torch_loader(iterable)
+        description = _describe(iterable, inner)
         if because:
             description = replace(description, because=because)
-        inner = find_torch_loader(iterable)
         self._own = weakref.ref(inner) if isinstance(inner, DataLoader) else None
         if inner is not None and self._own is None:
             with contextlib.suppress(OSError):  # no memory for a few pages
                 self._pages = TorchWorkers(description.workers or 0)
-        self.workers = WorkerObserver(
-            pids=self._worker_pids, stage_timings=self._stage_timings, name=self.name
-        )
-        if self._iterable() is None:
-            self.workers = _ANY_CHILD
+        self.workers = _ANY_CHILD
+        if self._iterable() is not None:
+            self.workers = WorkerObserver(
+                pids=self._worker_pids, stage_timings=self._stage_timings, name=self._sample_path
+            )
         self.number = recorder.register_loader(description, self.workers)
         if recorder.use.dataset_bytes is None and inner is not None:
             recorder.use.dataset_bytes = _dataset_bytes(inner.dataset)
@@ -106,19 +97,13 @@ class LoaderProbe:
         self,
         iterable: Iterable[Any],
         starting: contextlib.ExitStack,
-        iterate: Callable[[Any], Iterator[Any]] = iter,
+        iterate: Callable[[Any], Iterator[Any]],
     ) -> Iterator[Any]:
-        """Start an iterator whose workers note their stage timings.
+        """Start an iterator whose workers note their stage timings; raises any error of it.
 
-        Args:
-            iterable: the iterable of this probe.
-            starting: must be closed when the first batch has arrived.
-            iterate: returns the iterator.
-
-        Raises:
-            Exception: any error of the iterable.
+        The caller closes `starting` when the first batch has arrived.
         """
-        inner = find_torch_loader(iterable)
+        inner = _find_torch_loader(iterable)
         pages = self._pages if not self.running else None  # concurrent passes would share the pages
         if pages is not None:
             with contextlib.suppress(Exception):
@@ -134,26 +119,9 @@ class LoaderProbe:
                 pages.watch_here(iterator)
         return iterator
 
-    def remember_names(self) -> None:
-        """Look up the names of the slowest samples while the dataset exists."""
-        for timings in self._stage_timings().values():
-            for _, number in timings.slowest:
-                self.name(number)
-
-    def name(self, number: int) -> str:
-        """Return the path of a sample, if the dataset has a list of samples, or its number."""
-        if number < 0:
-            return "a sample"
-        if (known := self._names.get(number)) is not None:
-            return known
-        inner = find_torch_loader(self._iterable())
-        path = None if inner is None else sample_path(inner.dataset, number)
-        if path is None:
-            return f"sample {number}"
-        if len(self._names) >= _MAX_NAMES:
-            self._names.clear()
-        self._names[number] = path
-        return path
+    def _sample_path(self, number: int) -> str | None:
+        inner = _find_torch_loader(self._iterable())
+        return None if inner is None else sample_path(inner.dataset, number)
 
     def _stage_timings(self) -> dict[int, StageTimings]:
         own = None if self._own is None else self._own()
@@ -190,7 +158,7 @@ _ANY_CHILD = WorkerObserver(pids=_children)
 """For objects without weak references, such as a list: any child process may be a worker."""
 
 
-def find_torch_loader(iterable: Any) -> Any:
+def _find_torch_loader(iterable: Any) -> Any:
     """Return the torch DataLoader of an iterable: itself, or the one that Accelerate wraps."""
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is None or not isinstance(iterable, torch_data.DataLoader):
@@ -199,39 +167,28 @@ def find_torch_loader(iterable: Any) -> Any:
     return inner if isinstance(inner, torch_data.DataLoader) else iterable
 
 
-def describe_loader(iterable: Iterable[Any]) -> Loader:
-    """Describe an iterable of batches for the run's record."""
+def _describe(iterable: Iterable[Any], loader: Any) -> Loader:
+    """Describe an iterable of batches, and its torch DataLoader if it has one."""
     name = f"{type(iterable).__module__}.{type(iterable).__qualname__}"
-    try:
-        inner = find_torch_loader(iterable)
-        if isinstance(inner, DataLoader):
-            return access.describe(inner)
-        if inner is None:
-            return Loader(kind="other", name=name)
-        return _describe_torch_loader(inner, name)
-    except Exception:  # a class may define an attribute that raises
-        return Loader(kind="other", name=name)
-
-
-def _describe_torch_loader(loader: Any, name: str) -> Loader:
-    dataset = loader.dataset
-    try:
-        samples: int | None = len(dataset)
-    except Exception:  # an IterableDataset has no length, or raises when it is read
-        samples = None
-    return Loader(
-        kind="torch",
-        name=name,
-        dataset=f"{type(dataset).__module__}.{type(dataset).__qualname__}",
-        samples=samples,
-        workers=loader.num_workers,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-        pin_memory=loader.pin_memory,
-        batch_size=loader.batch_size,
-        start_method=_start_method(loader) if loader.num_workers else "",
-        collate=collate_name(loader.collate_fn),
-    )
+    with contextlib.suppress(Exception):  # a class may define an attribute that raises
+        if isinstance(loader, DataLoader):
+            return access.describe(loader)
+        if loader is not None:
+            dataset = loader.dataset
+            return Loader(
+                kind="torch",
+                name=name,
+                dataset=f"{type(dataset).__module__}.{type(dataset).__qualname__}",
+                samples=dataset_length(dataset),
+                workers=loader.num_workers,
+                prefetch_factor=loader.prefetch_factor,
+                persistent_workers=loader.persistent_workers,
+                pin_memory=loader.pin_memory,
+                batch_size=loader.batch_size,
+                start_method=_start_method(loader) if loader.num_workers else "",
+                collate=collate_name(loader.collate_fn),
+            )
+    return Loader(kind="other", name=name)
 
 
 def _start_method(loader: Any) -> str:

@@ -21,7 +21,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,8 @@ from feedline.timing.step_recorder import note_failure
 __all__ = ["MAX_EVENTS", "Output", "RunOutputs", "TraceFile"]
 
 MAX_EVENTS = 100_000
-_STEP, _COMPUTE, _WAIT, _RATE = range(4)
-_FIRST_WORKER = 100  # lane of worker 0
+_STEP, _FIRST_WORKER = 0, 100  # lanes: of the step, of worker 0
+_RATE = "batches/s"
 _RATE_S = 0.25
 _POLL_NS = 50_000_000
 _POLL_SHARE = 0.005  # largest share of the time for reading workers' pages
@@ -53,12 +52,9 @@ _unsaved: weakref.WeakSet[RunOutputs] = weakref.WeakSet()
 
 
 class Output:
-    """Something that is written every so often within steps, and at the end of a pass.
+    """Something that `write` writes every so often within steps, and at the end of a pass.
 
     Args:
-        name: for messages.
-        write: writes it.
-        recorder: recorder of the run, whose clock is used.
         every_s: interval in seconds.
         end_s: interval at the end of passes, unless nothing was written yet.
         share: largest share of the time for writing.
@@ -94,29 +90,26 @@ class Output:
             self._written_s += self._cost_s
 
 
-@dataclass(eq=False, kw_only=True)
 class RunOutputs:
-    """The outputs of a run.
+    """The outputs of a run; for its arguments see `watch`."""
 
-    Args:
-        folder: folder of the run; None for none.
-        trace: file of the timeline; None for none.
-        metrics: callback for the metrics; None for none.
-        every_s: interval of the callback in seconds.
-        panel: see `watch`.
-        name: name of the run.
-    """
-
-    folder: Path | None
-    trace: Path | None
-    metrics: MetricsCallback | None
-    every_s: float
-    name: str
-    panel: bool | str
-    earlier: Run | None = None
-    """Record of earlier starts of the same run, to be merged into the folder's."""
-    _started: bool = field(default=False, init=False)  # a batch was returned
-    _failed: bool = field(default=False, init=False)  # a failure was reported
+    def __init__(
+        self,
+        *,
+        folder: str | os.PathLike[str] | None,
+        trace: str | os.PathLike[str] | None,
+        metrics: MetricsCallback | None,
+        every_s: float,
+        panel: bool | str,
+        name: str,
+    ) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self.trace = None if trace is None else Path(trace)
+        self.metrics, self.every_s, self.panel, self.name = metrics, every_s, panel, name
+        self.earlier: Run | None = None
+        """Record of earlier starts of the same run, to be merged into the folder's."""
+        self._started = False  # a batch was returned
+        self._failed = False  # a failure was reported
 
     def open(self, recorder: Recorder) -> None:
         """Open the outputs of a run. A process that was forked within a run has none, as they stay
@@ -135,7 +128,9 @@ class RunOutputs:
         if not is_recording_enabled():
             return
         rank, _ = rank_and_world()
-        self._files = self._paths(rank)
+        files = [] if self.folder is None else [self.folder / run_file(rank)]
+        files += [] if self.trace is None else [_rank_path(self.trace, rank)]
+        self._files = [Path(os.path.abspath(file)) for file in files]
         self._check_files()
         if self.folder is not None:
             check_folder(self.folder)
@@ -162,12 +157,6 @@ class RunOutputs:
         if self._files:
             _unsaved.add(self)
             _save_at_exit_of(os.getpid())
-
-    def _paths(self, rank: int) -> list[Path]:
-        """Files that are written."""
-        files = [] if self.folder is None else [self.folder / run_file(rank)]
-        files += [] if self.trace is None else [_rank_path(self.trace, rank)]
-        return [Path(os.path.abspath(file)) for file in files]
 
     def _check_files(self) -> None:
         """Check that every file belongs to one run and one output."""
@@ -273,11 +262,7 @@ def _rank_path(trace: Path, rank: int) -> Path:
 
 
 class TraceFile:
-    """Keeps the latest events of a run and writes them.
-
-    Args:
-        recorder: recorder of the run.
-        file: path; compressed if the name ends in ".gz".
+    """Keeps the latest events of a run and writes them; compressed if the name ends in ".gz".
 
     Raises:
         UsageError: the file cannot be written.
@@ -285,8 +270,8 @@ class TraceFile:
 
     def __init__(self, recorder: Recorder, file: Path) -> None:
         self._recorder, self._file = recorder, file
-        # Lane, kind, start and end in ns, number of the batch.
-        self._events: deque[tuple[int, int, int, int, float]] = deque(maxlen=MAX_EVENTS)
+        # Lane, name, start and end in ns, number of the batch or the rate.
+        self._events: deque[tuple[int, str, int, int, float]] = deque(maxlen=MAX_EVENTS)
         self._read_until: dict[int, int] = {}  # by worker id, end of its last known task
         self._cycle: Any = None
         self._rate_ns = self._batches = self._poll_ns = 0
@@ -305,13 +290,13 @@ class TraceFile:
         if not cycles or cycles[-1] is self._cycle:
             return
         self._cycle = number, ready_ns, requested_ns, received_ns = cycles[-1]
-        self._add(_STEP, _COMPUTE, ready_ns, requested_ns, number - 1)
-        self._add(_STEP, _WAIT, requested_ns, received_ns, number)
+        self._events.append((_STEP, "compute", ready_ns, requested_ns, number - 1))
+        self._events.append((_STEP, "wait", requested_ns, received_ns, number))
         if received_ns - self._rate_ns >= _RATE_S * 1e9:
             batches = self._recorder.batches
             if self._rate_ns:
                 rate = (batches - self._batches) / ((received_ns - self._rate_ns) / 1e9)
-                self._add(_STEP, _RATE, received_ns, received_ns, rate)
+                self._events.append((_STEP, _RATE, received_ns, received_ns, rate))
             self._rate_ns, self._batches = received_ns, batches
         if received_ns < self._poll_ns:
             return
@@ -326,11 +311,8 @@ class TraceFile:
             known_ns = self._read_until.get(worker_id, 0)
             for start_ns, end_ns in tasks:
                 if end_ns > known_ns:
-                    self._add(_FIRST_WORKER + worker_id, _COMPUTE, start_ns, end_ns, -1)
+                    self._events.append((_FIRST_WORKER + worker_id, "make", start_ns, end_ns, -1))
                     self._read_until[worker_id] = max(end_ns, self._read_until.get(worker_id, 0))
-
-    def _add(self, lane: int, kind: int, start_ns: int, end_ns: int, value: float) -> None:
-        self._events.append((lane, kind, start_ns, end_ns, value))
 
     def write(self) -> None:
         """Write the events.
@@ -356,21 +338,14 @@ class TraceFile:
         yield {**common, "ph": "M", "name": "process_name", "args": {"name": "feedline"}}
         for lane in sorted({_STEP, *(event[0] for event in events)}):
             name = "step" if lane == _STEP else f"worker {lane - _FIRST_WORKER}"
-            yield {
-                **common,
-                "tid": lane,
-                "ph": "M",
-                "name": "thread_name",
-                "args": {"name": name},
-            }
-        for lane, kind, start_ns, end_ns, value in events:
-            event: dict[str, Any] = {**common, "tid": lane, "ts": start_ns / 1000}
-            if kind == _RATE:
-                yield event | {"ph": "C", "name": "batches/s", "args": {"batches/s": value}}
-                continue
-            name = "make" if lane != _STEP else "wait" if kind == _WAIT else "compute"
-            event |= {"ph": "X", "name": name, "dur": (end_ns - start_ns) / 1000}
-            yield event | ({"args": {"batch": int(value)}} if lane == _STEP else {})
+            yield {**common, "tid": lane, "ph": "M", "name": "thread_name", "args": {"name": name}}
+        for lane, name, start_ns, end_ns, value in events:
+            event: dict[str, Any] = {**common, "tid": lane, "ts": start_ns / 1000, "name": name}
+            if name == _RATE:
+                yield event | {"ph": "C", "args": {_RATE: value}}
+            else:
+                event |= {"ph": "X", "dur": (end_ns - start_ns) / 1000}
+                yield event | ({"args": {"batch": int(value)}} if lane == _STEP else {})
 
 
 def _save_all() -> None:

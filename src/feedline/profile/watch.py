@@ -12,7 +12,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from feedline.errors import UsageError
@@ -92,8 +91,8 @@ def watch(
     if not every_s > 0:
         raise UsageError(f"must be more than 0 seconds, got {every_s!r}", argument="every_s")
     outputs = RunOutputs(
-        folder=None if run is None else Path(run),
-        trace=None if trace is None else Path(trace),
+        folder=run,
+        trace=trace,
         metrics=metrics,
         every_s=every_s,
         name=name,
@@ -193,13 +192,11 @@ class WatchedLoader(Generic[_T]):
             self._start_in_process()
         outputs = self._outputs
         if isinstance(self.iterable, DataLoader):
-            return WatchedPass(iter(self.iterable), outputs.note_batch, outputs.end)
+            return WatchedPass(iter(self.iterable), outputs)
         if self._probe is None:
             return iter(self.iterable)
         self._settle()
-        recorded = RecordedPass(
-            self.recorder, self._probe, self.iterable, outputs.note_batch, outputs.end
-        )
+        recorded = RecordedPass(self.recorder, self._probe, self.iterable, outputs)
         self._clock = recorded.clock  # not the pass itself: it must end when the loop frees it
         return recorded
 
@@ -210,20 +207,10 @@ _OWN = frozenset(
 
 
 class WatchedPass(Generic[_T]):
-    """A pass over a loader that records itself.
+    """A pass over a loader that records itself; updates the outputs of its run, if it has any."""
 
-    Args:
-        iterator: iterator of the loader.
-        on_batch: called after each batch.
-        on_end: called at the end of the pass.
-    """
-
-    def __init__(
-        self, iterator: Iterator[_T], on_batch: Callable[[], None], on_end: Callable[[], None]
-    ) -> None:
-        self._iterator = iterator
-        self._on_batch = on_batch
-        self._on_end = on_end
+    def __init__(self, iterator: Iterator[_T], outputs: RunOutputs | None) -> None:
+        self._iterator, self._outputs = iterator, outputs
         self._over = False
 
     def __iter__(self) -> Iterator[_T]:
@@ -241,13 +228,22 @@ class WatchedPass(Generic[_T]):
         except StopIteration:
             self._end("exhausted")
             raise
-        self._on_batch()
+        self._update()
         return batch
+
+    def _update(self) -> None:
+        if self._outputs is not None:
+            self._outputs.note_batch()
 
     def _end(self, how: str) -> None:
         if not self._over:
             self._over = True
-            self._on_end()
+            self._record_end(how)
+            if self._outputs is not None:
+                self._outputs.end()
+
+    def _record_end(self, how: str) -> None:
+        """Record the end of the pass, unless the loader does."""
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter may be about to end
@@ -262,14 +258,6 @@ class WatchedPass(Generic[_T]):
 class RecordedPass(WatchedPass[_T]):
     """A pass over an iterable of another library, whose steps are recorded here.
 
-    Args:
-        recorder: recorder of the run.
-        probe: probe of the iterable.
-        iterable: the iterable.
-        on_batch: called after each batch.
-        on_end: called at the end of the pass.
-        iterate: returns the iterator of the iterable.
-
     Raises:
         Exception: any error of the iterable.
     """
@@ -279,8 +267,7 @@ class RecordedPass(WatchedPass[_T]):
         recorder: Recorder,
         probe: LoaderProbe,
         iterable: Iterable[_T],
-        on_batch: Callable[[], None],
-        on_end: Callable[[], None],
+        outputs: RunOutputs | None,
         iterate: Callable[[Any], Iterator[Any]] = iter,
     ) -> None:
         self._over = True  # until the start has succeeded
@@ -289,7 +276,7 @@ class RecordedPass(WatchedPass[_T]):
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._starting)
             iterator = probe.start(iterable, self._starting, iterate)
-            super().__init__(iterator, on_batch, on_end)
+            super().__init__(iterator, outputs)
             undo.pop_all()
         probe.running += 1
         self._probe = probe
@@ -314,18 +301,14 @@ class RecordedPass(WatchedPass[_T]):
                 self._is_first = False
                 self._starting.close()  # restores the user's loader
         self._steps.batch_received(batch, requested_ns)
-        self._on_batch()
+        self._update()
         return batch
 
     def _release(self) -> None:
         """Keep the iterator: workers that end with it are read once more."""
 
-    def _end(self, how: str) -> None:
-        if not self._over:
-            self._over = True
-            self._probe.running -= 1
-            self._starting.close()
-            self._steps.end(how)
-            with contextlib.suppress(Exception):  # raised by the user's list of samples
-                self._probe.remember_names()
-            self._on_end()
+    def _record_end(self, how: str) -> None:
+        self._probe.running -= 1
+        self._starting.close()
+        self._steps.end(how)
+        self._probe.workers.remember_names()

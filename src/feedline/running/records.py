@@ -20,6 +20,7 @@ from typing import Any
 
 from feedline.errors import FeedlineError
 from feedline.loader import DataLoader, access
+from feedline.loader.recording import dataset_length
 from feedline.profile.loader_probe import get_probe
 from feedline.profile.watch import RecordedPass
 from feedline.system import call_at_exit, rank_and_world
@@ -112,7 +113,7 @@ class LoaderRecords:
         except (KeyError, TypeError):  # unknown, or of a class without a hash
             return None
         dataset, samplers = loader.dataset, (type(loader.sampler), type(loader.batch_sampler))
-        size = _length(dataset), loader.batch_size
+        size = dataset_length(dataset), loader.batch_size
         key = (name, because, type(dataset), *size, *samplers, _settings(dataset))
         # Not when it was built: then the loader that it replaces may still exist.
         record = next((each for each in self._records if each.is_of(loader, key)), None)
@@ -145,7 +146,7 @@ class LoaderRecords:
         if record is None:
             return iterate(loader)
         probe = get_probe(loader, record.recorder, record.because)
-        return RecordedPass(record.recorder, probe, loader, _nothing, _nothing, iterate)
+        return RecordedPass(record.recorder, probe, loader, None, iterate)
 
     def runs(self) -> list[list[Run]]:
         """Return the run of each loader so far, in a list of its own."""
@@ -195,20 +196,9 @@ class LoaderRecords:
         self._has_failed = True
 
 
-def _nothing() -> None:
-    """Do nothing after a batch, and at the end of a pass."""
-
-
 def _settings(dataset: Any) -> tuple[tuple[str, str | bool | Path], ...]:
     """Texts, paths and flags of a dataset, such as its root, split and `train`."""
     attributes = getattr(dataset, "__dict__", {})
     return tuple(
         (name, each) for name, each in attributes.items() if isinstance(each, str | bool | Path)
     )
-
-
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except Exception:  # an IterableDataset may have no length
-        return None

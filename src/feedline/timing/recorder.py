@@ -10,13 +10,14 @@ time, in one thread or several, are recorded separately.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ import msgspec
 from feedline.machine import Machine, device_name, this_machine
 from feedline.private_names import find_private
 from feedline.system import rank_and_world
+from feedline.text import encodable
 from feedline.timing.passes import PassRecord, PassTotals, sample_timeline
 from feedline.timing.processes import ResourceWatch
 from feedline.timing.run import (
@@ -49,6 +51,7 @@ _POST_AHEAD_S = 0.2  # the same for the times that other ranks get: a few passes
 _WORSE = 1.5  # a wait is sampled if it is this many times the longest so far
 _MIN_MS = 1.0
 _MAX_LOADERS = 64
+_MAX_NAMES = 256  # of samples of a loader
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,15 +60,36 @@ class WorkerObserver:
 
     pids: Callable[[], list[int]] = list  # current process ids
     stage_timings: Callable[[], dict[int, StageTimings]] = dict  # by worker id; empty: not measured
-    name: Callable[[int], str] = str  # of a sample, by its number
+    name: Callable[[int], str | None] = str  # of a sample, by its number; may raise
     deaths: Callable[[], int] = int  # workers that died and were replaced
+    _names: dict[int, str] = field(default_factory=dict, init=False)
+
+    def sample_name(self, number: int) -> str:
+        """Name of a sample, or its number; found names are kept, as the dataset may be freed."""
+        if number < 0:
+            return "a sample"
+        if number not in self._names:
+            name = None
+            with contextlib.suppress(Exception):  # the dataset has changed, or its list raises
+                name = self.name(number)
+            if name is None:
+                return f"sample {number}"
+            if len(self._names) >= _MAX_NAMES:
+                self._names.clear()
+            self._names[number] = name
+        return self._names[number]
+
+    def remember_names(self) -> None:
+        """Look up the names of the slowest samples while the dataset exists."""
+        with contextlib.suppress(Exception):
+            self.totals()
 
     def totals(self) -> tuple[StageTimings, list[SlowSample]]:
         """Timings of all workers, and their slowest samples by name."""
         total = sum_timings(self.stage_timings().values())
         # A path may contain undecodable bytes, which a run file cannot store: they are escaped.
         return total, [
-            SlowSample(name=self.name(number).encode("utf-8", "backslashreplace").decode(), ms=ms)
+            SlowSample(name=encodable(self.sample_name(number)), ms=ms)
             for ms, number in total.slowest
         ]
 
