@@ -120,14 +120,14 @@ def run_benchmark(
     costs, left_out = survey.costs, dict[str, str]()
     progress("starting the loaders", 0, 1)
     with contextlib.ExitStack() as stack:
-        loaders = [stack.enter_context(feedline_loader(sample, batch_size, image_size, count))]
-        for form in TORCH_FORMS if against else ():
+        batches = sample, batch_size, image_size, count
+        loaders = [stack.enter_context(feedline_loader(*batches))]
+        for form, name in TORCH_FORMS.items() if against else ():
             settle_down()
             try:
-                loader = torch_loader(form, sample, batch_size, image_size, count)
-                loaders.append(stack.enter_context(loader))
+                loaders.append(stack.enter_context(torch_loader(form, *batches)))
             except Exception as error:
-                left_out[TORCH_FORMS[form]] = _last_line(error)
+                left_out[name] = _last_line(error)
         others, turn_s = OtherPrograms(), seconds / (len(loaders) * _ROUNDS)
         turns = take_turns(loaders, _ROUNDS, turn_s, left_out, progress)
         other_cores = others.cores()
@@ -192,17 +192,16 @@ def _last_line(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Images that can be decoded, in order; cost of one of them; reasons of broken files by path.
-
-    Of each image its number, its file, and its height and width in pixels. `costs` are means in one
-    process, in ms: "read_ms" from memory, "read_cold_ms" from the disk (None for the reason
-    "cold_not_measured"), "decode_ms" of as many pixels as the crop needs, "resize_ms" of the crop,
-    "total_ms" from memory; and the number of timed "images".
-    """
+    """Images of a folder that can be decoded, in order, and the cost of one of them."""
 
     images: Sequence[tuple[int, FilePart, tuple[int, int]]]
+    """Number, file, and height and width in pixels of each."""
     costs: Mapping[str, Any]
+    """Means in one process, in ms: "read_ms" from memory, "read_cold_ms" from the disk (None for
+    the reason "cold_not_measured"), "decode_ms" of as many pixels as the crop needs, "resize_ms" of
+    the crop, "total_ms" from memory; and the number of timed "images"."""
     broken: Mapping[str, str]
+    """Reasons by path."""
 
     def summary(self, size: int) -> dict[str, Any]:
         """Numbers and sizes of the images, JSON-able."""
@@ -222,13 +221,8 @@ def survey_images(
     """Decode the images of a folder in their order, and time the stages of the first ones.
 
     This also brings the files into memory, so that the loaders are measured and not the disk. The
-    fastest of an image's repetitions counts, as the others were disturbed.
-
-    Args:
-        folder: the images, with the transform.
-        size: of the row, in pixels.
-        seconds: of the benchmark; the survey ends after a share, but not before some images.
-        progress: called with the number of surveyed images.
+    fastest of an image's repetitions counts, as the others were disturbed. The survey ends after a
+    share of the benchmark's `seconds`, but not before some images.
 
     Raises:
         DatasetError: none of them can be decoded.
@@ -317,12 +311,8 @@ def take_turns(
 ) -> dict[MeasuredLoader, list[Turn]]:
     """Measure all loaders in turn, round after round; return the turns of each.
 
-    Args:
-        loaders: the first is feedline's, whose errors are raised; the others are torch's.
-        rounds: number of turns of each.
-        turn_s: length of a turn.
-        left_out: receives the names of torch's loaders that fail, and the reasons.
-        progress: called before each turn.
+    Errors of the first loader, feedline's, are raised; `left_out` receives the names of torch's
+    loaders that fail, and the reasons.
     """
     turns: dict[MeasuredLoader, list[Turn]] = {loader: [] for loader in loaders}
     total = rounds * len(loaders)

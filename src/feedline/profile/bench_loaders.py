@@ -58,12 +58,7 @@ _LONGEST_PAUSE_S = 20.0
 
 
 class ImageSample:
-    """Images of a folder, repeated in a given order. A `Source`; can be pickled.
-
-    Args:
-        folder: the images.
-        numbers: sample numbers in the folder, at least one.
-    """
+    """Images of a folder by number, at least one, repeated. A `Source`; can be pickled."""
 
     def __init__(self, folder: ImageFolder, numbers: Sequence[int]) -> None:
         self.folder = folder
@@ -95,14 +90,9 @@ class ImageSample:
 
 
 class TorchImages:
-    """The images of a sample as torchvision's ImageFolder gives them.
+    """The images of a sample as torchvision's ImageFolder gives them, of a form of `TORCH_FORMS`.
 
     Its items are (image, label): float32 or uint8 (3, size, size), and int.
-
-    Args:
-        form: "pillow" or "uint8".
-        sample: the images, in their order.
-        size: of the images, in pixels.
     """
 
     def __init__(self, form: str, sample: ImageSample, size: int) -> None:
@@ -173,8 +163,6 @@ class MeasuredLoader:
     their fork server.
 
     Args:
-        name: printed name.
-        build: returns the loader.
         ahead: number of batches that the loader may have made ahead.
         unit: number of batches that are made, and arrive, together; counted in these units.
     """

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from feedline.engine.defaults import (
     DEFAULT_PREFETCH,
@@ -94,8 +94,7 @@ class StartingSetting:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorReport:
+class DoctorReport(NamedTuple):
     """Results of all checks by their ids, and settings to start with."""
 
     checks: Mapping[str, CheckResult]
@@ -133,20 +132,16 @@ def examine(
             results[name] = run.check(name)
             tell(name, results[name])
     facts = run.fact("limits"), run.fact("memory", None), run.fact("workers")
-    settings = suggest_settings(*facts, gpu=run.fact("usable_gpu", False))
-    return DoctorReport(checks=results, settings=tuple(settings))
+    gpu = run.fact("usable_gpu", False)
+    return DoctorReport(results, tuple(suggest_settings(*facts, gpu=gpu)))
 
 
 def suggest_settings(
     limits: CoreLimits, memory: MemoryLimits | None, workers: int, *, gpu: bool
 ) -> Iterator[StartingSetting]:
-    """Suggest settings to start with.
+    """Suggest settings to start with; `workers` is the value of `num_workers="auto"` here.
 
-    Args:
-        limits: of the cores.
-        memory: limits of the memory; None if unknown.
-        workers: value of `num_workers="auto"` here, for the batch that memory is estimated for.
-        gpu: torch can use a GPU.
+    `memory` is None if its limits are unknown; `gpu` is True if torch can use a GPU.
     """
     usable = limits.usable
     spare = {0: "one per core", 1: "one core is left to the training loop"}.get(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -57,9 +58,8 @@ class CheckResult:
         # They may contain text from outside: file names, GPU names, messages of a driver.
         for name in ("summary", "fix"):
             shown = printable(" ".join(getattr(self, name).splitlines()))
-            if len(shown) > _MAX_CHARACTERS:
-                shown = f"{shown[:_MAX_CHARACTERS]}..."
-            object.__setattr__(self, name, shown)
+            cut = f"{shown[:_MAX_CHARACTERS]}..." if len(shown) > _MAX_CHARACTERS else shown
+            object.__setattr__(self, name, cut)
 
     @property
     def is_fault(self) -> bool:
@@ -68,12 +68,7 @@ class CheckResult:
 
 
 class NotMeasuredError(Exception):
-    """A fact is not measured on this machine or with these options.
-
-    Args:
-        reason: one line.
-        fix: how to measure it.
-    """
+    """A fact is not measured on this machine or with these options; `fix` says how to do it."""
 
     def __init__(self, reason: str, fix: str = "") -> None:
         super().__init__(reason)
@@ -85,35 +80,25 @@ class NoAnswerError(Exception):
 
 
 def answer_within(deadline_s: float | None, work: Callable[[], Answer]) -> Answer:
-    """Return the result of `work`, or raise its exception.
+    """Return the result of `work`, or raise its exception, or NoAnswerError after a deadline.
 
-    Args:
-        deadline_s: after it, `work` is abandoned in a daemon thread. None waits for computations:
-            abandoning a thread in a library may crash the process at its end.
-        work: the function.
-
-    Raises:
-        NoAnswerError: it did not end in time.
+    Then `work` is abandoned in a daemon thread. Without a deadline it is not, as abandoning a
+    thread in a library may crash the process at its end.
     """
     if deadline_s is None:
         return work()
-    answers: list[Answer] = []
-    raised: list[BaseException] = []
+    answer: Future[Answer] = Future()
 
     def run() -> None:
         try:
-            answers.append(work())
+            answer.set_result(work())
         except BaseException as error:
-            raised.append(error)
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(deadline_s)
-    if raised:
-        raise raised[0]
-    if not answers:
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([answer], deadline_s).done:
         raise NoAnswerError(f"no answer within {deadline_s:g} s")
-    return answers[0]
+    return answer.result()
 
 
 class CheckRun:
@@ -141,26 +126,24 @@ class CheckRun:
     ) -> None:
         self._checks, self._facts = checks, facts
         self._deadline_s, self._unlimited = deadline_s, unlimited
-        self._found = dict(given)
-        self._failed: dict[str, Exception] = {}
+        self._found = dict(given)  # an Exception if a fact cannot be found
 
     def fact(self, name: str, *default: Any) -> Any:
         """Return a fact, which is found once, or `default` instead of raising its exception."""
-        if name not in self._found and name not in self._failed:
+        if name not in self._found:
             try:
                 self._found[name] = self._call(name, self._facts[name])
             except Exception as error:
-                self._failed[name] = error
-        if name in self._found:
-            return self._found[name]
-        if default:
-            return default[0]
-        raise self._failed[name]
+                self._found[name] = error
+        found = self._found[name]
+        if isinstance(found, Exception) and not default:
+            raise found
+        return default[0] if isinstance(found, Exception) else found
 
     def check(self, name: str) -> CheckResult:
         """Return the result of a check."""
         try:
-            result: CheckResult = self._call(name, self._checks[name])
+            return self._call(name, self._checks[name])
         except NotMeasuredError as error:
             return CheckResult("unknown", error.reason, fix=error.fix)
         except NoAnswerError as error:
@@ -168,9 +151,8 @@ class CheckRun:
             return CheckResult("fail", str(error), fix=fix)
         except Exception as error:  # an unusual machine may raise anything
             return CheckResult("unknown", f"{type(error).__name__}: {error}")
-        return result
 
-    def _call(self, name: str, function: Callable[..., Any]) -> Any:
+    def _call(self, name: str, function: Callable[..., Answer]) -> Answer:
         arguments = {}
         for each in inspect.signature(function).parameters.values():
             default = () if each.default is each.empty else (each.default,)

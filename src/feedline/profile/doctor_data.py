@@ -16,7 +16,7 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import mean
 
@@ -62,18 +62,11 @@ def require_folder(folder: str) -> None:
 
 @dataclass
 class FolderContents:
-    """Contents of a folder.
-
-    Args:
-        files: paths by extension, as far as seen.
-        folders: number of folders seen below it.
-        unreadable: number of folders that could not be listed.
-        complete: everything was seen.
-    """
+    """Contents of a folder: paths by extension, as far as seen, and the folders below it."""
 
     files: dict[str, list[str]] = field(default_factory=dict)
     folders: int = 0
-    unreadable: int = 0
+    unreadable: int = 0  # folders that could not be listed
     complete: bool = True
 
     def named(self, endings: Collection[str]) -> list[str]:
@@ -87,36 +80,31 @@ def scan_folder(root: str, seconds: float) -> FolderContents:
     Raises:
         OSError: it cannot be listed.
     """
-    found, end = FolderContents(), time.monotonic() + seconds
-    for seen, path in enumerate(_walk(root, found), 1):
-        if seen > _MAX_ENTRIES or time.monotonic() > end:
-            found.complete = False
-            break
-        if path:
-            found.files.setdefault(os.path.splitext(path)[1].lower(), []).append(path)
-    found.complete = found.complete and not found.unreadable
-    return found
-
-
-def _walk(root: str, found: FolderContents) -> Iterator[str]:
-    """Yield the path of each file below a folder, "" for each folder, and count the folders."""
-    queue, chance = deque([root]), random.Random(0)
+    found, queue, chance = FolderContents(), deque([root]), random.Random(0)
+    seen, end = 0, time.monotonic() + seconds
     while queue:
         folder, inner = queue.popleft(), list[str]()
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    is_folder = _is_folder(entry)
-                    yield "" if is_folder else entry.path
-                    if is_folder and not (entry.is_symlink() and _leads_back(entry.path)):
+                    seen += 1
+                    if seen > _MAX_ENTRIES or time.monotonic() > end:
+                        found.complete = False
+                        return found
+                    if not _is_folder(entry):
+                        extension = os.path.splitext(entry.path)[1].lower()
+                        found.files.setdefault(extension, []).append(entry.path)
+                    elif not (entry.is_symlink() and _leads_back(entry.path)):
                         inner.append(entry.path)
         except OSError:
             if folder == root:
                 raise
             found.unreadable += 1
+            found.complete = False
         found.folders += len(inner)
         chance.shuffle(inner)
         queue += inner
+    return found
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -147,19 +135,14 @@ def sample_files(paths: Sequence[str], seconds: float) -> list[FilePart]:
 
 @dataclass(frozen=True)
 class DataFolder:
-    """Contents of a data folder.
-
-    Args:
-        result: of the check "data-folder".
-        sample: some of its files.
-        bytes: upper limit of the bytes read per epoch; None if unknown.
-        at_least: there may be more than `bytes`.
-    """
+    """Contents of a data folder: the result of its check, and some of its files."""
 
     result: CheckResult
     sample: Sequence[FilePart] = ()
     bytes: int | None = None
+    """Upper limit of the bytes read per epoch; None if unknown."""
     at_least: bool = False
+    """There may be more than `bytes`."""
 
 
 def inspect_data(folder: str | None) -> DataFolder:
@@ -290,17 +273,11 @@ _MAX_READERS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRate:
-    """Files read in a short time.
-
-    Args:
-        bytes, seconds: bytes read by all readers, and the time.
-        files: number of files read to their ends; None if only parts of files were read.
-        readers: number of parallel threads.
-        read_from: source of the bytes.
-    """
+    """Bytes read by parallel threads in a short time."""
 
     bytes: int
     files: int | None
+    """Number of files read to their ends; None if only parts of files were read."""
     seconds: float
     readers: int
     read_from: ReadFrom
@@ -314,13 +291,7 @@ def find_read_rate(data: DataFolder, workers: int) -> ReadRate | None:
 def measure_read_rate(
     files: Sequence[FilePart], *, readers: int, seconds: float
 ) -> ReadRate | None:
-    """Read some files for `seconds` plus one read of a block; None if none could be read.
-
-    Args:
-        files: whole files with their sizes, in random order.
-        readers: number of parallel threads, at most 16.
-        seconds: approximate time limit.
-    """
+    """Read some whole files for `seconds` plus one read of a block; None if none could be read."""
     starts = [FilePart(each.path, 0, min(each.bytes, _PART_BYTES)) for each in files if each.bytes]
     read_from, parts = drop_from_memory(starts)
     queue, counts = deque(parts), list[tuple[int, bool]]()

@@ -78,13 +78,7 @@ _CONSTANT = re.compile(
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """Build of the installed torch.
-
-    Args:
-        version: with the build's target, as "2.5.1+cu124".
-        cuda: CUDA version; None for a build without CUDA.
-        hip: version of ROCm's HIP; None for a build without it.
-    """
+    """Version of torch, as "2.5.1+cu124", and of the CUDA or ROCm HIP it is built for."""
 
     version: str
     cuda: str | None = None
@@ -174,12 +168,9 @@ def check_torch(torch_build: TorchBuild | None, gpus: Gpus = _NO_GPUS) -> CheckR
         line = "torch is not installed, but the loader needs it"
         return CheckResult("fail", line, fix=f"pip install torch, with the command of {page}")
     details = asdict(torch_build)
-    line = f"torch {torch_build.version}, built for "
-    line += (
-        f"CUDA {torch_build.cuda}"
-        if torch_build.cuda
-        else (f"ROCm {torch_build.hip}" if torch_build.hip else "CPU only")
-    )
+    target = f"ROCm {torch_build.hip}" if torch_build.hip else "CPU only"
+    target = f"CUDA {torch_build.cuda}" if torch_build.cuda else target
+    line = f"torch {torch_build.version}, built for {target}"
     release = re.match(r"(\d+)\.(\d+)", torch_build.version)
     if release is None or (int(release[1]), int(release[2])) < _MIN_VERSION:
         line += f", but feedline needs {'.'.join(map(str, _MIN_VERSION))} or newer"
@@ -203,17 +194,11 @@ _SECONDS = 0.2  # to copy in one way
 
 @dataclass(frozen=True, kw_only=True)
 class CopyRate:
-    """Rates of copying one block to the GPU, medians of a few copies.
-
-    Args:
-        device: name of the GPU.
-        pinned_bytes_per_s: from registered memory; None if CUDA refused to pin it.
-        pageable_bytes_per_s: from memory that is not pinned.
-        problem: reason it was not pinned, or "".
-    """
+    """Rates of copying one block to a GPU, medians of a few copies."""
 
     device: str
     pinned_bytes_per_s: float | None
+    """None if CUDA refused to pin the memory, for the reason `problem`."""
     pageable_bytes_per_s: float
     problem: str = ""
 
@@ -237,10 +222,7 @@ def measure_copy_rate(gpus: Gpus, usable_gpu: bool, measure: bool) -> CopyRate |
 
 
 def measure_copies(device: Any) -> CopyRate:
-    """Time copies to a CUDA device, pinned as by a loader with `device="cuda"`.
-
-    Args:
-        device: a torch.device, with its index.
+    """Time copies to a CUDA torch.device with an index, pinned as by a loader on it.
 
     Raises:
         RuntimeError: the device does not work, or is out of memory; with CUDA's message.

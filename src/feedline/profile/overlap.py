@@ -28,56 +28,31 @@ from feedline.text import ProgressCallback, as_ms, as_rate, as_ratio, as_share, 
 from feedline.timing import RECORD_SWITCH
 from feedline.timing.run import Run
 
-__all__ = [
-    "LoopTimes",
-    "Overlap",
-    "measure_overlap",
-    "overlap_svg",
-    "overlap_view",
-]
+__all__ = ["LoopTimes", "Overlap", "measure_overlap", "overlap_svg", "overlap_view"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopTimes:
-    """Measurements of one loop.
+    """Measurements of one loop, times as means per step, and its latest steps."""
 
-    Args:
-        workers: processes that loaded; 0 if the loop itself loaded.
-        steps: number of counted steps.
-        images_per_s: over these.
-        step_ms: mean step, including waiting.
-        wait_ms: part in which it waited for its batch.
-        compute_ms: part in which it computed.
-        load_ms: mean time to load a batch, in one process.
-        timeline: of the latest steps.
-    """
-
-    workers: int
-    steps: int
+    workers: int  # 0 if the loop itself loaded
+    steps: int  # counted
     images_per_s: float
-    step_ms: float
+    step_ms: float  # including the wait
     wait_ms: float
     compute_ms: float
-    load_ms: float
+    load_ms: float  # a batch, in one process
     timeline: Timeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overlap:
-    """Two loops over the same batches: loading before each step, and loading in workers.
+    """Two loops over the same batches: loading before each step, and loading in workers."""
 
-    Args:
-        image_size: side of the images, in pixels.
-        batch_size: images in a batch.
-        images: number of images.
-        step_ms: computing time of a step.
-        sides: without workers, and with them.
-    """
-
-    image_size: int
+    image_size: int  # in pixels
     batch_size: int
     images: int
-    step_ms: float
+    step_ms: float  # of computing
     sides: list[LoopTimes]
 
 

@@ -128,11 +128,7 @@ def show(diagnosis: Diagnosis) -> None:
 
 
 class DiagnosisView:
-    """Bottleneck of a run, parts of its time, and fixes: HTML in a notebook, text elsewhere.
-
-    Args:
-        diagnosis: of a run.
-    """
+    """Bottleneck of a run, parts of its time, and fixes: HTML in a notebook, text elsewhere."""
 
     def __init__(self, diagnosis: Diagnosis) -> None:
         self.diagnosis = diagnosis
@@ -170,12 +166,7 @@ class DiagnosisView:
 
 
 class ReportView:
-    """Report of a run.
-
-    Args:
-        report: of the run.
-        name: name of the run: its path.
-    """
+    """Report of a run, whose name is its path."""
 
     def __init__(self, report: ReportData, name: str) -> None:
         self.report, self.name = report, name
@@ -239,9 +230,7 @@ def _line(name: str, text: str = "") -> Text:
 class TimelinesView:
     """Timelines, a line for each lane and a time axis, and their legend.
 
-    Args:
-        timelines: of a run, or of several.
-        same_scale: a shorter timeline has fewer columns.
+    With `same_scale`, a shorter timeline has fewer columns.
     """
 
     def __init__(self, timelines: Sequence[Timeline], *, same_scale: bool = False) -> None:
@@ -287,11 +276,7 @@ def _states(lane: Lane, length_ms: float, columns: int) -> Iterator[str]:
 
 
 class HistoryView:
-    """Images per second over time, and the start of each phase below.
-
-    Args:
-        history: of a run.
-    """
+    """Images per second over time, and the start of each phase below."""
 
     def __init__(self, history: Sequence[RateInterval]) -> None:
         self.history = history
