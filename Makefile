@@ -65,7 +65,7 @@ lint: $(READY)
 # Native code with AddressSanitizer and UndefinedBehaviorSanitizer: needs clang (with its runtime
 # libraries: libclang-rt-dev in Debian).
 TIME ?= 60
-NATIVE_TESTS := tests/images/test_raw_rows.py tests/images/test_resample.py tests/images/test_resample_filters.py \
+NATIVE_TESTS := tests/images/test_raw_rows.py tests/images/test_resample.py tests/images/test_resize.py \
 	tests/images/test_lut.py tests/images/test_photometric.py tests/images/test_jpeg.py \
 	tests/images/test_entropy.py tests/images/test_png.py
 SANITIZED := build/sanitized

@@ -66,13 +66,6 @@ def test_the_fingerprint_is_of_images_from_the_first_to_the_last(changed):
     assert ImageArray(images, labels).fingerprint() != before
 
 
-def test_a_file_is_found_from_elsewhere(files, images, monkeypatch):
-    monkeypatch.chdir(files[0].parent)
-    data = ImageArray("images.npy", "labels.npy")
-    monkeypatch.chdir("/")
-    assert np.array_equal(pickle.loads(pickle.dumps(data)).images, images)
-
-
 @pytest.mark.parametrize(
     ("bad", "message"),
     [

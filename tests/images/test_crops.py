@@ -1,4 +1,4 @@
-"""Crops: inside the image, as torchvision distributes and rounds them."""
+"""Crops, windows and moves of an image: inside it, as torchvision distributes and rounds them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize
+from torchvision.transforms import CenterCrop, RandomCrop, RandomResizedCrop, Resize
+from torchvision.transforms.functional import hflip
 
 from feedline.errors import UsageError
-from feedline.images.crops import Box, EvalCrop, TrainCrop, cut
+from feedline.images.canvas import Axis, Canvas, image_on
+from feedline.images.crops import Box, EvalCrop, TrainCrop, Window, WindowCrop, cut, scale_shape
+from feedline.images.resize import FILTERS, fill, fill_as, nearest_pixels
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import RandomStream
 
@@ -60,28 +63,22 @@ def test_distribution_equals_torchvision(height, width, scale):
         assert gap / count < allowed
 
 
-def test_crops_are_mirrored_with_requested_probability():
-    for flip in (0.0, 0.2, 0.5, 1.0):
-        crop = TrainCrop(flip=flip)
-        flips = sum(crop.box(100, 100, RandomStream(seed)).flip for seed in range(4000))
-        assert abs(flips / 4000 - flip) < 0.03
+CENTRES = {(10, 1000): (0, 493, 10, 13), (1000, 10): (493, 0, 13, 10)}
 
 
 def test_extreme_aspect_ratio_gives_centre_crop_like_torchvision():
-    crop = TrainCrop(scale=(0.9, 1.0))
-    assert crop.box(10, 1000, RandomStream(3))[:4] == (0, 493, 10, 13)
-    assert crop.box(1000, 10, RandomStream(3))[:4] == (493, 0, 13, 10)
-    assert RandomResizedCrop.get_params(torch.zeros(3, 10, 1000), [0.9, 1], [3 / 4, 4 / 3]) == (
-        0, 493, 10, 13,
-    )  # fmt: skip
+    for (height, width), centre in CENTRES.items():
+        image = torch.zeros(3, height, width)
+        assert RandomResizedCrop.get_params(image, [0.9, 1], [3 / 4, 4 / 3]) == centre
 
 
-@pytest.mark.parametrize("flip", [0.0, 0.2, 1.0])
-def test_centre_crop_is_mirrored_with_same_probability(flip):
+@pytest.mark.parametrize("flip", [0.0, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("shape", [(100, 100), *CENTRES])
+def test_crops_are_mirrored_with_requested_probability(shape, flip):
     crop = TrainCrop(scale=(0.9, 1.0), flip=flip)
-    boxes = [crop.box(10, 1000, RandomStream(seed)) for seed in range(2000)]
-    assert {box[:4] for box in boxes} == {(0, 493, 10, 13)}
-    assert abs(sum(box.flip for box in boxes) / 2000 - flip) < 0.04
+    boxes = [crop.box(*shape, RandomStream(seed)) for seed in range(4000)]
+    assert abs(sum(box.flip for box in boxes) / 4000 - flip) < 0.03
+    assert shape not in CENTRES or {box[:4] for box in boxes} == {CENTRES[shape]}
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.25, 1.0])
@@ -205,3 +202,162 @@ def test_region_outside_image_is_rejected():
     for part in [(-1, 0, 5, 5), (0, -1, 5, 5), (26, 0, 5, 5), (0, 36, 5, 5), (3, 3, 0, 5)]:
         with pytest.raises(ValueError, match="must lie in the image of 30 x 40 pixels"):
             cut(image, part)
+
+
+SIZES = [(90, 120), (131, 97), (33, 33), (201, 40), (57, 300)]
+
+
+def coordinates(height, width):
+    """An image whose pixels encode their position."""
+    y, x = np.mgrid[0:height, 0:width]
+    return np.stack([y, x, y + x], axis=2).clip(0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+@pytest.mark.parametrize(("resize", "crop"), [(32, 28), (33, 28), (28, 28), (35, 30)])
+def test_a_central_window_is_eval_crops(height, width, resize, crop):
+    ours = WindowCrop(resize, (crop, crop)).place(height, width, Item(0, crop, 1, 1.0))
+    assert ours == EvalCrop(crop / resize).place(height, width, Item(0, crop, 1, 1.0))
+
+
+def test_square_resize_is_one_box():
+    square = WindowCrop((64, 64), (64, 64), flip=1.0)
+    assert square.place(90, 70, Item(0, 64, 1, 1.0)) == Box(0, 0, 90, 70, True)
+    assert square.place(90, 70, Item(0, 32, 1, 1.0)) == Box(0, 0, 90, 70, True)
+    larger = WindowCrop((64, 64), (48, 48))
+    assert larger.place(90, 70, Item(0, 48, 1, 1.0)) == Window(64, 64, 8, 8, False)
+
+
+def test_other_sizes_show_same_region():
+    crop = WindowCrop(256, (224, 224))
+    assert crop.place(300, 400, Item(0, 112, 1, 1.0)) == Window(128, 170, 8, 29)
+    assert crop.place(300, 400, Item(0, 160, 1, 1.0))[:2] == (183, 244)
+    for size in range(1, 300):
+        window = crop.place(300, 400, Item(0, size, 1, 1.0))
+        assert 0 <= window.top <= window.height - size
+        assert 0 <= window.left <= window.width - size
+
+
+@pytest.mark.parametrize("flip_first", [False, True])
+@pytest.mark.parametrize(("height", "width"), SIZES)
+@pytest.mark.parametrize("resize", [40, (36, 44)])
+def test_non_square_crop_matches_torchvision_position(height, width, resize, flip_first):
+    image = Image.fromarray(coordinates(height, width))
+    resized = Resize(resize)(image)
+    crop = CenterCrop((31, 20))
+    expected = crop(hflip(resized)) if flip_first else hflip(crop(resized))
+    window = WindowCrop(resize, (31, 20), flip=1.0, flip_first=flip_first)
+    row = np.zeros((31, 20, 3), np.uint8)
+    fill(row, np.asarray(image), window.place(height, width, Item(0, 31, 3, 1.0)))
+    assert np.abs(row.astype(int) - np.asarray(expected))[..., 1].mean() < 0.2
+
+
+@pytest.mark.parametrize("resize", [64, (70, 64)])
+def test_other_sizes_keep_proportion_and_lie_inside(resize):
+    crop = WindowCrop(resize, (64, 40), random=True)
+    assert crop.place(300, 400, Item(0, 32, 1, 1.0))[:2] == ((32, 42) if resize == 64 else (35, 32))
+    for size in range(1, 200):
+        rows, columns = scale_shape((64, 40), size, 64)
+        assert (rows, columns) == (size, max(1, round(size * 40 / 64)))
+        for height, width in SIZES:
+            window = crop.place(height, width, Item(0, size, size, 1.0))
+            assert 0 <= window.top <= window.height - rows
+            assert 0 <= window.left <= window.width - columns
+
+
+def test_random_windows_are_anywhere_as_torchvisions():
+    crop = WindowCrop(40, (30, 30), random=True, flip=0.25)
+    places = [
+        crop.place(80, 100, Item(0, 30, seed * 0x9E3779B97F4A7C15, 1.0)) for seed in range(4000)
+    ]
+    theirs = [RandomCrop.get_params(torch.zeros(3, 40, 50), (30, 30)) for _ in range(4000)]
+    for own, other, most in (("top", 0, 10), ("left", 1, 20)):
+        ours = np.array([getattr(place, own) for place in places])
+        reference = np.array([their[other] for their in theirs])
+        assert ours.min() == reference.min() == 0
+        assert ours.max() == reference.max() == most
+        assert abs(ours.mean() - most / 2) < 0.05 * most
+        assert abs(np.bincount(ours) / 4000 - 1 / (most + 1)).max() < 0.02
+    assert abs(np.mean([place.flip for place in places]) - 0.25) < 0.03
+
+
+def test_same_seed_gives_same_window():
+    crop = WindowCrop(40, (30, 30), random=True, flip=0.5)
+    assert crop.place(80, 100, Item(0, 30, 5, 1.0)) == crop.place(80, 100, Item(3, 30, 5, 0.0))
+    assert len({crop.place(80, 100, Item(0, 30, seed, 1.0)) for seed in range(20)}) > 10
+
+
+FILLED = -1
+
+
+def moved(rng: np.random.Generator, filter: str) -> tuple[Axis, np.ndarray]:
+    """An axis after random moves, and the source pixel at each position after the same moves."""
+    pixels = int(rng.integers(1, 40))
+    axis, where = Axis.of(pixels), np.arange(pixels)
+    resized = padded = False
+    for move in rng.choice(["crop", "pad", "mirror", "resize"], 6):
+        if move == "crop":
+            first = int(rng.integers(0, len(where)))
+            length = int(rng.integers(1, len(where) - first + 1))
+            axis, where = axis.crop(first, length), where[first : first + length]
+        elif move == "mirror":
+            axis, where = axis.mirror(), where[::-1]
+        elif move == "pad":
+            sides = tuple(rng.integers(0, 9, 2).tolist())
+            axis, where, padded = axis.pad(*sides), np.pad(where, sides, constant_values=-1), True
+        elif not (resized or padded):
+            to, resized = int(rng.integers(1, 60)), True
+            axis = axis.resize(to)
+            if to != len(where):
+                where = where[nearest_pixels(filter, len(where), 0.0, len(where), to)]
+    return axis, where
+
+
+@pytest.mark.parametrize("filter", ["nearest", "nearest-exact"])
+def test_sequence_of_moves_matches_stepwise_result(filter):
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        axis, where = moved(rng, filter)
+        found = np.full(axis.length, FILLED)
+        found[axis.at : axis.at + axis.count] = axis.nearest_pixels(filter)
+        assert np.array_equal(found, where)
+        assert axis.count == np.count_nonzero(where != FILLED)
+
+
+def canvases(rng: np.random.Generator, filter: str):
+    """Windows of resized images, each with height, width and the whole image."""
+    for _ in range(60):
+        height, width = rng.integers(2, 70, 2).tolist()
+        tall, wide = (int(rng.integers(max(1, side // 6), 90)) for side in (height, width))
+        canvas = Canvas.of(height, width).resize(tall, wide)
+        top, left = int(rng.integers(0, tall)), int(rng.integers(0, wide))
+        rows = int(rng.integers(1, tall - top + 1))
+        columns = int(rng.integers(1, wide - left + 1))
+        yield canvas.crop(top, left, rows, columns), (height, width), (tall, wide), (top, left)
+
+
+class Read:
+    """Returns regions of an image, and records them."""
+
+    def __init__(self, image):
+        self.image, self.parts = image, []
+
+    def __call__(self, part):
+        self.parts.append(part)
+        return cut(self.image, part)
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+@pytest.mark.parametrize("mode", ["pillow", "bytes"])
+def test_window_equals_resized_whole_exactly(filter, mode):
+    rng, read_less = np.random.default_rng(1), 0
+    for canvas, source, whole, corner in canvases(rng, filter):
+        image = rng.integers(0, 256, (*source, 3), np.uint8)
+        read = Read(image)
+        made = image_on(canvas, read, filter, mode, (0, 0, 0))
+        expected = np.empty((*canvas.size, 3), np.uint8)
+        fill_as(mode, expected, image, Window(*whole, *corner, False, filter))
+        assert np.array_equal(made, expected)
+        ((_, _, height, width),) = read.parts
+        read_less += height * width < source[0] * source[1]
+    assert read_less > 20

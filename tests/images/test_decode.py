@@ -1,4 +1,4 @@
-"""Decoding: Pillow's pixels for valid images, an ImageError for others."""
+"""Decoding: Pillow's pixels for valid images and their parts, an ImageError for others."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import struct
 import threading
 import warnings
 import zlib
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps, features
 
 from feedline.errors import ImageError
+from feedline.images import pillow_codecs
 from feedline.images.codec_base import find_orientation
 from feedline.images.codec_registry import CODECS, DecodeOptions, Decoder, ThreadDecoder, codec_of
+from feedline.images.crops import cut
 from feedline.images.jpeg import jpeg_is_lossless, jpeg_orientation
+from image_inputs import encoded
+from jpegs import some_parts
 
 
 def picture(width=61, height=47, mode="RGB"):
@@ -28,27 +33,25 @@ def picture(width=61, height=47, mode="RGB"):
     return image if mode == "RGB" else image.convert(mode)
 
 
-def encoded(image, kind, **options):
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
-def reference(data):
-    """Result of torchvision's pil_loader."""
+def reference(data, mode="RGB"):
+    """Pillow's pixels, as torchvision's pil_loader gets them: (height, width, channels)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+        if codec_of(data).name == "HEIC":
+            pixels = np.asarray(pillow_heif.open_heif(data).to_pillow().convert(mode))
+        else:
+            pixels = np.asarray(Image.open(io.BytesIO(data)).convert(mode))
+        return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def silently(data, **options):
+def silently(data, part=None, **options):
     """Decode; fail if a warning of any kind is issued."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             decoder = Decoder(DecodeOptions(**options))
             decoder.open(data)
-            return decoder.read()
+            return decoder.read(part=part)
         finally:
             assert [str(warning.message) for warning in caught] == []
 
@@ -96,8 +99,11 @@ WHOLE = {
         picture(), "PNG", save_all=True, append_images=[ImageOps.invert(picture())]
     ),
     "webp": lambda: encoded(picture(), "WEBP"),
+    "webp sharp": lambda: encoded(picture(), "WEBP", quality=30, method=0),
     "webp lossless": lambda: encoded(picture(), "WEBP", lossless=True),
     "webp alpha": lambda: encoded(with_alpha("RGBA"), "WEBP"),
+    "webp lossless alpha": lambda: encoded(with_alpha("RGBA"), "WEBP", lossless=True),
+    "webp exact": lambda: encoded(with_alpha("RGBA"), "WEBP", lossless=True, exact=True),
     "webp animated": lambda: encoded(
         picture(), "WEBP", save_all=True, append_images=[ImageOps.invert(picture())]
     ),
@@ -126,14 +132,37 @@ if features.check("avif"):
     }
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_every_kind_of_image_matches_torchvision_loader(name):
+def heic():
+    file = io.BytesIO()
+    pillow_heif.from_pillow(picture(64, 48)).save(file)
+    return file.getvalue()
+
+
+VALID = dict(WHOLE)
+if find_spec("pillow_heif"):
+    import pillow_heif
+
+    VALID["heic"] = heic
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("name", VALID)
+def test_every_kind_of_image_and_its_parts_have_the_pixels_of_pillow(name, mode):
+    data = VALID[name]()
+    whole = reference(data, mode)
+    for part in (None, *some_parts(*whole.shape[:2], 20)):
+        pixels = silently(data, part, mode=mode)
+        assert pixels.dtype == np.uint8
+        assert pixels.flags.c_contiguous or part
+        assert pixels.flags.writeable
+        assert np.array_equal(pixels, cut(whole, part))
+
+
+@pytest.mark.parametrize("name", [name for name in WHOLE if name.startswith("webp")])
+def test_pillow_decodes_a_webp_to_the_same_pixels_without_libwebp(name, monkeypatch):
+    monkeypatch.setattr(pillow_codecs, "_libwebp", lambda: None)
     data = WHOLE[name]()
-    pixels = silently(data)
-    assert pixels.dtype == np.uint8
-    assert pixels.flags.c_contiguous
-    assert pixels.flags.writeable
-    assert np.array_equal(pixels, reference(data))
+    assert np.array_equal(silently(data, (3, 4, 40, 50)), reference(data)[3:43, 4:54])
 
 
 @pytest.mark.parametrize(
@@ -153,12 +182,25 @@ def test_truncated_jpeg_raises_even_if_pillow_completes_it(monkeypatch):
         silently(data[: len(data) // 2])
 
 
-@pytest.mark.parametrize("kind", ["png", "webp", "gif", "bmp", "tiff", "tiff compressed", "ppm"])
+OTHERS = ("png", "webp", "gif", "bmp", "tiff", "tiff compressed", "ppm", "heic")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OTHERS if kind in VALID])
 def test_other_truncated_images_raise(kind):
-    data = WHOLE[kind]()
+    data = VALID[kind]()
     for length in (15, 30, len(data) // 3, len(data) // 2):
         with pytest.raises(ImageError):
             silently(data[:length])
+
+
+def test_a_png_without_its_end_has_the_rows_before_it():
+    pixels = np.random.default_rng(1).integers(0, 256, (400, 300, 3)).astype(np.uint8)
+    data = encoded(Image.fromarray(pixels), "PNG")
+    data = data[: len(data) // 2]
+    assert np.array_equal(silently(data, (10, 20, 150, 200)), pixels[10:160, 20:220])
+    for part in (None, (10, 20, 300, 200)):
+        with pytest.raises(ImageError, match="truncated"):
+            silently(data, part)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_classes_may_be_given(jpeg_folder: Path) -> None:
 
 ORDER = "one per path in the same order"
 NO_LABEL = r"sample 1.* no label \("
-BAD_LABELS: dict[str, tuple[Any, dict[str, Any], str]] = {
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "too few": ([1], {}, "12 images but 1 labels"),
     "one text": ("cat", {}, "labels must be a sequence"),
     "mixed": ([1, "cat", *[1] * 10], {}, r"mixed types: sample 0.*has 1 \(int\) and sample 1, 'ca"),
@@ -124,48 +124,35 @@ BAD_LABELS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no tags": ([""] * 12, {"separator": " "}, "no sample has a class"),
     "another tag": (["x", "x q"] * 6, {"separator": " ", "classes": ["x"]}, "sample 1.* has 'q'"),
     "NaN among tags": (["x nan", *["x"] * 11], {"separator": " "}, "sample 0.*a missing value"),
+    "no paths": (SORTS, {"names": []}, "paths is empty"),
+    "a folder": (SORTS, {"names": "train"}, "use feedline.ImageFolder"),
+    "a number for paths": (SORTS, {"names": 7}, "paths must be a sequence"),
+    "numbers for paths": (SORTS, {"names": [*NAMES[:11], 3]}, r"sample 11 has 3 \(int\)"),
+    "bytes": (SORTS, {"names": [b"a", *NAMES[:11]]}, r"sample 0 has b'a' \(bytes\)"),
+    "an empty path": (SORTS, {"names": [*NAMES[:11], ""]}, "sample 11 has an empty path"),
+    "paths without an order": (SORTS, {"names": set(NAMES)}, "paths must be a sequence"),
+    "labels by path": (SORTS, {"names": dict.fromkeys(NAMES, 1)}, "paths must be a sequence"),
+    "half a character": (
+        SORTS,
+        {"names": ["a\ud800b", *NAMES[:11]]},
+        r"'.ud800', .*file names: 'a",
+    ),
+    "a zero byte": (
+        SORTS,
+        {"names": ["a\0b", *NAMES[:11]]},
+        "a path with a zero byte",
+    ),
+    "decode": (SORTS, {"decode": "quick"}, "decode"),
+    "max_pixels": (SORTS, {"max_pixels": 0}, "max_pixels"),
+    "root": (SORTS, {"root": 3}, "root must"),
 }
 
 
-@pytest.mark.parametrize("case", BAD_LABELS)
-def test_unusable_labels_are_rejected(jpeg_folder: Path, case: str) -> None:
-    labels, options, said = BAD_LABELS[case]
+@pytest.mark.parametrize("case", REFUSED)
+def test_unusable_arguments_are_rejected(jpeg_folder: Path, case: str) -> None:
+    labels, options, said = REFUSED[case]
     with pytest.raises(UsageError, match=said):
-        listed(jpeg_folder, labels, **options)
-
-
-BAD_PATHS: dict[str, tuple[Any, str]] = {
-    "nothing": ([], "paths is empty"),
-    "a folder": ("train", "use feedline.ImageFolder"),
-    "a number": (7, "paths must be a sequence"),
-    "numbers": ([*NAMES[:11], 3], r"sample 11 has 3 \(int\)"),
-    "bytes": ([b"a", *NAMES[:11]], r"sample 0 has b'a' \(bytes\)"),
-    "an empty one": ([*NAMES[:11], ""], "sample 11 has an empty path"),
-    "no order": (set(NAMES), "paths must be a sequence"),
-    "labels by path": (dict.fromkeys(NAMES, 1), "paths must be a sequence"),
-    "half a character": (["a\ud800b", *NAMES[:11]], r"'.ud800', .*file names: 'a"),
-    "a zero byte": (["a\0b", *NAMES[:11]], "sample 0 has a path with a zero byte"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_PATHS)
-def test_unusable_paths_are_rejected(jpeg_folder: Path, case: str) -> None:
-    names, said = BAD_PATHS[case]
-    with pytest.raises(UsageError, match=said):
-        listed(jpeg_folder, names=names)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"decode": "quick"}, "decode"),
-        ({"max_pixels": 0}, "max_pixels"),
-        ({"root": 3}, "root must"),
-    ],
-)
-def test_other_arguments_are_checked(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        ImageList(["a.jpg"], [0], **options)
+        listed(**{"root": jpeg_folder, "labels": labels, **options})
 
 
 def test_paths_may_be_absolute_relative_repeated_and_anywhere(
@@ -242,6 +229,9 @@ def test_a_csv_file_is_read_and_its_folder_is_the_root(jpeg_folder: Path, tmp_pa
         (["1", "2.5", "1e-1"], "a", {}, [1, 2.5, np.float32(0.1)]),
         (["b", "a", "b"], "a", {}, [1, 0, 1]),
         (["01", "1", "01"], "a", {"classes": ["1", "01"]}, [1, 0, 1]),
+        (["1", "0", "0"], "a", {"classes": ["1", "0"]}, [0, 1, 1]),
+        (["1", "0", "0"], "a", {"classes": ["cat", "dog"]}, [1, 0, 0]),
+        (["cat", "cat", "dog"], "a", {"classes": ["cat", "dog"]}, [0, 0, 1]),
         (["1", "2", "3"], ["a", "b"], {}, [[1, 0], [2, 0], [3, 0]]),
         (["1", "2.5", "3"], ["b", "a"], {}, [[0, 1], [0, 2.5], [0, 3]]),
         (["1", "2", "3"], ["a"], {}, [[1], [2], [3]]),
@@ -405,16 +395,6 @@ def test_a_cache_fills_itself_of_a_list_with_repeats(jpeg_folder: Path, tmp_path
     for (images, labels), (other, other_labels) in zip(first, second, strict=True):
         assert torch.equal(labels, other_labels)
         assert (images.float() - other.float()).abs().mean() < 8
-
-
-def test_integer_csv_column_can_be_classes(tmp_path: Path) -> None:
-    table = tmp_path / "list.csv"
-    for cells, targets in (("1", [1, 0]), ("cat", [0, 0])):
-        table.write_text(f"path,label\na.jpg,{cells}\nb.jpg,{0 if cells == '1' else 'cat'}\n")
-        data = ImageList.from_csv(table, classes=["cat", "dog"])
-        assert data.targets.tolist() == targets
-    table.write_text("path,label\na.jpg,1\nb.jpg,0\n")
-    assert ImageList.from_csv(table, classes=["1", "0"]).targets.tolist() == [0, 1]
 
 
 SIZES = ["small", "medium", "large", "huge"]

@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import simplejpeg
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from feedline.errors import ImageError
@@ -75,22 +73,6 @@ def test_every_part_has_the_bytes_of_the_whole(kind, library):
             found = read(decoder, data, part, by)
             assert found is not None
             assert np.array_equal(found, cut_out(expected, part)), (by, part)
-
-
-@compiled
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_every_part_of_any_size_of_image_has_the_bytes_of_the_whole(data):
-    by = data.draw(st.sampled_from((1, 2, 4, 8)))
-    # The reference, simplejpeg, accepts a size, not a scale: these sizes differ at each scale.
-    side = st.integers(1 if by == 1 else 16, 100)
-    height, width = data.draw(side), data.draw(side)
-    image = encoded(data.draw(st.sampled_from(SAMPLINGS)), height, width)
-    rows, columns = -(-height // by), -(-width // by)
-    h, w = data.draw(st.integers(1, rows)), data.draw(st.integers(1, columns))
-    part = data.draw(st.integers(0, rows - h)), data.draw(st.integers(0, columns - w)), h, w
-    found = read(compiled_decoder(), image, part, by)
-    assert np.array_equal(found, cut_out(whole(image, by), part))
 
 
 @compiled

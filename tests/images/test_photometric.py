@@ -116,6 +116,25 @@ def test_invalid_arguments_raise_and_write_nothing():
             photometric.blur_boxes(image, target, wrong, 1.0)
     with pytest.raises((ValueError, BufferError)):
         photometric.adjust(image[:, ::-1], target, 0, 1.0)
+    other, turned, same = noise(9, 8), (1, 0.1, 0, -0.1, 1, 0), (1, 0, 0, 0, 1, 0)
+    nan, far = (float("nan"), *same[1:]), (1, 0, 4e4, 0, 1, 0)
+    for call in (
+        lambda: photometric.sharpen(other, target, 1.0),
+        lambda: photometric.sharpen(image, image, 1.0),
+        lambda: photometric.sharpen(image, target, float("inf")),
+        lambda: photometric.look_up(other, target, bytes(768)),
+        lambda: photometric.look_up(image, target, bytes(767)),
+        lambda: photometric.count(image, np.empty((3, 255), np.uint32)),
+        lambda: photometric.count(image, np.empty((3, 256), np.int64)),
+        lambda: photometric.count(image[..., :2].copy(), np.empty((3, 256), np.uint32)),
+        lambda: photometric.warp(image, image, turned, 1),
+        lambda: photometric.warp(image, target, turned, 3),
+        lambda: photometric.warp(image, target, nan, 1),
+        lambda: photometric.warp(image, target, far, 2),
+        lambda: photometric.warp(image, other[..., :2].copy(), turned, 1),
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            call()
     assert (target == 7).all()
 
 
@@ -158,29 +177,6 @@ def test_maps_equal_pillow_exactly(shape, taps):
             (33, 29), Image.AFFINE, tuple(matrix), filters[taps]
         )
         assert np.array_equal(target, np.asarray(theirs))
-
-
-def test_invalid_arguments_raise():
-    image, other = noise(9, 9), noise(9, 8)
-    turned, same = (1, 0.1, 0, -0.1, 1, 0), (1, 0, 0, 0, 1, 0)
-    nan, far = (float("nan"), *same[1:]), (1, 0, 4e4, 0, 1, 0)
-    for call in (
-        lambda: photometric.sharpen(image, other, 1.0),
-        lambda: photometric.sharpen(image, image, 1.0),
-        lambda: photometric.sharpen(image, image.copy(), float("inf")),
-        lambda: photometric.look_up(image, other, bytes(768)),
-        lambda: photometric.look_up(image, image, bytes(767)),
-        lambda: photometric.count(image, np.empty((3, 255), np.uint32)),
-        lambda: photometric.count(image, np.empty((3, 256), np.int64)),
-        lambda: photometric.count(image[..., :2].copy(), np.empty((3, 256), np.uint32)),
-        lambda: photometric.warp(image, image, turned, 1),
-        lambda: photometric.warp(image, other, turned, 3),
-        lambda: photometric.warp(image, other, nan, 1),
-        lambda: photometric.warp(image, other, far, 2),
-        lambda: photometric.warp(image, other[..., :2].copy(), turned, 1),
-    ):
-        with pytest.raises(ValueError, match=r"."):
-            call()
 
 
 @pytest.mark.parametrize("factor", [3.4e38, 1e39, 1e300])

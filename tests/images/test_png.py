@@ -17,7 +17,7 @@ from feedline.images import png as decoder_module
 from feedline.images.codec_registry import DecodeOptions, Decoder
 from feedline.images.pillow_codecs import PngFile
 from feedline.images.png import decode_png
-from pngs import (
+from image_files import (
     GREY,
     GREY_ALPHA,
     PALETTE,

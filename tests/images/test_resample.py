@@ -287,19 +287,20 @@ def boxes(draw):
 
 
 @settings(max_examples=300, deadline=None)
-@given(boxes())
-@example(((9, 9), (0.5, 0.25, 8.0, 8.5), 3, True, False))
-@example(((21, 21), (0.0, 0.0, 20.00001, 20.00001), 20, False, False))  # a weight of 1, others 0
-def test_a_box_between_pixels_has_the_same_bytes_without_the_compiled_resize(task):
-    shape, edges, size, flip, turned = task
+@given(boxes(), st.sampled_from(FILTERS), st.booleans())
+@example(((9, 9), (0.5, 0.25, 8.0, 8.5), 3, True, False), "bilinear", False)
+@example(((21, 21), (0.0, 0.0, 20.00001, 20.00001), 20, False, False), "bilinear", False)
+def test_a_box_between_pixels_has_the_same_bytes_without_the_compiled_resize(task, filter, whole):
+    shape, edges, size, flip, turned = task  # a weight of 1, others 0, in the last example
+    edges = None if whole else edges
     image = noise(*shape)
     rows = np.zeros((2, size, size, 3), np.uint8)
     for row, quick in zip(rows, (True, False), strict=True):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(resize, "compiled", resize.compiled if quick else None)
-            resize.fill(row, image, Box(0, 0, *shape, flip, edges), down_first=turned)
+            resize.fill(row, image, Box(0, 0, *shape, flip, edges, filter), down_first=turned)
     assert np.array_equal(*rows)
-    if not turned:
+    if not turned and edges and filter == "bilinear":
         top, left, tall, wide = edges
         pillows = Image.fromarray(image).resize(
             (size, size), Image.Resampling.BILINEAR, box=(left, top, left + wide, top + tall)

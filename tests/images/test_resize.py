@@ -1,4 +1,4 @@
-"""A part of an image into a row: torchvision's pixels, in place, compiled and by torch."""
+"""A part of an image into a row: pixels of Pillow and torchvision, in place, compiled and not."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as reference
+from torchvision.transforms.v2 import functional as v2
 
 from feedline.images import resize
 from feedline.images.crops import Box, EvalCrop, Window, cut
-from feedline.images.resize import fill
+from feedline.images.resize import FILTERS, fill, fill_as
 from feedline.order.batch_spec import Item
+from torchvision_folder import TENSOR_LEVELS
 
 BILINEAR = InterpolationMode.BILINEAR
+PILLOWS = {name: Image.Resampling[name.upper()] for name in FILTERS if "nearest" not in name}
+PILLOWS["nearest-exact"] = Image.Resampling.NEAREST
+sides = st.integers(1, 90)
 
 
 @pytest.fixture(params=["compiled", "torch"], autouse=True)
@@ -33,6 +39,74 @@ def photograph(height, width):
     noise = np.random.default_rng(1).integers(0, 60, (height, width, 1))
     waves = np.stack((np.sin(9 * x + y), np.cos(14 * y), np.sin(30 * x * y)), -1)
     return (waves * 90 + 95 + noise).clip(0, 255).astype(np.uint8)
+
+
+def noise(height, width, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def made(image, placement, height, width, mode="pillow"):
+    row = np.zeros((height, width, 3), np.uint8)
+    fill_as(mode, row, image, placement)
+    return row
+
+
+@pytest.mark.parametrize("filter", PILLOWS)
+@settings(max_examples=100, deadline=None)
+@given(sides, sides, sides, sides, st.booleans())
+def test_every_filter_has_the_pixels_of_pillow(filter, h, w, height, width, flip):
+    image = noise(h, w)
+    row = made(image, Box(0, 0, h, w, flip, None, filter), height, width)
+    theirs = np.asarray(Image.fromarray(image).resize((width, height), PILLOWS[filter]))
+    assert np.array_equal(row, theirs[:, ::-1] if flip else theirs)
+
+
+@settings(max_examples=150, deadline=None)
+@given(sides, sides, sides, sides)
+def test_torch_nearest_equals_torch(h, w, height, width):
+    image = noise(h, w)
+    row = made(image, Box(0, 0, h, w, False, None, "nearest"), height, width, "bytes")
+    tensor = torch.from_numpy(image).permute(2, 0, 1)[None]
+    theirs = torch.nn.functional.interpolate(tensor, size=(height, width), mode="nearest")
+    assert np.array_equal(row, theirs[0].permute(1, 2, 0).numpy())
+
+
+def resized(mode, image, size):
+    """torchvision's resize that a mode of `fill_as` follows."""
+    picture = Image.fromarray(image)
+    if mode == "pillow":
+        return np.asarray(reference.resize(picture, list(size)))
+    tensor = reference.pil_to_tensor(picture)
+    resize = reference.resize if mode == "floats" else v2.resize
+    return resize(tensor, list(size)).permute(1, 2, 0).numpy()
+
+
+SHAPES = [(40, 60), (90, 40), (300, 110), (110, 300), (131, 97), (64, 64), (30, 25), (64, 90)]
+
+
+@pytest.mark.parametrize("mode", ["pillow", "bytes", "floats"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("flip", [False, True])
+def test_box_and_window_match_torchvision(mode, shape, flip):
+    image = noise(*shape)
+    image.flags.writeable = False
+    before = image.copy()
+    for placement, whole, (top, left), side in (
+        (Box(0, 0, *shape, flip), (64, 64), (0, 0), 64),
+        (Window(40, 55, 3, 7, flip), (40, 55), (3, 7), 32),
+    ):
+        row = made(image, placement, side, side, mode)
+        expected = resized(mode, image, whole)[top : top + side, left : left + side]
+        apart = np.abs(row.astype(np.int16) - (expected[:, ::-1] if flip else expected))
+        assert apart.max() <= (TENSOR_LEVELS if mode == "bytes" else 0)
+    assert np.array_equal(image, before)
+
+
+@pytest.mark.parametrize("mode", ["pillow", "bytes", "floats"])
+@pytest.mark.parametrize("filter", FILTERS)
+def test_small_region_of_enormous_resize_is_bounded(filter, mode):
+    window = Window(36, 2_160_000, 2, 1_000_000, True, filter)
+    assert made(noise(1, 60_000), window, 32, 32, mode).any()
 
 
 def torchvisions(image, box, size):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 import own_sources
 from feedline import DataLoader, EvalCrop, ImageArray, ImageFolder, TrainCrop, build_cache
-from feedline.errors import FeedlineError
+from feedline.errors import FeedlineError, ImageError
 from feedline.order.batch_spec import Field
 from torchvision_folder import image, item_row
 
@@ -45,6 +46,9 @@ KINDS: dict[str, Callable[[Path, Path, Any], Any]] = {
     "array": own_sources.array,
     "array file": array_file,
 }
+
+
+FILES = [kind for kind in KINDS if not kind.startswith("array")]
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +100,13 @@ def test_rows_equal_those_of_the_folder(
             pixels, label = item_row(each, sample, SIZE, seed=sample)
             assert np.array_equal(pixels, wanted)
             assert label == number
-    for sample in (12, 10**9):
+    # An array of numpy's has a last sample.
+    for sample in (12, 10**9, *([] if isinstance(source, ImageArray) else [-1])):
         with pytest.raises(IndexError):
             item_row(source, sample, SIZE)
 
 
+@pytest.mark.parametrize("create", [kind for kind in KINDS if ", " not in kind], indirect=True)
 def test_batches_and_states_are_those_of_the_folder(
     create: Callable[[Path], Any], photos: Path
 ) -> None:
@@ -129,6 +135,33 @@ def test_a_state_of_other_images_does_not_fit(
         pytest.raises(FeedlineError, match="cannot resume"),
     ):
         loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("create", FILES, indirect=True)
+def test_a_broken_image_is_named_and_skipped(create: Callable[[Path], Any], tmp_path: Path) -> None:
+    root = write_photos(tmp_path / "photos", 6)
+    (root / "cats" / "01.jpg").write_bytes(b"\xff\xd8\xff" + b"garbage" * 9)
+    source = create(root)
+    with pytest.raises(ImageError, match="sample 1, ") as caught:
+        item_row(source, 1, SIZE)
+    assert source.name(1) in str(caught.value)
+    with DataLoader(source, 6, image_size=SIZE, on_error="skip") as loader:
+        assert [len(labels) for _, labels in loader] == [5]
+        assert [name for name, _ in loader.skipped] == [source.name(1)]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "hugging_face"])
+def test_relative_paths_are_found_from_elsewhere(
+    kind: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(photos, "photos")
+    Path("scratch").mkdir()
+    source = KINDS[kind](Path("photos"), Path("scratch"), None).with_transform(EvalCrop())
+    monkeypatch.chdir("/")
+    wanted = item_row(ImageFolder(photos, EvalCrop()), 3, SIZE)[0]
+    for each in (source, pickle.loads(pickle.dumps(source))):
+        assert np.array_equal(item_row(each, 3, SIZE)[0], wanted)
 
 
 @pytest.mark.parametrize("kind", ["paths", "lmdb", "shards"])

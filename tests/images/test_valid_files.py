@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFile
+from PIL import Image
 from torchvision import transforms
-from valid_files import SIDE, all_files, by_pillow, write_files
+from valid_files import SIDE, SIGNATURES, OwnFormat, all_files, by_pillow, is_own, write_files
 
 import feedline
 from feedline import EvalCrop, ImageFolder, ImageList
@@ -20,9 +20,6 @@ from feedline.cache.damage import broken_images
 from feedline.errors import ImageError
 from feedline.images import jpeg
 
-FILES = all_files()
-NAMES = sorted(FILES)
-ENDINGS = tuple({Path(name).suffix for name in NAMES})
 ORIGINAL = "ignore:.*16-bit grey:UserWarning"
 
 pytestmark = pytest.mark.filterwarnings(ORIGINAL)
@@ -30,13 +27,11 @@ pytestmark = pytest.mark.filterwarnings(ORIGINAL)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_files(tmp_path_factory.mktemp("files") / "set", FILES)
+    return write_files(tmp_path_factory.mktemp("files") / "set", all_files())
 
 
-@pytest.fixture(params=["compiled", "simplejpeg"])
-def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "simplejpeg":
-        monkeypatch.setattr(jpeg, "compiled", None)
+def endings() -> set[str]:
+    return {Path(name).suffix for name in all_files()}
 
 
 def whole(image: Image.Image) -> np.ndarray[Any, Any]:
@@ -44,27 +39,27 @@ def whole(image: Image.Image) -> np.ndarray[Any, Any]:
 
 
 def read_folder(root: Path, scratch: Path, **options: Any) -> Any:
-    return ImageFolder(root, EvalCrop(1.0), extensions=ENDINGS, **options)
+    return ImageFolder(root, EvalCrop(1.0), extensions=endings(), **options)
 
 
 def read_archive(root: Path, scratch: Path, **options: Any) -> Any:
     with zipfile.ZipFile(scratch / "set.zip", "w") as archive:
-        for name in NAMES:
+        for name in all_files():
             archive.write(root / "class" / name, f"class/{name}")
-    return ImageFolder(scratch / "set.zip", EvalCrop(1.0), extensions=ENDINGS, **options)
+    return ImageFolder(scratch / "set.zip", EvalCrop(1.0), extensions=endings(), **options)
 
 
 def read_list(root: Path, scratch: Path, **options: Any) -> Any:
-    paths = [root / "class" / name for name in NAMES]
-    return ImageList(paths, range(len(NAMES)), whole, **options)
+    paths = [root / "class" / name for name in all_files()]
+    return ImageList(paths, range(len(all_files())), whole, **options)
 
 
 def read_hugging_face(root: Path, scratch: Path, exif: bool) -> Any:
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     columns = {
-        "image": [{"bytes": FILES[name], "path": None} for name in NAMES],
-        "label": list(range(len(NAMES))),
+        "image": [{"bytes": all_files()[name], "path": None} for name in all_files()],
+        "label": list(range(len(all_files()))),
     }
     data = datasets.Dataset.from_dict(columns, features=features)
     # Upright is its default.
@@ -88,18 +83,28 @@ SOURCES: list[Callable[..., Any]] = [
 ]
 
 
-@pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("exif", [False, True])
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.__name__)
+@pytest.mark.parametrize(
+    ("source", "decoder"),
+    [*((source, "compiled") for source in SOURCES), (read_folder, "simplejpeg")],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_every_source_reads_the_pixels_of_pillow(
-    folder: Path, tmp_path: Path, source: Callable[..., Any], exif: bool
+    folder: Path,
+    tmp_path: Path,
+    source: Callable[..., Any],
+    decoder: str,
+    exif: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if decoder == "simplejpeg":
+        monkeypatch.setattr(jpeg, "compiled", None)
     data = source(folder, tmp_path, exif=exif)
     is_crop = isinstance(data.transform, EvalCrop)
     size = {"image_size": SIDE} if is_crop else {}
     different = []
-    for name, (images, _) in zip(NAMES, feedline.DataLoader(data, 1, **size), strict=True):
-        expected = by_pillow(FILES[name], exif=exif)
+    for name, (images, _) in zip(all_files(), feedline.DataLoader(data, 1, **size), strict=True):
+        expected = by_pillow(all_files()[name], exif=exif)
         if is_crop:
             top, left = (expected.shape[0] - SIDE) // 2, (expected.shape[1] - SIDE) // 2
             expected = expected[top : top + SIDE, left : left + SIDE].transpose(2, 0, 1)
@@ -118,16 +123,16 @@ def test_a_compiled_pipeline_reads_the_pixels_of_pillow(folder: Path, is_fused: 
     pipeline = transforms.Compose(steps)
     compiled = feedline.compile(pipeline)
     different = []
-    for name in NAMES:
-        expected = pipeline(Image.fromarray(by_pillow(FILES[name], exif=False)))
-        for image in (folder / "class" / name, FILES[name]):
+    for name in all_files():
+        expected = pipeline(Image.fromarray(by_pillow(all_files()[name], exif=False)))
+        for image in (folder / "class" / name, all_files()[name]):
             if not np.array_equal(compiled(image), expected):
                 different.append(name)
     assert different == []
 
 
 def test_doctor_finds_nothing_broken(folder: Path) -> None:
-    assert broken_images([folder / "class" / name for name in NAMES], workers=1) == []
+    assert broken_images([folder / "class" / name for name in all_files()], workers=1) == []
 
 
 UNREADABLE = {
@@ -140,7 +145,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("format", UNREADABLE)
 def test_a_format_that_is_not_read_is_named_by_every_source(tmp_path: Path, format: str) -> None:
-    root = write_files(tmp_path / "set", {"0.png": FILES["format-PNG-RGB.png"]})
+    root = write_files(tmp_path / "set", {"0.png": all_files()["format-PNG-RGB.png"]})
     path = root / "class" / "1.jpg"
     path.write_bytes(UNREADABLE[format])
     data = ImageFolder(root)
@@ -159,26 +164,7 @@ def test_a_format_that_is_not_read_is_named_by_every_source(tmp_path: Path, form
     assert f"it is {format}" in reason
 
 
-class OwnFormat(ImageFile.ImageFile):
-    """A format of one file, all red."""
-
-    format = "OWN"
-
-    def _open(self) -> None:
-        self._size, self._mode = (2 * SIDE, SIDE), "RGB"
-        self.tile = []
-        self.im = Image.new("RGB", self.size, "red").im
-
-
-SIGNATURES = {"OWN": b"own format", "JXL": b"\xff\n"}
-
-
-def is_own(first: bytes) -> bool:
-    return first.startswith(tuple(SIGNATURES.values()))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", SIGNATURES)
+@pytest.mark.parametrize(("name", "workers"), [("OWN", 0), ("JXL", 0), ("OWN", 2)])
 def test_a_format_that_was_added_to_pillow_is_read(
     tmp_path: Path, name: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

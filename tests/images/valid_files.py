@@ -4,19 +4,19 @@ upright, and the pixels that Pillow reads from them.
 
 from __future__ import annotations
 
+import functools
 import io
 import shutil
 import subprocess
 import warnings
 import zlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import simplejpeg
-from PIL import Image, ImageOps, PngImagePlugin
-
-__all__ = ["all_files", "by_pillow", "write_files"]
+from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
 SIDE = 32
 """Shorter side of every image, in pixels."""
@@ -155,14 +155,22 @@ def formats() -> dict[str, bytes]:
             if size == (2 * SIDE, SIDE):  # icons have fixed sizes
                 files[f"format-{format}-{mode.replace(';', '')}.{format.lower()}"] = data
     files["dib.png"] = encoded("DIB")  # the name does not count
+    if find_spec("pillow_heif"):
+        import pillow_heif
+
+        heic = io.BytesIO()
+        pillow_heif.from_pillow(picture()).save(heic)
+        files["camera.heic"] = heic.getvalue()
     return files
 
 
+@functools.cache
 def all_files() -> dict[str, bytes]:
-    """Contents by file name; without XMP, if this version of Pillow ignores it in JPEGs."""
+    """Contents by sorted file name; without XMP, if this version of Pillow ignores it in JPEGs."""
     files = jpegs() | turned() | formats()
     reads_xmp = by_pillow(files["jpeg-444-xmp-6.jpg"], exif=True).shape[0] == 2 * SIDE
-    return {name: data for name, data in files.items() if reads_xmp or "-xmp-" not in name}
+    names = sorted(name for name in files if reads_xmp or "-xmp-" not in name)
+    return {name: files[name] for name in names}
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> Path:
@@ -173,11 +181,34 @@ def write_files(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
+@functools.cache
 def by_pillow(data: bytes, *, exif: bool) -> np.ndarray[Any, Any]:
     """Pillow's pixels of a file, upright with `exif`: uint8 (height, width, 3)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if data[4:12] == b"ftypheic":  # read by another package
+            import pillow_heif
+
+            return np.asarray(pillow_heif.open_heif(data).to_pillow())
         image: Any = Image.open(io.BytesIO(data))
         if exif:
             image = ImageOps.exif_transpose(image)
         return np.asarray(image.convert("RGB"))
+
+
+class OwnFormat(ImageFile.ImageFile):
+    """A format of one file, all red."""
+
+    format = "OWN"
+
+    def _open(self) -> None:
+        self._size, self._mode = (2 * SIDE, SIDE), "RGB"
+        self.tile = []
+        self.im = Image.new("RGB", self.size, "red").im
+
+
+SIGNATURES = {"OWN": b"own format", "JXL": b"\xff\n"}
+
+
+def is_own(first: bytes) -> bool:
+    return first.startswith(tuple(SIGNATURES.values()))

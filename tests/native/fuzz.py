@@ -29,9 +29,8 @@ from feedline.images import _jpeg, _lut, _photometric, _png, _resample, png
 from feedline.images.codec_registry import DecodeOptions, Decoder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from pngs import CHANNELS, PALETTE, chunk, header, random_rows
-from pngs import png as png_file
-from random_jpegs import damaged, random_jpeg
+from image_files import CHANNELS, PALETTE, chunk, damaged, header, random_jpeg, random_rows
+from image_files import png as png_file
 
 REFUSALS = (ValueError, BufferError, OverflowError, MemoryError, TypeError)
 SPECIAL = (0.0, -0.0, 0.5, 1.0, -1.0, 255.0, 1e9, 1e39, 1e300, 5e-324, np.inf, np.nan)
