@@ -1,20 +1,34 @@
-"""Small caches for the tests, and ways to damage them."""
+"""Small caches for the tests, their contents, ways to damage them, and a format of caches."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import simplejpeg
+from PIL import Image
 
 from feedline.cache.build import build_cache
-from feedline.sources.manifest import Manifest
+from feedline.sources.cache_format_base import (
+    CacheFormat,
+    CacheSample,
+    CopyBytes,
+    LevelReader,
+    ShardWriter,
+    register_cache_format,
+)
+from feedline.sources.files import partial_path, read_part, sync_names
+from feedline.sources.manifest import CacheIndex, Level, Manifest
 from feedline.sources.remote_cache import open_cache
 
 SIZES = (16, 24)
 FORMATS = ("webdataset", "lmdb", "folder")
+EVERY_FORMAT = (*FORMATS, "joined")
+"""With the one below, which is registered as a user registers one."""
 STOPPED = 99  # the exit status of a script that stops in the middle
 
 
@@ -47,6 +61,30 @@ def contents(root: Path, *, but: tuple[str, ...] = ()) -> dict[str, bytes]:
         for path in sorted(root.rglob("*"))
         if path.is_file() and path.name not in (".lock", *but)
     }
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    """All files of a cache; of an LMDB the entries, because their pages may differ in order."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if path.name == "data.mdb":
+            import lmdb
+
+            with lmdb.open(str(path.parent), readonly=True, lock=False) as opened:
+                for key, value in opened.begin().cursor():
+                    found[f"{name}/{key.decode()}"] = value
+        elif path.is_file() and path.name not in (".lock", "lock.mdb"):
+            found[name] = path.read_bytes()
+    return found
+
+
+def shown(root: Path, side: int) -> list[np.ndarray[Any, Any]]:
+    store = open_cache(root)
+    return [
+        np.asarray(Image.open(io.BytesIO(image))) if isinstance(image, bytes) else image
+        for image in (store.read(sample, side) for sample in range(len(store)))
+    ]
 
 
 def images(root: Path) -> list[bytes]:
@@ -93,3 +131,60 @@ def stopping(call: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+class JoinedWriter(ShardWriter):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._path = Path(self.root, self.level.name, f"{self.shard}.joined")
+        self._partial = partial_path(self._path)
+        self._file = self._partial.open("wb")
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+    def write(self, sample: CacheSample, image: bytes) -> int:
+        first = self._file.tell()
+        self._file.write(image)
+        return first
+
+    def finish(self) -> int:
+        size = self._file.tell()
+        self._file.close()
+        os.replace(self._partial, self._path)
+        sync_names(self.root, [self._path])
+        return size
+
+
+class JoinedReader(LevelReader):
+    def path(self, sample: int) -> str:
+        return os.path.join(self._folder, f"{self._entries[sample, 0]}.joined")
+
+    def _bytes(self, sample: int, shard: int, first: int, length: int) -> CopyBytes:
+        return read_part(self.path(sample), first, length)
+
+
+class JoinedFormat(CacheFormat):
+    """The copies of a shard in one file, without anything between them."""
+
+    name = "joined"
+    file_names = r"\d+\.joined"
+    reader = JoinedReader
+    writer = JoinedWriter
+
+    def file_damage(self, root: str, level: Level) -> dict[int, tuple[str, str]]:
+        paths = [Path(root, level.name, f"{shard}.joined") for shard in range(len(level.shards))]
+        return {
+            shard: (str(path), "another size")
+            for shard, (path, size) in enumerate(zip(paths, level.shards, strict=True))
+            if not path.exists() or path.stat().st_size != size
+        }
+
+    def remove_stale(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
+        for path in Path(root, level.name).iterdir():
+            if int(path.stem) >= len(level.shards):
+                path.unlink()
+
+
+register_cache_format(JoinedFormat())

@@ -7,8 +7,6 @@ import mmap
 
 import numpy as np
 
-__all__ = ["Fenced"]
-
 
 class Fenced:
     """Memory whose neighbours on both sides end the process that touches them."""

@@ -8,15 +8,9 @@ import numpy as np
 
 from feedline.order.batch_spec import Item
 
-__all__ = ["made", "row"]
-
 
 def row(source: Any, sample: int, size: int = 16, seed: int = 3) -> tuple[Any, ...]:
     """Arrays of a row, one per field."""
     arrays = tuple(np.zeros(field.shape, field.dtype) for field in source.fields(size))
     source.load(Item(sample, size, seed, 1.0), arrays)
     return arrays
-
-
-def made(source: Any, size: int, sample: int, seed: int) -> tuple[Any, ...]:
-    return row(source, sample, size, seed)

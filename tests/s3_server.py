@@ -14,8 +14,6 @@ import pytest
 
 from feedline.sources.remote_files import RemoteFolder
 
-__all__ = ["Bucket", "serving"]
-
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "tests",
     "AWS_SECRET_ACCESS_KEY": "tests",

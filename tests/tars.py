@@ -7,8 +7,6 @@ import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-__all__ = ["write_tar"]
-
 
 def write_tar(path: Path, members: Mapping[str, bytes] | Iterable[tuple[str, bytes]]) -> Path:
     """Write members in their order; as pairs, a name may occur twice."""

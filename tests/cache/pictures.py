@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ from feedline import ImageFolder
 from feedline.sources.remote_cache import open_cache
 from torchvision_folder import image, pixel_error
 
-__all__ = ["CLASSES", "LABELS", "Samples", "assert_cached", "encoded", "pictures"]
-
 CLASSES = ["ants", "bees", "cats"]
 LABELS = [2, 0, 1, 1, 0, 2, 2, 0]
 
@@ -23,12 +20,6 @@ LABELS = [2, 0, 1, 1, 0, 2, 2, 0]
 def pictures() -> list[Image.Image]:
     """One image per label, 36 to 43 x 30 px."""
     return [image(number, 36 + number, 30) for number in range(len(LABELS))]
-
-
-def encoded(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    data = io.BytesIO()
-    picture.save(data, kind, **options)
-    return data.getvalue()
 
 
 class Samples(Dataset[Any]):

@@ -15,7 +15,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from cache_contents import shown
+from caches import EVERY_FORMAT, FORMATS, shown
 from feedline import ImageFolder
 from feedline.cache.build import build_cache
 from feedline.cache.level_encoder import LevelEncoder
@@ -26,11 +26,10 @@ from feedline.sources.remote_cache import open_cache
 from processes import eventually, newcomers, own_family
 
 lmdb = pytest.importorskip("lmdb")
-FORMATS = ("webdataset", "lmdb", "folder")
 
 
 @pytest.mark.parametrize("raw", [False, True])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", EVERY_FORMAT)
 def test_cache_contains_all_samples_of_source(
     odd_photos: Path, tmp_path: Path, format: Any, raw: bool
 ) -> None:
@@ -303,12 +302,6 @@ def test_symlink_does_not_write_into_source(odd_photos: Path, tmp_path: Path) ->
         with pytest.raises(UsageError, match="would lie inside its source"):
             build_cache(source, root / "cache", (16,), workers=1)
     assert not (odd_photos / "cache").exists()
-
-
-def test_cache_is_rejected_as_source(odd_photos: Path, tmp_path: Path) -> None:
-    build_cache(odd_photos, tmp_path / "cache", (16,), workers=1)
-    with pytest.raises(UsageError, match="is a cache"):
-        build_cache(tmp_path / "cache", tmp_path / "other", (16,))
 
 
 def test_build_leaves_no_process(odd_photos: Path, tmp_path: Path) -> None:

@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caches import flip, photos
+from caches import FORMATS, flip, photos
 from feedline import DataLoader, ImageFolder, build_cache
 from feedline.cache.damage import verify
 from feedline.errors import DatasetError, ImageError
 from feedline.sources.manifest import MANIFEST, digest_of
-from row_of import made
+from row_of import row
 from slow import slow
 
 pytest.importorskip("lmdb")
-FORMATS = ("webdataset", "lmdb", "folder")
 
 
 @pytest.fixture
@@ -54,8 +53,8 @@ def test_flipped_byte_is_detected_and_named(
         flip(path, path.read_bytes().index(held) + len(held) // 2)
     data = ImageFolder(root)
     with pytest.raises(ImageError, match=r"sample 5, .*\.jpg, .*checksum differs"):
-        made(data, 40, sample, 0)
-    assert made(data, 16, sample, 0)[0].any()  # of the other level
+        row(data, sample, 40, 0)
+    assert row(data, sample, 16, 0)[0].any()  # of the other level
     with DataLoader(data, 8, image_size=40, num_workers=1, on_error="skip") as loader:
         assert sum(len(labels) for _, labels in loader) == 23
         assert [name for name, _ in loader.skipped] == [data.name(sample)]
@@ -95,7 +94,7 @@ def test_index_of_another_cache_does_not_change_labels(
     data = ImageFolder(root)
     for sample in np.flatnonzero(labels != labels[::-1])[:3].tolist():
         with pytest.raises(ImageError, match="checksum differs"):
-            made(data, 16, sample, 0)
+            row(data, sample, 16, 0)
     np.save(root / "index" / "labels.npy", labels[:-1])
     with pytest.raises(DatasetError, match="does not match its manifest"):
         ImageFolder(root)
@@ -113,9 +112,8 @@ def write_sizes(root: Path, sizes: Any) -> None:
     (root / MANIFEST).write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_wrong_sizes_raise_before_cropping(damaged: Callable[..., Path], format: str) -> None:
-    file = damaged(format) / "index" / "sizes.npy"
+def test_wrong_sizes_raise_before_cropping(damaged: Callable[..., Path]) -> None:
+    file = damaged() / "index" / "sizes.npy"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
@@ -134,8 +132,8 @@ def test_raw_pixels_with_wrong_size_raise(damaged: Callable[..., Path], format: 
     data = ImageFolder(root)
     for sample in (3, 4):
         with pytest.raises(ImageError, match=rf"sample {sample}, .* bytes, which do not match"):
-            made(data, 16, sample, 0)
-    assert made(data, 16, 5, 0)[0].any()
+            row(data, sample, 16, 0)
+    assert row(data, 5, 16, 0)[0].any()
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -151,19 +149,25 @@ def test_copy_that_does_not_match_original_size_raises(
     data = ImageFolder(root)
     for sample in (3, 4, 6):
         with pytest.raises(ImageError, match=rf"sample {sample}, .*The index is damaged or"):
-            made(data, 40, sample, 0)
-    assert made(data, 40, 5, 0)[0].any()
+            row(data, sample, 40, 0)
+    assert row(data, 5, 40, 0)[0].any()
 
 
-@pytest.mark.parametrize("damage", ["header", "empty", "short"])
+INDEX_DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "short": lambda data: data[:-1],
+    "header": lambda data: data.replace(b"}", b"{", 1),
+    "no array": lambda data: b"x" + data,
+}
+
+
+@pytest.mark.parametrize("damage", INDEX_DAMAGE)
 def test_damaged_index_files_are_rejected(damaged: Callable[..., Path], damage: str) -> None:
     path = damaged() / "index" / "keys.npy"
-    data = path.read_bytes()
-    if damage == "header":
-        data = data.replace(b"}", b"{", 1)
-    path.write_bytes(b"" if damage == "empty" else data[: -1 if damage == "short" else None])
-    with pytest.raises(DatasetError, match=r"keys\.npy' cannot be read: "):
+    path.write_bytes(INDEX_DAMAGE[damage](path.read_bytes()))
+    with pytest.raises(DatasetError, match=r"(?s)keys\.npy' .*feedline cache repair") as raised:
         ImageFolder(path.parent.parent)
+    assert "pickle" not in str(raised.value)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -185,7 +189,7 @@ def test_pipe_instead_of_file_does_not_block(
     with pytest.raises(
         (DatasetError, ImageError), match=r"is not a valid manifest|is not a file|got 0"
     ):
-        made(ImageFolder(root), 40, 0, 0)
+        row(ImageFolder(root), 0, 40, 0)
     if not name.endswith("json"):
         assert not verify(root, workers=1).is_sound
 
@@ -193,7 +197,7 @@ def test_pipe_instead_of_file_does_not_block(
 CHANGED_TEXTS = {
     '"feedline_cache": 1': ('"feedline_cache": 2', "newer feedline"),
     '"side": 24': ('"side": "../24"', "is not a valid manifest"),
-    '"webdataset"': ('"pickle"', "unknown format 'pickle'"),
+    '"webdataset"': ('"pickle"', "unknown format 'pickle'.* webdataset, lmdb, folder"),
     '"int64"': ('"object"', "is not a valid manifest"),
     '"int64",': ('"int7",', "is not a valid manifest"),
     '"side": 48': ('"side": 24', "is not a valid manifest"),
@@ -230,21 +234,12 @@ def test_damaged_level_index_raises_before_first_batch(
         DataLoader(ImageFolder(root), batch_size=8, image_size=40, on_error="skip", num_workers=1)
 
 
-def test_error_of_damaged_index_does_not_suggest_unpickling(damaged: Callable[..., Path]) -> None:
-    root = damaged()
-    column = root / "index" / "names.npy"
-    column.write_bytes(b"x" + column.read_bytes())
-    with pytest.raises(DatasetError, match=r"(?s)names\.npy.*feedline cache repair") as raised:
-        ImageFolder(root)
-    assert "pickle" not in str(raised.value)
-
-
 def test_missing_copy_is_named_by_its_file(damaged: Callable[..., Path]) -> None:
     root = damaged("folder")
     path = sorted((root / "48").rglob("00000000*"))[5]
     path.unlink()
     with pytest.raises(ImageError, match=path.name):
-        made(ImageFolder(root), 40, 5, 0)
+        row(ImageFolder(root), 5, 40, 0)
 
 
 @pytest.mark.parametrize("harm", ["flipped", "missing"])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pictures import CLASSES, LABELS, Samples, assert_cached, encoded, pictures
+from pictures import CLASSES, Samples, assert_cached, pictures
 from PIL import Image
 
 from feedline import ImageFolder
@@ -20,35 +18,8 @@ from feedline.cache.build import build_cache
 from feedline.cache.source import open_source
 from feedline.errors import DatasetError, ImageError
 from feedline.order.batch_spec import Field
-from feedline.sources.store import Pixels
+from image_inputs import encoded
 from torchvision_folder import write_images
-
-
-def as_pil(picture: Image.Image) -> Image.Image:
-    return picture
-
-
-def as_array(picture: Image.Image) -> Pixels:
-    return np.array(picture)
-
-
-def as_tensor(picture: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("form", [as_pil, as_array, as_tensor])
-def test_a_dataset_of_images_becomes_a_cache(
-    tmp_path: Path, form: Callable[[Image.Image], Any], workers: int
-) -> None:
-    pairs = list(zip(map(form, pictures()), LABELS, strict=True))
-    build_cache(Samples(pairs, CLASSES), tmp_path / "cache", (16,), raw=True, workers=workers)
-    names = [f"{number:08d}" for number in range(len(LABELS))]
-    assert_cached(tmp_path / "cache", pictures(), LABELS, names, CLASSES)
-    assert json.loads((tmp_path / "cache/feedline-cache.json").read_text())["source"] == [
-        "dataset",
-        "pictures.Samples",
-    ]
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1"])
@@ -60,7 +31,7 @@ def test_pictures_of_any_mode_become_rgb(mode: str) -> None:
 
 def test_a_palette_with_transparency_is_read_without_a_warning() -> None:
     picture = pictures()[0].convert("P")
-    kept = Image.open(io.BytesIO(encoded(picture, transparency=bytes(range(256)))))
+    kept = Image.open(io.BytesIO(encoded(picture, "PNG", transparency=bytes(range(256)))))
     read = open_source(Samples([(kept, 0)])).read(0)
     assert np.array_equal(read, np.asarray(picture.convert("RGB")))
     assert "transparency" in kept.info
@@ -140,7 +111,7 @@ def test_unusable_sample_is_named_in_error(tmp_path: Path, bad: Any, said: str) 
 
 
 def test_image_that_fails_to_decode_raises() -> None:
-    torn = Image.open(io.BytesIO(encoded(pictures()[0])[:400]))
+    torn = Image.open(io.BytesIO(encoded(pictures()[0], "PNG")[:400]))
     dataset = Samples([(torn, 0)])
     with pytest.raises(ImageError, match="Pillow raised OSError: "):
         open_source(dataset).read(0)

@@ -17,8 +17,7 @@ import simplejpeg
 from PIL import Image
 
 import preloaded
-from cache_contents import everything, shown
-from caches import made
+from caches import everything, made, shown
 from feedline import ImageFolder
 from feedline.cache.build import add_size, build_cache
 from feedline.cache.job import BuildState

@@ -1,35 +1,158 @@
-"""Paths and URLs given by the user are opened as the right source, or rejected."""
+"""Sources of caches: every kind becomes the same cache; paths are opened as the right kind, or
+rejected by name."""
 
 from __future__ import annotations
 
 import io
+import json
+import os
+import pickle
 import shutil
+import sys
+import tarfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from pictures import Samples, assert_cached
+from pictures import CLASSES, LABELS, Samples, assert_cached, pictures
 from PIL import Image
 from torch.utils.data import TensorDataset
 
 from feedline import ImageFolder
 from feedline.cache.build import build_cache
 from feedline.cache.source import open_source
-from feedline.errors import DatasetError, UsageError
+from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.sources import rows as rows_module
+from image_inputs import encoded
+from tars import write_tar
 from torchvision_folder import write_images
 
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 
-def test_invalid_source_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="got int"):
-        open_source(3)
-    with pytest.raises(UsageError, match=r"(?s)a dict of 'train', 'test'.*pass one"):
-        open_source({"train": Samples([]), "test": Samples([])})
-    with pytest.raises(DatasetError, match=r"absent.*No such file|absent"):
-        open_source(tmp_path / "absent")
-    tensors = TensorDataset(torch.zeros(2, 3, 9, 8))
-    with pytest.raises(DatasetError, match=r"\(image, label\).*a tuple of 1"):
-        open_source(tensors)
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+COUNT = len(LABELS)
+NUMBERS = [f"{number:08d}" for number in range(COUNT)]
+PATHS = [f"{number}.png" for number in range(COUNT)]
+
+
+def metadata(classes: Any, column: str = "label") -> dict[str, str]:
+    """Schema metadata as written by Hugging Face datasets."""
+    feature = {"names": classes, "_type": "ClassLabel"}
+    return {"huggingface": json.dumps({"info": {"features": {column: feature}}})}
+
+
+def write(
+    path: Path, columns: dict[str, Any], classes: Any = CLASSES, rows: int = 2, **options: Any
+) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table(columns).replace_schema_metadata(metadata(classes))
+    pq.write_table(table, path, row_group_size=rows, **options)
+    return path
+
+
+def images(start: int = 0, stop: int = len(LABELS), paths: bool = True) -> Any:
+    values = [
+        {"bytes": encoded(picture, "PNG"), "path": f"{number}.png" if paths else None}
+        for number, picture in enumerate(pictures())
+    ]
+    return pa.array(values[start:stop], IMAGE)
+
+
+def parquet_files(root: Path) -> Path:
+    """data/train-*.parquet: two files in three row groups and one, and one without rows."""
+    for number, (start, stop) in enumerate([(0, 5), (5, 5), (5, 8)]):
+        columns = {"image": images(start, stop), "label": pa.array(LABELS[start:stop], pa.int64())}
+        write(root / "data" / f"train-{number:05d}-of-00003.parquet", columns)
+    (root / ".cache").mkdir()
+    (root / ".cache" / "z.parquet").write_bytes(b"half a download")
+    (root / "README.md").write_text("about")
+    (root / "cover.png").touch()
+    return root
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    return parquet_files(tmp_path / "set")
+
+
+def shards_of(root: Path) -> Path:
+    """Two shards as the webdataset package writes them, with labels in .cls."""
+    webdataset = pytest.importorskip("webdataset")
+    root.mkdir()
+    for name, numbers in (("b.tar", range(5, COUNT)), ("a.tar", range(5))):
+        with webdataset.TarWriter(str(root / name)) as shard:
+            for number in numbers:
+                image = {"png": encoded(pictures()[number], "PNG"), "cls": LABELS[number]}
+                shard.write({"__key__": f"deep/{number:03d}", **image, "json": {"more": [1]}})
+    (root / "README.md").write_text("not a shard")
+    return root
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    return shards_of(tmp_path / "shards")
+
+
+def hugging_face(root: Path) -> Any:
+    """All pictures with their labels, as datasets keeps them in memory."""
+    datasets = pytest.importorskip("datasets")
+    root.mkdir()
+    for path, picture in zip(PATHS, pictures(), strict=True):
+        picture.save(root / path)
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES)}
+    columns = {"image": [str(root / path) for path in PATHS], "label": LABELS}
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+# Every kind becomes a cache
+
+
+def dataset_of(form: Callable[[Any], Any]) -> Callable[[Path], Any]:
+    pairs = list(zip(map(form, pictures()), LABELS, strict=True))
+    return lambda root: (Samples(pairs, CLASSES), NUMBERS, CLASSES)
+
+
+def hugging_face_parquet(root: Path) -> Any:
+    hugging_face(root).save_to_disk(root / "saved")  # which takes the images in
+    file = root / "set" / "data" / "train-00000-of-00001.parquet"
+    pytest.importorskip("datasets").load_from_disk(root / "saved").to_parquet(file, batch_size=3)
+    return root / "set", PATHS, CLASSES
+
+
+def parquet_bytes(root: Path, kind: Any) -> Any:
+    data = pa.array([encoded(picture, "PNG") for picture in pictures()], kind)
+    for name, rows in (("b", slice(3, 8)), ("a", slice(0, 3))):
+        write(root / f"{name}.parquet", {"image": data[rows], "label": LABELS[rows]})
+    names = [*(f"a.parquet/{row}" for row in range(3)), *(f"b.parquet/{row}" for row in range(5))]
+    return root, names, CLASSES
+
+
+SHARDED = [f"{'ab'[number > 4]}.tar/deep/{number:03d}" for number in range(COUNT)]
+SOURCES: dict[str, Callable[[Path], tuple[Any, list[str], Any]]] = {
+    "PIL images": dataset_of(lambda picture: picture),
+    "arrays": dataset_of(np.array),
+    "tensors": dataset_of(lambda picture: torch.from_numpy(np.array(picture)).permute(2, 0, 1)),
+    "Parquet files": lambda root: (parquet_files(root), PATHS, CLASSES),
+    "Parquet files of bytes": lambda root: parquet_bytes(root, pa.binary()),
+    "Parquet files of large bytes": lambda root: parquet_bytes(root, pa.large_binary()),
+    "Hugging Face": lambda root: (hugging_face(root), NUMBERS, CLASSES),
+    "files of Hugging Face": hugging_face_parquet,
+    "shards": lambda root: (shards_of(root), SHARDED, []),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_kind_of_source_becomes_a_cache(tmp_path: Path, kind: str) -> None:
+    source, names, classes = SOURCES[kind](tmp_path / "set")
+    build_cache(source, tmp_path / "cache", (16,), raw=True, workers=2)
+    assert_cached(tmp_path / "cache", pictures(), LABELS, names, classes)
+    saved = json.loads((tmp_path / "cache/feedline-cache.json").read_text())["source"]
+    assert kind != "arrays" or saved == ["dataset", "pictures.Samples"]
 
 
 def test_feedline_folder_is_opened_as_its_files(tmp_path: Path) -> None:
@@ -47,6 +170,61 @@ def test_feedline_folder_is_opened_as_its_files(tmp_path: Path) -> None:
         open_source(tmp_path / "cache")
 
 
+STAMPED = {
+    "Parquet files": (parquet_files, "data/train-00002-of-00003.parquet"),
+    "shards": (shards_of, "b.tar"),
+}
+
+
+@pytest.mark.parametrize("kind", STAMPED)
+def test_a_stamp_changes_with_the_file_and_the_place_in_it(tmp_path: Path, kind: str) -> None:
+    make, changed = STAMPED[kind]
+    root = make(tmp_path / "set")
+
+    def stamps() -> list[Any]:
+        source = open_source(root)
+        return [source.store.stamp(sample) for sample in range(COUNT)]
+
+    before = stamps()
+    assert len(set(before)) == COUNT
+    assert stamps() == before
+    os.utime(root / changed, ns=(0, 1))
+    later = stamps()
+    assert later[:5] == before[:5]
+    assert not set(later[5:]) & set(before)
+
+
+@pytest.mark.parametrize(
+    ("make", "pattern", "keys"),
+    [
+        (parquet_files, "data/train-00002-of-00003.parquet", PATHS[5:]),
+        (parquet_files, "data/train-0000[01]-*.parquet", PATHS[:5]),
+        (shards_of, "a.tar", SHARDED[:5]),
+        (shards_of, "[a].tar", SHARDED[:5]),
+    ],
+)
+def test_one_file_or_a_pattern_may_be_named(
+    tmp_path: Path, make: Callable[[Path], Path], pattern: str, keys: list[str]
+) -> None:
+    source = open_source(make(tmp_path / "set") / pattern)
+    assert [source.store.key(sample) for sample in range(len(source))] == keys
+
+
+# Which kind it is
+
+
+def test_invalid_source_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="got int"):
+        open_source(3)
+    with pytest.raises(UsageError, match=r"(?s)a dict of 'train', 'test'.*pass one"):
+        open_source({"train": Samples([]), "test": Samples([])})
+    with pytest.raises(DatasetError, match=r"absent.*No such file|absent"):
+        open_source(tmp_path / "absent")
+    tensors = TensorDataset(torch.zeros(2, 3, 9, 8))
+    with pytest.raises(DatasetError, match=r"\(image, label\).*a tuple of 1"):
+        open_source(tensors)
+
+
 def test_class_folders_are_preferred_to_archive_next_to_them(tmp_path: Path) -> None:
     root = write_images(tmp_path / "photos")
     (root / "photos.tar.gz").write_bytes(b"")
@@ -62,25 +240,17 @@ def test_files_of_several_kinds_are_rejected(tmp_path: Path) -> None:
         open_source(tmp_path / "*")
 
 
-def split(root: Path) -> Path:
+def test_train_and_val_are_not_classes(tmp_path: Path) -> None:
+    root = tmp_path / "data"
     for name in ("train", "val"):
         write_images(root / name)
-    return root
-
-
-def test_train_and_val_are_not_classes(tmp_path: Path) -> None:
-    root = split(tmp_path / "data")
     for named in (root, root.as_uri()):
         with pytest.raises(UsageError, match=r"/data/train' or .*/data/val'"):
             open_source(named)
-    for open_it in (ImageFolder, lambda where: ImageFolder(zipped(where))):
+    for place in (root, shutil.make_archive(str(root), "zip", root)):
         with pytest.warns(UserWarning, match=r"/train' or .*/val'"):
-            both = open_it(root)
+            both = ImageFolder(place)
         assert both.classes == ["train", "val"]
-
-
-def zipped(root: Path) -> str:
-    return shutil.make_archive(str(root), "zip", root)
 
 
 def test_shards_of_train_and_val_are_not_mixed(tmp_path: Path) -> None:
@@ -101,3 +271,190 @@ def test_classes_named_like_splits_are_classes(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         assert {"train", "val"} <= set(ImageFolder(root).classes)
     assert {"train", "val"} <= set(open_source(root).classes)
+
+
+# Shards
+
+
+def test_image_is_chosen_by_extension_and_label_may_be_json(tmp_path: Path) -> None:
+    files = {
+        "1.png": b"png",
+        "1.jpg": b"jpg",
+        "1.json": b'{"label": 3, "class": 5}',
+        "2.json": b'{"cls": -1}',
+        "2.tiff": b"tiff",
+        "3.cls": b"2",
+        "3.json": b"[" * 100_000,
+        "3.webp": b"webp",
+    }
+    source = open_source(write_tar(tmp_path / "a.tar", files))
+    assert [source.read(sample) for sample in range(3)] == [b"jpg", b"tiff", b"webp"]
+    assert [source.store.label(sample) for sample in range(3)] == [3, -1, 2]
+    assert source.classes is None
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"n01.tar": b""}, r"a\.tar/n01': it has no image: there is only \.tar"),
+        ({"1.jpg": b"", "1.json": b'{"label": 9223372036854775808}'}, "label 9223372036854775808"),
+        ({"1.jpg": b"", "1.json": b"{"}, r"a\.tar/1': it has no label: its \.json cannot be read"),
+    ],
+)
+def test_malformed_shard_is_rejected_with_its_key(
+    tmp_path: Path, files: dict[str, bytes], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):  # DatasetError is one
+        open_source(write_tar(tmp_path / "a.tar", files))
+
+
+def test_texts_are_class_names(tmp_path: Path) -> None:
+    files = {"1.jpg": b"", "1.cls": b"bee", "2.jpg": b"", "2.cls": b"ant"}
+    source = open_source(write_tar(tmp_path / "a.tar", files))
+    assert source.classes == ["ant", "bee"]
+    assert [source.store.label(sample) for sample in range(2)] == [1, 0]
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.TGZ", "a.tar.zst"])
+def test_compressed_shards_raise_with_hint(tmp_path: Path, name: str) -> None:
+    with tarfile.open(tmp_path / name, "w:gz"):
+        pass
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(DatasetError, match=r"(?s)compressed.*\.tar files"):
+            open_source(path)
+    os.rename(tmp_path / name, tmp_path / "b.tar")
+    with pytest.raises(DatasetError, match=r"b\.tar' is compressed by gzip"):
+        open_source(tmp_path)
+
+
+# Parquet and Arrow files
+
+
+@pytest.mark.parametrize("column", ["img", "jpg", "png", "photo"])
+@pytest.mark.parametrize("label", ["labels", "fine_label", "cls"])
+def test_columns_are_found_by_their_names(tmp_path: Path, column: str, label: str) -> None:
+    columns = {"id": ["a"] * 8, label: pa.array(LABELS, pa.uint8()), column: images()}
+    source = open_source(write(tmp_path / "a.parquet", columns))
+    assert source.read(6) == encoded(pictures()[6], "PNG")
+    assert source.store.label(6) == LABELS[6]
+    assert source.classes is None  # those of "label" are noted
+
+
+@pytest.mark.parametrize("paths", [[None, "a"], ["a", "a"]])
+def test_missing_or_duplicate_paths_are_not_used_as_names(tmp_path: Path, paths: list[Any]) -> None:
+    column = pa.array([{"bytes": b"", "path": path} for path in paths], IMAGE)
+    source = open_source(write(tmp_path / "a.parquet", {"image": column, "label": [0, 1]}))
+    assert [source.store.key(sample) for sample in range(2)] == ["a.parquet/0", "a.parquet/1"]
+
+
+@pytest.mark.parametrize("classes", [None, [], {"0": "ant"}, ["ant", 1], "ant"])
+def test_invalid_class_list_is_ignored(tmp_path: Path, classes: Any) -> None:
+    columns = {"image": images(), "label": LABELS}
+    assert open_source(write(tmp_path / "a.parquet", columns, classes)).classes is None
+
+
+def test_row_group_is_read_once_for_consecutive_rows(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(files)
+    read = []
+    original = pq.ParquetFile.read_row_group
+
+    def counted(self: Any, number: int, **options: Any) -> Any:
+        read.append(number)
+        return original(self, number, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    for sample in range(len(source)):
+        assert source.read(sample) == encoded(pictures()[sample], "PNG")
+    assert read == [0, 1, 2, 0, 1]
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy.read(3) == encoded(pictures()[3], "PNG")
+    assert len(pickle.dumps(copy)) < len(pickle.dumps(source)) + 100  # no images travel
+
+
+def test_row_without_bytes_raises(tmp_path: Path) -> None:
+    rows = [{"bytes": None, "path": "/data/a.png"}, {"bytes": None, "path": None}, None]
+    columns = {"image": pa.array(rows, IMAGE), "label": [0, 1, 2]}
+    source = open_source(write(tmp_path / "a.parquet", columns))
+    with pytest.raises(ImageError, match=r"has a path, '/data/a.png', but not the bytes"):
+        source.read(0)
+    for sample in (1, 2):
+        with pytest.raises(ImageError, match="its row has no image"):
+            source.read(sample)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"label": [1]}, "lacks an image column named 'image', 'img'.*'label' .int64."),
+        ({"image": ["a.jpg"], "label": [1]}, "lacks an image column.*'image' .string."),
+        ({"image": images(0, 1)}, "lacks a column of whole numbers named 'label', 'labels'"),
+        ({"image": images(0, 1), "label": ["ant"]}, "lacks a column of whole numbers"),
+        ({"image": images(0, 1), "label": [0.5]}, "lacks a column of whole numbers"),
+        ({"a": images(0, 1), "b": images(0, 1), "label": [1]}, "lacks an image column"),
+        ({"image": images(0, 2), "label": [1, None]}, "1 rows of .* have no 'label'"),
+        ({"image": images(0, 0), "label": pa.array([], pa.int64())}, "have no rows"),
+    ],
+)
+def test_file_without_images_or_labels_is_rejected(
+    tmp_path: Path, columns: dict[str, Any], said: str
+) -> None:
+    path = write(tmp_path / "a.parquet", columns)
+    with pytest.raises(DatasetError, match=said) as refused:
+        open_source(path)
+    assert "a.parquet" in str(refused.value)
+
+
+def test_files_with_different_classes_or_splits_are_rejected(files: Path) -> None:
+    columns = {"image": images(), "label": LABELS}
+    other = write(files / "data" / "train-00003-of-00003.parquet", columns, CLASSES[::-1])
+    with pytest.raises(DatasetError, match=r"00000.*' and '.*00003.*' of .* differ"):
+        open_source(files)
+    other.rename(files / "data" / "test-00000-of-00001.parquet")
+    with pytest.raises(DatasetError, match=r"(?s)several splits, test, train.*train-\*\.parquet"):
+        open_source(files)
+    assert len(open_source(files / "data" / "train-*.parquet")) == len(LABELS)
+
+
+def test_damaged_file_is_named_in_error(files: Path) -> None:
+    path = files / "data" / "train-00000-of-00003.parquet"
+    source = open_source(files)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4] + bytes(1000) + whole[1004:])
+    with pytest.raises(ImageError, match=r"cannot read .*train-00000-of-00003\.parquet': "):
+        source.read(0)
+    path.write_bytes(whole[:-100])
+    with pytest.raises(DatasetError, match=r"cannot read .*train-00000-of-00003\.parquet': "):
+        open_source(files)
+
+
+def test_too_large_row_group_is_rejected(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "_MAX_GROUP_BYTES", 1000)
+    with pytest.raises(DatasetError, match=r"has a row group with .* GB of images"):
+        open_source(files)
+
+
+def test_missing_pyarrow_raises_with_install_hint(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(UsageError, match=r'pip install "feedline\[parquet\]"'):
+        open_source(files)
+
+
+def test_parquet_files_of_paths_alone_are_rejected(tmp_path: Path) -> None:
+    hugging_face(tmp_path / "set").to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match=r"has a path, '.*/7\.png', but not the bytes"):
+        build_cache(tmp_path / "a.parquet", tmp_path / "cache", (16,), workers=1)
+
+
+def test_arrow_files_of_hugging_face_are_rejected_but_can_be_loaded(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = hugging_face(tmp_path / "set")
+    dataset.save_to_disk(tmp_path / "saved")
+    with pytest.raises(DatasetError, match=r"datasets\.load_from_disk"):
+        open_source(tmp_path / "saved")
+    assert len(open_source(datasets.load_from_disk(tmp_path / "saved"))) == len(LABELS)
+    with pytest.raises(UsageError, match=r"(?s)a DatasetDict of 'train'.*pass one"):
+        open_source(datasets.DatasetDict({"train": dataset}))

@@ -1,10 +1,13 @@
-"""Caches in a loader: levels by phase, equal crops, torchvision's pipelines, damage."""
+"""Caches in a loader, and of a folder: levels by phase, equal crops, each file's own copies."""
 
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import random
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +21,17 @@ from torch.utils.data import Subset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
-from feedline import DataLoader, EvalCrop, ImageArray, ImageFolder, TrainCrop
-from feedline.errors import UsageError
-from row_of import made
+from caches import EVERY_FORMAT, FORMATS, photo
+from feedline import DataLoader, EvalCrop, ImageArray, ImageFolder, TrainCrop, views
+from feedline.cache.build import build_cache
+from feedline.errors import ImageError, UsageError
+from feedline.images.compile.compile_dataset import compile_dataset
+from feedline.order.batch_spec import Item
+from feedline.sources.remote_cache import open_cache
+from row_of import row
 from slow import slow
 
 pytest.importorskip("lmdb")
-FORMATS = ("webdataset", "lmdb", "folder")
 TRAIN = transforms.Compose(
     [
         transforms.RandomResizedCrop(32),
@@ -36,7 +43,7 @@ TRAIN = transforms.Compose(
 
 
 @pytest.mark.parametrize("raw", [False, True])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", EVERY_FORMAT)
 @pytest.mark.parametrize("transform", [TrainCrop((0.3, 1.0)), EvalCrop(0.9)])
 def test_same_seed_shows_same_region_of_every_level(
     photos: Path, built: Callable[..., Path], format: str, raw: bool, transform: Any
@@ -45,10 +52,10 @@ def test_same_seed_shows_same_region_of_every_level(
     cache = ImageFolder(built(format, raw), transform)
     for size in (16, 40):
         for sample in range(0, 24, 5):
-            wanted, found = (made(each, size, sample, 7 * sample) for each in (source, cache))
+            wanted, found = (row(each, sample, size, 7 * sample) for each in (source, cache))
             assert found[1] == wanted[1]
             assert np.abs(found[0].astype(int) - wanted[0]).mean() < (2.5 if raw else 5)
-            other = made(source, size, sample, 7 * sample + 1)[0]
+            other = row(source, sample, size, 7 * sample + 1)[0]
             if isinstance(transform, TrainCrop):
                 assert np.abs(other.astype(int) - wanted[0]).mean() > 5
 
@@ -78,14 +85,14 @@ def test_too_small_level_is_used_only_on_request(
         assert next(iter(loader))[0].shape == (8, 3, 56, 56)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", EVERY_FORMAT)
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", *slow("spawn")])
 def test_batches_do_not_depend_on_start_method(
     built: Callable[..., Path], format: str, start_method: str
 ) -> None:
     def batches(**options: Any) -> list[Any]:
         data = ImageFolder(built(format))
-        made(data, 16, 0, 0)  # opened in this process, too
+        row(data, 0, 16, 0)  # opened in this process, too
         with DataLoader(data, 8, seed=1, shuffle=True, image_size=32, **options) as loader:
             return [batch[0].clone() for batch in loader]
 
@@ -103,7 +110,7 @@ def test_descriptors_and_files_do_not_grow(
 
     def epoch() -> int:
         for sample in range(len(data)):
-            made(data, 40, sample, sample)
+            row(data, sample, 40, sample)
         return psutil.Process().num_fds()
 
     first = epoch()
@@ -111,7 +118,7 @@ def test_descriptors_and_files_do_not_grow(
     copies = [pickle.loads(pickle.dumps(data)) for _ in range(3)]
     assert len(pickle.dumps(data)) < 4000
     for copy in copies:
-        assert np.array_equal(made(copy, 40, 3, 3)[0], made(data, 40, 3, 3)[0])
+        assert np.array_equal(row(copy, 3, 40, 3)[0], row(data, 3, 40, 3)[0])
 
 
 def test_pixels_outlive_the_dataset(built: Callable[..., Path]) -> None:
@@ -183,8 +190,8 @@ def test_a_cache_serves_subsets_and_other_class_numbers(
         images = next(iter(loader))[0]
         cached = ImageFolder(built(), data.transform)
         for sample in range(24):
-            row = made(cached, 24, sample, 0)[0]
-            assert np.array_equal(images[sample].permute(1, 2, 0).numpy(), row)
+            wanted = row(cached, sample, 24, 0)[0]
+            assert np.array_equal(images[sample].permute(1, 2, 0).numpy(), wanted)
 
 
 def test_dataset_without_copies_is_rejected(
@@ -205,3 +212,117 @@ def test_dataset_without_copies_is_rejected(
         DataLoader(ImageFolder(photos), 2, image_size=8, cache=photos)
     with pytest.raises(UsageError, match=r"(?s)exif True .*exif=False"):
         DataLoader(ImageFolder(photos, exif=True), 2, image_size=8, cache=built())
+
+
+STEPS = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
+WHOLE = TrainCrop((1.0, 1.0), flip=0.0)
+
+
+def cache_of(source: Path, root: Path) -> Path:
+    build_cache(source, root, (24,), raw=True, workers=0)
+    return root
+
+
+def copies(source: Any, root: Path) -> dict[str, bytes]:
+    """The pixels that each file gets of a cache, by the file's path."""
+    store = source.cached(open_cache(root)).store
+    pixels = [np.asarray(store.read(sample, 24)).tobytes() for sample in range(len(store))]
+    return {store.name(sample): held for sample, held in enumerate(pixels)}
+
+
+@pytest.mark.parametrize("order", ["as it is", "shuffled", "some", "twice"])
+def test_files_in_any_order_get_their_own_copies(photos: Path, tmp_path: Path, order: str) -> None:
+    root = cache_of(photos, tmp_path / "cache")
+    wanted = copies(ImageFolder(photos), root)
+    assert len(set(wanted.values())) == 24
+    numbers = list(range(24))
+    if order == "shuffled":
+        random.Random(0).shuffle(numbers)
+    elif order == "some":
+        numbers = numbers[3::2]
+    elif order == "twice":
+        numbers += numbers
+    dataset: Any = TorchvisionFolder(str(photos), STEPS)
+    if order != "as it is":
+        dataset = Subset(dataset, numbers)
+    found = copies(compile_dataset(dataset).pipeline, root)
+    assert found == {name: wanted[name] for name in found}
+    assert len(found) == len(set(numbers))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes are Linux's")
+@pytest.mark.parametrize("dataset", ["feedline", "torchvision"])
+def test_non_utf8_names_are_found(tmp_path: Path, dataset: str) -> None:
+    source = tmp_path / "photos"
+    names = (b"a\xff/1.jpg", b"a\xff/\xc3\xa9\xe2.jpg", "\u00e9/2.jpg".encode())
+    for number, name in enumerate(names):
+        path = Path(os.fsdecode(os.fsencode(source) + b"/" + name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        photo(path, number)
+    root = cache_of(source, tmp_path / "cache")
+    folder: Any = ImageFolder(source, WHOLE)
+    if dataset == "torchvision":
+        folder = compile_dataset(TorchvisionFolder(str(source), STEPS)).pipeline
+    found = folder.cached(open_cache(root)).store
+    cache = ImageFolder(root)
+    for sample in range(3):
+        assert np.array_equal(found.read(sample, 24), cache.store.read(sample, 24))
+        assert cache.name(sample).encode() in found.name(sample).encode()
+    if dataset == "feedline":
+        for sample in range(3):
+            rows = [
+                row(each, sample, 24, 0)[0] for each in (folder, folder.cached(open_cache(root)))
+            ]
+            assert np.abs(np.subtract(*rows, dtype=int)).mean() < 3
+
+
+def test_concatenated_names_do_not_collide(tmp_path: Path) -> None:
+    source, other = tmp_path / "photos", tmp_path / "other"
+    for path in (source / "c" / "x.jpg", source / "c" / "y.jpg", other / "c" / "x.jpgc" / "y.jpg"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        photo(path, 0)
+    root = cache_of(source, tmp_path / "cache")
+    with pytest.raises(UsageError, match=r"no copies of 1 of 1 images, 'c/x\.jpgc/y\.jpg'"):
+        ImageFolder(other).cached(open_cache(root))
+
+
+def test_skipped_file_is_read_from_original(tmp_path: Path) -> None:
+    source, root = tmp_path / "photos", tmp_path / "cache"
+    (source / "c").mkdir(parents=True)
+    for number in range(4):
+        photo(source / "c" / f"{number}.jpg", number)
+    # torchvision reads it, a build does not: Pillow fills missing data with grey.
+    cut = source / "c" / "1.jpg"
+    cut.write_bytes(cut.read_bytes()[:-200] + b"\xff\xd9")
+    (source / "c" / "2.jpg").write_bytes(b"none")
+    manifest = build_cache(source, root, (24,), raw=True, workers=0, on_error="skip")
+    assert [number for number, _, _ in manifest.skipped] == [1, 2]
+    files = compile_dataset(TorchvisionFolder(str(source), STEPS)).pipeline
+    copies_of_them = files.cached(open_cache(root))
+    item = Item(1, 16, 0, 1.0)
+    assert torch.equal(files.sample(item)[0], copies_of_them.sample(item)[0])
+    for each in (files, copies_of_them):
+        with pytest.raises(ImageError, match=r"sample 2, .*2\.jpg, .* 4 bytes, starting"):
+            each.sample(item._replace(sample=2))
+    # The copy of a rotated file differs from the file.
+    turned = tmp_path / "turned"
+    build_cache(source, turned, (24,), raw=True, workers=0, on_error="skip", exif=True)
+    with pytest.raises(ImageError, match=r"sample 1, .* was skipped in the cache"):
+        row(ImageFolder(source, exif=True).cached(open_cache(turned)), 1)
+
+
+def test_views_use_copies(photos: Path, tmp_path: Path) -> None:
+    root = cache_of(photos, tmp_path / "cache")
+    large = transforms.Compose([transforms.RandomResizedCrop(16), transforms.PILToTensor()])
+    small = transforms.Compose([transforms.RandomResizedCrop(8), transforms.PILToTensor()])
+    folder = TorchvisionFolder(str(photos), views(large, small))
+    originals = compile_dataset(folder).pipeline
+    assert originals is not None
+    cached = originals.cached(open_cache(root))
+    for sample in range(24):
+        item = Item(sample, 16, 7 * sample, 1.0)
+        pairs = zip(cached.sample(item)[0], originals.sample(item)[0], strict=True)
+        for (ours, theirs), side in zip(pairs, (16, 8), strict=True):
+            assert ours.shape == theirs.shape == (3, side, side)
+            # The finest of these waves differ by 16, other regions of an image by 70.
+            assert (ours.float() - theirs.float()).abs().mean() < 20

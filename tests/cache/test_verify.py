@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import signal
 import tarfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from caches import FORMATS, find, flip, made, photos
+from caches import EVERY_FORMAT, everything, find, flip, made, photos
+from feedline import repair_cache
 from feedline.cache.damage import Verification, verify
 from feedline.errors import DatasetError
 from feedline.sources.archives import TarMember, tar_members
@@ -20,19 +23,22 @@ from feedline.sources.cache_format_base import LevelReader
 from feedline.sources.manifest import MANIFEST
 from feedline.sources.remote_cache import open_cache
 
+Copied = Callable[[str], Path]
+NAMES = [f"{name}/{number}.jpg" for name in ("cats", "dogs") for number in range(6)]
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache in each format: 12 images at 16 and 24 px."""
     root = tmp_path_factory.mktemp("whole")
     source = photos(root / "photos")
-    for form in FORMATS:
+    for form in EVERY_FORMAT:
         made(source, root / form, form)
     return root
 
 
 @pytest.fixture
-def copied(whole: Path, tmp_path: Path):
+def copied(whole: Path, tmp_path: Path) -> Copied:
     """A copy of a cache, to damage it."""
 
     def copy(form: str) -> Path:
@@ -63,7 +69,7 @@ def told(found: Verification) -> list[tuple[int, int, str]]:
     return [(each.level, each.sample, each.name) for each in found.damaged]
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", EVERY_FORMAT)
 @pytest.mark.parametrize("decode", [False, True])
 def test_intact_cache_passes(whole: Path, form: str, decode: bool) -> None:
     seen: list[tuple[int, int]] = []
@@ -74,109 +80,115 @@ def test_intact_cache_passes(whole: Path, form: str, decode: bool) -> None:
     assert seen[-1] == (24, 24)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_flipped_bit_of_an_image_is_the_only_finding(copied, form: str) -> None:
-    root = copied(form)
+Harm = Callable[[Path], Path]
+"""Damages a cache; returns the file."""
+
+
+def flip_copy(root: Path) -> Path:
+    """Flip a bit of the 24 px copy of sample 7."""
     data = image(root, 7, 24)
-    file = {
-        "webdataset": root / "24" / "000000.tar",
-        "lmdb": root / "24" / "data.mdb",
-        "folder": root / "24" / "dogs" / "000000007-1.jpg",
-    }[form]
-    flip(file, find(file, data) + len(data) // 2)
-    found = verify(root, workers=1)
-    assert not found.is_sound
-    assert told(found) == [(24, 7, "dogs/1.jpg")]
-    assert found.damaged[0].file == str(file)
-    assert "checksum differs" in found.damaged[0].why
-    assert (found.images, found.files, found.index) == (24, (), ())
+    (path,) = (each for each in (root / "24").rglob("*.*") if data in each.read_bytes())
+    flip(path, find(path, data) + len(data) // 2)
+    return path
 
 
-def test_truncated_shard_is_reported_with_its_images(copied) -> None:
-    root = copied("webdataset")
-    shard = root / "16" / "000000.tar"
-    size = shard.stat().st_size
-    os.truncate(shard, size // 2)
-    found = verify(root, workers=1)
-    (problem,) = found.files
-    assert (problem.file, problem.images) == (str(shard), 12)
-    assert str(size) in problem.why
-    assert str(size // 2) in problem.why
-    assert [(level, sample) for level, sample, _ in told(found)] == [(16, n) for n in range(12)]
+def flip_header(sample: int, ending: str, at: int) -> Harm:
+    def harm(root: Path) -> Path:
+        shard = root / "24" / "000000.tar"
+        flip(shard, header_of(shard, f"{sample:09d}.{ending}").offset + at)
+        with pytest.raises(DatasetError):
+            members(shard)
+        return shard
+
+    return harm
 
 
-@pytest.mark.parametrize("ending", ["jpg", "cls", "json"])
-@pytest.mark.parametrize(("sample", "name"), [(0, "cats/0.jpg"), (7, "dogs/1.jpg")])
-@pytest.mark.parametrize("at", [8, 130, 150, 257])  # name, length, checksum, magic
-def test_damaged_tar_header_is_the_only_finding(
-    copied, ending: str, sample: int, name: str, at: int
-) -> None:
-    root = copied("webdataset")
-    shard = root / "24" / "000000.tar"
-    flip(shard, header_of(shard, f"{sample:09d}.{ending}").offset + at)
-    with pytest.raises(DatasetError):
-        members(shard)
-    found = verify(root, workers=1)
-    assert told(found) == [(24, sample, name)]
-    assert found.damaged[0].file == str(shard)
-    assert "header" in found.damaged[0].why
-    assert (found.images, found.files, found.index) == (24, (), ())
-
-
-def test_a_header_of_another_file_is_found(copied) -> None:
-    root = copied("webdataset")
+def take_another_header(root: Path) -> Path:
     shard = root / "16" / "000000.tar"
     data = bytearray(shard.read_bytes())
     to, other = (header_of(shard, f"{sample:09d}.jpg").offset for sample in (3, 5))
     data[to : to + 512] = data[other : other + 512]
     shard.write_bytes(data)
-    assert told(verify(root, workers=1)) == [(16, 3, "cats/3.jpg")]
+    return shard
 
 
-def test_a_damaged_end_of_a_tar_file_is_found(copied) -> None:
-    root = copied("webdataset")
+def flip_end(root: Path) -> Path:
     shard = root / "16" / "000000.tar"
     flip(shard, shard.stat().st_size - 700)
-    assert told(verify(root, workers=1)) == [(16, 11, "dogs/5.jpg")]
+    return shard
 
 
-@pytest.mark.parametrize("content", [b"", b"no database", None])
-def test_truncated_replaced_or_empty_database_is_reported(copied, content) -> None:
-    root = copied("lmdb")
-    data = root / "16" / "data.mdb"
-    if content is None:
-        os.truncate(data, data.stat().st_size // 2)
-    else:
-        data.write_bytes(content)
-    found = verify(root, workers=1)
-    assert [(level, sample) for level, sample, _ in told(found)] == [(16, n) for n in range(12)]
-    assert all(str(root / "16") in each.why for each in found.damaged)
+def rewrite(name: str, content: bytes | None = None) -> Harm:
+    """Give a file another content, or cut it in half."""
+
+    def harm(root: Path) -> Path:
+        path = root / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2] if content is None else content)
+        return path
+
+    return harm
 
 
-@pytest.mark.parametrize(
-    ("form", "gone", "files", "damaged"),
-    [
-        ("webdataset", "16/000000.tar", 1, 12),
-        ("lmdb", "24/data.mdb", 1, 12),
-        ("folder", "24/cats/000000002-2.jpg", 0, 1),
-    ],
-)
-def test_missing_file_is_reported(copied, form, gone, files, damaged) -> None:
+def remove(name: str) -> Harm:
+    def harm(root: Path) -> Path:
+        (root / name).unlink()
+        return root / name
+
+    return harm
+
+
+HEADERS = itertools.product((0, 7), ("jpg", "cls", "json"), (8, 130, 150, 257))
+"""Samples, endings, and positions of name, length, checksum and magic."""
+EVERY = range(12)
+# Format, damage, level, damaged samples, and whether the file is reported itself.
+DAMAGE: list[tuple[str, Harm, int, Iterable[int], bool]] = [
+    *((form, flip_copy, 24, [7], False) for form in EVERY_FORMAT),
+    *(("webdataset", flip_header(*each), 24, [each[0]], False) for each in HEADERS),
+    ("webdataset", take_another_header, 16, [3], False),
+    ("webdataset", flip_end, 16, [11], False),
+    ("webdataset", rewrite("16/000000.tar"), 16, EVERY, True),
+    ("joined", rewrite("16/0.joined"), 16, range(6, 12), True),
+    *(("lmdb", rewrite("16/data.mdb", said), 16, EVERY, True) for said in (None, b"", b"no LMDB")),
+    ("webdataset", remove("16/000000.tar"), 16, EVERY, True),
+    ("lmdb", remove("24/data.mdb"), 24, EVERY, True),
+    ("folder", remove("24/cats/000000002-2.jpg"), 24, [2], False),
+]
+
+
+@pytest.mark.parametrize(("form", "harm", "level", "samples", "is_reported"), DAMAGE)
+def test_damage_is_reported_exactly_and_repaired(
+    whole: Path,
+    copied: Copied,
+    form: str,
+    harm: Harm,
+    level: int,
+    samples: Iterable[int],
+    is_reported: bool,
+) -> None:
     root = copied(form)
-    (root / gone).unlink()
+    path = harm(root)
     found = verify(root, workers=1)
-    assert len(found.files) == files
-    assert all(each.file == str(root / gone) for each in found.files)
-    assert len(found.damaged) == damaged
-    assert {each.file for each in found.damaged} == {str(root / gone)}
+    assert told(found) == [(level, sample, NAMES[sample]) for sample in samples]
+    assert {each.file for each in found.damaged} == {str(path)}
+    assert [each.file for each in found.files] == [str(path)] * is_reported
+    assert (found.images, found.index, found.is_sound) == (24, (), False)
+    assert_repaired(root, whole / form)
+
+
+def assert_repaired(root: Path, whole: Path) -> None:
+    repair_cache(root, workers=0)
+    assert everything(root) == everything(whole)
+    assert verify(root, workers=1).is_sound
 
 
 @pytest.mark.parametrize("name", ["labels", "keys", "names", "stamps", "level-24"])
-def test_missing_or_foreign_index_is_reported(copied, name: str) -> None:
+def test_missing_or_foreign_index_is_reported_and_repaired(
+    whole: Path, copied: Copied, name: str
+) -> None:
     root = copied("webdataset")
     column = root / "index" / f"{name}.npy"
-    whole = np.load(column)
-    np.save(column, whole[::-1])
+    np.save(column, np.load(column)[::-1])
     found = verify(root, workers=1)
     assert found.index == (f"{column}: damaged, its digest differs",)
     assert {each.level for each in found.damaged} == {
@@ -192,6 +204,7 @@ def test_missing_or_foreign_index_is_reported(copied, name: str) -> None:
     assert {each.level for each in found.damaged} == levels
     assert len(found.damaged) == 12 * len(levels)
     assert found.images == 24
+    assert_repaired(root, whole / "webdataset")
 
 
 def test_index_entry_out_of_range_hides_no_other_damage(copied) -> None:

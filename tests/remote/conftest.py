@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from range_server import Clock, RangeServer
 
 from caches import made, photos
 from feedline.sources import remote_filesystem, remote_reader
-from range_server import RangeServer
-from remote_reading import Clock
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from range_server import OPTIONS, RangeServer, batches, copies, same
 from torchvision import transforms
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
@@ -13,8 +14,6 @@ from caches import made as build
 from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder
 from feedline.errors import UsageError
-from range_server import RangeServer
-from remote_reading import OPTIONS, batches, copies, same
 
 pytest.importorskip("aiohttp")
 

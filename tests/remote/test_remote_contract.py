@@ -17,13 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from feedline import DataLoader, ImageFolder, ImageList
-from feedline.errors import FeedlineError
-from processes import all_workers
-from range_server import Answer, RangeServer
-from remote_reading import (
+from range_server import (
     OPTIONS,
+    Answer,
+    RangeServer,
     altered,
     batches,
     copies,
@@ -34,7 +31,11 @@ from remote_reading import (
     shorter,
     unavailable,
 )
-from row_of import made
+
+from feedline import DataLoader, ImageFolder, ImageList
+from feedline.errors import FeedlineError
+from processes import all_workers
+from row_of import row
 from slow import slow
 
 pytest.importorskip("aiohttp")
@@ -106,7 +107,7 @@ def remote(kind: Kind, server: RangeServer, tmp_path: Path) -> Any:
 def test_batches_equal_local_ones_and_are_fetched_once(
     remote: Any, server: RangeServer, wanted: list[Any], kind: Kind, how: dict[str, Any]
 ) -> None:
-    made(remote, 24, 0, 0)  # opened in this process, too
+    row(remote, 0, 24, 0)  # opened in this process, too
     assert same(batches(remote, **how), wanted)
     asked = server.asked(kind.ending)
     assert asked
@@ -193,10 +194,10 @@ def test_a_worker_that_is_killed_is_replaced_and_the_batches_are_the_same(
 
 
 def test_a_pickle_holds_no_image_and_no_connection(remote: Any, here: Any) -> None:
-    made(remote, 24, 3, 3)
+    row(remote, 3, 24, 3)
     assert len(pickle.dumps(remote)) < 5000
     copy = pickle.loads(pickle.dumps(remote))
-    assert (made(copy, 24, 40, 3)[0] == made(here, 24, 40, 3)[0]).all()
+    assert (row(copy, 40, 24, 3)[0] == row(here, 40, 24, 3)[0]).all()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
@@ -204,12 +205,12 @@ def test_a_forked_process_leaves_the_connections_of_its_parent_alone(
     remote: Any, server: RangeServer, kind: Kind
 ) -> None:
     for sample in range(4):
-        made(remote, 24, sample, 0)
+        row(remote, sample, 24, 0)
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            made(remote, 24, 20, 0)
+            row(remote, 20, 24, 0)
             remote.close()
             status = 0
         finally:
@@ -217,7 +218,7 @@ def test_a_forked_process_leaves_the_connections_of_its_parent_alone(
     assert os.waitpid(child, 0)[1] == 0
     before = server.asked(kind.ending)
     for sample in range(4, 8):
-        made(remote, 24, sample, 0)
+        row(remote, sample, 24, 0)
     assert server.asked(kind.ending) == before + 4  # none was requested twice
 
 
@@ -284,7 +285,7 @@ def test_a_password_in_a_url_is_not_shown(
     with DataLoader(data, 16, **OPTIONS) as loader:
         shown = [loader.explain(), repr(data), data.root, data.name(0), str(loader.state_dict())]
     with pytest.raises(FeedlineError) as refused:
-        made(kind.create(f"{url}/nowhere", local_dir=tmp_path), 24, 0, 0)
+        row(kind.create(f"{url}/nowhere", local_dir=tmp_path), 0, 24, 0)
     assert f"{server.url}/{kind.folder}/nowhere" in str(refused.value)
     shown += [str(refused.value), caplog.text, *map(str, tmp_path.rglob("*"))]
     assert all("secret" not in text for text in shown)

@@ -16,6 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from range_server import (
+    OPTIONS,
+    Answer,
+    Clock,
+    RangeServer,
+    altered,
+    batches,
+    reset,
+    same,
+    shorter,
+    whole_file,
+)
 
 from caches import environment
 from feedline import DataLoader, ImageFolder
@@ -23,9 +35,7 @@ from feedline.errors import DatasetError, ImageError
 from feedline.sources import remote_cache, remote_reader
 from feedline.sources.manifest import MANIFEST
 from processes import eventually
-from range_server import Answer, RangeServer
-from remote_reading import OPTIONS, Clock, altered, batches, reset, same, shorter, whole_file
-from row_of import made
+from row_of import row
 
 pytest.importorskip("aiohttp")
 
@@ -45,6 +55,14 @@ def wanted(cache: Path) -> list[Any]:
 @pytest.fixture
 def remote(server: RangeServer, tmp_path: Path) -> ImageFolder:
     return ImageFolder(f"{server.url}/cache", local_dir=tmp_path / "local")
+
+
+def skipped_of(data: ImageFolder) -> tuple[str, str]:
+    """Name and error of the only image that cannot be loaded."""
+    with DataLoader(data, 16, **{**OPTIONS, "on_error": "skip"}) as loader:
+        assert sum(len(labels) for _, labels in loader) == COUNT - 1
+        ((name, why),) = loader.skipped
+    return name, why
 
 
 # Faults that pass
@@ -84,21 +102,21 @@ def test_unreachable_server_raises_and_later_failures_are_quick(
             match=rf"sample 3, .* of '{server.url}/cache/24/000000\.tar' from byte \d+ on cannot "
             r"be read \(tried \d+ times in \d+ s\): Client\w+.*server may be down",
         ):
-            made(remote, 24, 3, 0)
+            row(remote, 3, 24, 0)
         assert 30 < sum(clock.pauses) <= 1.5 * remote_reader.IMAGE_PATIENCE_S
         waited = len(clock.pauses)
         for sample in range(4, 20):
             with pytest.raises(ImageError):
-                made(remote, 24, sample, 0)
+                row(remote, sample, 24, 0)
         assert len(clock.pauses) == waited
         clock.passed_s = 60.0  # it is given another chance
         with pytest.raises(ImageError):
-            made(remote, 24, 3, 0)
+            row(remote, 3, 24, 0)
         assert len(clock.pauses) > waited
     finally:
         server.start()
     clock.passed_s = 200.0
-    assert made(remote, 24, 3, 0)[0].any()
+    assert row(remote, 3, 24, 0)[0].any()
 
 
 @pytest.mark.parametrize("fault", [altered, shorter])
@@ -113,9 +131,7 @@ def test_foreign_bytes_are_named_and_never_stored(
 ) -> None:
     place = np.load(cache / "index" / "level-24.npy")[5, 1]
     server.fault = lambda answer: answer.first == place and fault(answer)
-    with DataLoader(remote, 16, **{**OPTIONS, "on_error": "skip"}) as loader:
-        assert sum(len(labels) for _, labels in loader) == COUNT - 1
-        ((name, why),) = loader.skipped
+    name, why = skipped_of(remote)
     assert name == remote.name(5)
     assert "rebuilt there after the dataset was created" in why
     assert len(clock.pauses) == 2
@@ -171,7 +187,7 @@ def test_server_that_stops_serving_ranges_is_named(
 ) -> None:
     server.fault = whole_file
     with pytest.raises(ImageError, match=r"sample 3.*RangeError.*status 200"):
-        made(remote, 24, 3, 0)
+        row(remote, 3, 24, 0)
     assert not clock.pauses
 
 
@@ -228,7 +244,7 @@ def test_silent_server_times_out(
     server.fault = lambda answer: not ended.wait(60)
     try:
         with pytest.raises(ImageError, match="TimeoutError"):
-            made(remote, 24, 3, 0)
+            row(remote, 3, 24, 0)
     finally:
         ended.set()
 
@@ -329,10 +345,7 @@ def test_wrong_index_entry_affects_only_its_image(
     forged(cache, tmp_path / "forged", "level-24", entries)
     server.root = tmp_path
     data = ImageFolder(f"{server.url}/forged", local_dir=tmp_path / "local")
-    with DataLoader(data, 16, **{**OPTIONS, "on_error": "skip"}) as loader:
-        assert sum(len(labels) for _, labels in loader) == COUNT - 1
-        ((_, why),) = loader.skipped
-    assert "does not exist" in why
+    assert "does not exist" in skipped_of(data)[1]
     assert {path for path, _ in server.requests if ".tar" in path} <= {
         f"/forged/24/00000{shard}.tar" for shard in range(3)
     }

@@ -11,6 +11,16 @@ from typing import Any
 
 import fsspec
 import pytest
+from range_server import (
+    OPTIONS,
+    Answer,
+    RangeServer,
+    batches,
+    copies,
+    same,
+    unavailable,
+    whole_file,
+)
 
 import feedline
 from caches import contents, flip
@@ -19,9 +29,7 @@ from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder, ImageList
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.sources import local_copies, remote_reader
-from range_server import Answer, RangeServer
-from remote_reading import OPTIONS, batches, copies, same, unavailable, whole_file
-from row_of import made
+from row_of import row
 
 pytest.importorskip("aiohttp")
 
@@ -139,7 +147,7 @@ def test_replaced_image_is_seen_when_folder_is_listed(in_memory: str, tmp_path: 
     data = ImageFolder(in_memory, local_dir=tmp_path / "other")
     there.pipe_file(name, old)
     with pytest.raises(ImageError, match=r"sample 3.*do not match the listing.*again"):
-        made(data, 24, 3, 0)
+        row(data, 3, 24, 0)
 
 
 # Lists
@@ -159,7 +167,7 @@ def test_lists_of_urls_equal_lists_of_files(
     assert same(batches(data), wanted)
     below = ImageList(urls[:2], [0, 0], root=folder.parent.as_uri(), local_dir=tmp_path, check=True)
     assert below.root == folder.parent.as_uri()
-    assert (made(below, 24, 1, 5)[0] == made(here, 24, 1, 5)[0]).all()
+    assert (row(below, 1, 24, 5)[0] == row(here, 1, 24, 5)[0]).all()
 
 
 def test_two_hosts_in_one_list(
@@ -203,7 +211,7 @@ def test_signatures_of_urls_are_not_shown(
     urls = [f"{server.url}/{name}" for name in (signed, *(f"photos/{each}" for each in listed))]
     data = ImageList(urls, [0, *listed.labels], local_dir=tmp_path / "copies")
     with pytest.raises(ImageError) as refused:
-        made(data, 24, 0, 0)
+        row(data, 0, 24, 0)
     assert f"{server.url}/nothing.jpg?..." in str(refused.value)
     with DataLoader(data, 4, image_size=24, num_workers=1, on_error="skip") as loader:
         for _ in feedline.watch(loader, run=tmp_path / "run"):
@@ -273,7 +281,7 @@ def test_permanent_error_quotes_server(
     with pytest.raises(
         ImageError, match=rf"sample 3, {server.url}/photos/.*cannot be read.*{said}"
     ):
-        made(remote, 24, 3, 0)
+        row(remote, 3, 24, 0)
     assert sum(pauses) <= 1.5 * remote_reader.IMAGE_PATIENCE_S
 
 
@@ -318,7 +326,7 @@ def test_endless_body_is_not_read(
 
     server.fault = endless
     with pytest.raises(ImageError, match=said):
-        made(remote, 24, 3, 0)
+        row(remote, 3, 24, 0)
 
 
 # What is kept
@@ -378,10 +386,10 @@ def test_single_wrong_response_is_harmless(
 def test_broken_redirects_are_not_followed_again(remote: ImageList, server: RangeServer) -> None:
     server.fault = lambda answer: answer.redirect(answer.path) is None
     with pytest.raises(ImageError, match=r"cannot be read: TooManyRedirects"):
-        made(remote, 24, 0, 0)
+        row(remote, 0, 24, 0)
     server.fault = lambda answer: answer.redirect("file:///etc/passwd") is None
     with pytest.raises(ImageError, match=r"cannot be read: NonHttpUrlRedirect"):
-        made(remote, 24, 1, 0)
+        row(remote, 1, 24, 0)
 
 
 def test_a_copy_is_that_of_its_url_alone(
@@ -393,7 +401,7 @@ def test_a_copy_is_that_of_its_url_alone(
     other.labels.reverse()
     data = at(server, other, local_dir=tmp_path)
     for sample in (0, 5):
-        assert (made(data, 24, sample, 1)[1]) == 1
+        assert (row(data, sample, 24, 1)[1]) == 1
         assert data.store.read(sample, 0) == Path(here.path(COUNT - 1 - sample)).read_bytes()
     # Other labels are no reason to fetch again.
     before = server.asked(".jpg")
@@ -406,7 +414,7 @@ def test_image_larger_than_limit_is_fetched_each_time(
 ) -> None:
     monkeypatch.setattr(local_copies, "_MAX_IMAGE_BYTES", 100)
     for _ in range(2):
-        made(remote, 24, 3, 0)
+        row(remote, 3, 24, 0)
     assert server.asked(".jpg") == 2
 
 

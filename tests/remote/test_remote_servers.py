@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from range_server import Answer, RangeServer, batches, same
 
 from caches import flip
 from feedline import ImageFolder, ImageList
@@ -19,9 +20,7 @@ from feedline.cache.rates import cache_info
 from feedline.errors import DatasetError, FeedlineError, ImageError
 from feedline.sources.remote_cache import open_cache
 from processes import eventually
-from range_server import Answer, RangeServer
-from remote_reading import batches, same
-from row_of import made
+from row_of import row
 from s3_server import Bucket, serving
 from slow import slow
 
@@ -81,18 +80,6 @@ def nginx(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         server.wait()
 
 
-def test_nginx_batches_equal_those_of_cache_and_folder(
-    nginx: str, cache: Path, wanted: list[Any], tmp_path: Path
-) -> None:
-    folder = batches(ImageFolder(cache.parent / "photos"))
-    for name, expected in (("cache", wanted), ("photos", folder)):
-        data = ImageFolder(f"{nginx}/{name}", local_dir=tmp_path)
-        for _ in range(2):
-            assert same(batches(data, num_workers=2), expected)
-    with pytest.raises(DatasetError, match="copied incompletely"):
-        ImageFolder(f"{nginx}/elsewhere", local_dir=tmp_path)
-
-
 # S3
 
 
@@ -101,9 +88,17 @@ def bucket(cache: Path) -> Iterator[Bucket]:
     """A folder in S3 with the cache and its originals."""
     with serving() as server:
         made_there = Bucket(server)
-        made_there.fill("train", cache)
+        made_there.fill("cache", cache)
         made_there.fill("photos", cache.parent / "photos")
         yield made_there
+
+
+@pytest.fixture(params=["nginx", "s3"])
+def place(request: pytest.FixtureRequest) -> str:
+    """The URL of a folder with the cache and its originals."""
+    if request.param == "nginx":
+        return str(request.getfixturevalue("nginx"))
+    return str(request.getfixturevalue("bucket").url)
 
 
 @pytest.mark.parametrize(
@@ -117,33 +112,30 @@ def bucket(cache: Path) -> Iterator[Bucket]:
     ],
     ids=lambda how: str(how.get("start_method", "here")),
 )
-def test_s3_batches_equal_those_of_cache(
-    bucket: Bucket, wanted: list[Any], tmp_path: Path, how: dict[str, Any]
-) -> None:
-    data = ImageFolder(f"{bucket.url}/train", local_dir=tmp_path)
-    assert same(batches(data, **how), wanted)
-    assert same(batches(data, **how), wanted)
-
-
-@pytest.mark.parametrize("workers", [0, *slow(2)])
-def test_s3_batches_equal_those_of_folder_and_list(
-    bucket: Bucket, cache: Path, tmp_path: Path, workers: int
+def test_batches_of_cache_folder_and_list_equal_local_ones(
+    place: str, cache: Path, tmp_path: Path, how: dict[str, Any]
 ) -> None:
     here = ImageFolder(cache.parent / "photos")
-    wanted = batches(here)
-    data = ImageFolder(f"{bucket.url}/photos", local_dir=tmp_path)
-    assert data.fingerprint() == here.fingerprint()
-    assert same(batches(data, num_workers=workers), wanted)
     names = [os.path.relpath(here.path(k), here.root) for k in range(len(here))]
-    urls = [f"{bucket.url}/photos/{name}" for name in names]
-    listed = ImageList(urls, here.targets, local_dir=tmp_path, check=True)
-    assert same(batches(listed, num_workers=workers), wanted)
-    missing = ImageList([f"{bucket.url}/nothing.jpg"], [0], local_dir=tmp_path)
-    with pytest.raises(ImageError, match=rf"{bucket.url}/nothing\.jpg.*FileNotFoundError"):
-        made(missing, 24, 0, 0)
+    urls = [f"{place}/photos/{name}" for name in names]
+    for there, local in (
+        (ImageFolder(f"{place}/cache", local_dir=tmp_path), ImageFolder(cache)),
+        (ImageFolder(f"{place}/photos", local_dir=tmp_path), here),
+        (ImageList(urls, here.targets, local_dir=tmp_path, check=True), here),
+    ):
+        assert same(batches(there, **how), batches(local))
+    assert ImageFolder(f"{place}/photos", local_dir=tmp_path).fingerprint() == here.fingerprint()
+    missing = ImageList([f"{place}/nothing.jpg"], [0], local_dir=tmp_path)
+    with pytest.raises(ImageError, match=rf"{place}/nothing\.jpg.*FileNotFoundError"):
+        row(missing, 0, 24, 0)
+    with pytest.raises(DatasetError, match=rf"{place}/elsewhere"):
+        ImageFolder(f"{place}/elsewhere", local_dir=tmp_path)
+
+
+def test_options_of_storage_are_used(bucket: Bucket, cache: Path, tmp_path: Path) -> None:
     options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "batch_size": 4}
-    data = ImageFolder(f"{bucket.url}/photos", storage_options=options, local_dir=tmp_path / "new")
-    assert same(batches(data, num_workers=workers), wanted)
+    data = ImageFolder(f"{bucket.url}/photos", storage_options=options, local_dir=tmp_path)
+    assert same(batches(data), batches(ImageFolder(cache.parent / "photos")))
 
 
 @pytest.mark.slow
@@ -153,11 +145,11 @@ def test_an_endpoint_may_be_named_in_the_options(
     options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "key": "key", "secret": "word"}
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    data = ImageFolder(f"{bucket.url}/train", local_dir=tmp_path, storage_options=options)
+    data = ImageFolder(f"{bucket.url}/cache", local_dir=tmp_path, storage_options=options)
     assert same(batches(data, num_workers=2), wanted)
     with pytest.raises(FeedlineError, match=r'NoCredentialsError.*AWS_PROFILE.*"anon": True'):
         ImageFolder(
-            f"{bucket.url}/train",
+            f"{bucket.url}/cache",
             local_dir=tmp_path,
             storage_options={"endpoint_url": options["endpoint_url"]},
         )
@@ -190,7 +182,7 @@ def test_verifying_a_remote_cache_stores_no_images(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = verify(f"{bucket.url}/train", workers=2, decode=True)
+    found = verify(f"{bucket.url}/cache", workers=2, decode=True)
     assert found.is_sound
     assert found.images == 2 * COUNT
     assert not list(tmp_path.rglob("*.part"))
@@ -200,8 +192,8 @@ def test_info_of_remote_cache_equals_local_info(
     bucket: Bucket, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    here, there = (cache_info(root, measure=False) for root in (cache, f"{bucket.url}/train"))
-    assert there.root == f"{bucket.url}/train"
+    here, there = (cache_info(root, measure=False) for root in (cache, f"{bucket.url}/cache"))
+    assert there.root == f"{bucket.url}/cache"
     assert (there.manifest, there.levels) == (here.manifest, here.levels)
 
 
@@ -211,7 +203,7 @@ def test_endpoint_that_ignores_ranges_is_rejected(
 ) -> None:
     folder = tmp_path / bucket.url.removeprefix("s3://")
     folder.mkdir(parents=True)
-    (folder / "train").symlink_to(cache)
+    (folder / "cache").symlink_to(cache)
     server = RangeServer(tmp_path)
 
     def more(answer: Answer) -> bool:
@@ -221,15 +213,9 @@ def test_endpoint_that_ignores_ranges_is_rejected(
         return True
 
     server.fault = more
+    options, local = {"endpoint_url": server.url}, tmp_path / "local"
     try:
         with pytest.raises(FeedlineError, match=r"RangeError.*(status 200|server sends \d+)"):
-            made(
-                ImageFolder(
-                    f"{bucket.url}/train",
-                    local_dir=tmp_path / "local",
-                    storage_options={"endpoint_url": server.url},
-                ),
-                *(24, 0, 0),
-            )
+            row(ImageFolder(f"{bucket.url}/cache", local_dir=local, storage_options=options), 0, 24)
     finally:
         server.stop()

@@ -1,4 +1,4 @@
-"""A small HTTP server of a folder on the loopback interface, into which faults can be put."""
+"""A small HTTP server on the loopback interface, faults for it, and a clock without waiting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Answer", "Fault", "RangeServer"]
+import torch
+
+from feedline import DataLoader
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -151,3 +153,83 @@ class RangeServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+OPTIONS: dict[str, Any] = {"seed": 1, "shuffle": True, "image_size": 24, "num_workers": 0}
+
+
+def batches(data: Any, **options: Any) -> list[Any]:
+    """One epoch of 16 images per batch."""
+    with DataLoader(data, 16, **{**OPTIONS, **options}) as loader:
+        return [(images.clone(), labels.clone()) for images, labels in loader]
+
+
+def same(ours: list[Any], theirs: list[Any]) -> bool:
+    return len(ours) == len(theirs) and all(
+        torch.equal(one, other)
+        for pair in zip(ours, theirs, strict=True)
+        for one, other in zip(*pair, strict=True)
+    )
+
+
+def copies(local: Path) -> list[Path]:
+    """Files of local copies below a folder."""
+    return sorted(local.rglob("*.part"))
+
+
+class Clock:
+    """A clock that only advances in pauses, which take no real time.
+
+    Attributes:
+        pauses: each pause, in seconds.
+        passed_s: time passed in addition.
+        then: called in a pause.
+    """
+
+    def __init__(self) -> None:
+        self.pauses: list[float] = []
+        self.passed_s = 0.0
+        self.then: Callable[[], None] = lambda: None
+
+    def monotonic(self) -> float:
+        return self.passed_s + sum(self.pauses)
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.then()
+
+
+def unavailable(answer: Answer) -> bool:
+    answer.give(503, b"overloaded")
+    return True
+
+
+def reset(answer: Answer) -> bool:
+    answer.reset()
+    return True
+
+
+def cut_short(answer: Answer) -> bool:
+    answer.give(206, answer.part[: len(answer.part) // 2], len(answer.part))
+    return True
+
+
+def no_http(answer: Answer) -> bool:
+    answer.wfile.write(b"no HTTP\r\n\r\n")
+    answer.close_connection = True
+    return True
+
+
+def altered(answer: Answer) -> bool:
+    answer.give(206, bytes(byte ^ 1 for byte in answer.part))
+    return True
+
+
+def shorter(answer: Answer) -> bool:
+    answer.give(206, answer.part[:-1])
+    return True
+
+
+def whole_file(answer: Answer) -> bool:
+    answer.give(200, answer.whole)
+    return True
