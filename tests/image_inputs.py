@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from torchvision_folder import image
-
-__all__ = [
-    "MEAN",
-    "STD",
-    "Pictures",
-    "encoded",
-    "opened",
-    "own_step",
-    "random_pipeline",
-    "usual_pipeline",
-    "write_pictures",
-]
+from feedline.images.crops import Box
+from torchvision_folder import DRAW, image
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -43,6 +35,17 @@ def random_pipeline(size: int = 32, *more: object) -> v2.Compose:
             *(v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)),
         ]
     )
+
+
+@contextlib.contextmanager
+def drawn(box: Box) -> Iterator[None]:
+    """Let torchvision's crops and flips draw a placement of feedline's."""
+    params = dict(zip(("top", "left", "height", "width"), box[:4], strict=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(v1.RandomResizedCrop, "get_params", lambda *_: box[:4])
+        patch.setattr(v2.RandomResizedCrop, DRAW, lambda *_: params)
+        patch.setattr(torch, "rand", lambda *_: torch.tensor([0.0 if box.flip else 0.999]))
+        yield
 
 
 def own_step(picture: Image.Image) -> Image.Image:

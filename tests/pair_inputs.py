@@ -14,8 +14,6 @@ from torchvision.transforms import v2
 
 from torchvision_folder import image
 
-__all__ = ["FILL", "Scenes", "mask_of", "preset", "usual", "values", "write_pairs"]
-
 FILL = {tv_tensors.Mask: 255, "others": 0}
 SIZES = [(120, 90), (97, 131), (200, 61), (64, 64), (33, 29)]
 

@@ -9,16 +9,6 @@ from torchvision.transforms import v2
 
 from feedline.order.batch_spec import Item
 
-__all__ = [
-    "DRAW",
-    "IMAGES",
-    "TENSOR_LEVELS",
-    "image",
-    "item_row",
-    "pixel_error",
-    "write_images",
-]
-
 DRAW = "make_params" if hasattr(v2.Transform, "make_params") else "_get_params"
 """Name of the method that draws parameters; another one before torchvision 0.21."""
 TENSOR_LEVELS = 0 if hasattr(torch, "uint16") else 1

@@ -19,7 +19,8 @@ import feedline
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.crops import TrainCrop, WindowCrop
 from feedline.order.batch_spec import Item
-from torchvision_folder import DRAW, IMAGES, TENSOR_LEVELS, item_row, pixel_error
+from image_inputs import drawn
+from torchvision_folder import IMAGES, TENSOR_LEVELS, item_row, pixel_error
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 V1_FLOATS = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
@@ -114,6 +115,16 @@ RANDOM = {
 }
 
 
+def check_sample(source, number, theirs, label, seed=1):
+    """A sample has the type of torchvision's and the pixels of the row. Return both."""
+    ours, ours_label = source.sample(Item(number, None, seed, 1.0))
+    assert (type(ours), type(ours_label)) == (type(theirs), type(label))
+    assert (ours.dtype, ours.shape, ours_label) == (theirs.dtype, theirs.shape, label)
+    row, _ = item_row(source, number, seed=seed)
+    assert ours.contiguous().numpy().tobytes() == row.tobytes()
+    return ours, row
+
+
 @pytest.mark.parametrize("case", FIXED)
 def test_deterministic_pipeline_has_torchvision_values(root, case):
     dataset, recognition = recognised(root, *FIXED[case])
@@ -121,26 +132,14 @@ def test_deterministic_pipeline_has_torchvision_values(root, case):
     assert recognition.unchanged == ()
     assert recognition.reasons == ()
     assert len(source) == len(dataset) == len(IMAGES)
+    kept = []
     for sample, (theirs, label) in enumerate(dataset):
+        kept.append(check_sample(source, sample, theirs, label))
         ours, number = item_row(source, sample)
         assert ours.shape == tuple(theirs.shape)
         assert ours.dtype == theirs.numpy().dtype
         assert number == label
         assert pixel_error(ours, theirs) <= TENSOR_LEVELS
-
-
-@pytest.mark.parametrize("case", [*FIXED, *RANDOM])
-def test_a_sample_has_the_pixels_of_the_row_and_the_type_of_torchvisions(root, case):
-    dataset, recognition = recognised(root, *(FIXED[case] if case in FIXED else RANDOM[case]))
-    kept = []
-    for number in range(3):
-        theirs, label = dataset[number]
-        ours, ours_label = recognition.pipeline.sample(Item(number, None, 5, 1.0))
-        assert (type(ours), type(ours_label)) == (type(theirs), type(label))
-        assert (ours.dtype, ours.shape, ours_label) == (theirs.dtype, theirs.shape, label)
-        row, _ = item_row(recognition.pipeline, number, seed=5)
-        assert ours.contiguous().numpy().tobytes() == row.tobytes()
-        kept.append((ours, row))
     assert all(np.array_equal(ours.numpy(), row) for ours, row in kept)
 
 
@@ -167,18 +166,11 @@ def test_loader_accepts_rectangular_images(root):
 
 
 @pytest.mark.parametrize("case", RANDOM)
-def test_random_pipeline_matches_torchvision_for_same_draws(root, case, monkeypatch):
+def test_random_pipeline_matches_torchvision_for_same_draws(root, case):
     dataset, recognition = recognised(root, *RANDOM[case])
     source = recognition.pipeline
     assert recognition.unchanged == ()
-    boxes = []
-    monkeypatch.setattr(v1.RandomResizedCrop, "get_params", lambda *_: boxes[-1][:4])
-    monkeypatch.setattr(
-        v2.RandomResizedCrop,
-        DRAW,
-        lambda *_: dict(zip(("top", "left", "height", "width"), boxes[-1][:4], strict=True)),
-    )
-    monkeypatch.setattr(torch, "rand", lambda *_: torch.tensor([0.0 if boxes[-1].flip else 0.999]))
+    flips = set()
     first = "flip first" in case or "before" in case
     for sample, (path, _) in enumerate(dataset.samples):
         with Image.open(path) as opened:
@@ -187,12 +179,14 @@ def test_random_pipeline_matches_torchvision_for_same_draws(root, case, monkeypa
             box = source.fused.crop.place(height, width, Item(sample, 32, seed, 1.0))
             # To flip before the crop is to crop on the other side.
             left = width - box.left - box.width if box.flip and first else box.left
-            boxes.append(box._replace(left=left))
-            theirs, label = dataset[sample]
+            flips.add(box.flip)
+            with drawn(box._replace(left=left)):
+                theirs, label = dataset[sample]
+            check_sample(source, sample, theirs, label, seed)
             ours, number = item_row(source, sample, seed=seed)
             assert number == label
             assert pixel_error(ours, theirs) <= TENSOR_LEVELS
-    assert {box.flip for box in boxes} == {False, True}
+    assert flips == {False, True}
 
 
 def test_scales_ratios_and_probabilities_are_those_of_pipeline(root):

@@ -23,12 +23,13 @@ from feedline.images.compile.views import Compiled
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from image_inputs import (
+    drawn,
     opened,
     own_step,
     random_pipeline,
     usual_pipeline,
 )
-from torchvision_folder import DRAW, image, pixel_error
+from torchvision_folder import image, pixel_error
 
 NAMES = (
     *("plain.jpg", "wide.jpg", "progressive.jpg", "grey.jpg", "cmyk.jpg", "turned.jpg"),
@@ -41,8 +42,8 @@ def boxes_of(compiled: Compiled, picture: Image.Image, seed: int):
     """The placement that a call after `torch.manual_seed(seed)` draws."""
     recognised = compile_transform(compiled.transform)
     torch.manual_seed(seed)
-    drawn = int(torch.empty((), dtype=torch.int64).random_())
-    item = Item(0, recognised.image_size, extend(drawn, 0), 1.0)
+    seed = int(torch.empty((), dtype=torch.int64).random_())
+    item = Item(0, recognised.image_size, extend(seed, 0), 1.0)
     return recognised.crop.place(picture.height, picture.width, item)
 
 
@@ -75,7 +76,7 @@ def test_lazily_opened_image_matches_pipeline(pictures, name):
             assert torch.equal(ours, theirs), "the pipeline itself ran"
 
 
-def test_random_crops_match_torchvision_for_same_draws(pictures, monkeypatch):
+def test_random_crops_match_torchvision_for_same_draws(pictures):
     pipeline = random_pipeline()
     compiled = feedline.compile(pipeline)
     flips = set()
@@ -91,11 +92,7 @@ def test_random_crops_match_torchvision_for_same_draws(pictures, monkeypatch):
                 for given in forms + [lazy] * (lazy.mode == "RGB"):
                     torch.manual_seed(seed)
                     results.append(compiled(given))
-            with monkeypatch.context() as patch:
-                params = dict(zip(("top", "left", "height", "width"), box[:4], strict=True))
-                patch.setattr(v2.RandomResizedCrop, DRAW, lambda *_, p=params: p)
-                drawn = torch.tensor([0.0 if box.flip else 0.999])
-                patch.setattr(torch, "rand", lambda *_, drawn=drawn: drawn)
+            with drawn(box):
                 theirs = pipeline(picture)
             for ours in results:
                 assert type(ours) is type(theirs)

@@ -16,22 +16,17 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets
 from torchvision import transforms as v1
-from torchvision.datasets import DatasetFolder, ImageFolder
+from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from feedline import DataLoader
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.datasets import class_names, folder_fingerprint
 from feedline.order.batch_spec import Item
-from torchvision_folder import pixel_error, write_images
+from torchvision_folder import pixel_error
 
 FIXED = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])
 RANDOM = v1.Compose([v1.RandomResizedCrop(32), v1.ToTensor()])
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_images(tmp_path_factory.mktemp("images")))
 
 
 def samples_of(dataset: Any) -> list[tuple[torch.Tensor, Any]]:
@@ -69,7 +64,7 @@ def drawn(label: int) -> float:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_with_target_transform_match_dataset(root: str, workers: int) -> None:
+def test_batches_with_target_transform_match_dataset(root: Path, workers: int) -> None:
     dataset = ImageFolder(root, FIXED, target_transform=named)
     with DataLoader(dataset, 3, num_workers=workers) as loader:
         explained = loader.explain()
@@ -85,7 +80,7 @@ def test_batches_with_target_transform_match_dataset(root: str, workers: int) ->
         assert targets["name"] == wanted_targets["name"]
 
 
-def test_a_target_transform_changes_no_pixel(root: str) -> None:
+def test_a_target_transform_changes_no_pixel(root: Path) -> None:
     plain = samples_of(ImageFolder(root, RANDOM))
     turned = samples_of(ImageFolder(root, RANDOM, target_transform=float))
     for (ours, label), (other, target) in zip(plain, turned, strict=True):
@@ -93,7 +88,7 @@ def test_a_target_transform_changes_no_pixel(root: str) -> None:
         assert (type(target), target) == (float, float(label))
 
 
-def test_random_target_transform_is_determined_by_sample(root: str) -> None:
+def test_random_target_transform_is_determined_by_sample(root: Path) -> None:
     dataset = ImageFolder(root, RANDOM, target_transform=drawn)
     state = random.getstate(), torch.get_rng_state()
     first = [label for _, label in samples_of(dataset)]
@@ -119,7 +114,7 @@ class Counting:
         return self.calls
 
 
-def test_target_transform_is_called_once_per_sample_in_order(root: str) -> None:
+def test_target_transform_is_called_once_per_sample_in_order(root: Path) -> None:
     dataset = ImageFolder(root, FIXED, target_transform=Counting())
     with DataLoader(dataset, 3) as loader:
         assert torch.cat([labels for _, labels in loader]).tolist() == [1, 2, 3, 4, 5, 6, 7]
@@ -132,7 +127,7 @@ def fails_on_dogs(label: int) -> int:
     return label
 
 
-def test_exceptions_of_target_transform_are_unchanged_and_can_be_skipped(root: str) -> None:
+def test_exceptions_of_target_transform_are_unchanged_and_can_be_skipped(root: Path) -> None:
     dataset = ImageFolder(root, FIXED, target_transform=fails_on_dogs)
     with DataLoader(dataset, 7) as loader, pytest.raises(KeyError, match="no dogs"):
         next(iter(loader))
@@ -143,7 +138,7 @@ def test_exceptions_of_target_transform_are_unchanged_and_can_be_skipped(root: s
         assert [labels.tolist() for _, labels in loader] == [[0, 0, 0]]
 
 
-def test_a_target_transform_that_is_set_later_is_called(root: str) -> None:
+def test_a_target_transform_that_is_set_later_is_called(root: Path) -> None:
     dataset = ImageFolder(root, FIXED)
     with DataLoader(dataset, 7) as loader:
         assert next(iter(loader))[1].dtype == torch.int64
@@ -159,7 +154,7 @@ class Plain(ImageFolder):
 
     about = "a class attribute"
 
-    def __init__(self, root: str, **options: Any) -> None:
+    def __init__(self, root: Path, **options: Any) -> None:
         super().__init__(root, FIXED, **options)
         self.about = "shadowed"
         self.samples = self.samples[::-1]
@@ -175,19 +170,19 @@ class Plain(ImageFolder):
 class Naturalists(ImageFolder):
     """Like DeiT's INatDataset: does not call torchvision's constructor, and has no `root`."""
 
-    def __init__(self, root: str, loader: Any = default_loader) -> None:
+    def __init__(self, root: Path, loader: Any = default_loader) -> None:
         self.transform, self.target_transform, self.loader = FIXED, None, loader
         names = json.loads((Path(root) / "train.json").read_text())
         self.samples = [(os.path.join(root, name), len(name) % 3) for name in names]
 
 
-def test_class_with_another_listing_is_recognised(root: str) -> None:
+def test_class_with_another_listing_is_recognised(root: Path) -> None:
     dataset = Plain(root)
     assert_same(dataset)
     assert {label for _, label in samples_of(dataset)} == {0, 1}
 
 
-def test_a_class_without_a_root_is_recognised_and_may_move(root: str, tmp_path: Path) -> None:
+def test_a_class_without_a_root_is_recognised_and_may_move(root: Path, tmp_path: Path) -> None:
     moved = []
     for place in ("here", "there"):
         folder = tmp_path / place
@@ -201,7 +196,7 @@ def test_a_class_without_a_root_is_recognised_and_may_move(root: str, tmp_path: 
     assert folder_fingerprint(Subset(moved[0], [0])) != prints[0]
 
 
-def test_imagenet_of_torchvision_is_recognised(root: str, tmp_path: Path) -> None:
+def test_imagenet_of_torchvision_is_recognised(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "val")
     wnids = {"cats": ("cat", "tabby"), "dogs": ("dog",)}
     torch.save((wnids, ["cats", "dogs"]), tmp_path / "meta.bin")
@@ -223,7 +218,10 @@ def derived(*bases: type, **members: Any) -> type:
 
 
 OVERRIDDEN: dict[str, tuple[Any, str]] = {
-    "a sample": (derived(__getitem__=lambda self, index: index), r"overrides __getitem__"),
+    "a sample": (
+        derived(__getitem__=lambda self, index: index),
+        r"subclass .* overrides __getitem__",
+    ),
     "a length": (derived(__len__=lambda self: 3), r"overrides __len__ \(Derived\.__len__\)"),
     "all attributes": (
         derived(__getattribute__=lambda self, name: object.__getattribute__(self, name)),
@@ -245,29 +243,21 @@ OVERRIDDEN: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", OVERRIDDEN)
-def test_class_with_overridden_methods_is_rejected(root: str, case: str) -> None:
+def test_class_with_overridden_methods_is_rejected(root: Path, case: str) -> None:
     kind, reason = OVERRIDDEN[case]
     assert re.search(reason, refusal(kind(root, FIXED)))
 
 
-def test_class_without_required_attributes_is_rejected(root: str) -> None:
+def test_class_without_required_attributes_is_rejected(root: Path) -> None:
     dataset = Plain(root)
     del dataset.target_transform
     assert refusal(dataset) == "This Plain has no target_transform."
 
 
-def test_replaced_torchvision_method_is_detected_below_a_subclass(
-    root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = Plain(root)
-    monkeypatch.setattr(DatasetFolder, "__getitem__", lambda self, index: None)
-    assert "A method of Plain was replaced" in refusal(dataset)
-
-
 # ------------------------------------------------------------------- several folders
 
 
-def test_several_folders_are_one_dataset(root: str, tmp_path: Path) -> None:
+def test_several_folders_are_one_dataset(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "more")
     first, second = ImageFolder(root, FIXED), Plain(str(tmp_path / "more"))
     parts = [Subset(first, [5, -1, 2]), second, first, ConcatDataset([second, Subset(first, [])])]
@@ -275,7 +265,7 @@ def test_several_folders_are_one_dataset(root: str, tmp_path: Path) -> None:
     assert_same(Subset(ConcatDataset(parts), [-1, 0, 12, 4, 4]))
 
 
-def test_equal_transforms_need_not_be_identical(root: str) -> None:
+def test_equal_transforms_need_not_be_identical(root: Path) -> None:
     again = v1.Compose([v1.Compose(FIXED.transforms[:2]), v1.ToTensor()])
     assert_same(ConcatDataset([ImageFolder(root, FIXED), ImageFolder(root, again)]))
     step = v1.RandomErasing(1.0)
@@ -295,7 +285,7 @@ def test_equal_transforms_need_not_be_identical(root: str) -> None:
         ({"transform": FIXED, "loader": open}, "The loader open is not torchvision's own"),
     ],
 )
-def test_different_parts_are_rejected(root: str, other: dict[str, Any], reason: str) -> None:
+def test_different_parts_are_rejected(root: Path, other: dict[str, Any], reason: str) -> None:
     dataset = ConcatDataset([ImageFolder(root, FIXED), ImageFolder(root, **other)])
     assert re.search(reason, refusal(dataset))
 
@@ -304,7 +294,7 @@ class OwnConcat(ConcatDataset[Any]):
     pass
 
 
-def test_other_concatenations_are_rejected(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_concatenations_are_rejected(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = ImageFolder(root, FIXED)
     assert refusal(OwnConcat([folder])).startswith("OwnConcat is not torchvision's")
     assert refusal(ConcatDataset([folder, [(1, 2)]])).startswith("list is not torchvision's")
@@ -318,7 +308,7 @@ def test_other_concatenations_are_rejected(root: str, monkeypatch: pytest.Monkey
     assert refusal(ConcatDataset([folder])).startswith("ConcatDataset is not torchvision's")
 
 
-def test_the_fingerprint_of_several_folders_is_of_all_their_samples(root: str) -> None:
+def test_the_fingerprint_of_several_folders_is_of_all_their_samples(root: Path) -> None:
     folder = ImageFolder(root, FIXED)
     whole = ConcatDataset([folder, folder])
     single = folder_fingerprint(folder)
@@ -329,7 +319,7 @@ def test_the_fingerprint_of_several_folders_is_of_all_their_samples(root: str) -
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_makes_rows_of_several_folders(root: str, workers: int) -> None:
+def test_a_loader_makes_rows_of_several_folders(root: Path, workers: int) -> None:
     dataset = ConcatDataset([ImageFolder(root, FIXED), Subset(ImageFolder(root, FIXED), [3, 4])])
     with DataLoader(dataset, 4, num_workers=workers) as loader:
         assert "image-row engine with a fused transform" in loader.explain()

@@ -6,6 +6,7 @@ import functools
 import random
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -30,14 +31,9 @@ from feedline.images.compile.library_steps import (
     untested_versions,
 )
 from feedline.timing import torch_workers
-from torchvision_folder import image, write_images
+from torchvision_folder import DRAW, image
 
 STEPS = [v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()]
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_images(tmp_path_factory.mktemp("images")))
 
 
 def own(*args: Any, **kwargs: Any) -> Any:
@@ -91,7 +87,7 @@ FUNCTIONS = [
 @pytest.mark.parametrize("replacement", REPLACEMENTS)
 @pytest.mark.parametrize(("owner", "name"), FUNCTIONS)
 def test_replaced_function_is_named_and_not_called(
-    root: str, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, replacement: Any
+    root: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, replacement: Any
 ) -> None:
     dataset = ImageFolder(root, v1.Compose(STEPS), loader=folder.default_loader)
     monkeypatch.setattr(owner, name, replacement(getattr(owner, name)))
@@ -151,20 +147,27 @@ def test_compiled_pipeline_matches_replaced_function(
     assert all(map(torch.equal, made(feedline.compile(pipeline)), expected))
 
 
-@pytest.mark.parametrize("step", [v1.RandomResizedCrop, v2.RandomResizedCrop])
+METHODS = [
+    *((v1.RandomResizedCrop, "forward"), (v1.RandomResizedCrop, "get_params")),
+    *((v2.RandomResizedCrop, "forward"), (v2.RandomResizedCrop, DRAW)),
+    (timm.data.transforms.RandomResizedCropAndInterpolation, "__call__"),
+]
+
+
+@pytest.mark.parametrize(("step", "name"), METHODS)
 @pytest.mark.parametrize("replacement", REPLACEMENTS)
 def test_replaced_method_is_named(
-    root: str, monkeypatch: pytest.MonkeyPatch, step: Any, replacement: Any
+    root: Path, monkeypatch: pytest.MonkeyPatch, step: Any, name: str, replacement: Any
 ) -> None:
     dataset = ImageFolder(root, v1.Compose([step(32), v1.ToTensor()]))
     assert compile_dataset(dataset).pipeline is not None
-    monkeypatch.setattr(step, "forward", replacement(step.forward))
+    monkeypatch.setattr(step, name, replacement(getattr(step, name)))
     recognition = compile_dataset(dataset)
     assert recognition.pipeline is None
-    assert "forward was replaced by " in recognition.reasons[0]
+    assert f"{name} was replaced by " in recognition.reasons[0]
 
 
-def test_replaced_method_only_affects_its_step(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_method_only_affects_its_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(v1.RandomHorizontalFlip, "forward", own)
     recognition = compile_dataset(ImageFolder(root, v1.Compose([STEPS[0], STEPS[2]])))
     assert recognition.unchanged == ()
@@ -183,12 +186,16 @@ def test_a_method_of_another_step_is_a_replacement(monkeypatch: pytest.MonkeyPat
     ("kind", "name"), [(DatasetFolder, "__getitem__"), (nn.Module, "__call__")]
 )
 def test_replaced_base_class_method_is_named(
-    root: str, monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, replacement: Any
+    root: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, replacement: Any
 ) -> None:
+    class Derived(ImageFolder):  # type: ignore[misc]
+        pass
+
     monkeypatch.setattr(kind, name, replacement(getattr(kind, name)))
-    recognition = compile_dataset(ImageFolder(root, v1.Compose(STEPS)))
-    assert recognition.pipeline is None
-    assert f"{kind.__name__}.{name} was replaced by " in recognition.reasons[0]
+    for folder_kind in (ImageFolder, Derived):
+        recognition = compile_dataset(folder_kind(root, v1.Compose(STEPS)))
+        assert recognition.pipeline is None
+        assert f"{kind.__name__}.{name} was replaced by " in recognition.reasons[0]
 
 
 def test_a_class_that_replaces_a_step_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +213,7 @@ def test_a_class_that_replaces_a_step_is_not_compiled(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("of", ["forward_hook", "forward_pre_hook"])
 @pytest.mark.parametrize("library", [v1, v2])
-def test_hooks_on_all_modules_are_detected(root: str, library: Any, of: str) -> None:
+def test_hooks_on_all_modules_are_detected(root: Path, library: Any, of: str) -> None:
     dataset = ImageFolder(root, library.Compose([library.RandomResizedCrop(32), v2.ToImage()]))
     hooks = getattr(nn.modules.module, f"register_module_{of}")(own)
     try:

@@ -173,9 +173,8 @@ def test_unknown_step_runs_unchanged(step: object) -> None:
     assert pixel_step(step) is None
 
 
-@pytest.mark.parametrize("fused", [True, False])
 def test_pipeline_result_is_equal_with_and_without_replacements(
-    root: Path, fused: bool, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = [
         *(v1.RandomResizedCrop(32), v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.RandomPerspective()),

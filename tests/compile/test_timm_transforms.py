@@ -112,16 +112,6 @@ def test_user_defined_operation_is_not_probed(root, monkeypatch):
     assert "is known only to its own code" in recognition.reasons[-1]
 
 
-def test_replaced_code_of_timm_is_detected(root, monkeypatch):
-    transform = create_transform(32, is_training=True, color_jitter=None)
-    monkeypatch.setattr(
-        transforms.RandomResizedCropAndInterpolation, "__call__", lambda self, image: image
-    )
-    recognition = compile_dataset(ImageFolder(str(root), transform))
-    assert recognition.pipeline is None
-    assert "RandomResizedCropAndInterpolation" in recognition.reasons[0]
-
-
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # timm's own
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("options", [{"is_training": False}, {"use_prefetcher": True}])

@@ -20,8 +20,8 @@ from feedline.images.compile.compile_pipeline import compile_transform
 from feedline.images.compile.fused_transform import ViewCrops
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
-from image_inputs import opened, own_step, random_pipeline, usual_pipeline
-from torchvision_folder import DRAW, image, pixel_error, write_images
+from image_inputs import drawn, opened, own_step, random_pipeline, usual_pipeline
+from torchvision_folder import image, pixel_error, write_images
 
 
 def seeded(seed, make):
@@ -31,22 +31,18 @@ def seeded(seed, make):
 
 
 @pytest.mark.parametrize("name", ["plain.jpg", "wide.jpg", "plain.png", "grey.jpg"])
-def test_each_view_matches_its_pipeline_for_same_draws(pictures, name, monkeypatch):
+def test_each_view_matches_its_pipeline_for_same_draws(pictures, name):
     pipelines = [random_pipeline(32), random_pipeline(32), random_pipeline(12)]
     views, picture = feedline.views(*pipelines), opened(pictures[name])
     crops = [compile_transform(pipeline) for pipeline in pipelines]
     for seed in range(5):
         made = seeded(seed, lambda: views(pictures[name]))
-        drawn = seeded(seed, lambda: int(torch.empty((), dtype=torch.int64).random_()))
+        first = seeded(seed, lambda: int(torch.empty((), dtype=torch.int64).random_()))
         assert type(made) is list
         for number, (pipeline, crop, ours) in enumerate(zip(pipelines, crops, made, strict=True)):
-            item = Item(0, crop.image_size, extend(drawn, number), 1.0)
+            item = Item(0, crop.image_size, extend(first, number), 1.0)
             box = crop.crop.place(picture.height, picture.width, item)
-            with monkeypatch.context() as patch:
-                params = dict(zip(("top", "left", "height", "width"), box[:4], strict=True))
-                patch.setattr(v2.RandomResizedCrop, DRAW, lambda *_, p=params: p)
-                flip = torch.tensor([0.0 if box.flip else 0.999])
-                patch.setattr(torch, "rand", lambda *_, flip=flip: flip)
+            with drawn(box):
                 theirs = pipeline(picture)
             assert (type(ours), ours.shape) == (type(theirs), theirs.shape)
             assert pixel_error(ours, theirs) == 0

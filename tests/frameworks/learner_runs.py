@@ -22,8 +22,6 @@ with warnings.catch_warnings():
     from fastai.data.core import DataLoaders
     from fastai.torch_core import set_seed
 
-__all__ = ["CASES"]
-
 
 def row(number: int) -> tuple[Tensor, Tensor, int]:
     inputs = torch.randn(3, generator=torch.Generator().manual_seed(number))

@@ -289,19 +289,6 @@ def test_loader_with_own_order_rejects_unsupported_options() -> None:
             prepare(accelerator_of(**config), made())
 
 
-def test_last_accumulation_synchronises_for_any_preparation() -> None:
-    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
-    net, loader = torch.nn.Linear(1, 1), made(40)
-    model = accelerator.prepare(net)
-    assert prepare(accelerator, loader) is loader
-    ends = []
-    for _ in loader:
-        with accelerator.accumulate(model):
-            ends.append(accelerator.sync_gradients)
-    assert ends == [False, False, False, True, True]
-    accelerator.free_memory()
-
-
 def test_ranks_that_share_a_batch_are_left_to_accelerate() -> None:
     accelerator = accelerator_of()
     accelerator.state.device_mesh = SimpleNamespace(mesh_dim_names=("dp_shard", "tp"))

@@ -25,7 +25,7 @@ import lightning, psutil, torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import (
-    BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
+    BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, Sampler
 )
 
 import feedline
@@ -169,6 +169,20 @@ def in_fabric(kind):
         found.append(plain(list(zip(loaders[0], loaders[0]))))
     return found
 
+def kept(**options):
+    # What becomes of a loader that a hook makes.
+    made = []
+    def train():
+        made.append(shuffled(feedline.DataLoader, num_workers=1, on_error="skip", **options))
+        made[0].note = "set in the hook"
+        return made[0]
+    fitted = trainer(max_epochs=1)
+    fitted.fit(Learner(train))
+    used = fitted.train_dataloader
+    is_shared = isinstance(used.sampler, DistributedSampler)
+    settings = [used.seed, used.num_workers, used.on_error, used.note]
+    return [type(used) is feedline.DataLoader, used is made[0], is_shared, *settings]
+
 def resumed(name, **options):
     def run(checkpoint, **more):
         learner = Learner()
@@ -217,6 +231,7 @@ if __name__ == "__main__":
     said = {
         "cases": found,
         "processes": COUNTS[feedline.DataLoader],
+        "kept": [kept(), kept(seed=7)],
         "resumed": [resumed("drawn"), resumed("planned", seed=5)],
     }
     # A file each: lines that two processes print can come out as one.
@@ -237,6 +252,10 @@ def test_two_processes_match_torch_dataloader(tmp_path: Path) -> None:
         json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)
     ]
     for each in said:
+        # Rebuilt with a DistributedSampler, unless the order is feedline's.
+        assert each["kept"] == [
+            [True, seed is not None, True, seed, 1, "skip", "set in the hook"] for seed in (None, 7)
+        ]
         for name, (theirs, ours) in each["cases"].items():
             assert theirs, name
             assert ours == theirs, name
@@ -252,3 +271,5 @@ def test_two_processes_match_torch_dataloader(tmp_path: Path) -> None:
                 row for whole, _ in runs for step in whole if step[1] == epoch for row in step[5]
             ]
             assert sorted(seen) == list(range(44))
+            halves = [[step[5] for step in whole if step[1] == epoch] for whole, _ in runs]
+            assert halves[0] != halves[1]

@@ -20,8 +20,6 @@ from feedline.errors import UsageError
 from feedline.integrations.accelerate import prepare
 from feedline.integrations.transformers import Stepwise
 
-__all__ = ["CASES", "ROWS", "STEPS", "both", "on_a_rank", "whole_and_rest"]
-
 Put = Callable[[Any, Any], Any]  # returns the Trainer's loader, from an Accelerator and a loader
 ROWS, VALID, BATCH, STEPS = 24, 9, 2, 12
 
