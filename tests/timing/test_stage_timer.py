@@ -40,10 +40,19 @@ class Noted:
         self.memory = np.zeros(PAGE_WORDS, np.int64)
         self.page = StagePage(self.memory)
 
-    def skip(self, tasks: int) -> None:
-        for _ in range(tasks):
+    def run(self, tasks: int, clock: Clock, samples: int = 0, sample_ns: int = 0) -> list[int]:
+        """Run tasks of equal samples. Return the numbers of those that are timed."""
+        timed = []
+        for task in range(tasks):
             assert stage_timer.begin_task(self.page)
+            if stage_timer.timed:
+                timed.append(task)
+            for key in range(samples):
+                clock.ns += sample_ns
+                if stage_timer.each_sample:
+                    stage_timer.end_sample(key, "dataset")
             stage_timer.end_task()
+        return timed
 
     def read(self) -> StageTimings:
         return read_page(self.memory)
@@ -57,7 +66,7 @@ def noted() -> Iterator[Noted]:
 
 
 def test_laps_divide_timed_task_into_stages(noted: Noted, clock: Clock) -> None:
-    noted.skip(FIRST_TIMED)
+    noted.run(FIRST_TIMED, clock)
     stage_timer.begin_task(noted.page)
     assert stage_timer.timed
     assert stage_timer.is_timing()
@@ -84,7 +93,7 @@ def test_laps_divide_timed_task_into_stages(noted: Noted, clock: Clock) -> None:
 def test_short_stages_count_as_computing_and_long_ones_are_measured(
     noted: Noted, clock: Clock
 ) -> None:
-    noted.skip(FIRST_TIMED)
+    noted.run(FIRST_TIMED, clock)
     stage_timer.begin_task(noted.page)
     for _ in range(3):
         clock.ns += 20_000
@@ -112,13 +121,8 @@ def test_other_tasks_are_timed_as_a_whole_and_their_slow_samples_known(
     assert found.slowest == [(50 / 1e6, -1)]
 
 
-def test_one_task_of_eight_is_timed_without_a_period(noted: Noted) -> None:
-    timed = []
-    for task in range(512):
-        stage_timer.begin_task(noted.page)
-        if stage_timer.timed:
-            timed.append(task)
-        stage_timer.end_task()
+def test_one_task_of_eight_is_timed_without_a_period(noted: Noted, clock: Clock) -> None:
+    timed = noted.run(512, clock)
     assert timed[0] == FIRST_TIMED
     assert [task // 8 for task in timed] == list(range(64))
     # Of data that is slow every few tasks, as many slow ones are timed as of others.
@@ -133,17 +137,18 @@ def test_one_task_of_eight_is_timed_without_a_period(noted: Noted) -> None:
 def test_all_but_the_first_of_long_tasks_are_timed(
     noted: Noted, clock: Clock, task_ms: float, sample_ms: float, timed: Sequence[int]
 ) -> None:
-    found = []
-    for task in range(20):
-        stage_timer.begin_task(noted.page)
-        if stage_timer.timed:
-            found.append(task)
-        for key in range(round(task_ms / sample_ms)):
-            clock.ns += round(1e6 * sample_ms)
-            if stage_timer.each_sample:
-                stage_timer.end_sample(key, "dataset")
-        stage_timer.end_task()
+    found = noted.run(20, clock, round(task_ms / sample_ms), round(1e6 * sample_ms))
     assert found == list(timed)
+
+
+def test_of_many_tasks_of_tiny_samples_fewer_are_timed(noted: Noted, clock: Clock) -> None:
+    found = noted.run(300, clock, 1, 20_000)
+    assert [k // 8 for k in found[:8]] == list(range(8))
+    assert [k // 64 for k in found[8:]] == [1, 2, 3, 4]
+
+
+def test_of_large_tasks_of_quick_samples_one_is_timed(noted: Noted, clock: Clock) -> None:
+    assert [k // 64 for k in noted.run(128, clock, 128, 200_000)] == [0, 1]
 
 
 def test_a_task_within_a_task_is_a_part_of_it(noted: Noted) -> None:
@@ -182,7 +187,7 @@ def test_nothing_is_recorded_without_a_page_or_outside_of_tasks(noted: Noted) ->
 
 
 def test_a_thread_that_a_sample_starts_notes_nothing(noted: Noted, clock: Clock) -> None:
-    noted.skip(FIRST_TIMED)
+    noted.run(FIRST_TIMED, clock)
     stage_timer.begin_task(noted.page)
 
     def work() -> None:
@@ -215,7 +220,7 @@ def test_preparation_is_no_part_of_the_first_sample(
     queued = tmp_path / "schedstat"
     monkeypatch.setattr(stage_timer, "schedstat", queued)
     queued.write_text("1 0 3")
-    noted.skip(FIRST_TIMED)
+    noted.run(FIRST_TIMED, clock)
     stage_timer.begin_task(noted.page)
     clock.ns += 70_000_000
     queued.write_text("1 60000000 3")
@@ -226,33 +231,6 @@ def test_preparation_is_no_part_of_the_first_sample(
     found = noted.read()
     assert found.slowest == [(50.0, 7)]
     assert found.stages["fetch"].total_ms == 70.0
-
-
-def test_of_many_tasks_of_tiny_samples_fewer_are_timed(noted: Noted, clock: Clock) -> None:
-    timed = []
-    for _ in range(300):
-        stage_timer.begin_task(noted.page)
-        timed.append(stage_timer.timed)
-        clock.ns += 20_000
-        if stage_timer.each_sample:
-            stage_timer.end_sample(1)
-        stage_timer.end_task()
-    found = [k for k, each in enumerate(timed) if each]
-    assert [k // 8 for k in found[:8]] == list(range(8))
-    assert [k // 64 for k in found[8:]] == [1, 2, 3, 4]
-
-
-def test_of_large_tasks_of_quick_samples_one_is_timed(noted: Noted, clock: Clock) -> None:
-    timed = []
-    for _ in range(128):
-        stage_timer.begin_task(noted.page)
-        timed.append(stage_timer.timed)
-        for number in range(128):
-            clock.ns += 200_000
-            if stage_timer.each_sample:
-                stage_timer.end_sample(number)
-        stage_timer.end_task()
-    assert [k // 64 for k, each in enumerate(timed) if each] == [0, 1]
 
 
 def test_tiny_samples_are_reported_only_in_timed_tasks(noted: Noted, clock: Clock) -> None:
@@ -270,24 +248,21 @@ def test_tiny_samples_are_reported_only_in_timed_tasks(noted: Noted, clock: Cloc
     assert told[16:] == [False] * 4 + [True] * 20
 
 
-@pytest.mark.parametrize("key", [1 << 63, (1 << 64) - 1, -7, 10**30, np.uint64((1 << 64) - 1)])
+class Failing:
+    """A key whose conversion to a number fails."""
+
+    def __index__(self) -> int:
+        raise LookupError("not now")
+
+
+@pytest.mark.parametrize(
+    "key", ["a", 1 << 63, (1 << 64) - 1, -7, 10**30, np.uint64((1 << 64) - 1), Failing()]
+)
 def test_keys_that_a_page_cannot_hold_have_no_number(
     noted: Noted, clock: Clock, key: object
 ) -> None:
     stage_timer.begin_task(noted.page)
     clock.ns += 50
     stage_timer.end_sample(key)
-    stage_timer.end_task()
-    assert noted.read().slowest == [(50 / 1e6, -1)]
-
-
-def test_key_with_failing_conversion_has_no_number(noted: Noted, clock: Clock) -> None:
-    class Key:
-        def __index__(self) -> int:
-            raise LookupError("not now")
-
-    stage_timer.begin_task(noted.page)
-    clock.ns += 50
-    stage_timer.end_sample(Key())
     stage_timer.end_task()
     assert noted.read().slowest == [(50 / 1e6, -1)]
