@@ -14,7 +14,7 @@ import torch
 
 import own_sources
 from feedline import DataLoader, EvalCrop, ImageArray, ImageFolder, TrainCrop, build_cache
-from feedline.errors import FeedlineError, ImageError
+from feedline.errors import FeedlineError, ImageError, SampleError
 from feedline.order.batch_spec import Field
 from torchvision_folder import image, item_row
 
@@ -100,10 +100,35 @@ def test_rows_equal_those_of_the_folder(
             pixels, label = item_row(each, sample, SIZE, seed=sample)
             assert np.array_equal(pixels, wanted)
             assert label == number
-    # An array of numpy's has a last sample.
-    for sample in (12, 10**9, *([] if isinstance(source, ImageArray) else [-1])):
+
+
+@pytest.mark.parametrize("sample", [-1, 12, 10**9])
+def test_samples_outside_the_source_are_refused(
+    create: Callable[[Path], Any], photos: Path, sample: int
+) -> None:
+    source = create(photos)
+    with pytest.raises(IndexError):
+        item_row(source, sample, SIZE)
+    with pytest.raises(IndexError):
+        source.name(sample)
+    loader = DataLoader(source, 2, image_size=SIZE, sampler=[0, sample])
+    with loader, pytest.raises(SampleError):
+        list(loader)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("sample", [-1, 12])
+def test_samples_outside_a_cache_are_refused(
+    photos: Path, tmp_path: Path, raw: bool, sample: int
+) -> None:
+    build_cache(photos, tmp_path / "cache", (32,), raw=raw, workers=0)
+    cache = ImageFolder(tmp_path / "cache")
+    for source in (cache, ImageFolder(photos).cached(cache.store)):
         with pytest.raises(IndexError):
             item_row(source, sample, SIZE)
+        loader = DataLoader(source, 2, image_size=SIZE, sampler=[0, sample])
+        with loader, pytest.raises(SampleError):
+            list(loader)
 
 
 @pytest.mark.parametrize("create", [kind for kind in KINDS if ", " not in kind], indirect=True)

@@ -46,7 +46,14 @@ from feedline.sources.cache_store import CachedFiles, CacheStore, cache_within
 from feedline.sources.files import storage_read
 from feedline.sources.folder import FileStore
 from feedline.sources.manifest import level_size, repair_command
-from feedline.sources.store import Numbers, Pixels, SampleStore, SelectedStore
+from feedline.sources.store import (
+    Numbers,
+    Pixels,
+    SampleStore,
+    SelectedStore,
+    all_within,
+    check_index,
+)
 from feedline.timing.stage_timer import stage_timer
 
 if TYPE_CHECKING:
@@ -262,6 +269,8 @@ class RowPipeline(Generic[Store]):
         is_plain = type(self).load is RowPipeline.load and not hasattr(self.transform, "retouch")
         if not is_plain or raw_copies is None or self.layout != RGB or items.image_size is None:
             return every
+        if not all_within(items.samples, len(self)):
+            return every
         if not self._is_open:
             self.open(0, 1)
         copies = raw_copies(items.samples, self.wanted_side(items.image_size))
@@ -272,6 +281,7 @@ class RowPipeline(Generic[Store]):
 
     def _part(self, item: Item) -> tuple[Pixels, Placement]:
         """Visible part of the image, valid until the next one, and its placement."""
+        check_index(item.sample, len(self))
         if not self._is_open:
             self.open(0, 1)
         try:
@@ -347,7 +357,8 @@ class RowPipeline(Generic[Store]):
         return None
 
     def name(self, sample: int) -> str:
-        """Name of a sample in messages."""
+        """Name of a sample in messages; an IndexError if there is no such sample."""
+        check_index(sample, len(self))
         return self.store.name(sample)
 
     def fingerprint(self) -> str:

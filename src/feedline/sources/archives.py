@@ -46,7 +46,7 @@ from feedline.sources.folder import (
     warn_ignored,
 )
 from feedline.sources.local_copies import user_cache_folder
-from feedline.sources.store import IndexedStore, check_index, path_starts, printable
+from feedline.sources.store import IndexedStore, path_starts, printable
 from feedline.system import read_at
 
 __all__ = [
@@ -136,7 +136,6 @@ class ArchiveStore(IndexedStore):
         self._files.close()
 
     def read(self, sample: int, side: int) -> bytes:
-        check_index(sample, len(self))
         first, length, size, method, crc = self._entries[sample].tolist()
         check_size(size)
         check_size(length)

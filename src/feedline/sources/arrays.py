@@ -26,7 +26,6 @@ from feedline.sources.store import (
     Pixels,
     RawCopies,
     SampleStore,
-    all_within,
     hash_images,
     label_field,
 )
@@ -61,8 +60,6 @@ class ArrayStore(SampleStore):
         return pixels
 
     def raw_copies(self, samples: Numbers, side: int) -> RawCopies | None:
-        if not all_within(samples, len(self)):
-            return None
         pixels = tuple([self.images[sample] for sample in samples.tolist()])
         sizes = np.tile(np.array(self.images.shape[1:3] * 2, np.int64), (len(samples), 1))
         return RawCopies(pixels, 0, sizes, np.empty((0, 2), np.uint64), self.labels[samples])

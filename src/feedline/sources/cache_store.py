@@ -29,8 +29,6 @@ from feedline.sources.store import (
     RawCopies,
     SampleStore,
     SelectedStore,
-    all_within,
-    check_index,
     first_names,
     printable,
 )
@@ -145,13 +143,10 @@ class CacheStore(SampleStore):
         self._reader_for(side).prepare(samples)
 
     def read(self, sample: int, side: int) -> bytes | Pixels:
-        reader = self._reader_for(side)
-        check_index(sample, len(self))
-        return reader.read(sample)
+        return self._reader_for(side).read(sample)
 
     def raw_copies(self, samples: Numbers, side: int) -> RawCopies | None:
-        reader = self._reader_for(side)
-        return reader.raw_copies(samples) if all_within(samples, len(self)) else None
+        return self._reader_for(side).raw_copies(samples)
 
     def _reader_for(self, side: int) -> LevelReader:
         reader = self._readers.get(side)
@@ -214,8 +209,6 @@ class CachedFiles(SampleStore):
         return self.files.read(sample, side) if row is None else self.cache.read(row, side)
 
     def raw_copies(self, samples: Numbers, side: int) -> RawCopies | None:
-        if not all_within(samples, len(self)):
-            return None
         rows = np.array([self._rows[sample] for sample in samples.tolist()], np.int64)
         copies = self.cache.raw_copies(rows, side)
         return copies and copies._replace(labels=self.labels[samples])

@@ -32,7 +32,6 @@ from feedline.sources.remote_filesystem import is_url
 from feedline.sources.store import (
     Numbers,
     SampleStore,
-    check_index,
     first_names,
     hash_images,
     label_field,
@@ -80,7 +79,6 @@ class RowStore(SampleStore):
 
     def _cell(self, sample: int) -> tuple[bytes | None, str]:
         """Bytes and path of an image, at least one of them."""
-        check_index(sample, len(self))
         try:
             cell = self._rows[sample][self._column]
         except Exception as error:

@@ -43,7 +43,6 @@ from feedline.sources.store import (
     IndexedStore,
     Numbers,
     PathTable,
-    check_index,
     common_folder,
     first_names,
     make_stamp,
@@ -163,7 +162,6 @@ class WebDatasetStore(IndexedStore):
             self._reader.close()
 
     def read(self, sample: int, side: int) -> bytes:
-        check_index(sample, len(self))
         shard, first, length = self._entries[sample].tolist()
         check_size(length)
         name = self._shards[shard]
