@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -327,6 +328,21 @@ def test_filler_ends_with_trainer_even_if_a_child_survives(photos: Path, tmp_pat
     finally:
         child.kill()
     assert not list(root.rglob("*.partial"))
+
+
+def test_a_launcher_of_python_fills_a_cache(photos: Path, finished: Path, tmp_path: Path) -> None:
+    """Like python.exe of a venv on Windows, which starts the real one as its child."""
+    launcher, root = tmp_path / "launcher", tmp_path / "cache"
+    launcher.write_text(f'#!/bin/sh\n"{sys.executable}" "$@"\nexit $?\n')
+    launcher.chmod(0o755)
+    data = ImageFolder(photos, TrainCrop())
+    multiprocessing.set_executable(str(launcher))
+    try:
+        with DataLoader(data, 8, cache=root, **{**OPTIONS, "num_workers": 0}) as loader:
+            found = epochs(loader, 2)
+    finally:
+        multiprocessing.set_executable(sys.executable)
+    assert same(found, wanted_of(data, finished, 2, "oc"))
 
 
 @pytest.mark.slow

@@ -38,10 +38,11 @@ __all__ = ["main"]
 _LOOK_EVERY_S = 0.5
 
 
-def main(root: str, parent: int, eager: bool) -> None:
-    """Fill the cache in a folder with the task from standard input; `parent` started this process,
-    and with `eager` somebody waits for the cache.
+def main(root: str, eager: bool) -> None:
+    """Fill the cache in a folder with the task from standard input; with `eager` somebody waits for
+    the cache.
     """
+    parent = os.getppid()  # possibly a launcher, such as python.exe in a venv of Windows
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The parent may end it before the task has arrived.
     with contextlib.suppress(BrokenPipeError, EOFError, pickle.UnpicklingError):

@@ -65,8 +65,8 @@ _STEP = 64
 needed for many image sizes."""
 _BOOT = (
     # As for the fork server: nothing is imported before the working directory is off the path.
-    "import sys; sys.path[:] = sys.argv[4:]; from feedline.cache.fill import main; "
-    "main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == 'eager')"
+    "import sys; sys.path[:] = sys.argv[3:]; from feedline.cache.fill import main; "
+    "main(sys.argv[1], sys.argv[2] == 'eager')"
 )
 _POLL_S = 0.1
 _LOG_EVERY_S = 10.0
@@ -143,7 +143,7 @@ class CacheFiller:
         self._owner, self._root, self._state = os.getpid(), contents.root, ""
         environment = {**os.environ, **WORKER_ENVIRONMENT}
         environment.pop("LOCAL_WORLD_SIZE", None)  # it is the only one, whatever the ranks
-        arguments = [contents.root, str(os.getpid()), "eager" if eager else "idle"]
+        arguments = [contents.root, "eager" if eager else "idle"]
         try:
             self._process = subprocess.Popen(
                 [python_program(), "-c", _BOOT, *arguments, *search_path()],
