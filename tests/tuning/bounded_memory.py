@@ -68,7 +68,7 @@ class _LiveBytes(TorchDispatchMode):
 
 
 class BoundedMemory:
-    """Memory with the methods of `feedline.tuning.batch_trials.CudaMemory`.
+    """Memory with the methods of `feedline.tuning.training_step.CudaMemory`.
 
     Args:
         bound: size in bytes.
@@ -77,6 +77,7 @@ class BoundedMemory:
 
     def __init__(self, bound: int, said: str | None = None) -> None:
         self.live = _LiveBytes(bound, said)
+        self.device, self.name = torch.device("cpu"), "a CPU"
 
     @contextmanager
     def here(self, tensors: Iterable[torch.Tensor]) -> Iterator[BoundedMemory]:

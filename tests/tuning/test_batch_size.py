@@ -17,16 +17,17 @@ from torch.nn import functional
 
 import feedline
 from feedline.errors import UsageError
-from feedline.order.schedule import Schedule
-from feedline.tuning.batch_size import (
-    BatchSizes,
-    largest_fitting,
-    measure_batch_sizes,
-    next_size,
-    next_smaller,
+from feedline.tuning import batch_size
+from feedline.tuning.batch_size import BatchSizes, largest_fitting, next_size, next_smaller
+from feedline.tuning.training_step import (
+    SHARE,
+    BatchTrial,
+    BatchTrials,
+    Step,
+    class_loss,
+    is_out_of_memory,
+    noise_batches,
 )
-from feedline.tuning.batch_trials import SHARE, BatchTrial, BatchTrials, is_out_of_memory
-from feedline.tuning.training_step import class_loss
 from slow import slow
 
 MB = 1 << 20
@@ -42,21 +43,18 @@ def small_model(width: int = 8) -> nn.Module:
     ).to(memory_format=torch.channels_last)  # fmt: skip
 
 
-def tried(
-    model: nn.Module,
-    schedule: str,
-    memory: BoundedMemory,
-    max_rows: int = 4096,
-    **options: Any,
-) -> BatchSizes:
-    with memory.here([*model.parameters(), *model.buffers()]):
-        trials = BatchTrials(model, memory=memory, device=torch.device("cpu"), **options)
-        return measure_batch_sizes(
-            trials,
-            Schedule.parse(schedule),
-            where="a CPU",
-            max_rows=max_rows,
-        )
+def tried(model: nn.Module, schedule: str, memory: BoundedMemory, **options: Any) -> BatchSizes:
+    """Run `find_batch_size` in another memory than a GPU's."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        memory.here([*model.parameters(), *model.buffers()]),
+    ):
+        patch.setattr(batch_size, "CudaMemory", lambda model: memory)
+        return feedline.find_batch_size(model, schedule, **options)
+
+
+def trials_of(model: nn.Module, memory: Any, step: Step) -> BatchTrials:
+    return BatchTrials(model, memory, step, noise_batches(memory.device), [model])
 
 
 def searched(
@@ -210,7 +208,6 @@ def test_nothing_of_a_failed_trial_stays_in_memory() -> None:
 def test_failed_step_releases_its_frame_and_memory() -> None:
     model = small_model()
     memory = BoundedMemory(3 * MB)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch: Any) -> None:
         images, labels = batch
@@ -226,9 +223,7 @@ def test_failed_step_releases_its_frame_and_memory() -> None:
     try:
         with memory.here([*model.parameters(), *model.buffers()]):
             before = memory.live.now
-            trials = BatchTrials(
-                model, memory=memory, device=torch.device("cpu"), step=step, optimizer=optimizer
-            )
+            trials = trials_of(model, memory, step)
             assert trials.trial(32, 64).peak_bytes is None
             assert memory.live.now <= before + 1024
             assert trials.trial(32, 8).fits
@@ -246,7 +241,7 @@ def test_steps_train_and_go_over_the_sizes_as_a_schedule_does() -> None:
         modes.add((model.training, frozen.training))
         sizes.append(batch[0].shape[-1])
 
-    trials = BatchTrials(model, memory=BoundedMemory(MB), device=torch.device("cpu"), step=step)
+    trials = trials_of(model, BoundedMemory(MB), step)
     assert trials.find_failing_phase([(8, 2), (16, 2), (24, 2)]) is None
     assert [size for size, _ in itertools.groupby(sizes)] == [8, 16, 24, 8, 24]
     assert modes == {(True, True)}
@@ -385,7 +380,7 @@ def test_user_step_is_tried_and_its_changes_are_undone() -> None:
 def test_search_does_not_exceed_requested_maximum() -> None:
     trials: list[BatchTrial] = []
     found = tried(
-        small_model(), "32x1", BoundedMemory(50 * MB), max_rows=100,
+        small_model(), "32x1", BoundedMemory(50 * MB), max_batch_size=100,
         on_trial=lambda _, trial: trials.append(trial),
     )  # fmt: skip
     assert found.phases[0].rows == 96
@@ -419,8 +414,9 @@ def test_error_of_step_is_raised_and_model_is_unchanged() -> None:
         if calls > 4:
             raise RuntimeError("the shapes do not match")
 
+    optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(RuntimeError, match="the shapes do not match"):
-        tried(model, "32x1", BoundedMemory(3 * MB), step=step)
+        tried(model, "32x1", BoundedMemory(3 * MB), step=step, optimizer=optimizer)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
 

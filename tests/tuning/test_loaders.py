@@ -216,14 +216,15 @@ def test_torch_workers_note_their_work() -> None:
     window = StepWindow(phase=None, steps=steps, seconds=1.0, wait_s=0.5, workers=1)
     window = window.with_tasks(StageTimings(), timings)
     trial = LoaderTrial(setting=tried.start, window=window, error=0.01)
-    found = tried.rates([trial], compute_s=None, step_cpu_s=0.0)
+    benchmark = StepBenchmark(tried, print)
+    found = benchmark.rates([trial])
     assert found is not None
     assert (found.size, found.rows) == (None, 8)
     assert found.now.load.blocked_share > 0.5
     assert found.now.load.work_ms > 0
     assert timings.tasks_ms >= 8 * 3 * timings.tasks
     silent = replace(trial, window=replace(window, tasks_s=0.0))
-    assert tried.rates([silent], compute_s=None, step_cpu_s=0.0) is None
+    assert benchmark.rates([silent]) is None
 
 
 def test_images_are_counted_and_waits_are_distinguished_from_work() -> None:
@@ -232,7 +233,7 @@ def test_images_are_counted_and_waits_are_distinguished_from_work() -> None:
         benchmark = StepBenchmark(tried, lambda batch: time.sleep(0.004))
         settings = [replace(tried.start, workers=workers) for workers in (3, 1)]
         trials = [benchmark.trial(setting, min_s=0.5, max_s=1.0) for setting in settings]
-        found = tried.rates(trials, compute_s=0.004, step_cpu_s=0.0)
+        found = benchmark.rates(trials)
         tried.close()
     assert found is not None
     assert (found.size, found.rows) == (None, 8)
@@ -251,7 +252,7 @@ def looked_at(loader: DataLoader[Any], size: int) -> Rates:
     own.begin(next(phase for phase in own.phases if phase.image_size == size))
     benchmark = StepBenchmark(own, lambda batch: time.sleep(0.005))
     trial = benchmark.trial(own.start, min_s=0.1, max_s=0.2)
-    found = own.rates([trial], compute_s=0.005, step_cpu_s=0.001)
+    found = benchmark.rates([trial])
     own.close()
     assert found is not None
     return found

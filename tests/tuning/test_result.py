@@ -12,8 +12,7 @@ import pytest
 from feedline.errors import UsageError
 from feedline.throughput.windows import StepWindow
 from feedline.tuning import result
-from feedline.tuning.curve import curve_svg
-from feedline.tuning.result import TunedPhase, TuningResult
+from feedline.tuning.result import TunedPhase, TuningResult, curve_svg
 from feedline.tuning.search import LoaderSetting, LoaderTrial
 
 _SVG = "{http://www.w3.org/2000/svg}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,15 +23,45 @@ ALL_WORK: list[dict[str, Any]] = [
 ]
 
 
+def search_from(
+    workers: int,
+    cores: int,
+    ceiling: float | None,
+    space: SearchSpace | None = None,
+    memory: MemoryBudget | None = None,
+    *,
+    more: int | None = None,
+    **setting: Any,
+) -> Search:
+    start = LoaderSetting(**{"workers": workers, "prefetch": 2, **setting})
+    return Search(WorkerLimits(cores=cores, more=more), start, ceiling, space, memory)
+
+
+def finish(search: Search, trial: Callable[[LoaderSetting], LoaderTrial]) -> list[LoaderSetting]:
+    """Search to the end; return the settings of all trials, with repeated ones."""
+    made = []
+    while (setting := search.next()) is not None:
+        made.append(setting)
+        search.add(trial(setting))
+    return made
+
+
+def trial_of(
+    training: Simulated | Uneven, setting: LoaderSetting, disturbed: float = 1.0
+) -> LoaderTrial:
+    if isinstance(training, Uneven):
+        window = training.window(setting.workers, setting.prefetch)
+    else:
+        training.workers = setting.workers
+        window = training.window()
+    window = replace(window, seconds=disturbed * window.seconds)
+    return LoaderTrial(setting=setting, window=window, error=0.01)
+
+
 def searched(training: Simulated, start: int, ceiling: bool = True) -> Search:
     """A search that is done."""
-    limits = WorkerLimits(cores=training.cores)
-    begin = LoaderSetting(workers=start, prefetch=2)
-    search = Search(limits, begin, 1000 / training.own_ms if ceiling else None)
-    while (setting := search.next()) is not None:
-        assert setting.workers >= 1
-        training.workers = setting.workers
-        search.add(LoaderTrial(setting=setting, window=training.window(), error=0.01))
+    search = search_from(start, training.cores, 1000 / training.own_ms if ceiling else None)
+    finish(search, partial(trial_of, training))
     return search
 
 
@@ -72,25 +105,15 @@ def test_search_bisects_without_work_figures() -> None:
 
 def test_number_of_workers_respects_limits() -> None:
     training = Simulated(own_ms=1.0, cpu_ms=100.0, cores=16, workers=1)
-    search = Search(WorkerLimits(cores=16, more=0), LoaderSetting(workers=3, prefetch=2), None)
-    first = search.next()
-    assert first is not None
-    training.workers = first.workers
-    search.add(LoaderTrial(setting=first, window=training.window(), error=0.01))
-    assert first.workers == 3
-    following = search.next()
-    assert following is None or following.workers < 3
+    made = finish(search_from(3, 16, None, more=0), partial(trial_of, training))
+    assert made[0].workers == 3
+    assert max(each.workers for each in made) == 3
 
 
 def test_memory_for_two_more_is_memory_for_two_more_in_all() -> None:
     training = Simulated(own_ms=1.0, cpu_ms=5.0, blocked_ms=200.0, cores=16, workers=1)
-    search = Search(WorkerLimits(cores=16, more=2), LoaderSetting(workers=3, prefetch=2), None)
-    tried = []
-    while (setting := search.next()) is not None:
-        tried.append(setting.workers)
-        training.workers = setting.workers
-        search.add(LoaderTrial(setting=setting, window=training.window(), error=0.01))
-    assert max(tried) == 5
+    made = finish(search_from(3, 16, None, more=2), partial(trial_of, training))
+    assert max(each.workers for each in made) == 5
 
 
 @pytest.mark.parametrize("every", [4, 10, 30])
@@ -102,11 +125,9 @@ def test_uneven_batches_are_prefetched_deeper(
 ) -> None:
     training = Uneven(batch_ms=100.0, every=every, times=times, own_ms=own_ms)
     factors = (1, 2, 4)
-    begin = LoaderSetting(workers=start, prefetch=factors[0])
-    search = Search(WorkerLimits(cores=16), begin, 1000 / own_ms, SearchSpace(prefetch=factors[1:]))
-    while (setting := search.next()) is not None:
-        window = training.window(setting.workers, setting.prefetch)
-        search.add(LoaderTrial(setting=setting, window=window, error=0.01))
+    space = SearchSpace(prefetch=factors[1:])
+    search = search_from(start, 16, 1000 / own_ms, space, prefetch=factors[0])
+    finish(search, partial(trial_of, training))
     crews = range(1, 17)
     grid = {(n, k): training.step_ms(n, k) for n in crews for k in factors}
     best = min(grid.values())
@@ -120,29 +141,21 @@ def test_uneven_batches_are_prefetched_deeper(
 def test_even_batches_are_not_prefetched_deeper() -> None:
     training = Simulated(own_ms=10.0, cpu_ms=200.0, cores=8, workers=1)
     choices = SearchSpace(prefetch=(4, 8), task_ms=12.5)
-    search = Search(
-        WorkerLimits(cores=8), LoaderSetting(workers=8, prefetch=2, task_ms=50.0), 100.0, choices
-    )
-    while (setting := search.next()) is not None:
-        training.workers = setting.workers
-        search.add(LoaderTrial(setting=setting, window=training.window(), error=0.01))
-    assert {(each.prefetch, each.task_ms) for each in search.trials} == {(2, 50.0)}
+    made = finish(search_from(8, 8, 100.0, choices, task_ms=50.0), partial(trial_of, training))
+    assert {(each.prefetch, each.task_ms) for each in made} == {(2, 50.0)}
 
 
-def test_batches_are_pinned_if_faster() -> None:
-    for quicker in (True, False):
-        training = Simulated(own_ms=50.0, cpu_ms=20.0, cores=8, workers=1)
-        search = Search(
-            WorkerLimits(cores=8),
-            LoaderSetting(workers=2, prefetch=2, pin=False),
-            None,
-            SearchSpace(pin=True),
-        )
-        while (setting := search.next()) is not None:
-            training.workers = setting.workers
-            training.own_ms = 40.0 if setting.pin and quicker else 50.0
-            search.add(LoaderTrial(setting=setting, window=training.window(), error=0.01))
-        assert search.best.setting.pin == quicker
+@pytest.mark.parametrize("quicker", [True, False])
+def test_batches_are_pinned_if_faster(quicker: bool) -> None:
+    training = Simulated(own_ms=50.0, cpu_ms=20.0, cores=8, workers=1)
+
+    def trial(setting: LoaderSetting) -> LoaderTrial:
+        training.own_ms = 40.0 if setting.pin and quicker else 50.0
+        return trial_of(training, setting)
+
+    search = search_from(2, 8, None, SearchSpace(pin=True), pin=False)
+    finish(search, trial)
+    assert search.best.setting.pin == quicker
 
 
 @pytest.mark.parametrize("batches", [0, 8, 16, 40])
@@ -151,11 +164,8 @@ def test_workers_and_depth_grow_together_within_the_memory(batches: int, workers
     """Uneven batches, with memory for a limited number of them."""
     training = Uneven(batch_ms=100.0, every=10, times=10.0, own_ms=12.0)
     room = MemoryBudget(free=batches * 10, workers=workers, ahead=2, worker_bytes=0, batch_bytes=10)
-    begin = LoaderSetting(workers=workers, prefetch=2)
-    search = Search(WorkerLimits(cores=16), begin, 1000 / 12.0, SearchSpace(prefetch=(4, 8)), room)
-    while (setting := search.next()) is not None:
-        window = training.window(setting.workers, setting.prefetch)
-        search.add(LoaderTrial(setting=setting, window=window, error=0.01))
+    search = search_from(workers, 16, 1000 / 12.0, SearchSpace(prefetch=(4, 8)), room)
+    finish(search, partial(trial_of, training))
     ahead = [each.workers * each.prefetch for each in search.trials]
     assert max(ahead) <= 2 * workers + batches
     assert len(search.trials) > 1 or not batches
@@ -169,13 +179,8 @@ def test_no_worker_is_the_answer_if_steps_or_batches_are_tiny(
     own_ms: float, work_ms: float, hand_ms: float, expected: int
 ) -> None:
     """Handing a batch over takes time, in the training process as well."""
-    search = Search(
-        WorkerLimits(cores=4),
-        LoaderSetting(workers=2, prefetch=2),
-        1000 / own_ms,
-        SearchSpace(prefetch=(4, 8), in_process=True),
-    )
-    while (setting := search.next()) is not None:
+
+    def trial(setting: LoaderSetting) -> LoaderTrial:
         wait_ms = hand_ms if setting.workers else work_ms
         window = StepWindow(
             phase=None,
@@ -187,7 +192,11 @@ def test_no_worker_is_the_answer_if_steps_or_batches_are_tiny(
             queued=0.0,
             workers=setting.workers,
         )
-        search.add(LoaderTrial(setting=setting, window=window, error=0.001))
+        return LoaderTrial(setting=setting, window=window, error=0.001)
+
+    space = SearchSpace(prefetch=(4, 8), in_process=True)
+    search = search_from(2, 4, 1000 / own_ms, space)
+    finish(search, trial)
     assert search.best.workers == expected
     assert (0 in {each.workers for each in search.trials}) == (not expected)
 
@@ -207,25 +216,16 @@ class Crowded(Simulated):
         return max(self.own_ms, self.cpu_ms / min(workers, self.cores - 1)) * crowded
 
 
-def trial_of(training: Simulated, setting: LoaderSetting, disturbed: float = 1.0) -> LoaderTrial:
-    training.workers = setting.workers
-    window = training.window()
-    return LoaderTrial(
-        setting=setting, window=replace(window, seconds=disturbed * window.seconds), error=0.01
-    )
+def decided(
+    training: Simulated, disturbed: int, slower: float, start: int, ceiling: float
+) -> tuple[Search, list[LoaderSetting]]:
+    """The search and all its trials, one of which is disturbed."""
+    search, numbers = search_from(start, training.cores, ceiling), itertools.count(1)
 
+    def trial(setting: LoaderSetting) -> LoaderTrial:
+        return trial_of(training, setting, slower if next(numbers) == disturbed else 1.0)
 
-def decided(training: Simulated, disturbed: int, slower: float) -> tuple[Search, LoaderTrial, int]:
-    """The search, the answer, and how many turns it took; one of all trials is disturbed."""
-    search = Search(
-        WorkerLimits(cores=training.cores), LoaderSetting(workers=training.cores, prefetch=2), 100.0
-    )
-    made = repeats = 0
-    while (setting := search.next()) is not None:
-        made += 1
-        repeats += setting in search.trials
-        search.add(trial_of(training, setting, slower if made == disturbed else 1.0))
-    return search, search.best, repeats
+    return search, finish(search, trial)
 
 
 @pytest.mark.parametrize("cores", [2, 4, 8])
@@ -237,28 +237,22 @@ def test_one_worker_less_leaves_a_core_to_the_loop_whichever_trial_is_disturbed(
     training = Crowded(
         own_ms=10.0, cpu_ms=12.0 * (cores - 1), cores=cores, workers=1, seed=seed, noise=0.003
     )
-    search, best, turns = decided(training, disturbed, 1.2)
-    assert cores - 1 in {trial.workers for trial in search.trials.values()}
-    assert training.step_ms(best.workers) <= 1.03 * training.best_ms()
-    assert turns <= 8
+    search, made = decided(training, disturbed, 1.2, cores, 100.0)
+    assert cores - 1 in {each.workers for each in made}
+    assert training.step_ms(search.best.workers) <= 1.03 * training.best_ms()
+    assert len(made) - len(search.trials) <= 8
 
 
 def test_all_cores_are_used_if_needed() -> None:
     training = Simulated(own_ms=10.0, cpu_ms=100.0, cores=4, workers=1, noise=0.003)
-    _, best, _ = decided(training, 0, 1.0)
-    assert best.workers == 4
+    assert searched(training, 4).best.workers == 4
 
 
 @pytest.mark.parametrize(("disturbed", "turns"), [(0, [1, 2, 2, 1]), (2, 2 * [1, 2, 2, 1])])
 def test_turns_alternate_and_repeat_if_answer_changes(disturbed: int, turns: list[int]) -> None:
     training = Crowded(own_ms=10.0, cpu_ms=12.0, cores=2, workers=1, noise=0.0, slower=1.05)
-    search = Search(WorkerLimits(cores=2), LoaderSetting(workers=2, prefetch=2), 100.0)
-    repeated, made = list[int](), 0
-    while (setting := search.next()) is not None:
-        made += 1
-        if setting in search.trials:
-            repeated.append(setting.workers)
-        search.add(trial_of(training, setting, 1.4 if made == disturbed else 1.0))
+    search, made = decided(training, disturbed, 1.4, 2, 100.0)
+    repeated = [each.workers for k, each in enumerate(made) if each in made[:k]]
     assert repeated == turns
     assert search.turns == 0
     assert search.best.workers == 1
@@ -266,27 +260,26 @@ def test_turns_alternate_and_repeat_if_answer_changes(disturbed: int, turns: lis
 
 def test_answer_without_alternative_takes_no_turn() -> None:
     training = Simulated(own_ms=100.0, cpu_ms=30.0, cores=8, workers=1, noise=0.0)
-    search = Search(WorkerLimits(cores=8), LoaderSetting(workers=8, prefetch=2), 10.0)
-    while (setting := search.next()) is not None:
-        search.add(trial_of(training, setting))
+    search = searched(training, 8)
     assert (search.best.workers, search.rounds) == (1, 0)
 
 
 def test_repeated_trials_that_show_a_gain_continue_the_search() -> None:
     """Other programs use the cores in the first trials: more workers seem not to help."""
     training = Simulated(own_ms=1.0, cpu_ms=40.0, cores=8, workers=1, noise=0.0)
-    search = Search(WorkerLimits(cores=8), LoaderSetting(workers=1, prefetch=2), 1000.0)
-    made = 0
-    while (setting := search.next()) is not None:
-        made += 1
+    search, numbers = search_from(1, 8, 1000.0), itertools.count(1)
+
+    def trial(setting: LoaderSetting) -> LoaderTrial:
         disturbed = training.step_ms(1) / training.step_ms(setting.workers)
-        search.add(trial_of(training, setting, disturbed if made <= 2 else 1.0))
+        return trial_of(training, setting, disturbed if next(numbers) <= 2 else 1.0)
+
+    finish(search, trial)
     assert search.best.workers >= 7
 
 
 def test_waiting_work_needs_no_core() -> None:
     training = Simulated(own_ms=10.0, cpu_ms=2.0, blocked_ms=70.0, cores=2, workers=1, noise=0.0)
-    _, best, _ = decided(training, 0, 1.0)
+    best = searched(training, 2).best
     assert training.step_ms(best.workers) <= 1.03 * training.best_ms()
     assert best.workers >= 6
 
@@ -294,11 +287,9 @@ def test_waiting_work_needs_no_core() -> None:
 def test_no_trial_requires_more_than_linear_speedup() -> None:
     """Three workers instead of four needed; two trials have shown the best possible rate."""
     training = Simulated(own_ms=25.0, cpu_ms=0.0, blocked_ms=100.0, cores=2, workers=1, noise=0.003)
-    training_of_few = Search(WorkerLimits(cores=2), LoaderSetting(workers=2, prefetch=2), 40.0)
-    while (setting := training_of_few.next()) is not None:
-        training_of_few.add(trial_of(training, setting))
-    assert {trial.workers for trial in training_of_few.trials.values()} == {2, 4}
-    assert training_of_few.best.workers == 4
+    search = searched(training, 2)
+    assert {trial.workers for trial in search.trials.values()} == {2, 4}
+    assert search.best.workers == 4
 
 
 def test_useless_depth_is_not_tried_with_more_workers() -> None:
@@ -310,14 +301,7 @@ def test_useless_depth_is_not_tried_with_more_workers() -> None:
             return replace(found, seconds=found.seconds * 1.2, wait_s=found.seconds * 0.2)
 
     training = InVain(batch_ms=60.0, every=10, times=1.0, own_ms=20.0)
-    search = Search(
-        WorkerLimits(cores=16),
-        LoaderSetting(workers=4, prefetch=2),
-        None,
-        SearchSpace(prefetch=(4, 8)),
-    )
-    while (setting := search.next()) is not None:
-        window = training.window(setting.workers, setting.prefetch)
-        search.add(LoaderTrial(setting=setting, window=window, error=0.01))
+    search = search_from(4, 16, None, SearchSpace(prefetch=(4, 8)))
+    finish(search, partial(trial_of, training))
     deep = [each.workers for each in search.trials if each.prefetch > 2]
     assert len(deep) == 1

@@ -58,9 +58,6 @@ class Ready(TunableLoader):
     def stage_timings(self) -> StageTimings:
         return StageTimings()
 
-    def rates(self, trials: Any, *, compute_s: Any, step_cpu_s: Any) -> None:
-        return None
-
     def close(self) -> None:
         pass
 

@@ -159,7 +159,7 @@ def _print_result(
     svg: Path | None,
     json: Path | None,
 ) -> None:
-    from feedline.tuning.curve import curve_svg
+    from feedline.tuning.result import curve_svg
 
     payload: dict[str, Any] = found.as_dict()
     with contextlib.ExitStack() as files:  # each is written, even if another one fails

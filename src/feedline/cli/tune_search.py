@@ -35,9 +35,8 @@ from feedline.train.recipe import Recipe
 from feedline.train.runtime import choose_device, choose_precision, prepare_process
 from feedline.train.train_state import TrainState, create_optimizer, train_step
 from feedline.tuning.batch_size import BatchSizes, find_batch_size
-from feedline.tuning.batch_trials import BatchTrial
 from feedline.tuning.result import TuningResult
-from feedline.tuning.training_step import Step
+from feedline.tuning.training_step import BatchTrial, Step
 from feedline.tuning.tune import SearchProgress, search_settings
 
 __all__ = ["TuneSearch", "folder_search", "function_search"]

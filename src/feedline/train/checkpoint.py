@@ -21,7 +21,7 @@ import torch
 
 from feedline.errors import SaveError, StateError, UsageError
 from feedline.system import replacing, unwritten, write_through
-from feedline.tuning.batch_trials import is_out_of_memory
+from feedline.tuning.training_step import is_out_of_memory
 
 __all__ = [
     "BEST_NAME",

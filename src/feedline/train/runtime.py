@@ -19,8 +19,7 @@ from feedline.engine.devices import resolve_device, synchronize
 from feedline.errors import UsageError
 from feedline.train.recipe import Recipe
 from feedline.train.train_state import TrainState
-from feedline.tuning.batch_trials import is_out_of_memory
-from feedline.tuning.training_step import autocast, preserve_state
+from feedline.tuning.training_step import autocast, is_out_of_memory, preserve_state
 
 __all__ = [
     "choose_device",

@@ -4,10 +4,8 @@ tune.py            `feedline.tune`: a search for each image size, progress, time
 search.py          settings and trials; which setting to try next
 step_benchmark.py  times a training step over a loader
 loaders.py         feedline's and torch's loaders, whose settings are tried
-result.py          the result: table, snippet, predictions
-curve.py           the result as an SVG image
+result.py          the result: table, snippet, predictions, SVG image
 
 batch_size.py      `feedline.find_batch_size`: which batch size to try next, the result
-batch_trials.py    trials of batch sizes on a device, and its memory
-training_step.py   a plain training step, batches of noise, and undoing of a step's changes
+training_step.py   a plain training step, undoing of its changes, trials of batch sizes on a GPU
 """

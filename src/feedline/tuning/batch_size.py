@@ -20,19 +20,22 @@ from torch import nn
 
 from feedline.errors import UsageError
 from feedline.order.schedule import Phase, Schedule, is_count
+from feedline.system import rank_and_world
 from feedline.text import format_table, plural
-from feedline.tuning.batch_trials import BatchTrial, BatchTrials, CudaMemory
-from feedline.tuning.training_step import HasStateDict, Loss, MakeBatch, Step, class_loss
+from feedline.tuning.training_step import (
+    BatchTrial,
+    BatchTrials,
+    CudaMemory,
+    HasStateDict,
+    Loss,
+    MakeBatch,
+    Step,
+    class_loss,
+    noise_batches,
+    training_step,
+)
 
-__all__ = [
-    "BatchSizes",
-    "PhaseBatch",
-    "find_batch_size",
-    "largest_fitting",
-    "measure_batch_sizes",
-    "next_size",
-    "next_smaller",
-]
+__all__ = ["BatchSizes", "find_batch_size", "largest_fitting", "next_size", "next_smaller"]
 
 _PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 _MULTIPLE = 8  # for tensor cores (NVIDIA, "Train with Mixed Precision", shape constraints)
@@ -102,21 +105,36 @@ def find_batch_size(
             "step= changes the state of an optimizer, which is restored only if it is named",
             hint="pass optimizer=, and further ones in stateful=[...]",
         )
-    device = _device(model)
+    memory = CudaMemory(model)
+    if optimizer is None:
+        optimizer = torch.optim.AdamW(each for each in model.parameters() if each.requires_grad)
     trials = BatchTrials(
         model,
-        memory=CudaMemory(device),
-        device=device,
-        step=step,
-        batch=batch,
-        optimizer=optimizer,
-        loss=loss,
-        stateful=stateful,
-        precision=precision,
-        on_trial=on_trial,
+        memory,
+        step or training_step(model, optimizer, loss, precision),
+        batch or noise_batches(memory.device),
+        [model, optimizer, *stateful],
+        on_trial,
     )
-    where = torch.cuda.get_device_name(device)
-    return measure_batch_sizes(trials, phases, where=where, max_rows=max_batch_size)
+    known: dict[tuple[int | None, int | None], PhaseBatch] = {}
+    found = list[PhaseBatch]()
+    try:
+        for phase in phases.phases:
+            key = phase.image_size, phase.batch_size
+            if key not in known:
+                known[key] = _find(phase, trials, max_batch_size)
+            each = known[key]
+            found.append(replace(each, phase=replace(phase, batch_size=each.rows)))
+        while (failing := trials.find_failing_phase([each.stage for each in found])) is not None:
+            found[failing] = _shrink(found[failing], trials)
+    finally:
+        memory.clear()
+    return BatchSizes(
+        phases=tuple(found),
+        where=memory.name,
+        usable_bytes=trials.usable_bytes,
+        memory_bytes=trials.memory_bytes,
+    )
 
 
 def _check(model: nn.Module, phases: Schedule, precision: torch.dtype, max_batch_size: int) -> None:
@@ -132,46 +150,32 @@ def _check(model: nn.Module, phases: Schedule, precision: torch.dtype, max_batch
         raise UsageError(
             f"max_batch_size must be a whole number of at least 1, got {max_batch_size!r}"
         )
-    if any(isinstance(each, nn.parameter.UninitializedParameter) for each in model.parameters()):
+    parameters = list(model.parameters())
+    if any(isinstance(each, nn.parameter.UninitializedParameter) for each in parameters):
         raise UsageError(
             "the model has uninitialized parameters", hint="call it on one batch first"
         )
-    if not any(each.requires_grad for each in model.parameters()):
+    if not any(each.requires_grad for each in parameters):
         raise UsageError("no parameter of the model requires gradients")
-
-
-def _device(model: nn.Module) -> torch.device:
-    """Return the GPU of the model."""
-    devices = {parameter.device for parameter in model.parameters()}
-    device = next(iter(devices))
-    if len(devices) == 1 and device.type == "cuda":
-        return device
-    where = " and ".join(sorted(map(str, devices)))
-    if not torch.cuda.is_available():
+    wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
+    sharded = any(type(each).__name__ == "DTensor" for each in parameters)
+    synced = any(isinstance(each, nn.SyncBatchNorm) for each in model.modules())
+    if wrapped or sharded or (synced and rank_and_world()[1] > 1):
         raise UsageError(
-            f"find_batch_size needs a CUDA device, but torch sees none (the model is on {where})",
-            hint="the reference page on tuning lists estimates for common models and GPUs",
+            "a step of this model waits for other ranks, and would wait forever if memory runs out "
+            "on one of them",
+            hint="pass the model before it is wrapped, sharded or converted to "
+            "SyncBatchNorm, and use the smallest batch size of all ranks",
         )
-    raise UsageError(
-        f"find_batch_size needs a model on one CUDA device, but it is on {where}",
-        hint="move it with model.cuda()",
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseBatch:
-    """Batch size of one phase.
+    """Batch size of one phase."""
 
-    Args:
-        phase: phase of the schedule, with the batch size.
-        peak_bytes: peak memory of a step, as reserved by torch.
-        bound: limit of the size: "memory", "most" (the given maximum) or "asked" (the schedule).
-        trials: trials in order.
-    """
-
-    phase: Phase
-    peak_bytes: int
-    bound: Bound
+    phase: Phase  # of the schedule, with the batch size
+    peak_bytes: int  # of a step, as reserved by torch
+    bound: Bound  # limit of the size
     trials: tuple[BatchTrial, ...]
 
     @property
@@ -187,19 +191,12 @@ class PhaseBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSizes:
-    """Largest batch of each phase.
-
-    Args:
-        phases: in the order of the schedule.
-        where: name of the device.
-        usable_bytes: memory limit of a batch.
-        memory_bytes: memory available to a training.
-    """
+    """Largest batch of each phase."""
 
     phases: tuple[PhaseBatch, ...]
-    where: str
-    usable_bytes: int
-    memory_bytes: int
+    where: str  # name of the device
+    usable_bytes: int  # limit of a batch
+    memory_bytes: int  # available to a training
 
     @property
     def schedule(self) -> Schedule:
@@ -252,15 +249,9 @@ class BatchSizes:
 
 
 def next_size(trials: Mapping[int, BatchTrial], usable_bytes: int, max_rows: int) -> int | None:
-    """Return the next batch size to try: 1 to 8, or a multiple of 8. Pure.
+    """Return the next batch size to try: 1 to 8, or a multiple of 8, at most `max_rows`.
 
-    Args:
-        trials: trials by batch size.
-        usable_bytes: memory limit of a batch.
-        max_rows: largest size to try, at least 1.
-
-    Returns:
-        None if the largest that fits is known.
+    None if the largest size that fits into `usable_bytes` is known. Pure: `trials` are by size.
     """
     end = _larger(max_rows)
     if not trials:
@@ -307,42 +298,6 @@ def _rounded(rows: int) -> int:
 def _larger(rows: int) -> int:
     """Smallest size above this."""
     return rows + 1 if rows < _MULTIPLE else _rounded(rows) + _MULTIPLE
-
-
-def measure_batch_sizes(
-    trials: BatchTrials, schedule: Schedule, *, where: str, max_rows: int
-) -> BatchSizes:
-    """Find the largest batches by trial: a search for each phase, then all phases in sequence.
-
-    Args:
-        trials: runs the training steps.
-        schedule: each phase has a size.
-        where: name of the device.
-        max_rows: largest batch to try.
-
-    Raises:
-        UsageError: nothing fits, or a batch size of the schedule does not fit.
-        Exception: any error of a step except out of memory.
-    """
-    known: dict[tuple[int | None, int | None], PhaseBatch] = {}
-    found = list[PhaseBatch]()
-    try:
-        for phase in schedule.phases:
-            key = phase.image_size, phase.batch_size
-            if key not in known:
-                known[key] = _find(phase, trials, max_rows)
-            each = known[key]
-            found.append(replace(each, phase=replace(phase, batch_size=each.rows)))
-        while (failing := trials.find_failing_phase([each.stage for each in found])) is not None:
-            found[failing] = _shrink(found[failing], trials)
-    finally:
-        trials.clear()
-    return BatchSizes(
-        phases=tuple(found),
-        where=where,
-        usable_bytes=trials.usable_bytes,
-        memory_bytes=trials.memory_bytes,
-    )
 
 
 def _find(phase: Phase, trials: BatchTrials, max_rows: int) -> PhaseBatch:

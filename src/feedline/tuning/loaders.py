@@ -14,8 +14,7 @@ import random
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -30,12 +29,10 @@ from feedline.errors import ResourceError, UsageError
 from feedline.loader import DataLoader, access
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.schedule import Phase
-from feedline.system import usable_cores
 from feedline.text import plural
-from feedline.throughput.rates import PoolRate, Rates, pool_rate
 from feedline.timing.stage_page import StageTimings, sum_timings
 from feedline.timing.torch_workers import TorchWorkers, end_torch_workers
-from feedline.tuning.search import LoaderSetting, LoaderTrial, SearchSpace
+from feedline.tuning.search import LoaderSetting, SearchSpace
 
 __all__ = ["TunableFeedlineLoader", "TunableLoader", "TunableTorchLoader"]
 
@@ -44,11 +41,7 @@ _PREFETCH_FACTORS = (2, 4)
 
 
 class TunableLoader(ABC):
-    """A loader whose settings are tried.
-
-    Args:
-        loader: the loader.
-    """
+    """A loader whose settings are tried."""
 
     def __init__(self, loader: TorchDataLoader[Any]) -> None:
         self._loader = loader
@@ -111,32 +104,16 @@ class TunableLoader(ABC):
     def stage_timings(self) -> StageTimings:
         """Return the stage timings of all workers; empty if unknown."""
 
-    def rates(
-        self, trials: Sequence[LoaderTrial], *, compute_s: float | None, step_cpu_s: float
-    ) -> Rates | None:
-        """Return the measured rates of the current phase, from which others are predicted.
-
-        Args:
-            trials: the best first. None if there is none, or its workers noted no times.
-            compute_s: compute-bound step time; None: as in the trials.
-            step_cpu_s: CPU time of a step, all threads.
-        """
-        # Excludes workers of an unsupported torch release, or that could not map their page.
-        known = [trial for trial in trials if trial.window.tasks_s > 0]
-        if not known or known[0] is not trials[0]:
-            return None
-        points = tuple(_point(trial, compute_s, step_cpu_s) for trial in known)
-        return Rates(size=self._size, rows=self._rows(), points=points, level_px=self._copies_px())
-
     @property
-    def _size(self) -> int | None:
+    def image_size(self) -> int | None:
+        """Image size of the current phase; None without sizes."""
         return None if self._phase is None else self._phase.image_size
 
-    def _rows(self) -> float | None:
+    def mean_rows(self) -> float | None:
         """Mean number of samples of the current phase's batches."""
         return self.batch_size
 
-    def _copies_px(self) -> int | None:
+    def copies_px(self) -> int | None:
         """Resolution of the cache that is read; None for the originals."""
         return None
 
@@ -186,13 +163,11 @@ class TunableFeedlineLoader(TunableLoader):
         loader.adapts = False
         self._batches = _endless(loader)
         self._batches_here: Generator[Any, None, None] | None = None
-        task_ms = None
+        prefetch, task_ms = loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR, None
         if self._makes_rows:
             # More may be allocated, for trials.
             prefetch = min(DEFAULT_PREFETCH, loader.prefetch or self._allocated)
             task_ms = loader.task_ms or TASK_NS / 1e6
-        else:
-            prefetch = loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR
         self.start = LoaderSetting(workers=loader.num_workers, prefetch=prefetch, task_ms=task_ms)
 
     @property
@@ -256,12 +231,12 @@ class TunableFeedlineLoader(TunableLoader):
     def stage_timings(self) -> StageTimings:
         return sum_timings(access.stage_timings(self._loader).values())
 
-    def _rows(self) -> float | None:
+    def mean_rows(self) -> float | None:
         # A size may have several batch sizes; an interrupted pass may have no full batch.
         at_size = [
             each
             for each in self._loader.run.passes
-            if each.compute.count and self._size in (None, each.image_size)
+            if each.compute.count and self.image_size in (None, each.image_size)
         ]
         passes = [each for each in at_size if each.batch_size == self.batch_size] or at_size
         samples = [each.samples for each in passes if each.samples is not None]
@@ -269,8 +244,8 @@ class TunableFeedlineLoader(TunableLoader):
             return self._loader.batch_size
         return sum(samples) / sum(each.batches for each in passes) or self._loader.batch_size
 
-    def _copies_px(self) -> int | None:
-        return access.engine_choice(self._loader).required_and_cached_px(self._size)[1]
+    def copies_px(self) -> int | None:
+        return access.engine_choice(self._loader).required_and_cached_px(self.image_size)[1]
 
     def close(self) -> None:
         loader = self._loader
@@ -433,19 +408,3 @@ def _copy_dataset(dataset: Any) -> Any:
         elif type(value) in (list, tuple) and value and isinstance(value[0], Dataset):
             vars(copied)[name] = type(value)(map(_copy_dataset, value))
     return copied
-
-
-def _point(trial: LoaderTrial, compute_s: float | None, step_cpu_s: float) -> PoolRate:
-    found = pool_rate(
-        trial.window,
-        error=trial.error,
-        cores=usable_cores(),
-        compute_s=compute_s,
-        step_cpu_s=step_cpu_s,
-        hand_cpu_s=(trial.wait_cpu_s or 0.0) if trial.workers else 0.0,
-        usual_wait_s=trial.usual_wait_s,
-    )
-    if trial.workers:
-        return found
-    # Nothing is handed over, and no batch is late.
-    return replace(found, load=replace(found.load, hand_ms=0.0, late_ms=0.0))

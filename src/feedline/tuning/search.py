@@ -38,44 +38,27 @@ _MIN_BUDGET_S = 2.0  # two of the shortest trials
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderSetting:
-    """Loader settings that affect speed but not the contents of batches.
+    """Loader settings that affect speed but not the contents of batches."""
 
-    Args:
-        workers: number of processes; 0: the training process makes the batches.
-        prefetch: prefetched batches: of all workers together for image rows, else of each worker,
-            as torch's `prefetch_factor`.
-        task_ms: duration of a task in milliseconds; None if tasks are whole batches.
-        pin: page-locked memory for batches; None if it is not tried.
-    """
-
-    workers: int
+    workers: int  # 0: the training process makes the batches
     prefetch: int
-    task_ms: float | None = None
-    pin: bool | None = None
+    """Prefetched batches: of all workers together for image rows, else of each worker."""
+    task_ms: float | None = None  # duration of a task; None if tasks are whole batches
+    pin: bool | None = None  # page-locked memory for batches; None if it is not tried
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderTrial:
-    """Measured steps with one setting.
-
-    Args:
-        setting: settings of the loader.
-        window: times of the steps.
-        error: half of the 95% interval of the mean step time, relative to the mean; 1 if there were
-            too few steps.
-        start_s: seconds until newly started workers returned a batch; None if they ran before.
-        usual_wait_s: median data wait of a step; None if unknown.
-        wait_cpu_s: mean CPU time of the training thread in a step's data wait; None if unknown.
-        other_cores: usable cores that other programs used meanwhile.
-    """
+    """Measured steps with one setting."""
 
     setting: LoaderSetting
     window: StepWindow
     error: float
-    start_s: float | None = None
-    usual_wait_s: float | None = None
-    wait_cpu_s: float | None = None
-    other_cores: float = 0.0
+    """Half of the 95% interval of the mean step time, relative to the mean; 1 for too few steps."""
+    start_s: float | None = None  # until new workers returned a batch; None if they ran before
+    usual_wait_s: float | None = None  # median data wait of a step; None if unknown
+    wait_cpu_s: float | None = None  # mean CPU time of the training thread in a data wait
+    other_cores: float = 0.0  # usable cores that other programs used meanwhile
 
     @property
     def workers(self) -> int:
@@ -120,19 +103,12 @@ class LoaderTrial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchSpace:
-    """Settings to try besides the number of workers.
+    """Settings to try besides the number of workers."""
 
-    Args:
-        prefetch: larger values than in the first setting.
-        task_ms: smaller task size than in the first setting; None for whole batches.
-        pin: True to try both values of pin_memory.
-        in_process: True if the training process can make the batches.
-    """
-
-    prefetch: tuple[int, ...] = ()
-    task_ms: float | None = None
-    pin: bool = False
-    in_process: bool = False
+    prefetch: tuple[int, ...] = ()  # larger than in the first setting
+    task_ms: float | None = None  # smaller than in the first setting; None for whole batches
+    pin: bool = False  # try both values of pin_memory
+    in_process: bool = False  # the training process can make the batches
 
     def smoother(
         self, setting: LoaderSetting, memory: MemoryBudget | None

@@ -23,7 +23,8 @@ from torch import Tensor
 import feedline
 from feedline.machine import OtherPrograms
 from feedline.private_names import find_private
-from feedline.throughput.rates import Rates
+from feedline.system import usable_cores
+from feedline.throughput.rates import PoolRate, Rates, pool_rate
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import RateMeter, StepWindow, error_of
 from feedline.tuning.loaders import TunableLoader
@@ -34,7 +35,6 @@ __all__ = ["StepBenchmark", "UserCodeFailure"]
 
 _pytree = find_private("torch.utils._pytree")
 
-
 _START_TIMEOUT_S = 60.0
 
 _LIBRARIES = tuple(f"{Path(module.__file__ or '').parent}/" for module in (feedline, torch))
@@ -43,12 +43,9 @@ _MAX_CHARACTERS = 300
 
 
 class StepBenchmark:
-    """Runs and times training steps over a loader.
+    """Runs and times training steps over a loader. They really train.
 
-    Args:
-        loader: source of the batches.
-        step: training step on a batch. It really trains.
-        single_warmup: True for long steps: one untimed step instead of two.
+    `single_warmup` is for long steps: one untimed step instead of two.
     """
 
     def __init__(self, loader: TunableLoader, step: Step, *, single_warmup: bool = False) -> None:
@@ -82,18 +79,41 @@ class StepBenchmark:
         return UserCodeFailure(error, "the step" if is_step else "loading a batch")
 
     def rates(self, trials: Sequence[LoaderTrial]) -> Rates | None:
-        """Return the measured rates of these trials, see `TunableLoader.rates`."""
-        return self._loader.rates(trials, compute_s=self._alone_s, step_cpu_s=self.step_cpu_s)
+        """Return the measured rates of the current phase, from which others are predicted.
+
+        The best trial is the first. None without trials, or if its workers noted no times: they are
+        of an unsupported torch release, or could not map their page.
+        """
+        known = [trial for trial in trials if trial.window.tasks_s > 0]
+        if not known or known[0] is not trials[0]:
+            return None
+        loader, points = self._loader, tuple(map(self._point, known))
+        return Rates(
+            size=loader.image_size,
+            rows=loader.mean_rows(),
+            points=points,
+            level_px=loader.copies_px(),
+        )
+
+    def _point(self, trial: LoaderTrial) -> PoolRate:
+        found = pool_rate(
+            trial.window,
+            error=trial.error,
+            cores=usable_cores(),
+            compute_s=self._alone_s,
+            step_cpu_s=self.step_cpu_s,
+            hand_cpu_s=(trial.wait_cpu_s or 0.0) if trial.workers else 0.0,
+            usual_wait_s=trial.usual_wait_s,
+        )
+        if trial.workers:
+            return found
+        # Nothing is handed over, and no batch is late.
+        return replace(found, load=replace(found.load, hand_ms=0.0, late_ms=0.0))
 
     def discard_batches(self, batches: int, until: float = math.inf) -> None:
         """Load batches without a step, for example to read their files into the page cache.
 
-        Args:
-            batches: number of batches.
-            until: end on the monotonic clock.
-
-        Raises:
-            Exception: any error of the dataset.
+        `until` is the end on the monotonic clock.
         """
         for _ in range(batches):
             if time.monotonic() >= until:
@@ -103,12 +123,7 @@ class StepBenchmark:
     def ceiling(self, seconds: float, until: float = math.inf) -> float:
         """Measure the compute-bound rate: steps per second over batches kept in memory.
 
-        Args:
-            seconds: duration of the timed steps.
-            until: end on the monotonic clock, for long steps. Then only the last step counts.
-
-        Raises:
-            Exception: any error of the step or the dataset.
+        `until` is the end on the monotonic clock, for long steps. Then only the last step counts.
         """
         kept = []
         for _ in range(THRESHOLDS.kept_batches):
@@ -132,18 +147,10 @@ class StepBenchmark:
     def trial(
         self, setting: LoaderSetting, *, min_s: float, max_s: float, fastest: float | None = None
     ) -> LoaderTrial:
-        """Measure a setting.
+        """Measure a setting for `min_s`, and up to `max_s` if figures vary.
 
-        Args:
-            setting: settings of the loader.
-            min_s: shortest duration.
-            max_s: longest duration, if figures vary.
-            fastest: steps per second of the fastest setting so far. A clearly slower trial ends
-                early.
-
-        Raises:
-            UsageError: not enough memory for the setting.
-            Exception: any error of the step or the dataset.
+        A trial clearly slower than `fastest`, in steps per second, ends early. Raises errors of the
+        step and the dataset, and ResourceError if there is not enough memory.
         """
         loader = self._loader
         # Batches from the previous setting do not count.
@@ -213,10 +220,6 @@ class UserCodeFailure:
     """An exception of the training step or the dataset.
 
     Its traceback has only frames of user code, and a worker's traceback once.
-
-    Args:
-        error: the exception.
-        where: the code that raised it.
     """
 
     error: Exception

@@ -40,23 +40,15 @@ _USUAL_REPEATS = 4  # of `trial_s` each
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchProgress:
-    """State of a search, before each trial.
+    """State of a search, before each trial."""
 
-    Args:
-        size: image size of the phase; None if the loader has no sizes.
-        setting: setting that is tried next; None for the step without loading.
-        latest: latest trial of the phase; None before the first.
-        trials, trials_left: finished trials of all phases, and those that usually follow.
-        seconds, seconds_left: duration so far, and estimated until the end.
-    """
-
-    size: int | None
-    setting: LoaderSetting | None
-    latest: LoaderTrial | None
-    trials: int
-    trials_left: int
+    size: int | None  # image size of the phase; None if the loader has no sizes
+    setting: LoaderSetting | None  # tried next; None for the step without loading
+    latest: LoaderTrial | None  # of the phase; None before the first
+    trials: int  # finished ones of all phases
+    trials_left: int  # that usually follow
     seconds: float
-    seconds_left: float
+    seconds_left: float  # estimated
 
 
 def tune(
@@ -124,12 +116,7 @@ def search_settings(
 ) -> TuningResult:
     """Tune like `tune`, but keep all trials if the step or the dataset raises.
 
-    Args:
-        loader, step, step_ms, budget_s, on_trial, warmup_batches: see `tune`.
-        on_progress: called before each trial.
-
-    Raises:
-        UsageError: see `tune`.
+    `on_progress` is called before each trial.
     """
     _check(loader, step, step_ms, budget_s, warmup_batches)
     if isinstance(loader, TunableLoader):
@@ -310,12 +297,7 @@ def _memory_budget(start: LoaderSetting, batch_bytes: int) -> MemoryBudget:
 
 
 def _full_search_s(ceiling: float | None, ready_s: float) -> float:
-    """Estimate the duration of a usual search, including warm-up steps.
-
-    Args:
-        ceiling: compute-bound steps per second.
-        ready_s: seconds until the first trial could start.
-    """
+    """Estimate the duration of a usual search; the first trial could start after `ready_s`."""
     steps_s = THRESHOLDS.usual_trial_steps / ceiling if ceiling else 0.0
     trials_s = _USUAL_TRIALS * max(THRESHOLDS.max_trial_s, steps_s)
     repeats_s = _USUAL_REPEATS * max(THRESHOLDS.trial_s, 3 * steps_s)
