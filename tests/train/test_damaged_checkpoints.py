@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from feedline.errors import StateError
-from feedline.train.assignment import Assignment, ResumedRun
 from feedline.train.history import TrainReport
+from feedline.train.prepare import Assignment
 from feedline.train.recipe import Recipe
+from feedline.train.resume import ResumedRun
 from feedline.train.run import train_model
 from feedline.train.run_settings import RunSettings
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from feedline.errors import FeedlineError, StateError, UsageError
-from feedline.train.assignment import Assignment
 from feedline.train.dry_run import PlannedRun, dry_run
+from feedline.train.prepare import Assignment
 from feedline.train.recipe import Recipe
 from feedline.train.run import train_model
 from feedline.train.run_settings import RunSettings

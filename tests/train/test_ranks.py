@@ -77,8 +77,7 @@ _OWN_GROUP = """
 import json, os, signal, sys
 import torch
 from torch import distributed
-from feedline.train.ranks import AgreedStop, join_ranks
-from feedline.train.stop import StopRequest
+from feedline.train.ranks import AgreedStop, StopRequest, join_ranks
 distributed.init_process_group("cuda:gloo")  # like nccl, it has no backend for CPU tensors
 with join_ranks() as ranks, StopRequest() as request:
     stop = AgreedStop(request, ranks)

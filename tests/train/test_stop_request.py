@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from feedline.train.stop import StopRequest
+from feedline.train.ranks import StopRequest
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
 

@@ -18,8 +18,8 @@ from feedline.train.run_settings import RunSettings
 from feedline.train.settings import MODEL, RUN, setting_names
 
 if TYPE_CHECKING:
-    from feedline.train.assignment import Assignment
     from feedline.train.history import TrainResult
+    from feedline.train.prepare import Assignment
 
 __all__ = ["train"]
 
@@ -77,7 +77,7 @@ def train(
         )
     if dry_run_s is not None and not dry_run:
         raise UsageError("--dry-run-s needs --dry-run")
-    from feedline.train.assignment import Assignment  # loads torch
+    from feedline.train.prepare import Assignment  # loads torch
 
     values = dict(ctx.params)
     values["workers"] = None if workers is None else options.parse_workers(workers)

@@ -28,7 +28,7 @@ from feedline.train.data import no_image_error, val_loader, without_padding
 from feedline.train.evaluate import Evaluation, evaluate
 from feedline.train.history import EpochInProgress, History, TrainPosition, TrainReport
 from feedline.train.prepare import PreparedRun
-from feedline.train.ranks import AgreedStop, Ranks
+from feedline.train.ranks import AgreedStop, Ranks, StopRequest
 from feedline.train.runtime import (
     compile_model,
     memory_error,
@@ -36,7 +36,6 @@ from feedline.train.runtime import (
     restore_random_state,
     warm_up,
 )
-from feedline.train.stop import StopRequest
 from feedline.train.train_state import StepCounter, finish_step, train_step
 
 __all__ = ["TrainingLoop"]

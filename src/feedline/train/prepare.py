@@ -1,28 +1,84 @@
-"""Everything a run needs, found and checked before a folder is made or a worker starts."""
+"""Everything a run needs, found and checked before a folder is made or a worker starts.
+
+Settings come from the command line, a TOML file and the run that is resumed.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from feedline.errors import StateError, UsageError
-from feedline.train.assignment import Assignment, ResumedRun
 from feedline.train.checkpoint import DamagedCheckpoint
-from feedline.train.checkpoint_content import load_weights
-from feedline.train.config import changed_on_resume, check_resumable, share_batches
+from feedline.train.config import (
+    changed_on_resume,
+    check_resumable,
+    make_recipe,
+    read_config,
+    share_batches,
+)
 from feedline.train.data import TrainData
 from feedline.train.model import create_model
 from feedline.train.recipe import Recipe
-from feedline.train.run_folder import check_run_folder
-from feedline.train.run_settings import RunSettings
+from feedline.train.resume import ResumedRun, load_weights
+from feedline.train.run_folder import check_run_folder, find_checkpoint
+from feedline.train.run_settings import PLACES, RunSettings
 from feedline.train.runtime import choose_device, choose_precision, memory_error, prepare_process
 from feedline.train.train_state import TrainState, create_optimizer
 
-__all__ = ["PreparedRun", "prepare"]
+__all__ = ["Assignment", "PreparedRun", "prepare"]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Recipe and run settings of a training, and the run it resumes, if any."""
+
+    recipe: Recipe
+    run: RunSettings
+    resumed: ResumedRun | None
+    collect_again: Callable[..., Assignment]
+    """Collect the same settings; `damaged` are checkpoints to pass over, with the reasons."""
+
+    @classmethod
+    def collect(
+        cls,
+        given: Mapping[str, Any] | Recipe,
+        run: RunSettings,
+        *,
+        config: Path | None = None,
+        damaged: Mapping[Path, str] = MappingProxyType({}),
+    ) -> Assignment:
+        """Collect the settings of a training from arguments, None if not given, and a TOML file.
+
+        UsageError if a setting or the file cannot be used, StateError if no run can be resumed.
+        """
+        again = partial(cls.collect, given, run, config=config)
+        file, file_run = ({}, RunSettings()) if config is None else read_config(config)
+        run = run.over(file_run)
+        model = given.model if isinstance(given, Recipe) else given.get("model")
+        checkpoint = find_checkpoint(run.resume, out=run.out, model=model or file.get("model"))
+        resumed = None if checkpoint is None else ResumedRun.read(checkpoint, damaged)
+        if not isinstance(given, Recipe):
+            given = make_recipe(given, file, {} if resumed is None else resumed.content["recipe"])
+        whole = run if resumed is None else run.over(RunSettings.read(resumed.content["run"]))
+        whole = whole.resolved()
+        for name, option in PLACES.items():
+            place = getattr(whole, name)
+            if resumed and place and getattr(run, name) is None and not place.exists():
+                value = "" if name == "data" else " PATH, or none"
+                resume = f"feedline train --resume {shlex.quote(str(resumed.checkpoint.parent))}"
+                raise StateError(
+                    f"cannot resume: {option} of the run, {place}, is missing",
+                    hint=f"{resume} {option}{value}",
+                )
+        return cls(given, whole, resumed, again)
 
 
 @dataclass(frozen=True, slots=True)

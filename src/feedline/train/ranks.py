@@ -3,17 +3,26 @@
 With a single process nothing is set up and each call returns at once. With several, every call is
 a collective: all ranks have to make it, in the same order. Values on the CPU are exchanged by gloo,
 also if the program has set up a process group for CUDA alone.
+
+A stop is requested by Ctrl-C, SIGTERM, SIGUSR1 or Ctrl-Break, and checked between two steps.
+Guarantees: the first signal is recorded and reported at once, also while a step runs C code. A
+second one has its original effect, so a stuck step can be left; if Python loses the exception, as
+in a destructor, the next check raises it. The original handlers are restored at the end.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
+import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -22,9 +31,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from feedline.errors import FeedlineError, UsageError
 from feedline.system import rank_and_world
-from feedline.train.stop import StopRequest
 
-__all__ = ["AgreedStop", "Ranks", "join_ranks"]
+__all__ = ["AgreedStop", "Ranks", "StopRequest", "join_ranks"]
 
 CHECK_S = 1.0
 """How often ranks agree on a stop."""
@@ -33,6 +41,10 @@ _T = TypeVar("_T")
 _MOST_CALLS = 1000
 _TIMEOUT = timedelta(minutes=10)
 """Longest wait for another rank: longer than a validation, or a checkpoint written by rank 0."""
+
+# Batch systems send SIGUSR1 some time before they end a job; Windows has SIGBREAK instead.
+_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGBREAK")
+_SIGNALS = [signal.Signals[name] for name in _NAMES if hasattr(signal, name)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,75 @@ class Ranks:
 
     def _group_of(self, device: torch.device) -> distributed.ProcessGroup | None:
         return self.group if device.type == "cpu" else None
+
+
+class StopRequest:
+    """Records these signals while it is entered; outside the main thread it records none.
+
+    `report` is called with the number of the first signal, from another thread: Python's handlers
+    run in the main thread, which may be in a backward pass for seconds.
+    """
+
+    def __init__(self, report: Callable[[int], object] = lambda signum: None) -> None:
+        self._signum: int | None = None
+        self._raised: BaseException | None = None
+        self._report = report
+        self._before: dict[int, Any] = {}
+        self._wakeup_before = -1
+        self._waker: socket.socket | None = None
+        self._watcher: threading.Thread | None = None
+
+    def requested(self) -> int | None:
+        """The first signal; None before any. Raises what a second one raised, if Python lost it."""
+        if self._raised is not None:
+            raise self._raised
+        return self._signum
+
+    def _record(self, signum: int, frame: FrameType | None) -> None:
+        before = self._before[signum]
+        if self._signum is None:
+            self._signum = signum
+            return
+        self._restore()
+        if not callable(before):  # the process ends, or nothing is to happen
+            signal.raise_signal(signum)
+            return
+        try:
+            before(signum, frame)
+        except BaseException as error:
+            self._raised = error
+            raise
+
+    def _restore(self) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            listening, self._waker = socket.socketpair()
+            self._waker.setblocking(False)
+            self._watcher = threading.Thread(target=self._watch, args=(listening,), daemon=True)
+            self._watcher.start()
+            self._wakeup_before = signal.set_wakeup_fd(self._waker.fileno())
+            self._before = {each: signal.signal(each, self._record) for each in _SIGNALS}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._restore()
+        if self._waker is not None and self._watcher is not None:
+            signal.set_wakeup_fd(self._wakeup_before)
+            self._waker.close()
+            self._watcher.join()
+
+    def _watch(self, listening: socket.socket) -> None:
+        """Report the first signal that C code records, until the other end is closed."""
+        reported = False
+        with listening:
+            while numbers := listening.recv(64):
+                signums = [number for number in numbers if number in _SIGNALS]
+                if signums and not reported:
+                    reported = True
+                    self._report(signums[0])
 
 
 class AgreedStop:

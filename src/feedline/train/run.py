@@ -16,13 +16,12 @@ import torch
 
 from feedline.machine import environment
 from feedline.order.seeds import mix
-from feedline.train.assignment import Assignment
 from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME
 from feedline.train.config import as_toml
 from feedline.train.data import train_loader
 from feedline.train.history import TrainReport, TrainResult
 from feedline.train.loop import TrainingLoop
-from feedline.train.prepare import PreparedRun, prepare
+from feedline.train.prepare import Assignment, PreparedRun, prepare
 from feedline.train.ranks import Ranks, join_ranks
 from feedline.train.recipe import Recipe
 from feedline.train.run_folder import RECIPE_NAME, lock_run_folder, make_run_folder, write_text

@@ -1,12 +1,14 @@
-"""Check that the content of a checkpoint is complete, and that it fits the model.
+"""A run to resume: its newest intact checkpoint, checked before anything of it is used.
 
 Guarantees: a checkpoint that passes `check_content` and `load_weights` restores without an error.
 Other content raises `DamagedCheckpoint`; the model given to `load_weights` must then not be used.
-Missing memory is not damage, and raises its own error.
+Missing memory is not damage, and raises its own error. A checkpoint is read once; if it is damaged,
+an earlier one of its run is resumed, and the user is told.
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,14 +20,24 @@ import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
+from feedline.errors import StateError
 from feedline.loader.state import check_state
-from feedline.train.checkpoint import damage_in
+from feedline.train.checkpoint import (
+    BEST_NAME,
+    CHECKPOINT_NAME,
+    EPOCHS,
+    PREVIOUS_NAME,
+    DamagedCheckpoint,
+    damage_in,
+    load_checkpoint,
+)
+from feedline.train.config import new_run_hint
 from feedline.train.history import EpochRecord
 from feedline.train.recipe import Count, NotNegative, Recipe, Rows
 from feedline.train.run_settings import RunSettings
 from feedline.train.settings import setting_names
 
-__all__ = ["check_content", "load_weights"]
+__all__ = ["ResumedRun", "load_weights"]
 
 _LARGEST = sys.float_info.max
 _PLAIN_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
@@ -170,3 +182,46 @@ def _check_moments(optimizer: torch.optim.Optimizer) -> None:
                 raise ValueError(f"optimizer's {name} does not have the shape of its parameter")
     if len(names) > 1:
         raise ValueError("the optimizer's state of some parameters is incomplete")
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedRun:
+    """A run to resume, from its last checkpoint or the one that was named."""
+
+    checkpoint: Path
+    path: Path  # of the content: `checkpoint`, or an earlier one if that is damaged
+    content: dict[str, Any]  # cleared once it is restored, as it is large
+    note: str  # for the user, or ""
+
+    @property
+    def between_epochs(self) -> int | None:
+        """Number of finished epochs, if the run stands between two."""
+        history = self.content["history"]
+        return None if history["current"]["steps"] else len(history["records"])
+
+    @classmethod
+    def read(cls, checkpoint: Path, damaged: Mapping[Path, str]) -> ResumedRun:
+        """Read a checkpoint, or the newest intact one of its run if it is damaged or missing.
+
+        `damaged` has the reasons of those that were read before and turned out to be damaged.
+        """
+        out, candidates = checkpoint.parent, [checkpoint]
+        if checkpoint.name == CHECKPOINT_NAME:
+            others = [out / PREVIOUS_NAME, *sorted(out.glob(EPOCHS), reverse=True)]
+            candidates += [path for path in others if path.is_file()]
+        reasons: list[str] = []
+        for path in candidates:
+            if path in damaged or not path.is_file():
+                reasons.append(damaged.get(path, f"{path} is missing"))
+                continue
+            try:
+                content = load_checkpoint(path)
+                check_content(content, path)
+            except DamagedCheckpoint as error:
+                reasons.append(error.message)
+            else:
+                note = f"{'; '.join(reasons)}; resuming from {path}" if reasons else ""
+                return cls(checkpoint, path, content, note)
+        best = out / BEST_NAME
+        weights = f" --initial-checkpoint {shlex.quote(str(best))}" if best.is_file() else ""
+        raise StateError("; ".join(reasons), hint=f"start a new run: {new_run_hint(out)}{weights}")
