@@ -1,5 +1,4 @@
-"""Sources of caches: every kind becomes the same cache; paths are opened as the right kind, or
-rejected by name."""
+"""Sources of caches: every kind becomes the same cache; others are rejected by name."""
 
 from __future__ import annotations
 
@@ -31,42 +30,47 @@ from image_inputs import encoded
 from tars import write_tar
 from torchvision_folder import write_images
 
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
-
-IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 COUNT = len(LABELS)
 NUMBERS = [f"{number:08d}" for number in range(COUNT)]
 PATHS = [f"{number}.png" for number in range(COUNT)]
 
 
-def metadata(classes: Any, column: str = "label") -> dict[str, str]:
+def metadata(classes: Any) -> dict[str, str]:
     """Schema metadata as written by Hugging Face datasets."""
     feature = {"names": classes, "_type": "ClassLabel"}
-    return {"huggingface": json.dumps({"info": {"features": {column: feature}}})}
+    return {"huggingface": json.dumps({"info": {"features": {"label": feature}}})}
+
+
+def array(values: Any, kind: str) -> Any:
+    """A column of Arrow's; "image" is that of Hugging Face datasets."""
+    pa = pytest.importorskip("pyarrow")
+    if kind == "image":
+        return pa.array(values, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    return pa.array(values, getattr(pa, kind)())
 
 
 def write(
     path: Path, columns: dict[str, Any], classes: Any = CLASSES, rows: int = 2, **options: Any
 ) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table(columns).replace_schema_metadata(metadata(classes))
-    pq.write_table(table, path, row_group_size=rows, **options)
+    table = pytest.importorskip("pyarrow").table(columns)
+    table = table.replace_schema_metadata(metadata(classes))
+    pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=rows, **options)
     return path
 
 
-def images(start: int = 0, stop: int = len(LABELS), paths: bool = True) -> Any:
+def images(start: int = 0, stop: int = COUNT) -> Any:
     values = [
-        {"bytes": encoded(picture, "PNG"), "path": f"{number}.png" if paths else None}
-        for number, picture in enumerate(pictures())
+        {"bytes": encoded(picture, "PNG"), "path": path}
+        for path, picture in zip(PATHS, pictures(), strict=True)
     ]
-    return pa.array(values[start:stop], IMAGE)
+    return array(values[start:stop], "image")
 
 
 def parquet_files(root: Path) -> Path:
     """data/train-*.parquet: two files in three row groups and one, and one without rows."""
     for number, (start, stop) in enumerate([(0, 5), (5, 5), (5, 8)]):
-        columns = {"image": images(start, stop), "label": pa.array(LABELS[start:stop], pa.int64())}
+        columns = {"image": images(start, stop), "label": array(LABELS[start:stop], "int64")}
         write(root / "data" / f"train-{number:05d}-of-00003.parquet", columns)
     (root / ".cache").mkdir()
     (root / ".cache" / "z.parquet").write_bytes(b"half a download")
@@ -124,8 +128,8 @@ def hugging_face_parquet(root: Path) -> Any:
     return root / "set", PATHS, CLASSES
 
 
-def parquet_bytes(root: Path, kind: Any) -> Any:
-    data = pa.array([encoded(picture, "PNG") for picture in pictures()], kind)
+def parquet_bytes(root: Path, kind: str) -> Any:
+    data = array([encoded(picture, "PNG") for picture in pictures()], kind)
     for name, rows in (("b", slice(3, 8)), ("a", slice(0, 3))):
         write(root / f"{name}.parquet", {"image": data[rows], "label": LABELS[rows]})
     names = [*(f"a.parquet/{row}" for row in range(3)), *(f"b.parquet/{row}" for row in range(5))]
@@ -138,8 +142,8 @@ SOURCES: dict[str, Callable[[Path], tuple[Any, list[str], Any]]] = {
     "arrays": dataset_of(np.array),
     "tensors": dataset_of(lambda picture: torch.from_numpy(np.array(picture)).permute(2, 0, 1)),
     "Parquet files": lambda root: (parquet_files(root), PATHS, CLASSES),
-    "Parquet files of bytes": lambda root: parquet_bytes(root, pa.binary()),
-    "Parquet files of large bytes": lambda root: parquet_bytes(root, pa.large_binary()),
+    "Parquet files of bytes": lambda root: parquet_bytes(root, "binary"),
+    "Parquet files of large bytes": lambda root: parquet_bytes(root, "large_binary"),
     "Hugging Face": lambda root: (hugging_face(root), NUMBERS, CLASSES),
     "files of Hugging Face": hugging_face_parquet,
     "shards": lambda root: (shards_of(root), SHARDED, []),
@@ -333,7 +337,7 @@ def test_compressed_shards_raise_with_hint(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("column", ["img", "jpg", "png", "photo"])
 @pytest.mark.parametrize("label", ["labels", "fine_label", "cls"])
 def test_columns_are_found_by_their_names(tmp_path: Path, column: str, label: str) -> None:
-    columns = {"id": ["a"] * 8, label: pa.array(LABELS, pa.uint8()), column: images()}
+    columns = {"id": ["a"] * 8, label: array(LABELS, "uint8"), column: images()}
     source = open_source(write(tmp_path / "a.parquet", columns))
     assert source.read(6) == encoded(pictures()[6], "PNG")
     assert source.store.label(6) == LABELS[6]
@@ -342,7 +346,7 @@ def test_columns_are_found_by_their_names(tmp_path: Path, column: str, label: st
 
 @pytest.mark.parametrize("paths", [[None, "a"], ["a", "a"]])
 def test_missing_or_duplicate_paths_are_not_used_as_names(tmp_path: Path, paths: list[Any]) -> None:
-    column = pa.array([{"bytes": b"", "path": path} for path in paths], IMAGE)
+    column = array([{"bytes": b"", "path": path} for path in paths], "image")
     source = open_source(write(tmp_path / "a.parquet", {"image": column, "label": [0, 1]}))
     assert [source.store.key(sample) for sample in range(2)] == ["a.parquet/0", "a.parquet/1"]
 
@@ -358,13 +362,14 @@ def test_row_group_is_read_once_for_consecutive_rows(
 ) -> None:
     source = open_source(files)
     read = []
-    original = pq.ParquetFile.read_row_group
+    kind = pytest.importorskip("pyarrow.parquet").ParquetFile
+    original = kind.read_row_group
 
     def counted(self: Any, number: int, **options: Any) -> Any:
         read.append(number)
         return original(self, number, **options)
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    monkeypatch.setattr(kind, "read_row_group", counted)
     for sample in range(len(source)):
         assert source.read(sample) == encoded(pictures()[sample], "PNG")
     assert read == [0, 1, 2, 0, 1]
@@ -375,7 +380,7 @@ def test_row_group_is_read_once_for_consecutive_rows(
 
 def test_row_without_bytes_raises(tmp_path: Path) -> None:
     rows = [{"bytes": None, "path": "/data/a.png"}, {"bytes": None, "path": None}, None]
-    columns = {"image": pa.array(rows, IMAGE), "label": [0, 1, 2]}
+    columns = {"image": array(rows, "image"), "label": [0, 1, 2]}
     source = open_source(write(tmp_path / "a.parquet", columns))
     with pytest.raises(ImageError, match=r"has a path, '/data/a.png', but not the bytes"):
         source.read(0)
@@ -387,20 +392,23 @@ def test_row_without_bytes_raises(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"label": [1]}, "lacks an image column named 'image', 'img'.*'label' .int64."),
-        ({"image": ["a.jpg"], "label": [1]}, "lacks an image column.*'image' .string."),
-        ({"image": images(0, 1)}, "lacks a column of whole numbers named 'label', 'labels'"),
-        ({"image": images(0, 1), "label": ["ant"]}, "lacks a column of whole numbers"),
-        ({"image": images(0, 1), "label": [0.5]}, "lacks a column of whole numbers"),
-        ({"a": images(0, 1), "b": images(0, 1), "label": [1]}, "lacks an image column"),
-        ({"image": images(0, 2), "label": [1, None]}, "1 rows of .* have no 'label'"),
-        ({"image": images(0, 0), "label": pa.array([], pa.int64())}, "have no rows"),
+        (lambda: {"label": [1]}, "lacks an image column named 'image', 'img'.*'label' .int64."),
+        (lambda: {"image": ["a.jpg"], "label": [1]}, "lacks an image column.*'image' .string."),
+        (
+            lambda: {"image": images(0, 1)},
+            "lacks a column of whole numbers named 'label', 'labels'",
+        ),
+        (lambda: {"image": images(0, 1), "label": ["ant"]}, "lacks a column of whole numbers"),
+        (lambda: {"image": images(0, 1), "label": [0.5]}, "lacks a column of whole numbers"),
+        (lambda: {"a": images(0, 1), "b": images(0, 1), "label": [1]}, "lacks an image column"),
+        (lambda: {"image": images(0, 2), "label": [1, None]}, "1 rows of .* have no 'label'"),
+        (lambda: {"image": images(0, 0), "label": array([], "int64")}, "have no rows"),
     ],
 )
 def test_file_without_images_or_labels_is_rejected(
-    tmp_path: Path, columns: dict[str, Any], said: str
+    tmp_path: Path, columns: Callable[[], dict[str, Any]], said: str
 ) -> None:
-    path = write(tmp_path / "a.parquet", columns)
+    path = write(tmp_path / "a.parquet", columns())
     with pytest.raises(DatasetError, match=said) as refused:
         open_source(path)
     assert "a.parquet" in str(refused.value)
