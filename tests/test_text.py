@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from feedline.text import as_ms, as_seconds
+from feedline.text import as_ms, as_seconds, shell_command
 
 
 @pytest.mark.parametrize(
@@ -30,3 +32,18 @@ def test_a_time_has_the_unit_that_fits(seconds: float, text: str) -> None:
 )
 def test_a_long_time_in_ms_is_in_seconds(ms: float, text: str) -> None:
     assert as_ms(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("platform", "expected"),
+    [
+        ("linux", r"feedline cache verify 'C:\my photos' --decode"),
+        ("win32", r'feedline cache verify "C:\my photos" --decode'),
+    ],
+)
+def test_commands_are_quoted_for_the_platform(
+    platform: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    command = shell_command("feedline", "cache", "verify", r"C:\my photos", "--decode")
+    assert command == expected

@@ -7,6 +7,9 @@ three digits. Lines have at most 100 columns.
 from __future__ import annotations
 
 import math
+import shlex
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
@@ -28,6 +31,7 @@ __all__ = [
     "format_table",
     "plural",
     "printable",
+    "shell_command",
     "wrap_text",
 ]
 
@@ -162,6 +166,13 @@ def wrap_text(text: str, *, first: str = "  ", following: str = "    ") -> list[
 def encodable(text: str) -> str:
     """Make text encodable as UTF-8: undecodable bytes of a path are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def shell_command(*words: str) -> str:
+    """Join words, quoted for the platform's shell where needed, to a command or a part of one."""
+    if sys.platform == "win32":  # single quotes are no quotes in cmd.exe
+        return subprocess.list2cmdline(words)
+    return shlex.join(words)
 
 
 def printable(text: str) -> str:

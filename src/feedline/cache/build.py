@@ -10,7 +10,6 @@ since the build are refused. All copies are made from the originals.
 from __future__ import annotations
 
 import os
-import shlex
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -61,6 +60,7 @@ from feedline.sources.manifest import (
     is_finished,
     read_manifest,
 )
+from feedline.text import shell_command
 
 __all__ = ["add_size", "build", "build_cache", "refuse_changes"]
 
@@ -295,7 +295,7 @@ def refuse_changes(
         raise DatasetError(
             f"{source.where!r} has changed since the cache {index.root!r} was built: {difference}",
             hint="update the cache first, with the other options of its build: `feedline cache "
-            f"build {shlex.quote(source.where)} {shlex.quote(index.root)} --sizes {sizes}`",
+            f"build {shell_command(source.where, index.root)} --sizes {sizes}`",
         )
 
 

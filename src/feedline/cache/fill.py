@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import pickle
-import shlex
 import signal
 import sys
 import threading
@@ -32,6 +31,7 @@ from feedline.sources.cache_lock import only_builder
 from feedline.sources.manifest import AWAITED, FILLED_FORMAT, UNFINISHED, Level, is_finished
 from feedline.sources.owned_files import remove_files
 from feedline.system import readable
+from feedline.text import shell_command
 
 __all__ = ["main"]
 
@@ -110,7 +110,7 @@ def _levels(root: str, sides: Sequence[int]) -> tuple[Level, ...]:
             f"the unfinished cache {root!r} has {', '.join(map(str, unfinished))}, but copies of "
             f"{sides[-1]} px are needed",
             hint="finish it with its `feedline cache build` and run `feedline cache add-size "
-            f"{shlex.quote(root)} {sides[-1]}`, or use another folder",
+            f"{shell_command(root)} {sides[-1]}`, or use another folder",
         )
     return unfinished
 

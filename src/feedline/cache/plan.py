@@ -10,7 +10,6 @@ from __future__ import annotations
 import glob
 import math
 import os
-import shlex
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,15 @@ from feedline.order.schedule import Phase, Schedule
 from feedline.sources.manifest import Level
 from feedline.sources.remote_filesystem import is_url
 from feedline.system import cacheable_memory_bytes
-from feedline.text import ProgressCallback, as_bytes, as_seconds, format_table, plural, wrap_text
+from feedline.text import (
+    ProgressCallback,
+    as_bytes,
+    as_seconds,
+    format_table,
+    plural,
+    shell_command,
+    wrap_text,
+)
 
 __all__ = ["CacheChoice", "CachePlan", "build_command", "plan_cache", "recommend"]
 
@@ -393,8 +400,10 @@ def build_command(kind: str, where: str, choice: CacheChoice | None, skips: bool
         return f'feedline.build_cache(dataset, "cache/", {tuple(sides)}, {options})'
     # The cache lies next to the source's folder, or in this one if the source is remote.
     named = where.lower().endswith((".tar", ".parquet")) or glob.has_magic(where)
-    folder = os.path.dirname(where) if named and not os.path.isdir(where) else where.rstrip("/")
+    folder = (
+        os.path.dirname(where) if named and not os.path.isdir(where) else where.rstrip("/" + os.sep)
+    )
     cache = f"{os.path.basename(folder) if is_url(where) else folder}-cache"
     command = ["feedline", "cache", "build", where, cache, "--sizes", ",".join(map(str, sides))]
     command += ["--raw"] if quality is None else ["--quality", str(quality)]
-    return shlex.join([*command, *["--on-error", "skip"] * skips])
+    return shell_command(*command, *["--on-error", "skip"] * skips)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import posixpath
-import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ import typer
 from feedline.cli import options
 from feedline.cli.output import complain, echo, echo_text, use_folder, write_json
 from feedline.errors import UsageError, hide_secrets
-from feedline.text import as_bytes
+from feedline.text import as_bytes, shell_command
 
 if TYPE_CHECKING:
     from feedline.sources.manifest import Manifest
@@ -152,7 +151,7 @@ def _make(
         echo(f"wrote {progress.new_images} images in {seconds:.1f} s, {rate:.0f} images/s")
     else:
         echo("already complete, by names and sizes of the originals")
-        complain(f"feedline cache verify {shlex.quote(cache)} checks every copy", "hint")
+        complain(f"feedline cache verify {shell_command(cache)} checks every copy", "hint")
     _echo_skipped(manifest)
     timed = {"seconds": round(seconds, 3), "images_per_s": round(rate, 3)}
     write_json(json, {**_manifest_json(cache, manifest), "made": progress.new_images, **timed})
@@ -187,7 +186,7 @@ def verify(
     result = {"sound": found.is_sound, "images": found.images, "seconds": round(seconds, 3)}
     write_json(json, {"folder": cache, **found.as_dict(), **result})
     if not found.is_sound:
-        complain(f"feedline cache repair {shlex.quote(cache)}", "hint")
+        complain(f"feedline cache repair {shell_command(cache)}", "hint")
         raise typer.Exit(_DAMAGED)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import posixpath
-import shlex
 import sys
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ import typer
 from feedline.cli import options
 from feedline.cli.output import complain, echo, print_line, use_folder, write_json
 from feedline.errors import UsageError
-from feedline.text import format_table
+from feedline.text import format_table, shell_command
 
 if TYPE_CHECKING:
     from feedline.profile.doctor_checks import CheckResult
@@ -127,7 +126,7 @@ def _verify(folder: str, workers: int | str, json: Path | None) -> None:
     from feedline.sources.manifest import is_cache
 
     if is_cache(folder):
-        command = f"feedline cache verify {shlex.quote(folder)} --decode"
+        command = f"feedline cache verify {shell_command(folder)} --decode"
         raise UsageError(f"{folder} is a cache", hint=command)
     started = time.monotonic()
     files = find_images([Path(folder)])

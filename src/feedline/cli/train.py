@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ from feedline.cli import options
 from feedline.cli.output import complain, echo, echo_text, write_json
 from feedline.errors import UsageError
 from feedline.system import rank_and_world
+from feedline.text import shell_command
 from feedline.train.recipe import Recipe
 from feedline.train.run_settings import RunSettings
 from feedline.train.settings import MODEL, RUN, setting_names
@@ -129,7 +129,7 @@ def _print_end(result: TrainResult) -> None:
         echo(f"skipped{often}: {reason if path in reason else f'{path}: {reason}'}")
     if result.stopped_by is not None:
         done, epochs = len(result.records), result.recipe.epochs
-        command = f"feedline train --resume {shlex.quote(str(result.out))}"
+        command = f"feedline train --resume {shell_command(str(result.out))}"
         where = f"epoch {min(done + 1, epochs)}/{epochs}, after {result.step} steps in total"
         complain(f"stopped in {where}", hint=f"resume with: {command}")
         return

@@ -11,7 +11,6 @@ import contextlib
 import importlib.util
 import os
 import random
-import shlex
 import stat
 import threading
 import time
@@ -28,7 +27,7 @@ from feedline.sources.folder import IMAGE_EXTENSIONS
 from feedline.sources.manifest import is_cache, read_manifest, repair_command
 from feedline.sources.remote_filesystem import is_url
 from feedline.system import MemoryLimits
-from feedline.text import as_bytes, plural
+from feedline.text import as_bytes, plural, shell_command
 from feedline.throughput.thresholds import THRESHOLDS
 
 __all__ = ["DECODED_BYTES_PER_S", "require_folder"]
@@ -225,7 +224,7 @@ def _inspect_files(folder: str) -> DataFolder:
             line += "; `feedline cache build` builds a cache from tar shards or Parquet files"
     if found.unreadable:
         status, line = "warn", f"{line}; {found.unreadable} of its folders cannot be listed"
-        fix = f"change their permissions (find {shlex.quote(folder)} -type d ! -readable)"
+        fix = f"change their permissions (find {shell_command(folder)} -type d ! -readable)"
     return DataFolder(CheckResult(status, line, details, fix), sample, total, not found.complete)
 
 

@@ -11,7 +11,6 @@ Relies on: `cache_formats` for the copies.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +31,7 @@ from feedline.sources.store import (
     first_names,
     printable,
 )
+from feedline.text import shell_command
 
 __all__ = ["CacheLocation", "CacheStore", "CachedFiles", "cache_within"]
 
@@ -114,7 +114,7 @@ class CacheStore(SampleStore):
         sides = ", ".join(str(level.side) for level in self.manifest.levels)
         raise UsageError(
             f"images of {side} px are needed, but the cache {self.root!r} has copies of {sides} px",
-            hint=f"feedline cache add-size {shlex.quote(self.root)} {side}; to enlarge smaller "
+            hint=f"feedline cache add-size {shell_command(self.root)} {side}; to enlarge smaller "
             "copies",
             fix={"enlarge": True},
         )

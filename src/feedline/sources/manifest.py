@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import stat
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -38,6 +37,7 @@ from feedline.errors import DatasetError, UsageError
 from feedline.order.pixel_layout import MODES, PixelLayout
 from feedline.sources.files import open_nonblocking
 from feedline.sources.store import path_starts
+from feedline.text import shell_command
 
 __all__ = [
     "AWAITED",
@@ -202,7 +202,7 @@ def level_sizes(originals: NDArray[np.int64], side: int) -> NDArray[np.int64]:
 
 def repair_command(root: str) -> str:
     """Command that rebuilds the damaged files of a cache, a folder or a URL, as a hint."""
-    return f"feedline cache repair {shlex.quote(root)}"
+    return f"feedline cache repair {shell_command(root)}"
 
 
 def is_cache(root: str) -> bool:

@@ -6,7 +6,6 @@ An unknown name is an error that suggests close ones.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 
 from feedline.errors import StateError, UsageError
 from feedline.sources.files import read_small
+from feedline.text import shell_command
 from feedline.train.presets import preset_settings
 from feedline.train.recipe import Recipe
 from feedline.train.run_folder import RECIPE_NAME
@@ -192,5 +192,5 @@ def share_batches(recipe: Recipe, before: int, now: int) -> Recipe:
 def new_run_hint(out: Path) -> str:
     """A command that starts a new run with the settings of this one."""
     config = out / RECIPE_NAME
-    again = f"--config {shlex.quote(str(config))}" if config.is_file() else "DIR"
+    again = f"--config {shell_command(str(config))}" if config.is_file() else "DIR"
     return f"feedline train {again}"

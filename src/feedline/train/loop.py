@@ -10,7 +10,6 @@ so their workers start once.
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,6 +21,7 @@ import torch
 from feedline.errors import FeedlineError, StateError
 from feedline.loader import DataLoader
 from feedline.profile.watch import forget, watch
+from feedline.text import shell_command
 from feedline.train.checkpoint import CHECKPOINT_NAME, CheckpointWriter
 from feedline.train.config import new_run_hint
 from feedline.train.data import no_image_error, val_loader, without_padding
@@ -285,7 +285,7 @@ class TrainingLoop:
         if not math.isfinite(loss):
             again = new_run_hint(out)
             if (out / CHECKPOINT_NAME).is_file():
-                again = f"feedline train --resume {shlex.quote(str(out))}"
+                again = f"feedline train --resume {shell_command(str(out))}"
             lower = f"--lr {self.recipe.peak_lr / 3:.2g} --clip-grad 1"
             raise FeedlineError(
                 f"the loss became {loss} by step {state.step} (epoch {current.epoch + 1}, "

@@ -5,7 +5,6 @@ Settings come from the command line, a TOML file and the run that is resumed.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from feedline.errors import StateError, UsageError
+from feedline.text import shell_command
 from feedline.train.checkpoint import DamagedCheckpoint
 from feedline.train.config import (
     changed_on_resume,
@@ -73,7 +73,7 @@ class Assignment:
             place = getattr(whole, name)
             if resumed and place and getattr(run, name) is None and not place.exists():
                 value = "" if name == "data" else " PATH, or none"
-                resume = f"feedline train --resume {shlex.quote(str(resumed.checkpoint.parent))}"
+                resume = f"feedline train --resume {shell_command(str(resumed.checkpoint.parent))}"
                 raise StateError(
                     f"cannot resume: {option} of the run, {place}, is missing",
                     hint=f"{resume} {option}{value}",

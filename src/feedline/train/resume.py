@@ -8,7 +8,6 @@ an earlier one of its run is resumed, and the user is told.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from feedline.errors import StateError
 from feedline.loader.state import check_state
+from feedline.text import shell_command
 from feedline.train.checkpoint import (
     BEST_NAME,
     CHECKPOINT_NAME,
@@ -223,5 +223,5 @@ class ResumedRun:
                 note = f"{'; '.join(reasons)}; resuming from {path}" if reasons else ""
                 return cls(checkpoint, path, content, note)
         best = out / BEST_NAME
-        weights = f" --initial-checkpoint {shlex.quote(str(best))}" if best.is_file() else ""
+        weights = f" --initial-checkpoint {shell_command(str(best))}" if best.is_file() else ""
         raise StateError("; ".join(reasons), hint=f"start a new run: {new_run_hint(out)}{weights}")

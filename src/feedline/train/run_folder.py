@@ -14,7 +14,6 @@ not end a training.
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from feedline.errors import StateError, UsageError
 from feedline.system import lock_file, refuse_device_name, replacing
+from feedline.text import shell_command
 from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME, EPOCHS, PREVIOUS_NAME
 
 __all__ = [
@@ -96,7 +96,7 @@ def check_run_folder(out: Path | None, *, checkpoint: Path | None) -> None:
     if last.exists() and (checkpoint is None or checkpoint.resolve() != last.resolve()):
         raise UsageError(
             f"{out} has the checkpoint of an earlier run",
-            hint=f"resume it with `feedline train --resume {shlex.quote(str(out))}`, or choose "
+            hint=f"resume it with `feedline train --resume {shell_command(str(out))}`, or choose "
             "another --out",
         )
 
