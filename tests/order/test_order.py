@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -27,18 +26,6 @@ def test_over_all_ranks_an_epoch_holds_each_sample_exactly_once(order: Order, ep
         held -= order.length % order.global_batch_size(order.schedule.phase_at(epoch))
     assert len(rows) == held
     assert rows == epoch_order(order.length, order.seed, epoch, order.sample_order)[:held].tolist()
-
-
-@given(orders(), st.integers(0, EPOCHS))
-def test_padding_counts_exactly_the_repeated_rows(order: Order, epoch: int) -> None:
-    ranks = every_rank(order)
-    batches = [rank.batch(epoch, step) for step in range(order.steps(epoch)) for rank in ranks]
-    seen = Counter(int(sample) for batch in batches for sample in batch.samples)
-    assert sum(batch.padding for batch in batches) == sum(seen.values()) - len(seen)
-    assert sum(batch.padding for batch in batches) < order.world_size
-    assert all(0 <= batch.padding <= 1 for batch in batches)
-    if order.drop_last:
-        assert not any(batch.padding for batch in batches)
 
 
 @given(orders(worlds=9), st.integers(0, EPOCHS))

@@ -53,11 +53,6 @@ def test_stream_matches_augmentation() -> None:
     assert (bits[2] << 40) + (bits[3] << 16) + bits[4] == words[1]
 
 
-@given(parts)
-def test_mix_fits_64_bits(parts: list[int]) -> None:
-    assert 0 <= mix(*parts) < 2**64
-
-
 @given(parts, st.integers(0, 3), st.integers(0, 63))
 def test_every_bit_of_every_part_counts(parts: list[int], at: int, bit: int) -> None:
     at %= len(parts)
@@ -82,22 +77,11 @@ def test_batched_seeds_equal_single_seeds(
     ]
 
 
-def test_neighbouring_seeds_differ_in_about_half_their_bits() -> None:
-    flips = [(mix(7, k) ^ mix(7, k + 1)).bit_count() for k in range(1000)]
-    assert 31 < sum(flips) / len(flips) < 33
-
-
 @given(seeds)
 def test_uniform_is_from_0_and_below_1(seed: int) -> None:
     stream = RandomStream(seed)
     for _ in range(20):
         assert all(0.0 <= x < 1.0 for x in (stream.uniform(), *stream.pair(), *stream.triple()))
-
-
-@given(seeds)
-def test_streams_of_one_seed_are_equal_and_independent(seed: int) -> None:
-    one, other = RandomStream(seed), RandomStream(seed)
-    assert [one.bits() for _ in range(4)] == [other.bits() for _ in range(4)]
 
 
 SEEDS = [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1, *(mix(k) for k in range(26))]

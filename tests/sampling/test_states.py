@@ -212,18 +212,6 @@ def test_states_of_version_2_still_load(order: str, steps: int) -> None:
         assert one_epoch(other) == rest
 
 
-def test_requesting_states_changes_no_order() -> None:
-    for order in ("stateful", "stateful by generator", "distributed", "sequential"):
-        with loader(order, 1) as asked, loader(order, 1) as never_asked:
-            for _ in range(3):
-                asked.state_dict()
-                seen = []
-                for batch in asked:
-                    asked.state_dict()
-                    seen.append(batch[0].tolist())
-                assert seen == [batch[0].tolist() for batch in never_asked]
-
-
 @pytest.mark.parametrize("rank", range(4))
 def test_any_state_of_four_ranks_resumes_on_two(rank: int) -> None:
     data = Drawing(48)
@@ -269,6 +257,7 @@ SHUFFLED, PLANNED = of(shuffle=True), of(shuffle=True, seed=4)
         (SHUFFLED, PLANNED, "seed"),
         (PLANNED, SHUFFLED, "seed"),
         (PLANNED, of(shuffle=True, seed=5), "seed was 4, is 5"),
+        (of(sampler=[3, 1, 2, 0, 5], seed=6), of(sampler=[3, 1, 2, 0, 5], seed=5), "seed was 6"),
         (of(sampler=second_rank(5)), of(sampler=second_rank(6)), "seed"),
         (of(sampler=Unrepeatable(23)), of(sampler=Unrepeatable(23)), "gives other samples"),
     ],
@@ -388,27 +377,6 @@ def test_damaged_states_are_rejected_without_side_effects(order: str) -> None:
     for damage in DAMAGES:
         with pytest.raises(StateError):
             loader(order, 1).load_state_dict(damage)  # type: ignore[arg-type]
-
-
-def test_state_between_epochs_draws_nothing() -> None:
-    data = Made(9, int)
-    torch.manual_seed(5)
-    loader = DataLoader(data, 2, shuffle=True)
-    list(loader)
-    before = torch.get_rng_state()
-    state = through_json(loader.state_dict())
-    assert torch.equal(before, torch.get_rng_state())
-    torch.manual_seed(7)
-    here = [plain(batch) for batch in loader]
-    torch.manual_seed(7)
-    assert here == [plain(batch) for batch in DataLoader(data, 2, shuffle=True)]
-    torch.set_rng_state(before)
-    then = [plain(batch) for batch in DataLoader(data, 2, shuffle=True)]
-    torch.manual_seed(9)
-    other = DataLoader(data, 2, shuffle=True)
-    other.load_state_dict(state)
-    assert through_json(other.state_dict()) == state
-    assert [plain(batch) for batch in other] == then
 
 
 @pytest.mark.parametrize(
@@ -574,53 +542,63 @@ def test_states_are_unaffected_by_draws_between_iter_and_first_batch(
             assert [batch.tolist() for batch in again] == [batches[k] for batches in rests]
 
 
-def test_asking_for_a_state_before_the_first_batch_draws_nothing() -> None:
-    def seen(ask: bool) -> list[Any]:
-        torch.manual_seed(0)
-        loader = DataLoader(DATA, 4, shuffle=True)
-        batches = iter(loader)
-        if ask:
-            state = loader.state_dict()
-            other = DataLoader(DATA, 4, shuffle=True)
-            other.load_state_dict(through_json(state))
-        torch.manual_seed(5)
-        found = [plain(batch) for batch in batches]
-        return [found, torch.get_rng_state().tolist()]
-
-    assert seen(ask=True) == seen(ask=False)
-    sampler = Stateful(23, 5)
-    loader = DataLoader(DATA, 4, sampler=sampler)
-    batches = iter(loader)
-    loader.state_dict()
-    assert sampler.given == 0
-    assert len(list(batches)) == 6
-
-
 class BatchByBatch:
     """A batch sampler that draws each batch lazily from torch's random state."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
 
+    def __len__(self) -> int:
+        return 4
+
     def __iter__(self) -> Iterator[list[int]]:
-        while True:
+        for _ in range(4):
             yield torch.randint(self._samples, (4,)).tolist()
 
 
+ASKED = {**ORDERS, "batch by batch": lambda seed: {"batch_sampler": BatchByBatch(23)}}
+ASKED_SLOW = {*SLOW, "no batches", "replacement", "seed"} - {"stateful", "sequential"}
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_asking_for_a_state_draws_nothing_from_a_random_state_that_others_use(workers: int) -> None:
+@pytest.mark.parametrize(
+    "order", [*(each for each in ASKED if each not in ASKED_SLOW), *slow(*sorted(ASKED_SLOW))]
+)
+def test_asking_for_a_state_at_any_moment_changes_nothing(order: str, workers: int) -> None:
     def seen(ask: bool) -> list[Any]:
+        def draw() -> None:
+            torch.rand(1)  # as the dropout of a model does
+            if ask:
+                state = through_json(loader.state_dict())
+                if order not in ("drawn late", "batch by batch"):  # others draw in between
+                    batches.load_state_dict(state)
+
         torch.manual_seed(0)
         found = []
-        with DataLoader(DATA, batch_sampler=BatchByBatch(23), num_workers=workers) as loader:
-            for batch in itertools.islice(loader, 4):
-                found.append(plain(batch))
-                torch.rand(1)  # as the dropout of a model does
-                if ask:
-                    loader.state_dict()
+        with of_order(order, workers) as loader, of_order(order, 0) as batches:
+            for epoch in range(3):
+                draw()
+                iteration = iter(loader)
+                if isinstance(loader.sampler, DistributedSampler):
+                    loader.sampler.set_epoch(epoch)
+                draw()
+                if ask and epoch == 0 and isinstance(loader.sampler, Stateful) and not workers:
+                    assert loader.sampler.given == 0
+                for batch in iteration:
+                    found.append(plain(batch))
+                    draw()
         return [found, torch.get_rng_state().tolist()]
 
     assert seen(ask=True) == seen(ask=False)
+
+
+def of_order(order: str, workers: int) -> DataLoader[Any]:
+    options = {"batch_size": 4, "num_workers": workers, **ASKED[order](1)}
+    if "batch_sampler" in options:
+        del options["batch_size"]
+    if not workers:
+        options.pop("persistent_workers", None)
+    return DataLoader(DATA, **options)
 
 
 def test_sampler_is_read_lazily_without_workers(
