@@ -101,15 +101,21 @@ def shared_memory(processes: list[psutil.Process]) -> set[Path]:
 
 
 def start_script(
-    text: str, folder: Path, *, prefix: tuple[str, ...] = (), **options: object
+    text: str, folder: Path, *, by: str = "file", prefix: tuple[str, ...] = (), **options: object
 ) -> subprocess.Popen[str]:
-    """Run a script in its own process group, with the tests' datasets importable."""
+    """Run a script in its own process group, with the tests' modules importable."""
     script = folder / "script.py"
     script.write_text(text)
-    sources = [str(HERE), str(HERE / "engine"), str(HERE / "dataset")]
+    given = {
+        "file": [str(script)],
+        "module": ["-m", f"{folder.name}.script"],
+        "command": ["-c", text],
+        "stdin": ["-"],
+    }
+    sources = [str(folder), str(folder.parent), str(HERE), str(HERE / "engine")]
     sources += [path for path in [os.environ.get("PYTHONPATH")] if path]
     return preloaded.Popen(
-        [*prefix, sys.executable, str(script)],
+        [*prefix, sys.executable, *given[by]],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -117,6 +123,16 @@ def start_script(
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sources), "PYTHONUNBUFFERED": "1"},
         **options,  # type: ignore[call-overload]
     )
+
+
+def outcome(text: str, folder: Path, *, by: str = "file", **options: object) -> tuple[str, str]:
+    """Output and errors of a script."""
+    script = start_script(text, folder, by=by, stdin=subprocess.PIPE, **options)  # type: ignore[arg-type]
+    try:
+        output, errors = script.communicate(text if by == "stdin" else None, timeout=200)
+    finally:
+        script.kill()
+    return output.strip(), errors
 
 
 def running(script: subprocess.Popen[str], *, least: int = 2) -> list[psutil.Process]:

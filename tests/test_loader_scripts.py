@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +13,11 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-import preloaded
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
+from processes import NEW_PYTHON, outcome
+from sets import Sized
 from slow import slow
-
-TESTS = Path(__file__).parent
 
 GUARDED = """
 import feedline
@@ -237,45 +233,23 @@ print("fine")
 """
 
 
-def run(folder: Path, text: str, *, by: str = "file") -> tuple[str, str]:
-    """Run a script that may import the tests' modules; its output and its errors."""
-    script = folder / "script.py"
-    module = ["-m", f"{folder.name}.script"]
-    given = {"file": [str(script)], "module": module, "stdin": ["-"], "command": ["-c", text]}[by]
-    script.write_text(text)
-    inherited = filter(None, [os.environ.get("PYTHONPATH")])
-    paths = [str(folder.parent), str(folder), str(TESTS), str(TESTS / "dataset"), *inherited]
-    start = subprocess.run if text is IMPORTS else preloaded.run
-    done = start(
-        [sys.executable, *given],
-        input=text if by == "stdin" else None,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    return done.stdout.strip(), done.stderr
-
-
 @pytest.mark.parametrize(
-    "text",
-    slow(GUARDED, IMPORTS),
-    ids=["guard", "imports"],
+    ("text", "prefix"), slow((GUARDED, ()), (IMPORTS, NEW_PYTHON)), ids=["guard", "imports"]
 )
-def test_a_script_runs_to_its_end(text: str, tmp_path: Path) -> None:
-    assert run(tmp_path, text) == ("fine", "")
+def test_a_script_runs_to_its_end(text: str, prefix: tuple[str, ...], tmp_path: Path) -> None:
+    assert outcome(text, tmp_path, prefix=prefix) == ("fine", "")
 
 
 @pytest.mark.slow
 def test_a_script_whose_workers_run_no_code_of_the_user_needs_no_guard(
     jpeg_folder: Path, tmp_path: Path
 ) -> None:
-    assert run(tmp_path, UNGUARDED.format(root=str(jpeg_folder))) == ("fine", "")
+    assert outcome(UNGUARDED.format(root=str(jpeg_folder)), tmp_path) == ("fine", "")
 
 
 @pytest.mark.parametrize("text", [UNGUARDED_MODULE, *slow(UNGUARDED_CLASS, UNGUARDED_PROCESS)])
 def test_script_without_guard_raises_with_hint(text: str, tmp_path: Path) -> None:
-    output, errors = run(tmp_path, text)
+    output, errors = outcome(text, tmp_path)
     assert "fine" not in output
     assert re.search("if __name__ == ['\"]__main__['\"]", errors)
     assert "StartError" in errors
@@ -299,20 +273,20 @@ def test_workers_have_top_level_settings_of_script(
 ) -> None:
     (tmp_path / "defaults.py").write_text(DEFAULTS)
     expected = f"torch.{dtype}\ntorch.{dtype}"
-    assert run(tmp_path, TOP_LEVEL.format(method=method), by=by) == (expected, "")
+    assert outcome(TOP_LEVEL.format(method=method), tmp_path, by=by) == (expected, "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_workers_read_image_formats_that_the_script_registers(method: str, tmp_path: Path) -> None:
-    assert run(tmp_path, ADDED_FORMAT.format(method=method)) == ("fine", "")
+    assert outcome(ADDED_FORMAT.format(method=method), tmp_path) == ("fine", "")
 
 
 @pytest.mark.slow
 def test_module_in_worker_finds_current_state_of_trainer(tmp_path: Path) -> None:
     (tmp_path / "later").mkdir()
     (tmp_path / "later" / "seen.py").write_text(SEEN)
-    assert run(tmp_path, ARGUMENTS) == ("fine", "")
+    assert outcome(ARGUMENTS, tmp_path) == ("fine", "")
 
 
 @pytest.mark.parametrize(
@@ -331,7 +305,7 @@ def test_script_from_stdin_raises_with_hint(
     method: str, data: str, fine: bool, tmp_path: Path
 ) -> None:
     text = FROM_STDIN.format(data=data, method=method)
-    output, errors = run(tmp_path, text, by="stdin")
+    output, errors = outcome(text, tmp_path, by="stdin")
     if fine:
         assert (output, errors) == ("4", "")
     else:
@@ -341,7 +315,7 @@ def test_script_from_stdin_raises_with_hint(
 
 @pytest.mark.parametrize("by", ["file", *slow("command")])
 def test_class_missing_in_script_is_named(by: str, tmp_path: Path) -> None:
-    _, errors = run(tmp_path, UNDER_THE_GUARD, by=by)
+    _, errors = outcome(UNDER_THE_GUARD, tmp_path, by=by)
     assert "StartError: a worker could not open the dataset" in errors
     assert "'Mine'" in errors
     assert "Move it to a module or to the top level of the script" in errors
@@ -380,20 +354,21 @@ def global_states() -> list[Any]:
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("options", [{}, {"device": "cpu"}, {"dataset": Sized(12)}], ids=repr)
 def test_a_loader_leaves_the_global_random_states_alone(
-    workers: int, device: str | None, jpeg_folder: Path
+    workers: int, options: dict[str, Any], jpeg_folder: Path
 ) -> None:
     random.seed(1)
     np.random.seed(2)
     torch.manual_seed(3)
     before = global_states()
-    with DataLoader(
-        ImageFolder(jpeg_folder), 5, schedule="16x1,12x1", num_workers=workers, device=device
-    ) as loader:
+    chosen = {"dataset": ImageFolder(jpeg_folder), "schedule": "16x1,12x1", **options}
+    with DataLoader(batch_size=5, num_workers=workers, **chosen) as loader:
         for _ in range(2):
-            assert len(list(loader)) == 3
+            for _ in loader:
+                assert global_states() == before
         loader.load_state_dict(loader.state_dict())
+        next(iter(loader))
         assert global_states() == before
 
 

@@ -10,7 +10,7 @@ from faulty import Steady
 
 from feedline.errors import ResourceError
 from feedline.loader import DataLoader
-from processes import all_workers, eventually, newcomers, own_family, start_script
+from processes import all_workers, eventually, newcomers, outcome, own_family
 
 pytestmark = pytest.mark.own_fork_server
 
@@ -46,8 +46,7 @@ def mapped(name: str) -> set[str]:
 
 
 def test_sixty_four_open_files_are_enough_for_eight_workers(tmp_path: Path) -> None:
-    output, errors = start_script(OPEN_FILES, tmp_path).communicate(timeout=100)
-    assert output.strip() + errors == "fine"
+    assert outcome(OPEN_FILES, tmp_path) == ("fine", "")
 
 
 def test_no_dev_shm_is_used() -> None:

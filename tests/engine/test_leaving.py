@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from feedline.loader import DataLoader
-from processes import descendants, eventually, gone, running, shared_memory, start_script
+from processes import descendants, eventually, gone, outcome, running, shared_memory, start_script
 from sets import Closed, Kept, Made, as_it_is
 from slow import slow
 
@@ -141,8 +141,8 @@ try:
 except ResourceError as error:
     print("too many open files" in str(error))
 """
-    out, errors = start_script(text, tmp_path).communicate(timeout=60)
-    assert out.strip() == "True", errors
+    output, errors = outcome(text, tmp_path)
+    assert output == "True", errors
 
 
 class Garbage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from processes import start_script
+from processes import outcome
 
 BOTH_DIRECTIONS = """
 import multiprocessing.connection
@@ -47,7 +47,7 @@ if __name__ == "__main__":
         expected = list(firsts(loader))
     assert sorted(expected) == list(range(10 * ROWS))
     multiprocessing.connection.Pipe = small_pipe
-    options |= {"num_workers": 2, "prefetch_factor": 4, "start_method": "spawn"}
+    options |= {"num_workers": 1, "prefetch_factor": 8, "start_method": "spawn"}
     with feedline.DataLoader(Numbers(), ROWS, **options) as loader:
         assert list(firsts(loader, kill_at=2)) == expected
     print("complete")
@@ -55,10 +55,6 @@ if __name__ == "__main__":
 
 
 def test_keys_and_batches_larger_than_a_pipe_do_not_block_each_other(tmp_path: Path) -> None:
-    script = start_script(BOTH_DIRECTIONS, tmp_path)
-    try:
-        said, warned = script.communicate(timeout=100)
-    finally:
-        script.kill()
-    assert said.strip() == "complete", warned
+    said, warned = outcome(BOTH_DIRECTIONS, tmp_path)
+    assert said == "complete", warned
     assert "resource_tracker" not in warned  # no memory was left for it to free

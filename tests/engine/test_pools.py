@@ -6,11 +6,13 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
 import psutil
 import pytest
+import torch
 
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
@@ -46,8 +48,16 @@ def kill_worker(loader: DataLoader) -> None:
     assert eventually(killed)
 
 
+@pytest.fixture(scope="class")
+def rows(request: pytest.FixtureRequest) -> Iterator[DataLoader]:
+    """One loader for the tests of a class, because workers may take seconds to start."""
+    options = {"schedule": SCHEDULE, "max_image_size": 8}
+    with request.cls().loader(Rows(61), **options) as loader:
+        yield loader
+
+
 class PoolTests:
-    """Tests of a pool. Each test builds one loader, because workers may take seconds to start."""
+    """Tests of a pool."""
 
     options: ClassVar[dict[str, Any]] = {}
     pickles: ClassVar[bool] = True
@@ -55,45 +65,55 @@ class PoolTests:
     def loader(self, dataset: Any, **options: Any) -> DataLoader:
         return DataLoader(dataset, **{"seed": 3, **self.options, **options})
 
-    def test_batches_of_rows_follow_the_schedule_and_a_state_resumes_exactly(self) -> None:
-        with self.loader(Rows(31), schedule=SCHEDULE) as loader:
-            expected = [planned_epoch(loader, epoch) for epoch in range(3)]
-            assert read(loader) == expected[0]
-            batches = iter(loader)
-            assert read([next(batches), next(batches)]) == expected[1][:2]
-            state = loader.state_dict()
-            assert read(batches) == expected[1][2:]
-            loader.load_state_dict(state)
-            assert read(loader) == expected[1][2:]
-            assert read(loader) == expected[2]
+    def test_batches_of_rows_follow_the_schedule_and_a_state_resumes_exactly(
+        self, rows: DataLoader
+    ) -> None:
+        rows.set_epoch(0)
+        expected = [planned_epoch(rows, epoch) for epoch in range(3)]
+        assert read(rows) == expected[0]
+        batches = iter(rows)
+        assert read([next(batches), next(batches)]) == expected[1][:2]
+        state = rows.state_dict()
+        assert read(batches) == expected[1][2:]
+        rows.load_state_dict(state)
+        assert read(rows) == expected[1][2:]
+        assert read(rows) == expected[2]
 
-    def test_the_image_size_changes_at_the_next_batch(self) -> None:
-        with self.loader(Rows(40), batch_size=4, image_size=4, max_image_size=8) as loader:
-            sizes = []
-            for step, (images, _) in enumerate(loader):
-                sizes.append(images.shape[-1])
-                if step == 2:
-                    loader.set_image_size(8)
-                if step == 5:
-                    loader.set_image_size(None)
-            assert sizes == [4] * 3 + [8] * 3 + [4] * 4
+    def test_the_image_size_changes_at_the_next_batch(self, rows: DataLoader) -> None:
+        rows.set_epoch(0)
+        sizes = []
+        for step, (images, _) in enumerate(rows):
+            sizes.append(images.shape[-1])
+            if step == 2:
+                rows.set_image_size(8)
+            if step == 5:
+                rows.set_image_size(None)
+        assert sizes == [4] * 3 + [8] * 3 + [4] * 7
 
     def test_broken_samples_are_skipped_and_named(self) -> None:
         broken = {3, 11, 12, 29}
         options = {"batch_size": 5, "image_size": 4, "shuffle": True, "on_error": "skip"}
         with self.loader(Breaking(30, broken), **options) as loader:
+            whole = DataLoader(Rows(30), seed=3, num_workers=0, **options)  # type: ignore[arg-type]
             for _ in range(2):
-                labels = [label for _, labels in loader for label in labels.tolist()]
-                assert sorted(labels) == [k for k in range(30) if k not in broken]
-            assert {name for name, _ in loader.skipped} == {f"row-{k}" for k in broken}
+                for (images, labels), (all_images, all_labels) in zip(loader, whole, strict=True):
+                    good = [k for k, label in enumerate(all_labels.tolist()) if label not in broken]
+                    assert torch.equal(labels, all_labels[good])
+                    assert torch.equal(images, all_images[good])
+                    assert images.is_contiguous(memory_format=torch.channels_last)
+            said = [(f"row-{k}", f"ValueError: sample {k} is broken on purpose") for k in broken]
+            assert sorted(loader.skipped) == sorted(2 * said)
+            assert not loader.worker_deaths
 
-    def test_an_exception_of_a_dataset_is_raised_and_the_next_batch_follows(self) -> None:
-        with self.loader(Numbers(fatal=7), batch_size=5, collate_fn=lists) as loader:
+    def test_an_exception_of_a_dataset_or_a_killed_worker_costs_no_other_batch(self) -> None:
+        with self.loader(Numbers(fatal=7), batch_size=3, collate_fn=lists) as loader:
             batches = iter(loader)
-            assert numbers([next(batches)]) == [[0, 1, 2, 3, 4]]
+            assert numbers([next(batches), next(batches)]) == [[0, 1, 2], [3, 4, 5]]
             with pytest.raises(OSError, match="bad sector"):
                 next(batches)
-            assert numbers(batches) == [[k + j for j in range(5)] for k in (10, 15, 20, 25)]
+            if loader.num_workers:
+                kill_worker(loader)
+            assert numbers(batches) == [[k, k + 1, k + 2] for k in range(9, 30, 3)]
 
     @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of files whose opening was interrupted
     def test_an_interrupt_loses_no_batch_and_repeats_none(self) -> None:
@@ -130,20 +150,16 @@ class PoolTests:
         loader.close()
         assert eventually(lambda: not newcomers(before))
 
-    def test_memory_is_known_before_the_first_batch_and_does_not_grow(self) -> None:
-        with self.loader(Rows(64), batch_size=8, image_size=32) as loader:
-            known = loader.memory_bytes
-            assert known >= 2 * 8 * 32 * 32 * 3
-            kept = []
-            for _ in range(3):
-                kept += [images for images, _ in loader]
-                assert loader.memory_bytes == known
-            assert len({images.data_ptr() for images in kept}) == len(kept)
-
-    def test_closing_leaves_no_process(self) -> None:
+    def test_memory_is_known_before_the_first_batch_and_closing_leaves_no_process(self) -> None:
         before = own_family()
-        loader = self.loader(Rows(40), batch_size=4, image_size=4)
-        next(iter(loader))
+        loader = self.loader(Rows(64), batch_size=8, image_size=32)
+        known = loader.memory_bytes
+        assert known >= 2 * 8 * 32 * 32 * 3
+        kept = []
+        for _ in range(3):
+            kept += [images for images, _ in loader]
+            assert loader.memory_bytes == known
+        assert len({images.data_ptr() for images in kept}) == len(kept)
         loader.close()
         # The fork server of other tests, and multiprocessing's resource tracker, stay.
         assert not [process for process in newcomers(before) if not process.children()]
@@ -152,24 +168,15 @@ class PoolTests:
 class WorkerPoolTests(PoolTests):
     """Tests of a pool of processes."""
 
-    def test_a_killed_worker_is_replaced_and_no_byte_changes(self) -> None:
-        with self.loader(Rows(60), schedule="4x1@5,6x1@5") as loader:
-            seen = []
-            for _ in range(2):
-                for step, batch in enumerate(loader):
-                    seen += read([batch])
-                    if step == 1:
-                        kill_worker(loader)
-            assert seen == planned_epoch(loader, 0) + planned_epoch(loader, 1)
-
-    def test_a_killed_worker_loses_no_whole_batch(self) -> None:
-        with self.loader(Numbers(), batch_size=3, collate_fn=lists) as loader:
-            seen = []
-            for step, batch in enumerate(loader):
-                seen += numbers([batch])
+    def test_a_killed_worker_is_replaced_and_no_byte_changes(self, rows: DataLoader) -> None:
+        rows.set_epoch(0)
+        seen = []
+        for _ in range(2):
+            for step, batch in enumerate(rows):
+                seen += read([batch])
                 if step == 1:
-                    kill_worker(loader)
-            assert seen == [[k, k + 1, k + 2] for k in range(0, 30, 3)]
+                    kill_worker(rows)
+        assert seen == planned_epoch(rows, 0) + planned_epoch(rows, 1)
 
     def test_a_batch_of_very_many_samples_arrives(self) -> None:
         numbers = range(100_000)
@@ -179,16 +186,18 @@ class WorkerPoolTests(PoolTests):
                 assert sorted(seen) == list(numbers)
                 assert seen != list(numbers)
 
-    def test_number_of_workers_changes_within_an_epoch(self) -> None:
-        with self.loader(Rows(60), batch_size=5, image_size=4, shuffle=True) as loader:
-            batches = iter(loader)
-            seen = read([next(batches), next(batches)])
-            loader.num_workers = 1
+    def test_number_of_workers_changes_within_an_epoch(self, rows: DataLoader) -> None:
+        rows.set_epoch(0)
+        deaths = len(rows.worker_deaths)
+        batches = iter(rows)
+        seen = read([next(batches), next(batches)])
+        for workers in (1, 3):
+            rows.num_workers = workers
             seen += read([next(batches), next(batches)])
-            loader.num_workers = 3
-            seen += read(batches)
-            assert seen == planned_epoch(loader, 0)
-            assert not loader.worker_deaths
+        seen += read(batches)
+        assert seen == planned_epoch(rows, 0)
+        assert len(rows.worker_deaths) == deaths
+        rows.num_workers = 2
 
     def test_unpicklable_object_is_named(self) -> None:
         if not self.pickles:

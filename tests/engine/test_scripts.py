@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from feedline.engine import shared_memory
-from processes import NEW_PYTHON, start_script
+from processes import NEW_PYTHON, outcome, start_script
 from slow import slow
 
 # A module that is imported early and still held loses its globals after feedline's have gone.
@@ -165,17 +164,10 @@ if __name__ == "__main__":
 """
 
 
-def outcome(text: str, folder: Path) -> tuple[str, str]:
-    script: subprocess.Popen[str] = start_script(text, folder)
-    output, errors = script.communicate(timeout=100)
-    return output.strip(), errors
-
-
 @pytest.mark.slow
 def test_batches_held_at_interpreter_exit_are_released_silently(tmp_path: Path) -> None:
     (tmp_path / "keeper.py").write_text("kept = []\n")
-    script = start_script(KEPT_TO_THE_END, tmp_path, prefix=NEW_PYTHON)
-    assert script.communicate(timeout=100) == ("fine\n", "")
+    assert outcome(KEPT_TO_THE_END, tmp_path, prefix=NEW_PYTHON) == ("fine", "")
 
 
 def test_memory_is_released_after_its_modules_are_gone(
@@ -218,15 +210,15 @@ def test_dataset_that_builds_a_loader_with_workers_raises_without_guard_hint(
 
 def test_forked_workers_do_not_wait_for_opencv_threads(tmp_path: Path) -> None:
     pytest.importorskip("cv2")
-    output, errors = start_script(OPENCVS_THREADS, tmp_path).communicate(timeout=100)
-    assert output.strip() == str(list(range(16))), errors
+    output, errors = outcome(OPENCVS_THREADS, tmp_path)
+    assert output == str(list(range(16))), errors
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_only_the_trainer_handles_its_signals(method: str, tmp_path: Path) -> None:
     script = SIGNALLED.replace("METHOD", method)
-    told, errors = start_script(script, tmp_path).communicate(timeout=200)
+    told, errors = outcome(script, tmp_path)
     assert told.splitlines() == ["handled True", "handled True", "96 []"], errors
 
 
@@ -237,7 +229,7 @@ def test_workers_run_the_executable_of_multiprocessing(method: str, tmp_path: Pa
     program.write_text("#!/bin/sh\nexit 3\n")
     program.chmod(0o755)
     script = WITHOUT_PYTHON.replace("METHOD", method).replace("PROGRAM", str(program))
-    told, _ = start_script(script, tmp_path).communicate(timeout=200)
+    told, _ = outcome(script, tmp_path)
     count, *error = told.splitlines()
     assert count == "20"
     assert str(program) in " ".join(error)
