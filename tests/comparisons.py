@@ -77,6 +77,9 @@ def same_everywhere(
         torch.manual_seed(7)
         with make(count) as loader:
             assert epochs(loader) == whole, f"{count} workers"
+            for epoch in (1, 0) if count == workers[-1] and loader.seed is not None else ():
+                loader.set_epoch(epoch)
+                assert [plain(batch) for batch in loader] == whole[epoch], f"set epoch {epoch}"
     picked = states if every_state else [states[0], *states[-2:]]
     for number, (epoch, done, state) in enumerate(picked):
         torch.manual_seed(50 + number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,16 +19,9 @@ from hypothesis.stateful import (
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from loader_reading import Seen, planned, seen
+from sets import through_json
 
-__all__ = ["assert_follows_its_plan", "through_json"]
-
-
-def through_json(state: dict[str, Any]) -> dict[str, Any]:
-    """A state as it comes back from a file."""
-    text = json.dumps(state)
-    assert len(text) < 1000
-    restored: dict[str, Any] = json.loads(text)
-    return restored
+__all__ = ["assert_follows_its_plan"]
 
 
 def assert_follows_its_plan(made: DataLoader) -> None:

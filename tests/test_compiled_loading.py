@@ -16,8 +16,11 @@ from feedline.errors import ImageError, UsageError
 from feedline.order.requested_size import SampleRequest
 from image_inputs import Pictures, own_step, random_pipeline, usual_pipeline
 from pair_inputs import Scenes, preset, usual, write_pairs
+from sets import plain
+from slow import slow
 from torchvision_folder import write_images
 
+Pairs = list[tuple[Path, Path]]
 GLOBAL, LOCAL = random_pipeline(32), random_pipeline(12)
 
 
@@ -31,29 +34,34 @@ def paths(root: Path) -> list[str]:
     return [path for path, _ in ImageFolder(str(root)).samples]
 
 
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    return write_pairs(tmp_path_factory.mktemp("pairs"))
+
+
 def batches(loader: Any, seed: int = 3) -> list[Any]:
     torch.manual_seed(seed)
     return list(loader)
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return True if two batches are equal, for any type."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    return len(one) == len(other) and all(map(equal, one, other))
+    return bool(plain(one) == plain(other))
 
 
+@pytest.mark.parametrize("again", ["fork", *slow("spawn")])
 @pytest.mark.parametrize("views", [False, True])
-def test_torch_workers_draw_independently_per_sample(paths: list[str], views: bool) -> None:
+def test_torch_workers_draw_independently_per_sample(
+    paths: list[str], views: bool, again: str
+) -> None:
     pipeline = random_pipeline(32, own_step)
     transform = feedline.views(pipeline, LOCAL) if views else feedline.compile(pipeline)
     data = Pictures([paths[0]] * 8, transform)
 
-    def loader() -> TorchDataLoader[Any]:
-        return TorchDataLoader(data, 2, num_workers=2, multiprocessing_context="fork")
+    def loader(method: str = "fork") -> TorchDataLoader[Any]:
+        return TorchDataLoader(data, 2, num_workers=2, multiprocessing_context=method)
 
     first = batches(loader())
-    assert all(map(equal, first, batches(loader())))
+    assert all(map(equal, first, batches(loader(again))))
     assert not any(map(equal, first, batches(loader(), 4)))
     images = torch.cat([batch[0] if views else batch for batch in first])
     assert images.shape == (8, 3, 32, 32)
@@ -62,44 +70,37 @@ def test_torch_workers_draw_independently_per_sample(paths: list[str], views: bo
         assert [batch[1].shape for batch in first] == 4 * [(2, 3, 12, 12)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("views", [False, True])
-def test_spawned_and_forked_workers_make_the_same(paths: list[str], views: bool) -> None:
-    pipeline = random_pipeline(32, own_step)
-    transform = feedline.views(pipeline, LOCAL) if views else feedline.compile(pipeline)
-    data = Pictures(paths, transform)
-    both = [
-        batches(TorchDataLoader(data, 2, num_workers=2, multiprocessing_context=method))
-        for method in ("fork", "spawn")
-    ]
-    assert all(map(equal, *both))
-
-
-def test_requested_image_size_is_used(paths: list[str]) -> None:
+def test_requested_image_size_is_used(root: Path, paths: list[str]) -> None:
     data = Pictures(paths, feedline.compile(random_pipeline(32)))
-    views = Pictures(paths, feedline.views(GLOBAL, LOCAL))
+    views = feedline.views(GLOBAL, LOCAL)
     with feedline.DataLoader(data, 2, schedule="16x1,24x1", num_workers=1) as loader:
         assert [{batch.shape[2:] for batch in loader} for _ in range(2)] == [{(16, 16)}, {(24, 24)}]
-    with feedline.DataLoader(views, 2, schedule="16x1,64x1", num_workers=1) as loader:
-        for large, small in ((16, 6), (64, 24)):
-            for one, other in loader:
-                assert (one.shape[2:], other.shape[2:]) == ((large, large), (small, small))
-    with feedline.DataLoader(data, 2, num_workers=0) as loader:
+    for data in Pictures(paths, views), ImageFolder(str(root), views):
+        with feedline.DataLoader(data, 2, schedule="16x1,64x1", num_workers=1) as loader:
+            for sides in ((16, 6), (64, 24)):
+                for batch in loader:
+                    made = batch[0] if isinstance(data, ImageFolder) else batch
+                    assert tuple(view.shape[-1] for view in made) == sides
+    with feedline.DataLoader(Pictures(paths, feedline.compile(GLOBAL)), 2, num_workers=0) as loader:
         assert next(iter(loader)).shape[2:] == (32, 32)
 
 
-def test_a_strength_is_followed_by_random_crops_and_an_error_elsewhere(paths: list[str]) -> None:
+@pytest.mark.parametrize("with_masks", [False, True])
+def test_a_strength_is_followed_by_random_crops_and_an_error_elsewhere(
+    paths: list[str], pairs: Pairs, with_masks: bool
+) -> None:
     crop = v2.Compose([v2.RandomResizedCrop(16, ratio=(1, 1)), v2.ToImage()])
-    data = Pictures([paths[0]] * 4, feedline.compile(crop))
+    data: Any = Pictures([paths[0]] * 4, feedline.compile(crop))
+    if with_masks:
+        data = Scenes([pairs[3]] * 4, feedline.pair(crop))  # a square
     for strength, differ in ((0.0, 1), (1.0, 4)):
-        phase = feedline.Phase(epochs=1, image_size=16, strength=strength)
-        schedule = feedline.Schedule((phase,))
+        schedule = [feedline.Phase(epochs=1, image_size=16, strength=strength)]
         with feedline.DataLoader(data, 4, schedule=schedule, num_workers=0) as loader:
             (batch,) = loader
         # Without augmentation it is the largest square in the middle.
-        assert len({row.numpy().tobytes() for row in batch}) == differ
+        assert len({row.numpy().tobytes() for row in (batch[0] if with_masks else batch)}) == differ
     fixed = Pictures(paths, feedline.compile(usual_pipeline()))
-    schedule = feedline.Schedule((feedline.Phase(epochs=1, image_size=32, strength=0.5),))
+    schedule = [feedline.Phase(epochs=1, image_size=32, strength=0.5)]
     with (
         feedline.DataLoader(fixed, 4, schedule=schedule, num_workers=0) as loader,
         pytest.raises(UsageError, match="nothing in Pictures asked for it"),
@@ -206,14 +207,6 @@ def test_views_of_a_folder_are_lists_of_batches(root: Path) -> None:
     assert not torch.equal(views[0], views[1])
 
 
-def test_views_of_a_folder_follow_a_schedule(root: Path) -> None:
-    data = ImageFolder(str(root), feedline.views(GLOBAL, LOCAL))
-    with feedline.DataLoader(data, 3, schedule="16x1,32x1", num_workers=1) as loader:
-        for sides in ((16, 6), (32, 12)):
-            for views, _ in loader:
-                assert tuple(view.shape[-1] for view in views) == sides
-
-
 def test_partly_recognised_views_run_in_dataset(root: Path) -> None:
     unknown = v2.Compose([v2.RandomRotation(5), v2.Resize((8, 8)), v2.ToImage()])
     data = ImageFolder(str(root), feedline.views(GLOBAL, unknown))
@@ -224,17 +217,25 @@ def test_partly_recognised_views_run_in_dataset(root: Path) -> None:
             assert len(labels) == len(one)
 
 
-def test_broken_file_is_named(paths: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("with_masks", "said"), [(False, r"bad\.jpg"), (True, "97 x 131")])
+def test_broken_files_and_pairs_that_do_not_fit_are_named_or_skipped(
+    paths: list[str], pairs: Pairs, with_masks: bool, said: str, tmp_path: Path
+) -> None:
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"nothing")
-    data = Pictures([*paths[:3], str(bad)], feedline.compile(usual_pipeline()))
+    data: Any = Pictures([*paths[:3], str(bad)], feedline.compile(usual_pipeline()))
+    if with_masks:
+        mixed = [pairs[0], (pairs[0][0], pairs[1][1]), pairs[1], pairs[2]]
+        data = Scenes(mixed, feedline.pair(preset()))
     with (
         feedline.DataLoader(data, 2, num_workers=1) as loader,
-        pytest.raises(ImageError, match=r"bad\.jpg"),
+        pytest.raises(ImageError, match=said),
     ):
         list(loader)
     with feedline.DataLoader(data, 2, num_workers=1, on_error="skip") as loader:
-        assert sum(len(batch) for batch in loader) == 3
+        assert sum(len(batch[0] if with_masks else batch) for batch in loader) == 3
+        assert len(loader.skipped) == 1
+        assert said.replace("\\", "") in str(loader.skipped)
 
 
 def test_views_of_the_same_size_have_the_pixels_of_the_whole_image(paths: list[str]) -> None:
@@ -254,23 +255,7 @@ def test_fused_steps_are_described_without_a_size_that_the_schedule_replaces(roo
         assert ("(64, 64)" in fused) is (not options)
 
 
-def test_folder_that_cannot_be_a_cache_is_rejected_when_loader_is_built(
-    root: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "notes.txt").touch()
-    data = ImageFolder(str(root), v2.Compose([v2.RandomResizedCrop(64), v2.ToImage()]))
-    with pytest.raises(UsageError, match="not a feedline cache"):
-        feedline.DataLoader(data, 2, schedule="32x1", num_workers=1, cache=tmp_path)
-
-
 # Images with masks
-
-Pairs = list[tuple[Path, Path]]
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
-    return write_pairs(tmp_path_factory.mktemp("pairs"))
 
 
 class Usual(Scenes):
@@ -280,7 +265,7 @@ class Usual(Scenes):
         return usual(self.transforms, *self.pairs[index])
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", *slow("spawn")])
 def test_torch_workers_match_the_pipeline_of_pairs(pairs: Pairs, method: str) -> None:
     def loader(data: Any) -> TorchDataLoader[Any]:
         return TorchDataLoader(data, 2, num_workers=2, multiprocessing_context=method)
@@ -339,16 +324,6 @@ def test_all_numbers_of_pairs_keep_their_proportion(pairs: Pairs) -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_a_strength_weakens_crops_of_pairs(pairs: Pairs) -> None:
-    crop = v2.Compose([v2.RandomResizedCrop(16, ratio=(1, 1)), v2.ToImage()])
-    data = Scenes([pairs[3]] * 4, feedline.pair(crop))  # a square
-    for strength, differ in ((0.0, 1), (1.0, 4)):
-        schedule = feedline.Schedule((feedline.Phase(epochs=1, image_size=16, strength=strength),))
-        with feedline.DataLoader(data, 4, schedule=schedule, num_workers=0) as loader:
-            ((images, _),) = list(loader)
-        assert len({image.numpy().tobytes() for image in images}) == differ
-
-
 def test_unsupported_size_of_pairs_raises(pairs: Pairs) -> None:
     various = feedline.pair(v2.Compose([v2.RandomResize(20, 30), v2.ToImage()]))
     assert various(*pairs[0])[0].shape[1] in range(20, 30)
@@ -362,21 +337,6 @@ def test_unsupported_size_of_pairs_raises(pairs: Pairs) -> None:
             pytest.raises(UsageError, match="does not crop or resize all images to one size"),
         ):
             list(loader)
-
-
-def test_invalid_pairs_are_skipped_and_counted(pairs: Pairs) -> None:
-    mixed = [pairs[0], (pairs[0][0], pairs[1][1]), pairs[1], pairs[2]]
-    data = Scenes(mixed, feedline.pair(preset()))
-    with feedline.DataLoader(data, 2, num_workers=0, on_error="skip") as loader:
-        made = list(loader)
-        assert sum(len(images) for images, _ in made) == 3
-        ((_, said),) = loader.skipped
-        assert "97 x 131" in said
-    with (
-        feedline.DataLoader(data, 2, num_workers=0) as loader,
-        pytest.raises(ImageError, match="97 x 131"),
-    ):
-        list(loader)
 
 
 def test_torchvision_dataset_accepts_pair(pairs: Pairs, tmp_path: Path) -> None:

@@ -113,14 +113,60 @@ def test_the_numbers_for_any_other_dataset_are_whole(options: dict[str, Any], sa
         DataLoader(range(10), **{"num_workers": 1, **options})  # type: ignore[arg-type]
 
 
+WINDOW = {"shuffle": "window:512"}
+WEIGHTS = {"weights": [1.0] * 10, "seed": 0}
+SAMPLERS: list[dict[str, Any]] = [
+    {"sampler": [1, 2]},
+    {"batch_sampler": [[1], [2]], "batch_size": 1},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{"seed": 1}, {"image_size": 8}, {"on_error": "skip"}, {"device": "cpu"}],
+    ("dataset", "options", "said"),
+    [
+        *(
+            (Counting(10), {name: value}, f"{name} {value!r} .*IterableDataset")
+            for name, value in (("seed", 1), ("image_size", 8), ("on_error", "skip"))
+        ),
+        (Counting(10), {"device": "cpu"}, "device 'cpu' .*IterableDataset"),
+        *(
+            (range(10), {"shuffle": name, **options}, f"None or \"window:N\", .* got '{name}'")
+            for name in ("windows", "window:0", "window:16k", "shuffled", "True", "")
+            for options in ({}, {"seed": 0}, {"schedule": "4x1"})
+        ),
+        (range(10), WINDOW, "'window:512' .*: add seed=0 or a schedule$"),
+        (Rows(10), {**WINDOW, "image_size": 4}, "'window:512' .*: add seed=0"),
+        *(
+            (range(10), {**WINDOW, **each}, "remove the sampler and add seed=0")
+            for each in SAMPLERS
+        ),
+        (range(10), {**WINDOW, "batch_size": None}, "set a batch_size and add seed=0"),
+        (range(10), {**WINDOW, "batch_size": None, "seed": 1}, "set a batch_size$"),
+        (Counting(10), WINDOW, "use a map-style dataset and add seed=0"),
+        (range(10), {**WEIGHTS, "seed": None}, "^weights= .*: add seed=0"),
+        (range(10), {**WEIGHTS, "shuffle": False}, "^shuffle "),
+        (range(10), {**WEIGHTS, "shuffle": "window:256"}, "window"),
+        *((range(10), {**WEIGHTS, **each}, "remove the sampler$") for each in SAMPLERS),
+        (range(10), {**WEIGHTS, "batch_size": None}, "set a batch_size$"),
+        (range(10), {"seed": 0, "replacement": False}, "^replacement "),
+        (range(10), {**WEIGHTS, "replacement": None}, "replacement"),
+        (range(10), {**WEIGHTS, "weights": [1.0] * 9}, "9 weights for 10 samples"),
+        (range(10), {**SAMPLERS[1], "schedule": "ownx1@4,ownx1@2"}, r"\(ownx1@4, ownx1@2\)"),
+        *(
+            (Rows(10), {"image_size": 4, name: list}, "has no effect without device=")
+            for name in ("pixel_transform", "batch_transform")
+        ),
+        *(
+            (Rows(10), {"image_size": 4, "device": "cpu", name: 7}, f"{name} must be a function")
+            for name in ("pixel_transform", "batch_transform")
+        ),
+    ],
 )
-def test_an_iterable_dataset_takes_no_option_of_feedline(options: dict[str, Any]) -> None:
-    ((name, value),) = options.items()
-    with pytest.raises(ValueError, match=f"{name} {value!r} .*IterableDataset"):
-        DataLoader(Counting(10), 4, **options)
+def test_arguments_that_exclude_each_other_are_refused(
+    dataset: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        DataLoader(dataset, **{"batch_size": 4, **options})
 
 
 def rows(**options: Any) -> DataLoader:

@@ -51,6 +51,10 @@ def doubled(samples: list[int]) -> torch.Tensor:
     return 2 * default_collate(samples)  # type: ignore[no-any-return]
 
 
+def numbered(images: torch.Tensor, labels: torch.Tensor, *, batch: Any) -> Any:
+    return images + batch.step, labels
+
+
 LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     "in this process": lambda: DataLoader(list(range(10)), 3, shuffle=True, seed=4),
     "workers": lambda: DataLoader(
@@ -61,6 +65,10 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     ),
     "no batches": lambda: DataLoader(list(range(10)), None, start_method="fork", num_workers=1),
     "iterable": lambda: DataLoader(Counting(10), 4, num_workers=1),
+    "windows": lambda: DataLoader(list(range(600)), 90, shuffle="window:256", seed=5),
+    "transform": lambda: DataLoader(
+        Rows(10), 3, image_size=4, device="cpu", batch_transform=numbered
+    ),
     "rows": lambda: DataLoader(Rows(10), 3, schedule="8x1,4x2", num_workers=2, prefetch=2),
 }
 

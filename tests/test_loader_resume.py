@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from feedline.errors import StateError
 from feedline.loader import DataLoader
-from loader_machine import assert_follows_its_plan, through_json
+from loader_machine import assert_follows_its_plan
 from loader_reading import Seen, planned, read, seen
 from row_sources import Rows
-from sets import Drawing, Sized
+from sets import Drawing, Sized, through_json
 
 SCHEDULE = "8x1@5,12x1@7,6x1"
 EPOCHS = 3
@@ -68,30 +66,6 @@ def test_an_epoch_is_finished_after_its_last_batch(options: dict[str, Any]) -> N
             other.load_state_dict(made.state_dict())
             assert other.epoch_finished == (step == steps)
         assert not made.epoch_finished
-
-
-def test_state_of_four_ranks_resumes_on_two_with_same_global_batch() -> None:
-    options: dict[str, Any] = {"image_size": 4, "num_workers": 0, "shuffle": True, "seed": 0}
-
-    def ranks(world: int, batch: int) -> list[DataLoader]:
-        return [
-            DataLoader(Rows(40), batch, rank=k, world_size=world, **options) for k in range(world)
-        ]
-
-    def step_of(iterations: list[Iterator[Any]]) -> list[int]:
-        return sorted(label for each in iterations for label in next(each)[1].tolist())
-
-    alone = DataLoader(Rows(40), 16, **options)
-    expected = [sorted(labels.tolist()) for _, labels in alone]
-    four, two = ranks(4, 4), ranks(2, 8)
-    iterations: list[Iterator[Any]] = [iter(each) for each in four]
-    assert step_of(iterations) == expected[0]
-    assert len({json.dumps(each.state_dict()) for each in four}) == 1
-    for each in two:
-        each.load_state_dict(four[3].state_dict())
-    iterations = [iter(each) for each in two]
-    assert [step_of(iterations), step_of(iterations)] == expected[1:]
-    assert [next(each, None) for each in iterations] == [None, None]
 
 
 @pytest.mark.parametrize(

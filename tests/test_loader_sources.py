@@ -40,16 +40,22 @@ from own_sources import (
 )
 from slow import slow
 
+CHOSEN = [7, 2, 2, -1, 0, 11, 5]
+
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("pipeline", ["colours", "views"])
-def test_batches_equal_those_of_torchvision_folder(
+def test_batches_equal_those_of_torchvision_folder_whole_and_in_part(
     source: Any, pipeline: str, jpeg_folder: Path, tmp_path: Path
 ) -> None:
     transform = PIPELINES[pipeline]()
     ours = source(jpeg_folder, tmp_path, transform)
     assert ours.transform is transform
-    assert_same(epochs(ours), epochs(Torchvisions(jpeg_folder, transform)))
+    theirs = Torchvisions(jpeg_folder, transform)
+    assert_same(epochs(ours), epochs(theirs))
+    assert_same(epochs(Subset(ours, CHOSEN)), epochs(Subset(theirs, CHOSEN)))
+    with DataLoader(Subset(ours, CHOSEN), 5) as loader:
+        assert "\nfused " in loader.explain()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not list memory maps")
@@ -130,25 +136,6 @@ def test_undecodable_image_is_named_or_skipped(
     with DataLoader(data, 12, on_error="skip") as loader:
         ((_, labels),) = loader
         assert labels.tolist() == [0] * 5 + [1] * 6
-
-
-def test_copies_of_a_cache_are_read(jpeg_folder: Path, tmp_path: Path) -> None:
-    feedline.build_cache(jpeg_folder, tmp_path / "cache", sizes=[32])
-    transform = PIPELINES["evaluation"]()
-    wanted = {"schedule": "16x1,24x1", "shuffle": False}
-    theirs = epochs(Torchvisions(jpeg_folder, transform), cache=tmp_path / "cache", **wanted)
-    listed = csv(jpeg_folder, tmp_path, transform)
-    assert_same(epochs(listed, cache=tmp_path / "cache", **wanted), theirs)
-    of_cache = ImageFolder(tmp_path / "cache", transform)
-    assert_same(epochs(of_cache, **wanted), theirs)
-    with DataLoader(of_cache, 4) as loader:
-        assert "copies" in loader.explain()
-
-
-def test_a_cache_is_filled_meanwhile(jpeg_folder: Path, tmp_path: Path) -> None:
-    data = csv(jpeg_folder, tmp_path, colours())
-    with DataLoader(data, 4, schedule="24x3", cache=tmp_path / "filled") as loader:
-        assert "is filled with copies of" in loader.explain()
 
 
 def test_labels_are_the_sources_own(jpeg_folder: Path) -> None:
@@ -286,27 +273,12 @@ def test_normalisation_of_the_loader_is_for_crops(jpeg_folder: Path) -> None:
 
 # Parts of sources
 
-CHOSEN = [7, 2, 2, -1, 0, 11, 5]
-
 
 class Reversing(Subset[Any]):
     """A user-defined subset with unknown behaviour."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return super().__getitems__([len(self) - 1 - index for index in indices])
-
-
-@pytest.mark.parametrize("pipeline", ["colours", "views"])
-@pytest.mark.parametrize("source", SOURCES)
-def test_batches_equal_those_of_torchvision_subset(
-    source: Any, pipeline: str, jpeg_folder: Path, tmp_path: Path
-) -> None:
-    transform = PIPELINES[pipeline]()
-    ours = Subset(source(jpeg_folder, tmp_path, transform), CHOSEN)
-    theirs = Subset(Torchvisions(jpeg_folder, transform), CHOSEN)
-    assert_same(epochs(ours), epochs(theirs))
-    with DataLoader(ours, 5) as loader:
-        assert "\nfused " in loader.explain()
 
 
 @pytest.mark.parametrize("source", [a_folder, csv, zipped, array])
@@ -352,22 +324,21 @@ def test_a_state_is_of_the_samples_that_are_chosen(jpeg_folder: Path) -> None:
         other.load_state_dict(state)
 
 
-@pytest.mark.parametrize("kind", ["files", "cache"])
-def test_copies_of_a_cache_are_read_by_a_subset(
-    kind: str, jpeg_folder: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", ["files", "list", "cache"])
+def test_copies_of_a_cache_are_read(kind: str, jpeg_folder: Path, tmp_path: Path) -> None:
     root = tmp_path / "cache"
     feedline.build_cache(jpeg_folder, root, sizes=[32], workers=0)
-    wanted: dict[str, Any] = {"schedule": "16x1,24x1", "shuffle": False, "num_workers": 0}
     transform = PIPELINES["evaluation"]()
-    theirs = epochs(Subset(Torchvisions(jpeg_folder, transform), CHOSEN), cache=root, **wanted)
-    if kind == "files":
-        part, cache = Subset(ImageFolder(jpeg_folder, transform), CHOSEN), {"cache": root}
-    else:
-        part, cache = Subset(ImageFolder(root, transform), CHOSEN), {}
-    assert_same(epochs(part, **cache, **wanted), theirs)
-    with DataLoader(part, 4, **cache) as loader:
-        assert "copies" in loader.explain()
+    data: Any = ImageFolder(root if kind == "cache" else jpeg_folder, transform)
+    if kind == "list":
+        data = csv(jpeg_folder, tmp_path, transform)
+    cache: dict[str, Any] = {} if kind == "cache" else {"cache": root}
+    theirs = Torchvisions(jpeg_folder, transform)
+    for ours, expected in (data, theirs), (Subset(data, CHOSEN), Subset(theirs, CHOSEN)):
+        wanted = {"schedule": "16x1,24x1", "shuffle": False, "num_workers": 0}
+        assert_same(epochs(ours, **cache, **wanted), epochs(expected, cache=root, **wanted))
+        with DataLoader(ours, 4, **cache) as loader:
+            assert "copies" in loader.explain()
 
 
 def test_a_cache_is_filled_with_all_images(jpeg_folder: Path, tmp_path: Path) -> None:

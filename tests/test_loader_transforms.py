@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -52,25 +51,6 @@ def test_batches_are_results_of_functions(workers: int) -> None:
                 want, want_targets = noisy(normal, labels, batch=changed.batch)
                 assert torch.equal(got, want)
                 assert torch.equal(targets, want_targets)
-
-
-def test_copy_has_transforms() -> None:
-    with loader(num_workers=0, device="cpu", batch_transform=noisy) as one, copy.copy(one) as other:
-        assert torch.equal(next(iter(one))[0], next(iter(other))[0])
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"pixel_transform": darker}, "has no effect without device="),
-        ({"batch_transform": noisy}, "has no effect without device="),
-        ({"device": "cpu", "pixel_transform": 7}, "pixel_transform must be a function"),
-        ({"device": "cpu", "batch_transform": "mixup"}, "batch_transform must be a function"),
-    ],
-)
-def test_invalid_transform_is_rejected(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        loader(num_workers=0, **options)
 
 
 @pytest.mark.parametrize(

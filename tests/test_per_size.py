@@ -23,6 +23,7 @@ from torchvision.transforms import v2
 import feedline
 from feedline import DataLoader
 from feedline.errors import UsageError
+from own_sources import assert_same, flat
 from slow import slow
 from torchvision_folder import pixel_error, write_images
 
@@ -91,16 +92,6 @@ def compiled(made: DataLoader[Any]) -> bool:
     return "\nfused " in made.explain()
 
 
-def flat(batch: Any) -> list[torch.Tensor]:
-    return [batch] if isinstance(batch, torch.Tensor) else [x for part in batch for x in flat(part)]
-
-
-def assert_same(ours: Any, theirs: Any) -> None:
-    for one, other in zip(flat(ours), flat(theirs), strict=True):
-        assert one.dtype == other.dtype
-        assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize(
     ("make", "workers"),
     [
@@ -119,7 +110,7 @@ def test_batches_equal_those_of_pipeline_for_their_size(
             with loader(alone, schedule=f"{size}x2", num_workers=workers) as one:
                 one.set_epoch(epoch)
                 for batch, other in zip(ours, one, strict=True):
-                    assert flat(batch)[0].shape[-1] == size
+                    assert next(flat(batch)).shape[-1] == size
                     assert_same(batch, other)
 
 

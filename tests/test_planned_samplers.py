@@ -105,11 +105,6 @@ def test_batch_size_that_is_set_on_a_planned_order_is_rejected() -> None:
     assert epoch(free) == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
 
 
-def test_scheduled_batch_sizes_with_batch_sampler_are_rejected() -> None:
-    with pytest.raises(UsageError, match=r"\(ownx1@4, ownx1@2\)"):
-        DataLoader(list(range(4)), batch_sampler=[[0, 1], [2, 3]], schedule="ownx1@4,ownx1@2")
-
-
 @pytest.mark.parametrize("schedule", ["ownx1@4,ownx2@2", "ownx1@2,ownx2@4"])
 def test_stepwise_batches_follow_a_schedule_of_batch_sizes(schedule: str) -> None:
     with made(schedule=schedule) as whole, made(schedule=schedule) as inner:

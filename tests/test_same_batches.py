@@ -20,7 +20,8 @@ from feedline import DataLoader, ImageArray
 from image_inputs import Pictures, own_step, random_pipeline
 from own_sources import colours, policy, shards, views
 from pair_inputs import Scenes, preset, write_pairs
-from sets import Drawing
+from sets import Drawing, Sized
+from slow import slow
 
 FLOATS = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
 
@@ -53,6 +54,13 @@ def paths(root: Path) -> list[str]:
 
 SEEDED: dict[str, tuple[Callable[[Path, Path], Any], dict[str, Any]]] = {
     "own dataset": (lambda root, tmp: Drawing(), {}),
+    "forkserver": (
+        lambda root, tmp: Drawing(),
+        {"start_method": "forkserver", "schedule": "ownx2"},
+    ),
+    "spawn": (lambda root, tmp: Drawing(), {"start_method": "spawn", "schedule": "ownx2"}),
+    "sizes": (lambda root, tmp: Sized(), {"schedule": "8x1@4,12x1@6"}),
+    "sampler": (lambda root, tmp: Drawing(), {"sampler": [3, 1, 2, 0, 5], "shuffle": None}),
     "rows": (lambda root, tmp: feedline.ImageFolder(root), {"schedule": "16x1,12x1"}),
     "rows on a device": (
         lambda root, tmp: pixels(),
@@ -83,7 +91,10 @@ SEEDED: dict[str, tuple[Callable[[Path, Path], Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SEEDED)
+SLOW = ("spawn",)
+
+
+@pytest.mark.parametrize("kind", [*(each for each in SEEDED if each not in SLOW), *slow(*SLOW)])
 def test_a_seed_determines_batches_and_draws(kind: str, jpeg_folder: Path, tmp_path: Path) -> None:
     make, chosen = SEEDED[kind]
     data = make(jpeg_folder, tmp_path)
@@ -93,6 +104,36 @@ def test_a_seed_determines_batches_and_draws(kind: str, jpeg_folder: Path, tmp_p
         del options["shuffle"]
     first, second = same_everywhere(lambda count: DataLoader(data, num_workers=count, **options))
     assert len({repr(batch) for batch in first + second}) == len(first) + len(second)
+
+
+@pytest.mark.parametrize("sampler", [None, list(range(23))])
+def test_draws_depend_on_the_seed_and_on_the_epoch_in_any_order(sampler: Any) -> None:
+    found = set()
+    for seed in (3, 4):
+        with DataLoader(Drawing(), 23, sampler=sampler, seed=seed) as loader:
+            found |= {repr(batch[1].tolist()) for _ in range(2) for batch in loader}
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_sizes_of_a_schedule_and_those_that_are_set_are_exact_to_the_batch(workers: int) -> None:
+    def read(change: bool) -> tuple[list[list[int]], list[Any]]:
+        options: dict[str, Any] = {"seed": 1, "schedule": "8x1@4,12x2@6", "num_workers": workers}
+        sizes, draws = [], []
+        with DataLoader(Sized(), **options) as loader:
+            for _ in range(3):
+                for step, (size, sample) in enumerate(loader):
+                    sizes.append(size.tolist())
+                    draws.append(repr(sample))
+                    if change and loader.epoch == 0 and step in (0, 3):
+                        loader.set_image_size(20 if step == 0 else None)
+        return sizes, draws
+
+    sizes, draws = read(change=False)
+    assert sizes == [[8] * 4] * 5 + [[8] * 3] + ([[12] * 6] * 3 + [[12] * 5]) * 2
+    changed, same_draws = read(change=True)
+    assert changed == [sizes[0], *[[20] * 4] * 3, *sizes[4:]]
+    assert same_draws == draws
 
 
 def test_a_state_determines_the_rest_of_an_epoch_that_a_sampler_draws(jpeg_folder: Path) -> None:

@@ -173,7 +173,7 @@ def dying(index: int) -> int:
     return index
 
 
-@pytest.mark.parametrize("size", [1, None])
+@pytest.mark.parametrize("size", [1, 2, None])
 @pytest.mark.parametrize("method", ["fork", *slow("spawn")])
 def test_batches_whose_samples_end_their_workers_are_left_out(
     method: str, size: int | None
@@ -182,6 +182,7 @@ def test_batches_whose_samples_end_their_workers_are_left_out(
     with DataLoader(Made(4, dying), size, **options) as loader:
         assert [int(batch) for batch in loader] == [0, 3]
         assert [name for name, _ in loader.skipped] == ["1", "2"]
+        assert "killed its worker 2 times" in loader.skipped[0][1]
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from feedline import DataLoader, ImageArray
-from feedline.errors import StateError, UsageError
+from feedline.errors import StateError
 
 ROWS = 22
 WEIGHTS = np.arange(ROWS) % 4 + 0.5
@@ -29,48 +29,6 @@ def images(batch_size: int, workers: int = 0, **options: Any) -> DataLoader[Any]
     options = {"weights": WEIGHTS, "seed": 3, "image_size": 16, **options}
     source = ImageArray(PIXELS, np.arange(ROWS))
     return DataLoader(source, batch_size, num_workers=workers, **options)
-
-
-def rows(loader: DataLoader[Any]) -> list[bytes]:
-    """The rows of an epoch: labels and pixels."""
-    with loader:
-        return [
-            bytes([int(label)]) + image.contiguous().numpy().tobytes()
-            for found, labels in loader
-            for image, label in zip(found, labels, strict=True)
-        ]
-
-
-def dealt(ranks: list[list[bytes]]) -> list[bytes]:
-    """The rows of all ranks in the order that they were dealt out in, without padding."""
-    return [row for together in zip(*ranks, strict=True) for row in together][:ROWS]
-
-
-@pytest.mark.parametrize("replacement", [True, False])
-def test_ranks_together_have_the_rows_of_one_process(replacement: bool) -> None:
-    whole = rows(images(4, replacement=replacement))
-    assert len(set(whole)) == ROWS  # a sample that comes twice is cropped twice
-    labels = [row[0] for row in whole]
-    assert (len(set(labels)) == ROWS) != replacement
-    ranks = [
-        rows(images(2, 1, replacement=replacement, rank=rank, world_size=2)) for rank in range(2)
-    ]
-    assert dealt(ranks) == whole
-
-
-def test_the_rest_of_an_epoch_is_exact_on_other_workers_and_ranks() -> None:
-    whole = rows(images(4))
-    with images(4, 1) as first:
-        batches = iter(first)
-        for _ in range(2):
-            next(batches)
-        state = first.state_dict()
-    ranks = []
-    for rank in range(2):
-        loader = images(2, 2 * rank, rank=rank, world_size=2)
-        loader.load_state_dict(state)
-        ranks.append(rows(loader))
-    assert dealt(ranks)[: ROWS - 8] == whole[8:]
 
 
 @pytest.mark.parametrize("options", [{"seed": 1}, {"schedule": "ownx3"}])
@@ -98,26 +56,6 @@ def test_state_of_other_weights_is_rejected_by_name() -> None:
         ):
             with images(4, **options) as other, pytest.raises(StateError, match=named):
                 other.load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"seed": None}, "^weights= .*: add seed=0"),
-        ({"shuffle": False}, "^shuffle "),
-        ({"shuffle": "window:256"}, "window"),
-        ({"sampler": NUMBERS}, "remove the sampler$"),
-        ({"batch_sampler": [[1], [2]], "batch_size": 1}, "remove the sampler$"),
-        ({"batch_size": None}, "set a batch_size$"),
-        ({"weights": None, "replacement": False}, "^replacement "),
-        ({"replacement": None}, "replacement"),
-        ({"weights": WEIGHTS[1:]}, "21 weights for 22 samples"),
-    ],
-)
-def test_unsupported_combination_is_rejected(options: dict[str, Any], named: str) -> None:
-    chosen: dict[str, Any] = {"batch_size": 2, "weights": WEIGHTS, "seed": 0, **options}
-    with pytest.raises(UsageError, match=named):
-        DataLoader(NUMBERS, **chosen)
 
 
 SAMPLERS: dict[str, tuple[Any, str | None]] = {

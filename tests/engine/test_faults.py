@@ -198,25 +198,6 @@ def test_sample_raising_stop_iteration_is_named_without_workers() -> None:
     assert rest(batches) == [[8, 9, 10, 11]]
 
 
-def ending_its_worker(index: int) -> int:
-    if index in (5, 8):
-        os._exit(3)
-    return index
-
-
-@pytest.mark.parametrize("method", ["fork", *slow("spawn")])
-def test_samples_that_end_their_workers_are_skipped(method: str) -> None:
-    options: dict[str, Any] = {"collate_fn": list, "on_error": "skip", "start_method": method}
-    with DataLoader(Made(9, ending_its_worker), 4, num_workers=2, **options) as loader:
-        batches = iter(loader)
-        assert [next(batches), next(batches)] == [[0, 1, 2, 3], [4, 6, 7]]
-        ((key, reason),) = loader.skipped
-        assert key == "5"
-        assert "killed its worker 2 times" in reason
-        assert list(batches) == []
-        assert [name for name, _ in loader.skipped] == ["5", "8"]
-
-
 class RaisesOnce:
     """Batch sampler whose iterator raises before its third batch, and continues."""
 

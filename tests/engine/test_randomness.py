@@ -22,23 +22,15 @@ import preloaded
 from comparisons import same_everywhere
 from feedline.loader import DataLoader
 from feedline.randomness import fingerprint, seeded
+from sets import Drawing
 from slow import slow
 
 
-class Random(Dataset[Any]):
-    """Returns a number of each generator."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
-        return index, float(torch.rand(())), random.random(), float(np.random.rand())
-
-
-class Own(Random):
+class Own(Drawing):
     """Also draws from its own generator."""
 
     def __init__(self) -> None:
+        super().__init__(12)
         self.rng = np.random.default_rng(0)
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
@@ -150,7 +142,7 @@ def test_draws_are_those_of_workers_in_any_batch_of_a_long_epoch(options: dict[s
     found = []
     for workers in (0, 1):
         torch.manual_seed(3)
-        data = torch.utils.data.ConcatDataset([Random()] * 5)
+        data = torch.utils.data.ConcatDataset([Drawing(12)] * 5)
         with DataLoader(data, 1, num_workers=workers, **options) as loader:
             batches = iter(loader)
             found.append(plain(next(batches) for _ in range(19)))
@@ -214,7 +206,8 @@ def test_seeds_of_numpy_and_python_count_if_the_program_sets_them(tmp_path: Path
     script = tmp_path / "seeded.py"
     script.write_text(SEEDED)
     command = [sys.executable, str(script), str(Path(__file__).parent.parent)]
-    first, second = (json.loads(subprocess.check_output(command)) for _ in range(2))
+    programs = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    first, second = (json.loads(program.communicate()[0]) for program in programs)
     assert first == second
     assert first["unseeded"] == first["drawn"] == first["drawn 2,500,000"]
     for name in ("numpy", "python"):
@@ -285,12 +278,14 @@ def test_no_two_batches_have_the_same_draws_on_any_rank(
     for rank in range(2):
         chosen = dict(options)
         if "sampler" in chosen:
-            chosen["sampler"] = DistributedSampler(Random(), num_replicas=2, rank=rank)
+            chosen["sampler"] = DistributedSampler(Drawing(12), num_replicas=2, rank=rank)
         elif "seed" in chosen:
             chosen |= {"rank": rank, "world_size": 2}
-        with DataLoader(Random(), 2, num_workers=workers, **chosen) as loader:
+        with DataLoader(Drawing(12), 2, num_workers=workers, **chosen) as loader:
             for _ in range(2):
-                seen += [float(draw) for _, *draws in loader for each in draws for draw in each]
+                seen += [
+                    x for _, *draws in loader for draw in draws for x in draw.flatten().tolist()
+                ]
     assert len(set(seen)) == len(seen)
 
 
