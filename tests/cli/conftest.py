@@ -10,6 +10,8 @@ import simplejpeg
 from command_line import Command, Ended
 
 from feedline.cli.app import main
+from feedline.train.recipe import Recipe
+from feedline.train.run_settings import RunSettings
 
 
 @pytest.fixture
@@ -40,3 +42,14 @@ def tiny_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pixels = np.full((48, 48, 3), level + number, dtype=np.uint8)
                 (place / f"{number}.jpg").write_bytes(simplejpeg.encode_jpeg(pixels))
     return root
+
+
+@pytest.fixture(scope="session")
+def trained(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one epoch. No test changes it."""
+    from feedline.train.run import train_model  # loads torch
+
+    out = tmp_path_factory.mktemp("trained") / "run"
+    recipe = Recipe(model="test_resnet.r160_in1k", schedule="32x1", batch_size=8, lr=0.01)
+    train_model(recipe, RunSettings(data=tiny_set, out=out, device="cpu", workers=0))
+    return out

@@ -8,17 +8,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import simplejpeg
-from command_line import Command, Ended
+from command_line import Command, assert_refused
 
 import preloaded
-from processes import newcomers, own_family
+from processes import eventually, newcomers, own_family
 
 QUICK = ("--seconds", 0.05, "--batch-size", 4)
 
@@ -49,13 +48,6 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
-
-
-def assert_refused(ended: Ended, *words: str) -> None:
-    assert ended.status == 2, ended
-    assert "Traceback" not in ended.err
-    for word in words:
-        assert word in " ".join(ended.err.split()), ended.err
 
 
 def test_a_run_prints_a_table_and_writes_its_results(
@@ -189,7 +181,7 @@ def test_signal_leaves_no_process(photos: Path, tmp_path: Path) -> None:
         runs[signum] = run, folder
     for signum, (run, folder) in runs.items():
         started = psutil.Process(run.pid)
-        _until(lambda started=started: started.children(recursive=True))
+        assert eventually(lambda started=started: bool(started.children(recursive=True)), 60)
         family = started.children(recursive=True)
         if signum == signal.SIGINT:
             os.killpg(run.pid, signum)  # as a terminal does it: all processes get it
@@ -202,11 +194,3 @@ def test_signal_leaves_no_process(photos: Path, tmp_path: Path) -> None:
         _, alive = psutil.wait_procs(family, timeout=30)
         assert alive == []
         assert list(folder.iterdir()) == []
-
-
-def _until(holds: object, within_s: float = 60.0) -> None:
-    assert callable(holds)
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

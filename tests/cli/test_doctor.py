@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shutil
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command_line import Command, Ended
+from command_line import Command, Ended, run_on_terminal
 
 import preloaded
 from feedline.profile.doctor import CHECK_IDS
@@ -121,23 +120,8 @@ def test_json_may_go_to_the_screen() -> None:
 
 def on_a_terminal(**changes: str | None) -> str:
     """Output of the command on a pseudo-terminal."""
-    ours, theirs = pty.openpty()
-    with preloaded.Popen(
-        COMMAND, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True,
-        env=environment(**{"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **changes}),
-    ):  # fmt: skip
-        os.close(theirs)
-        parts = []
-        while True:
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # how Linux says that the other end is closed
-                break
-            if not part:
-                break
-            parts.append(part)
-    os.close(ours)
-    return b"".join(parts).decode().replace("\r\n", "\n")
+    env = environment(**{"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **changes})
+    return run_on_terminal(COMMAND, env)[2].decode().replace("\r\n", "\n")
 
 
 def test_colour_is_only_used_on_terminals(tiny_set: Path) -> None:

@@ -11,10 +11,6 @@ import pytest
 import torch
 from command_line import Command, Ended
 
-from feedline.train.recipe import Recipe
-from feedline.train.run import train_model
-from feedline.train.run_settings import RunSettings
-
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows refuses such names")
 
 MODEL = "test_resnet.r160_in1k"
@@ -34,15 +30,12 @@ def photos(tiny_set: Path, tmp_path: Path) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def trained(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose files name classes that are hostile."""
-    out = tmp_path_factory.mktemp("hostile") / "run"
-    recipe = Recipe(model=MODEL, schedule="32x1", batch_size=8, lr=0.01)
-    train_model(recipe, RunSettings(data=tiny_set, out=out, device="cpu", workers=0))
-    best = torch.load(out / "best.pt", weights_only=True)
-    torch.save(best | {"classes": [f"dark{HOSTILE}", "light"]}, out / "best.pt")
-    return out
+@pytest.fixture
+def hostile(trained: Path, tmp_path: Path) -> Path:
+    """Weights whose classes have hostile names."""
+    best = torch.load(trained / "best.pt", weights_only=True)
+    torch.save(best | {"classes": [f"dark{HOSTILE}", "light"]}, tmp_path / "best.pt")
+    return tmp_path / "best.pt"
 
 
 def unprintable(text: str) -> list[str]:
@@ -57,17 +50,17 @@ def assert_safe(ended: Ended) -> None:
 
 
 def test_names_are_escaped_by_evaluate_and_predict(
-    feedline: Command, photos: Path, trained: Path, tmp_path: Path
+    feedline: Command, photos: Path, hostile: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "found.json"
     skip = ("--on-error", "skip", "--json", target)
-    ended = feedline("evaluate", trained, photos, *PLAIN, *skip)
+    ended = feedline("evaluate", hostile, photos, *PLAIN, *skip)
     assert ended.status == 0, ended.err
     assert f"dark{SHOWN}" in ended.out
     assert_safe(ended)
     assert json.loads(target.read_text())["classes"][0] == f"dark{HOSTILE}"
 
-    ended = feedline("predict", trained, photos, *PLAIN, *skip, "--topk", 2)
+    ended = feedline("predict", hostile, photos, *PLAIN, *skip, "--topk", 2)
     assert ended.status == 0, ended.err
     assert_safe(ended)
     rows = [line.split("\t") for line in ended.out.splitlines()]

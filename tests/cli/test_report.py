@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import Command
+from command_line import Command, assert_refused, run_on_terminal
 
 import preloaded
 from feedline.profile.finding import Diagnosis, Finding, PhaseSplit
@@ -188,9 +188,7 @@ def test_usage_error_of_report_is_printed(
     words: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ended = feedline("report", *arguments)
-    assert ended.status == 2
-    assert words in " ".join(ended.err.split())
+    assert_refused(feedline("report", *arguments), words)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -247,9 +245,7 @@ def test_check_of_run_without_data_is_inconclusive(
 def test_wrong_limits_are_rejected(
     feedline: Command, run: Path, limits: tuple[object, ...], words: str
 ) -> None:
-    ended = feedline("check", run, *limits)
-    assert ended.status == 2
-    assert words in ended.err
+    assert_refused(feedline("check", run, *limits), words)
 
 
 @pytest.mark.parametrize(("rate", "status"), [(1000, 0), (2000, 0), (600, 1)])
@@ -299,29 +295,12 @@ def test_pipe_gets_plain_text_and_ascii_terminal_ascii(run: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")
 @pytest.mark.parametrize("no_color", [False, True])
 def test_terminal_gets_colours_unless_disabled(run: Path, no_color: bool) -> None:
-    ours, theirs = os.openpty()
     environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
     environ.pop("NO_COLOR", None)
     if no_color:
         environ["NO_COLOR"] = "1"
-    process = preloaded.Popen(
-        [sys.executable, "-m", "feedline", "report", str(run)],
-        stdout=theirs,
-        stderr=theirs,
-        env=environ,
-    )
-    os.close(theirs)
-    text = b""
-    while True:
-        try:
-            more = os.read(ours, 65536)
-        except OSError:  # the other side is closed
-            break
-        if not more:
-            break
-        text += more
-    os.close(ours)
-    process.wait(timeout=60)
+    command = [sys.executable, "-m", "feedline", "report", run]
+    process, _, text = run_on_terminal(command, environ)
     assert process.returncode in (0, 1, 3), text
     assert (b"\x1b[32m" in text) is not no_color  # green, as a step that computes is
 

@@ -12,20 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import Command, Ended
+from command_line import Command, assert_refused
 
 from feedline.loader.saved_settings import SavedSettings
 
 MODEL = "test_resnet.r160_in1k"
 QUICK = ("--model", MODEL, "--schedule", "32x1", "--batch-size", 8, "--workers", 0)
 QUICK = (*QUICK, "--device", "cpu")
-
-
-def assert_refused(ended: Ended, *words: str) -> None:
-    assert ended.status == 2, ended
-    assert "Traceback" not in ended.err
-    for word in words:
-        assert word in " ".join(ended.err.split()), ended.err
 
 
 def test_a_run_prints_a_line_an_epoch_and_writes_its_results(
@@ -74,22 +67,6 @@ def test_one_image_size_needs_no_schedule(
     assert ended.status == 0, ended.err
     recipe = json.loads(target.read_text())["recipe"]
     assert (recipe["schedule"], recipe["batch_size"], recipe["amp"]) == ("48x3", 8, True)
-
-
-def test_damaged_checkpoint_is_reported_and_previous_one_is_used(
-    feedline: Command, tiny_set: Path, tmp_path: Path
-) -> None:
-    """All settings are the run's: of the checkpoint before, as the last one cannot be read."""
-    out = tmp_path / "run"
-    quick = [each if each != "32x1" else "32x2" for each in QUICK]
-    assert feedline("train", tiny_set, *quick, "--out", out).status == 0
-    (out / "last.pt").write_bytes(b"damaged")
-    bare = ("train", tiny_set, "--workers", 0, "--device", "cpu", "--resume", out)
-    ended = feedline(*bare)
-    assert ended.status == 0, ended.err
-    assert "damaged" in ended.out
-    assert f"resuming from {out / 'previous.pt'}" in ended.out
-    assert "epoch 2/2  32 px" in ended.out
 
 
 @pytest.mark.parametrize("lost", [("best.pt", "last.pt"), ("best.pt",), ("last.pt",)])
@@ -153,14 +130,6 @@ def test_file_sets_phases_and_command_line_sets_the_rest(
     config.write_text("mixup = \n")
     assert_refused(feedline(*arguments), "is not valid TOML")
     assert_refused(feedline("train", tiny_set, "--config", tmp_path / "none"), "cannot be read")
-
-
-def test_resume_without_checkpoint_raises(
-    feedline: Command, tiny_set: Path, tmp_path: Path
-) -> None:
-    ended = feedline("train", tiny_set, *QUICK, "--out", tmp_path / "run", "--resume", "auto")
-    assert ended.status == 0
-    assert "no run to resume" in ended.out
 
 
 @pytest.mark.parametrize(

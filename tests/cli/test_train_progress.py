@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run_on_terminal
 
-import preloaded
 from feedline.cli.progress import ProgressBar, TrainProgress
 from feedline.text import as_seconds
 from feedline.timing.steps import StepTimes
@@ -132,22 +131,9 @@ def test_stop_is_confirmed_with_signal_name(
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_a_terminal_gets_a_bar_on_stderr_and_the_lines(tiny_set: Path, tmp_path: Path) -> None:
-    main, terminal = pty.openpty()
     command = [*COMMAND, str(tiny_set), *QUICK, "--schedule", "32x1", "--out", str(tmp_path / "r")]
     environ = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
-    run = preloaded.Popen(command, stdout=subprocess.PIPE, stderr=terminal, env=environ)
-    os.close(terminal)
-    drawn = b""
-    while True:
-        try:
-            part = os.read(main, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        drawn += part
-    os.close(main)
-    out, _ = run.communicate(timeout=60)
+    run, out, drawn = run_on_terminal(command, environ, stdout=subprocess.PIPE)
     assert run.returncode == 0, drawn
     assert b"epoch 1/1" in out
     assert b"\x1b" not in out

@@ -7,51 +7,73 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from command_line import Command
+import torch
+from command_line import Command, Ended
 
 import preloaded
 from feedline import DataLoader, ImageFolder, build_cache
 from feedline.cli.demo_set import DemoSet, write_demo_set
 from feedline.cli.tune_search import sample_images
 
+SMALL = ("--schedule", "16x1", "--batch-size", 8)
+PACED = ("--step-ms", 20, "--budget", 120)
+AUTO = ("--batch-size", "auto")
+Tune = Callable[..., tuple[Ended, Any]]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tune") / "demo"
-    write_demo_set(root, DemoSet(num_classes=2, train_per_class=16, val_per_class=2))
+    write_demo_set(root, DemoSet(num_classes=2, train_per_class=20, val_per_class=2))
     return root
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_trials")
-def test_each_size_is_tuned_with_a_paced_step(
-    feedline: Command, folder: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def tune(feedline: Command, folder: Path, tmp_path: Path) -> Tune:
+    """Run the command, by default on the folder; return its output and its JSON."""
     file = tmp_path / "tuned.json"
-    arguments = ["tune", str(folder), "--schedule", "16x1,32x1", "--batch-size", "8"]
-    arguments += ["--step-ms", "20", "--budget", "120", "--json", str(file)]
-    done = feedline(*arguments)
-    assert done.status in {0, 3}, done.output  # 3: the machine was too busy for a whole search
-    said = json.loads(file.read_text())
+
+    def run(*arguments: object, source: object = folder, status: int = 0) -> tuple[Ended, Any]:
+        ended = feedline("tune", source, *arguments, "--json", file)
+        # 3: the machine was too busy for a whole search.
+        assert ended.status in {status, 3}, ended.output
+        return ended, json.loads(file.read_text())
+
+    return run
+
+
+@pytest.mark.slow
+def test_each_size_is_tuned_and_predicted_with_a_paced_step(tune: Tune) -> None:
+    changes = ("--what-if", "workers=4", "--what-if", "gpu=0.5")
+    done, said = tune("--schedule", "16x2,32x1", "--batch-size", 8, *PACED, *changes)
     assert [phase["image_size"] for phase in said["phases"]] == [16, 32]
     assert (done.status == 3) == any(phase["status"] == "budget" for phase in said["phases"])
     assert f"num_workers={said['num_workers']}" in done.output
     assert "from the page cache" in done.output
+    assert [each["changes"] for each in said["what_if"]] == [
+        {"workers": 4, "cores": None, "gpu": None},
+        {"workers": None, "cores": None, "gpu": 0.5},
+    ]
+    for each in said["what_if"]:
+        assert [phase["image_size"] for phase in each["phases"]] == [16, 32]
+    # Steps of tiny images are never waited for: half as fast is half as fast.
+    assert said["what_if"][1]["phases"][1]["factor"] == pytest.approx(0.5, rel=0.2)
+    assert said["forecast"]["images_per_epoch"] == 40
+    assert said["forecast"]["fixed_size_px"] == 32
+    assert "what if gpu=0.5 (images/s)" in done.output
+    assert "forecast (images/s)" in done.output
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_settings_and_a_picture_are_written(
-    feedline: Command, folder: Path, tmp_path: Path
-) -> None:
-    saved, drawn = tmp_path / "tuned.json", tmp_path / "curve.svg"
-    arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8"]
-    arguments += ["--step-ms", "20", "--budget", "120", "--save", str(saved), "--svg", str(drawn)]
-    done = feedline(*arguments)
-    assert done.status in {0, 3}, done.output
+def test_settings_and_a_picture_are_written(tune: Tune, folder: Path, tmp_path: Path) -> None:
+    saved, drawn = tmp_path / "settings.json", tmp_path / "curve.svg"
+    done, _ = tune(*SMALL, *PACED, "--save", saved, "--svg", drawn)
     chosen = re.search(r"num_workers=(\d+)", done.output)
     assert chosen is not None
     assert f"settings={str(saved)!r}" in done.output
@@ -64,13 +86,12 @@ def test_settings_and_a_picture_are_written(
 
 @pytest.mark.usefixtures("quick_trials")
 @pytest.mark.slow
-def test_resolution_of_cache_is_reported(feedline: Command, folder: Path, tmp_path: Path) -> None:
-    cache, file = tmp_path / "cache", tmp_path / "tuned.json"
+def test_resolution_of_cache_is_reported(tune: Tune, folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
     build_cache(folder / "train", cache, [32])
-    arguments = ["tune", str(folder), "--schedule", "32x1", "--batch-size", "16", "--step-ms", "0"]
-    done = feedline(*arguments, "--cache", str(cache), "--budget", "120", "--json", str(file))
-    assert done.status in {0, 3}, done.output
-    (phase,) = json.loads(file.read_text())["phases"]
+    small = ("--schedule", "32x1", "--batch-size", 16, "--step-ms", 0, "--budget", 120)
+    done, said = tune(*small, "--cache", cache)
+    (phase,) = said["phases"]
     assert not phase["compute_bound"]
     assert phase["copies_px"] == 32
     assert "from copies of 32 px" in done.output
@@ -92,45 +113,42 @@ def step(batch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
+@pytest.mark.parametrize("source", ["theirs", "dataset"])
 def test_functions_are_tuned(
-    feedline: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     (tmp_path / "feedline_tuned_code.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for source, kind in (("theirs", "torch.utils.data"), ("dataset", "feedline")):
-        arguments = ["tune", f"feedline_tuned_code:{source}", "--budget", "120"]
-        arguments += ["--model", "feedline_tuned_code:step"]
-        arguments += ["--batch-size", "4"] if source == "dataset" else []
-        done = feedline(*arguments)
-        assert done.status in {0, 3}, done.output
-        assert f"{kind}.DataLoader(..., num_workers=" in done.output
-    del sys.modules["feedline_tuned_code"]
+    monkeypatch.delitem(sys.modules, "feedline_tuned_code", raising=False)
+    done, said = tune(
+        *("--model", "feedline_tuned_code:step", "--budget", 120),
+        *("--what-if", "workers=2,cores=4", "--what-if", "gpu=0.5"),
+        *(("--batch-size", 4) if source == "dataset" else ()),
+        source=f"feedline_tuned_code:{source}",
+    )
+    kind = "torch.utils.data" if source == "theirs" else "feedline"
+    assert f"{kind}.DataLoader(..., num_workers=" in done.output
+    assert "what if gpu=0.5 (images/s)" in done.output
+    assert [each["changes"]["gpu"] for each in said["what_if"]] == [None, 0.5]
+    assert said["not_predicted"] == []
 
 
 @pytest.mark.slow
 def test_files_are_written_if_output_is_closed(folder: Path, tmp_path: Path) -> None:
     file, saved = tmp_path / "tuned.json", tmp_path / "settings.json"
-    arguments = [
-        sys.executable,
-        "-m",
-        "feedline.cli.app",
-        "tune",
-        str(folder),
-        "--schedule",
-        "16x1",
-    ]
-    arguments += ["--batch-size", "8", "--step-ms", "2100", "--budget", "2"]
-    arguments += ["--json", str(file), "--save", str(saved)]
+    more = ("--step-ms", 2100, "--budget", 2, "--json", file, "--save", saved)
+    command = [sys.executable, "-m", "feedline", "tune", folder, *SMALL, *more]
     read, write = os.pipe()
     os.close(read)
     try:
         done = preloaded.run(
-            arguments, stdout=write, stderr=subprocess.PIPE, text=True, check=False
+            list(map(str, command)), stdout=write, stderr=subprocess.PIPE, text=True, check=False
         )
     finally:
         os.close(write)
     assert "Traceback" not in done.stderr
+    assert file.exists(), done.stderr
     (phase,) = json.loads(file.read_text())["phases"]
     assert (phase["status"], phase["num_workers"]) == ("budget", None)
     assert not saved.exists()
@@ -138,27 +156,23 @@ def test_files_are_written_if_output_is_closed(folder: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_result_is_printed_and_written_if_one_file_fails(
-    feedline: Command, folder: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "tuned.json"
-    arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8"]
-    arguments += ["--step-ms", "2100", "--budget", "2", "--json", str(file), "--svg", "/dev/full"]
-    done = feedline(*arguments)
-    assert done.status == 1, done.output
+def test_result_is_printed_and_written_if_one_file_fails(tune: Tune) -> None:
+    done, said = tune(*SMALL, "--step-ms", 2100, "--budget", 2, "--svg", "/dev/full", status=1)
+    assert done.status == 1
     assert "compute-bound" in done.output
-    assert json.loads(file.read_text())["phases"]
+    assert said["phases"]
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_failed_search_writes_no_settings(feedline: Command, folder: Path, tmp_path: Path) -> None:
+def test_without_trials_nothing_is_saved_or_predicted(tune: Tune, tmp_path: Path) -> None:
     saved = tmp_path / "settings.json"
-    arguments = ["tune", str(folder), "--schedule", "16x1", "--batch-size", "8"]
-    arguments += ["--step-ms", "500", "--budget", "0.5", "--save", str(saved)]
-    done = feedline(*arguments)
-    assert done.status == 3, done.output
+    short = ("--step-ms", 500, "--budget", 0.5)
+    done, said = tune(*SMALL, *short, "--save", saved, "--what-if", "gpu=2", status=3)
     assert f"{saved} was not written" in done.output
     assert not saved.exists()
+    assert [each["asked"] for each in said["not_predicted"]] == ["the schedule", "gpu=2"]
+    assert "not predicted: gpu=2: nothing was measured" in done.output
+    assert "--budget" in said["not_predicted"][1]["reason"]
 
 
 def test_images_of_smallest_batches_are_read_before(folder: Path) -> None:
@@ -167,55 +181,70 @@ def test_images_of_smallest_batches_are_read_before(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_steps_of_a_model_are_run(feedline: Command, folder: Path) -> None:
-    arguments = ["tune", str(folder), "--schedule", "32x1", "--batch-size", "4"]
-    arguments += ["--model", "resnet18", "--device", "cpu", "--budget", "2"]
-    done = feedline(*arguments)
-    assert done.status in {0, 3}, done.output
+def test_steps_of_a_model_are_run(tune: Tune) -> None:
+    model = ("--model", "resnet18", "--device", "cpu", "--budget", 2)
+    done, _ = tune("--schedule", "32x1", "--batch-size", 4, *model)
     assert "compute-bound" in done.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "--step-ms"),
-        (["--step-ms", "3", "--model", "resnet18"], "--step-ms"),
-        (["--step-ms", "-3"], "milliseconds"),
-        (["--model", "resnet81"], "resnet"),
-        (["--step-ms", "3", "--batch-size", "4096"], "4096"),
-        (["--step-ms", "3", "--budget", "0.1"], "at least 2 seconds"),
-        (["--step-ms", "3", "--schedule", "16"], "16"),
-        (["--step-ms", "3", "--schedule", ""], "schedule"),
-        (["--step-ms", "3", "--batch-size", ""], "--batch-size"),
-        (["--model", "feedline_no_module:step"], "not found"),
-        (["--step-ms", "3", "--cache", "no-such-cache"], "no-such-cache"),
-        (["--step-ms", "3", "--save", "no-such-folder/file"], "no-such-folder"),
-        (["--step-ms", "3", "--device", "cuda"], "--device cuda"),
-        (["--model", "os.path:exists", "--device", "cpu"], "--device cpu"),
-    ],
-)
-def test_untunable_loader_is_usage_error(
-    feedline: Command, folder: Path, arguments: list[str], said: str
-) -> None:
-    done = feedline("tune", str(folder), "--batch-size", "8", *arguments)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_batch_sizes_are_found_by_trial_on_a_gpu(tune: Tune) -> None:
+    model = ("--model", "test_resnet.r160_in1k", "--budget", 8)
+    done, _ = tune("--schedule", "32x1", *AUTO, *model)
+    assert "batch sizes for" in done.output
+    assert "compute-bound" in done.output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_without_gpu_no_batch_sizes_are_tried(feedline: Command, folder: Path, device: str) -> None:
+    done = feedline("tune", folder, *AUTO, "--model", "resnet18", "--device", device)
     assert done.status == 2, done.output
-    assert said in done.output
+    assert "--batch-size auto" in done.output
+
+
+PREDICTED = "workers=8,cores=16,gpu=2"
+FUNCTION = "feedline.errors:UsageError"
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["no-such-folder", "--step-ms", "3"], "no-such-folder"),
-        (["feedline_no_module:loader", "--step-ms", "3"], "not found"),
-        (["feedline.errors:UsageError", "--step-ms", "3", "--decode", "scaled"], "--decode"),
-        (["feedline.errors:UsageError", "--step-ms", "3", "--all-files"], "--all-files"),
-        (["feedline.errors:UsageError", "--step-ms", "3", "--device", "cpu"], "--device"),
-        (["feedline.errors:UsageError", "--model", "resnet18"], "MODULE:FUNCTION"),
+        (("DIR",), "--step-ms"),
+        (("DIR", "--step-ms", 3, "--model", "resnet18"), "--model or --step-ms"),
+        (("DIR", "--step-ms", 3, "--model", "resnet18", *AUTO), "--model or --step-ms"),
+        (("DIR", "--step-ms", -3), "milliseconds"),
+        (("DIR", "--model", "resnet81", "--batch-size", 8), "resnet"),
+        (("DIR", "--step-ms", 3, "--batch-size", 4096), "4096"),
+        (("DIR", "--step-ms", 3, "--batch-size", ""), "--batch-size"),
+        (("DIR", "--step-ms", 3, "--batch-size", "many"), "'auto' or a whole number"),
+        (("DIR", "--step-ms", 3, "--batch-size", 0), "at least 1"),
+        (("DIR", "--step-ms", 3, *AUTO), "needs --model"),
+        (("DIR", "--step-ms", 3, "--budget", 0.1), "at least 2 seconds"),
+        (("DIR", "--step-ms", 3, "--schedule", 16), "16"),
+        (("DIR", "--step-ms", 3, "--schedule", ""), "schedule"),
+        (("DIR", "--model", "feedline_no_module:step"), "not found"),
+        (("DIR", "--step-ms", 3, "--batch-size", 8, "--cache", "no-cache"), "no-cache"),
+        (("DIR", "--step-ms", 3, "--save", "no-such-folder/file"), "no-such-folder"),
+        (("DIR", "--step-ms", 3, "--device", "cuda"), "--device cuda"),
+        (("DIR", "--model", "os.path:exists", "--device", "cpu"), "--device cpu"),
+        (("DIR", "--step-ms", 3, "--what-if", ""), PREDICTED),
+        (("DIR", "--step-ms", 3, "--what-if", "workers=0"), PREDICTED),
+        (("DIR", "--step-ms", 3, "--what-if", "gpu=nan"), PREDICTED),
+        (("DIR", "--step-ms", 3, "--what-if", "workers=1,workers=2"), PREDICTED),
+        (("DIR", "--step-ms", 3, "--what-if", "cache=256"), PREDICTED),
+        (("no-such-folder", "--step-ms", 3), "no-such-folder"),
+        (("feedline_no_module:loader", "--step-ms", 3), "not found"),
+        ((FUNCTION, "--step-ms", 3, "--decode", "scaled"), "--decode"),
+        ((FUNCTION, "--step-ms", 3, "--all-files"), "--all-files"),
+        ((FUNCTION, "--step-ms", 3, "--device", "cpu"), "--device"),
+        ((FUNCTION, "--model", "resnet18"), "MODULE:FUNCTION"),
     ],
 )
-def test_sources_that_cannot_be_tuned_are_wrong_use(
-    feedline: Command, arguments: list[str], said: str
+def test_wrong_use_is_reported_before_measuring(
+    feedline: Command, folder: Path, arguments: tuple[object, ...], said: str
 ) -> None:
-    done = feedline("tune", *arguments)
+    done = feedline("tune", *(folder if each == "DIR" else each for each in arguments))
     assert done.status == 2, done.output
     assert said in done.output
+    assert "compute-bound" not in done.output

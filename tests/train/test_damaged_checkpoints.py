@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_training import Recorder
 
 from feedline.errors import StateError
-from feedline.train.history import TrainReport
 from feedline.train.prepare import Assignment
 from feedline.train.recipe import Recipe
 from feedline.train.resume import ResumedRun
@@ -26,16 +26,6 @@ from feedline.train.run_settings import RunSettings
 MISSING = object()
 ERRORS: list[Exception] = []
 """Raised when weights are loaded into a model of the runs."""
-
-
-class Notes(TrainReport):
-    """Stores the notes of a run."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def feedline_test_full_in_loading(pretrained: bool = False, **settings: Any) -> torch.nn.Module:
@@ -152,7 +142,7 @@ def test_an_entry_that_is_missing_or_of_another_type_is_damage(own: Path) -> Non
 )
 def test_the_checkpoint_before_is_resumed(own: Path, place: tuple[Any, ...], value: object) -> None:
     damage(own, place, value)
-    report = Notes()
+    report = Recorder()
     result = train_model(run=RunSettings(resume=str(own)), report=report)
     assert [record.epoch for record in result.records] == [1, 2]
     (said,) = (text for text in report.notes if "resuming from" in text)

@@ -438,6 +438,7 @@ def test_resume_auto_without_run_starts_a_new_one(tiny_set: Path, tmp_path: Path
     report = Recorder()
     run(tiny_set, tmp_path / "new", report, resume="auto", schedule="32x1")
     assert report.steps == [1, 2, 3, 4, 5]
+    assert any("no run to resume" in note for note in report.notes)
 
 
 def test_runs_without_a_name_are_numbered(

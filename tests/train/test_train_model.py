@@ -40,13 +40,11 @@ def test_model_is_trained_resumed_and_trained_again_from_its_file(
     assert load_checkpoint(out)["run"] == load_checkpoint(tmp_path / "one")["run"]
     assert [path.name for path in out.glob("epoch-*")] == ["epoch-0002.pt"]
 
-
-def test_another_recipe_is_rejected_as_on_command_line(tiny_set: Path, tmp_path: Path) -> None:
-    recipe = feedline.Recipe(model=MODEL, schedule="32x1", batch_size=8)
-    asked = feedline.RunSettings(data=tiny_set, out=tmp_path / "run", device="cpu", workers=0)
-    feedline.train_model(recipe, asked)
-    other = feedline.Recipe(model=MODEL, schedule="32x1", batch_size=4)
+    other = feedline.Recipe(model=MODEL, schedule="32x2", batch_size=4)
     with pytest.raises(StateError, match="batch_size was 8, is 4"):
-        feedline.train_model(other, feedline.RunSettings(resume=str(tmp_path / "run")))
+        feedline.train_model(other, feedline.RunSettings(resume=str(out)))
+
+
+def test_training_without_images_is_rejected() -> None:
     with pytest.raises(UsageError, match="no folder of images"):
-        feedline.train_model(recipe)
+        feedline.train_model()
