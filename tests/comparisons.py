@@ -12,8 +12,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from feedline.loader import DataLoader
 from sets import plain, through_json
 
-__all__ = ["anew", "by_both", "same_everywhere"]
-
 
 def anew(make: Any) -> Any:
     """Mark a function as one that creates an argument, for each loader."""

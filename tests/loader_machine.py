@@ -21,8 +21,6 @@ from feedline.loader import DataLoader
 from loader_reading import Seen, planned, seen
 from sets import through_json
 
-__all__ = ["assert_follows_its_plan"]
-
 
 def assert_follows_its_plan(made: DataLoader) -> None:
     """Use a loader in any order, and compare each batch with the plan. It has memory for 16 px."""

@@ -15,8 +15,6 @@ from feedline.order.sample_order import Order
 from feedline.order.seeds import mix
 from row_sources import row_pixels
 
-__all__ = ["Seen", "planned", "planned_epoch", "read", "seen"]
-
 
 class Seen(NamedTuple):
     """A batch in short: its labels, its images' side, and a hash of every pixel in order."""

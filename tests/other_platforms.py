@@ -14,8 +14,6 @@ import sys
 from types import ModuleType
 from typing import Any
 
-__all__ = ["PRETENDED", "pretend"]
-
 PRETENDED = "PRETENDED_PLATFORM"
 """Environment variable that names the platform: "darwin" or "win32"."""
 

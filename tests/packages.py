@@ -6,8 +6,6 @@ from importlib.util import find_spec
 
 import pytest
 
-__all__ = ["needs"]
-
 
 def needs(*packages: str) -> pytest.MarkDecorator:
     """Mark that skips tests unless the packages are installed.

@@ -28,8 +28,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Popen", "end", "run"]
-
 _PRELOAD = (
     "PIL.JpegImagePlugin",
     "feedline.cli.app",

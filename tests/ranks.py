@@ -12,8 +12,6 @@ from typing import Any
 
 import preloaded
 
-__all__ = ["said_by_ranks"]
-
 
 def said_by_ranks(
     script: str,

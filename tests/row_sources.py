@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from feedline.engine.load_samples import Row
 from feedline.order.batch_spec import Field, Item
 
-__all__ = ["Breaking", "Numbers", "Rows", "lists", "row_pixels"]
-
 
 def row_pixels(item: Item) -> NDArray[np.uint8]:
     """Pixels of `Rows` for an item, shape (size, size, 3); they depend on every bit of the item."""

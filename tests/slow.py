@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["slow"]
-
 
 def slow(*variants: Any) -> list[Any]:
     """Values for `pytest.mark.parametrize`, a tuple for several names, marked as slow."""

@@ -27,8 +27,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-__all__ = ["ModelDevice", "ModelEvent", "ModelStream"]
-
 FRESH, FREED = 0xA5, 0x5A
 
 

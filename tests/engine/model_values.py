@@ -7,8 +7,6 @@ from model import ModelDevice
 
 from feedline.engine.normalise import Constants, PixelConversion
 
-__all__ = ["ModelValues"]
-
 
 class ModelValues:
     """Function that computes values as work of a model's current stream.

@@ -15,8 +15,6 @@ from feedline.engine.tasks import InFlightBatch
 from feedline.order.batch_spec import BatchSpec, Field
 from feedline.order.schedule import Phase
 
-__all__ = ["Made", "WatchedSlots", "make"]
-
 REUSED = 0xEE
 
 Made = tuple[torch.Tensor, torch.Tensor]

@@ -16,18 +16,6 @@ from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import SEQUENTIAL, SHUFFLED, Order
 from feedline.order.schedule import Phase, Schedule
 
-__all__ = [
-    "ORDER_NAMES",
-    "batch_equals",
-    "every_rank",
-    "global_rows",
-    "orders",
-    "phases",
-    "resume",
-    "schedules",
-    "snapshot",
-]
-
 ORDER_NAMES = [SEQUENTIAL, SHUFFLED, "window:7", "window:300"]
 
 
