@@ -120,56 +120,47 @@ def test_steps_that_wait_get_more_workers() -> None:
         assert numbers == torch.cat(list(expected)).tolist()
 
 
-@pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("kind", ["rows", "batches"])
-def test_batches_are_equal_for_any_decisions(kind: str) -> None:
-    data: Any = images() if kind == "rows" else Numbers(256)
-    options: dict[str, Any] = {"shuffle": True, "seed": 3}
-    options |= {"image_size": 16} if kind == "rows" else {}
-    with DataLoader(data, 8, **options) as still:
-        expected = list(itertools.chain(*(still for _ in range(3))))
-    with DataLoader(data, 8, num_workers=1, **options) as loader:
-        script = scripted(loader, 3, 1, 2, 4, 1)
-        found = list(read(loader, 3))
-        assert [decision.after for decision in loader.adaptations] == [3, 1, 2, 4, 1]
-        assert loader.num_workers == 1
-        assert all(window.steps >= 2 for window in script.windows)
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert all(torch.equal(*parts) for parts in zip(one, other, strict=True))
-
-
 EVEN: dict[str, list[Change]] = {
-    "rows": [("task_ms", 2.0), 2, ("task_ms", 50.0), ("task_ms", 7.5)],
-    "batches": [("prefetch", 12), 2, ("prefetch", 2), ("prefetch", 30)],
+    "rows": [3, 1, ("task_ms", 2.0), 2, ("task_ms", 50.0), ("task_ms", 7.5)],
+    "batches": [3, 1, ("prefetch", 12), 2, ("prefetch", 2), ("prefetch", 30)],
 }
 
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("kind", EVEN)
-def test_batches_are_equal_for_any_depth_and_task_size(kind: str) -> None:
+def test_batches_are_equal_for_any_decisions(kind: str) -> None:
     data: Any = images(1024) if kind == "rows" else Numbers(1024)
     options: dict[str, Any] = {"shuffle": True, "seed": 3}
     options |= {"image_size": 16} if kind == "rows" else {}
     with DataLoader(data, 8, **options) as still:
-        expected = list(itertools.chain(*(still for _ in range(2))))
+        expected = list(itertools.chain(*(still for _ in range(3))))
     with DataLoader(data, 8, num_workers=1, persistent_workers=True, **options) as loader:
         script = scripted(loader, *EVEN[kind])
-        found = list(read(loader, 2))
+        found = list(read(loader, 3))
         what, value = EVEN[kind][-1]  # type: ignore[misc]
-        assert [decision.what for decision in loader.adaptations] == [what, "workers", what, what]
+        assert loader.num_workers == 2
+        changed = [decision.what for decision in loader.adaptations]
+        assert changed == ["workers", "workers", what, "workers", what, what]
         live = loader._runtime.stream.engine.feed.settings
         assert live is not None
         seen = [(window.workers, getattr(window, what)) for window in script.windows]
         if kind == "rows":
             assert (loader.task_ms, live.task_ns) == (value, 7_500_000)
-            assert list(dict.fromkeys(seen)) == [(1, 50), (1, 2), (2, 2), (2, 50), (2, 7.5)]
+            assert list(dict.fromkeys(seen)) == [
+                (1, 50),
+                (3, 50),
+                (1, 2),
+                (2, 2),
+                (2, 50),
+                (2, 7.5),
+            ]
             assert script.limits.for_each == 0
         else:
             assert live.default_prefetch == value
-            assert list(dict.fromkeys(seen)) == [(1, 2), (1, 12), (2, 12), (2, 4), (2, 30)]
+            assert list(dict.fromkeys(seen)) == [(1, 2), (3, 6), (1, 12), (2, 12), (2, 4), (2, 30)]
             assert (script.limits.for_each, script.limits.batches > 0) == (2, True)
         assert any(window.tasks for window in script.windows)
+        assert all(window.steps >= 2 for window in script.windows)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert all(torch.equal(*parts) for parts in zip(one, other, strict=True))
