@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from feedline.cli import options
-from feedline.cli.output import echo, echo_row, write_json
+from feedline.cli.output import echo, echo_row, echo_skipped, write_json
 from feedline.errors import UsageError
 
 __all__ = ["evaluate", "export", "predict"]
@@ -30,10 +30,6 @@ def _load(
 
     where = choose_device(device or "auto")
     return load_trained(run, where), choose_precision(where, amp, amp_dtype)
-
-
-def _skipped(path: str, reason: str) -> str:
-    return f"skipped: {reason if path in reason else f'{path}: {reason}'}"
 
 
 def evaluate(
@@ -85,7 +81,7 @@ def evaluate(
     if len(found.by_class) > 1:
         echo("lowest top-1: " + ", ".join(f"{name} {share:.0%}" for name, _, share in lowest))
     for path, reason in found.skipped:
-        echo(_skipped(path, reason))
+        echo_skipped(path, reason)
     about = {"model": trained.name, "weights": str(trained.path), "images": str(images)}
     write_json(json, {**about, **found.as_dict()})
 
@@ -132,7 +128,7 @@ def predict(
         echo_row(path, *(cell for name, share in classes for cell in (name, f"{share:.4f}")))
         predicted.append({"path": path, "classes": [list(pair) for pair in classes]})
     for path, reason in skipped:
-        echo(_skipped(path, reason), err=True)  # stdout has images alone
+        echo_skipped(path, reason, err=True)  # stdout has images alone
     about = {"model": trained.name, "weights": str(trained.path)}
     write_json(
         json, {**about, "predictions": predicted, "skipped": [list(each) for each in skipped]}

@@ -28,6 +28,7 @@ __all__ = [
     "complain",
     "echo",
     "echo_row",
+    "echo_skipped",
     "echo_text",
     "is_replaceable",
     "print_line",
@@ -46,6 +47,12 @@ _COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "cyan", "hint
 def echo(*lines: str, err: bool = False) -> None:
     """Print lines to stdout or stderr; a line break within one is escaped."""
     _write("\n".join(map(printable, lines)), err=err)
+
+
+def echo_skipped(path: str, reason: str, times: int = 1, *, err: bool = False) -> None:
+    """Print an image that could not be decoded, and how often if more than once."""
+    often = "" if times == 1 else f" {times} times"
+    echo(f"skipped{often}: {reason if path in reason else f'{path}: {reason}'}", err=err)
 
 
 def echo_row(*cells: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feedline.cli import options
-from feedline.cli.output import complain, echo, echo_text, write_json
+from feedline.cli.output import complain, echo, echo_skipped, echo_text, write_json
 from feedline.errors import UsageError
 from feedline.system import rank_and_world
 from feedline.text import shell_command
@@ -125,8 +125,7 @@ def _print_plan(assignment: Assignment, budget_s: float | None) -> dict[str, Any
 def _print_end(result: TrainResult) -> None:
     """Print how a run ended, and how to resume it."""
     for (path, reason), times in Counter(result.skipped).items():  # once in each epoch
-        often = "" if times == 1 else f" {times} times"
-        echo(f"skipped{often}: {reason if path in reason else f'{path}: {reason}'}")
+        echo_skipped(path, reason, times)
     if result.stopped_by is not None:
         done, epochs = len(result.records), result.recipe.epochs
         command = f"feedline train --resume {shell_command(str(result.out))}"

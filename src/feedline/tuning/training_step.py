@@ -100,13 +100,9 @@ def training_step(
     loss: Loss,
     precision: torch.dtype,
 ) -> Step:
-    """Build a training step on (images, labels).
+    """Build a training step on (images, labels); images are float32, shape (N, 3, H, W).
 
-    Args:
-        model: accepts images, float32, shape (N, 3, H, W).
-        optimizer: optimizer of its parameters.
-        loss: loss of the model's output, converted to float32 if it is a tensor, and labels.
-        precision: dtype of the forward pass, see `autocast`.
+    `loss` gets the model's output, converted to float32 if it is a tensor, and the labels.
     """
 
     def step(batch: tuple[Tensor, Tensor]) -> None:
@@ -153,11 +149,9 @@ class HasStateDict(Protocol):
 
 @contextmanager
 def preserve_state(things: Sequence[HasStateDict], device: torch.device) -> Iterator[None]:
-    """Restore the state of objects at the end of the `with` block.
+    """Restore the state of objects, and the random states of the CPU and the device, at the end.
 
-    Args:
-        things: objects to restore. Gradients of modules are None inside the block.
-        device: its random state is restored in addition to the CPU's.
+    Gradients of modules are None inside the `with` block.
     """
     with ExitStack() as stack:
         if device.type == "cuda":
@@ -353,13 +347,8 @@ class BatchTrials:
         """Train all sizes in sequence within the memory limit of a batch.
 
         The cache is not emptied in between, as in a training: blocks of one size fragment the
-        memory of another.
-
-        Args:
-            phases: image size and batch size of each phase, in the order of the training.
-
-        Returns:
-            Index of the phase that ran out of memory, or None if all fit.
+        memory of another. `phases` are pairs of image size and batch size. Return the index of the
+        phase that ran out of memory, or None if all fit.
         """
         # Most schedules end with the largest size; then the first one runs once more.
         order = [*range(len(phases)), 0, len(phases) - 1]
