@@ -174,7 +174,7 @@ def test_each_lane_is_covered_once_for_any_events(
             with console.capture() as captured:
                 console.print(TimelinesView([timeline]))
             for line in captured.get().splitlines():
-                if line.startswith(LANES):
+                if line[:11].rstrip() in LANES:  # a heading may go on with "steps"
                     assert len(line) == 40 or line.endswith("not recorded")
             for lane in timeline.lanes:
                 for shape in lane_shapes(lane, timeline.length_ms):

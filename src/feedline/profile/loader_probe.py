@@ -140,14 +140,13 @@ class LoaderProbe:
         return _children()
 
 
-def _children(proc: Path = Path("/proc")) -> list[int]:
+def _children() -> list[int]:
     """Return the ids of the child processes."""
     found: list[int] = []
     try:
-        for thread in os.listdir(proc / "self" / "task"):
+        for thread in Path("/proc/self/task").iterdir():
             with contextlib.suppress(OSError):
-                children = (proc / "self" / "task" / thread / "children").read_text()
-                found += map(int, children.split())
+                found += map(int, (thread / "children").read_text().split())
     except OSError:
         with contextlib.suppress(psutil.Error):
             found = [child.pid for child in psutil.Process().children()]

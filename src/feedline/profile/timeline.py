@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal
 
@@ -225,47 +225,28 @@ def _cut(sample: TimelineSample, title: str, begun: float, ended: float) -> Time
         return None
     first, last = steps[0].begun_ms, max(event.ended_ms for event in steps)
     foreign = last - first  # the same clock records nothing this far from the steps
-    busy: dict[str, list[Span]] = {event.lane: [] for event in sample.events}
-    seen: dict[str, _Interval] = {}
-    waits: list[Span] = []
-    left_out = 0
-    for event in sample.events:
-        outside = event.ended_ms < first - foreign or event.begun_ms > last + foreign
-        if outside or not _is_valid(event):
-            left_out += 1
-            continue
-        low, high = seen.get(event.lane, (event.begun_ms, event.ended_ms))
-        seen[event.lane] = min(low, event.begun_ms), max(high, event.ended_ms)
-        span = Span(
-            begun_ms=min(max(event.begun_ms, begun), ended) - begun,
-            ended_ms=min(max(event.ended_ms, begun), ended) - begun,
-            stage=event.stage,
-            batch=event.batch if event.batch >= 0 else None,
-        )
-        if event.stage != "wait":
-            busy[event.lane].append(span)
-        elif event.lane == _STEP:
-            waits.append(span)
-    causes = _IdleCauses(
-        busy,
-        waits,
-        {
-            name: (max(0.0, low - begun), min(length, high - begun))
-            for name, (low, high) in seen.items()
-            if name != _STEP
-        },
-    )
+    kept: dict[str, list[Span]] = {event.lane: [] for event in sample.events}
+    for event in filter(_is_valid, sample.events):
+        if event.ended_ms >= first - foreign and event.begun_ms <= last + foreign:
+            span = Span(
+                begun_ms=min(max(event.begun_ms, begun), ended) - begun,
+                ended_ms=min(max(event.ended_ms, begun), ended) - begun,
+                stage=event.stage,
+                batch=event.batch if event.batch >= 0 else None,
+            )
+            kept[event.lane].append(span)
+    causes = _IdleCauses(kept)
     return Timeline(
         title=title,
         begun_s=sample.begun_s + begun / 1e3,
         length_ms=length,
-        steps=sum(span.stage == "compute" and span.length_ms > 0 for span in busy[_STEP]),
+        steps=sum(span.stage == "compute" and span.length_ms > 0 for span in kept[_STEP]),
         wait_ms=sum(high - low for low, high in causes.waits),
         lanes=[
-            Lane(name=name, spans=_fill(name, busy[name], length, causes) if name in seen else [])
-            for name in sorted(busy, key=_lane_order)
+            Lane(name=name, spans=_fill(name, kept[name], length, causes) if kept[name] else [])
+            for name in sorted(kept, key=_lane_order)
         ],
-        left_out=left_out,
+        left_out=len(sample.events) - sum(map(len, kept.values())),
     )
 
 
@@ -275,23 +256,19 @@ def _lane_order(name: str) -> tuple[bool, int, str]:
 
 
 class _IdleCauses:
-    """Finds the cause of a lane's idle time from the state of the other lanes.
+    """Finds the cause of a lane's idle time from the state of the other lanes."""
 
-    Args:
-        busy: busy spans of each lane.
-        waits: waiting spans of the step.
-        seen: time range of each worker's recorded tasks: the latest finished ones, without
-            unfinished ones.
-    """
-
-    def __init__(
-        self, busy: dict[str, list[Span]], waits: list[Span], seen: dict[str, _Interval]
-    ) -> None:
-        self.waits = _union(waits)
-        self.seen = seen
-        self._steps = _union([*waits, *busy.get(_STEP, [])])
-        self._makes = _union(s for name, spans in busy.items() if name != _STEP for s in spans)
-        parts = (self.waits, self._steps, self._makes, seen.values())
+    def __init__(self, lanes: dict[str, list[Span]]) -> None:
+        workers = {name: spans for name, spans in lanes.items() if name != _STEP and spans}
+        self.waits = _union(span for span in lanes[_STEP] if span.stage == "wait")
+        self._steps = _union(lanes[_STEP])
+        self._makes = _union(s for spans in workers.values() for s in spans if s.stage != "wait")
+        # Time range of each worker's tasks: the latest finished ones, without unfinished ones.
+        self._seen = {
+            name: (min(span.begun_ms for span in spans), max(span.ended_ms for span in spans))
+            for name, spans in workers.items()
+        }
+        parts = (self.waits, self._steps, self._makes, self._seen.values())
         self._edges = sorted({edge for part in parts for interval in part for edge in interval})
 
     def idle(self, lane: str, begun: float, ended: float) -> Iterator[Span]:
@@ -303,7 +280,7 @@ class _IdleCauses:
             yield Span(begun_ms=same[0][0], ended_ms=same[-1][1], stage=stage, cause=cause)
 
     def _cause(self, at: float, lane: str) -> tuple[str, Cause]:
-        low, high = self.seen.get(lane, (at, at))
+        low, high = self._seen.get(lane, (at, at))
         if not low <= at <= high:
             return "unknown", ""
         if not _within(self._steps, at):
@@ -312,15 +289,16 @@ class _IdleCauses:
             return "idle", "behind"
         if _within(self._makes, at):
             return "idle", "making" if lane == _STEP else "others"
-        known = self.seen and all(low <= at <= high for low, high in self.seen.values())
+        known = self._seen and all(low <= at <= high for low, high in self._seen.values())
         return "idle", "nobody" if known else "unknown"
 
 
-def _fill(name: str, busy: Sequence[Span], length: float, causes: _IdleCauses) -> list[Span]:
+def _fill(name: str, spans: Sequence[Span], length: float, causes: _IdleCauses) -> list[Span]:
     """Return the busy spans of a lane, with idle spans between them."""
     found: list[Span] = []
     at = 0.0
-    for span in [*_one_by_one(busy), Span(begun_ms=length, ended_ms=length, stage="")]:
+    busy = _one_by_one(span for span in spans if span.stage != "wait")
+    for span in [*busy, Span(begun_ms=length, ended_ms=length, stage="")]:
         if span.begun_ms - at > _NOISE_MS:
             found += causes.idle(name, at, span.begun_ms)
         if span.stage:
@@ -334,8 +312,7 @@ def _one_by_one(spans: Iterable[Span]) -> Iterator[Span]:
     at = 0.0
     for span in sorted(spans, key=lambda span: (span.begun_ms, span.ended_ms)):
         if span.ended_ms > max(at, span.begun_ms):
-            begun = max(at, span.begun_ms)
-            yield Span(begun_ms=begun, ended_ms=span.ended_ms, stage=span.stage, batch=span.batch)
+            yield replace(span, begun_ms=max(at, span.begun_ms))
             at = span.ended_ms
 
 

@@ -243,16 +243,13 @@ class WatchedPass(Generic[_T]):
                 self._outputs.end()
 
     def _record_end(self, how: str) -> None:
-        """Record the end of the pass, unless the loader does."""
+        """Record the end of the pass: the loader does so when its iterator is freed."""
+        if how == "left":
+            del self._iterator
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter may be about to end
-            self._release()
             self._end("left")
-
-    def _release(self) -> None:
-        """Free the loader's iterator before the run is written, so that it records its end."""
-        del self._iterator
 
 
 class RecordedPass(WatchedPass[_T]):
@@ -304,10 +301,8 @@ class RecordedPass(WatchedPass[_T]):
         self._update()
         return batch
 
-    def _release(self) -> None:
-        """Keep the iterator: workers that end with it are read once more."""
-
     def _record_end(self, how: str) -> None:
+        # The iterator is kept: workers that end with it are read once more.
         self._probe.running -= 1
         self._starting.close()
         self._steps.end(how)
