@@ -85,6 +85,8 @@ def epoch(loader: DataLoader[Any]) -> list[Any]:
 def test_copy_gives_same_batches_and_is_independent(
     name: str, copied: Callable[[Any], Any]
 ) -> None:
+    if name == "sampler" and copied is not copy.copy and torch.__version__.startswith("2.2."):
+        pytest.skip("torch 2.2 copies no generators")
     with LOADERS[name]() as loader:
         expected = [epoch(loader), epoch(loader)]
         with copied(loader) as other:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -139,3 +140,12 @@ def test_foreign_files_among_leftovers_stay(tmp_path: Path) -> None:
 def test_size_out_of_range_raises_with_value(setting: str, value: int) -> None:
     with pytest.raises(UsageError, match=rf"{setting}.*got {value}$"):
         DemoSet(**{setting: value})
+
+
+def test_a_device_name_of_windows_is_refused_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(UsageError, match="'con'"):
+        write_demo_set(tmp_path / "con", SMALL)
+    assert not list(tmp_path.iterdir())

@@ -32,6 +32,7 @@ from PIL import Image
 
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.owned_files import remove_owned
+from feedline.system import refuse_device_name
 
 __all__ = ["CLASS_NAMES", "DemoSet", "demo_jpeg", "demo_pixels", "write_demo_set"]
 
@@ -212,6 +213,7 @@ def write_demo_set(
     `progress` is called with (pictures done, pictures in all) after each picture. If the folder has
     something else, a DatasetError names it, and it stays.
     """
+    refuse_device_name(folder)
     folder = folder.absolute()
     if folder.exists() and not folder.is_dir():
         raise DatasetError(f"{folder} is a file; name a folder for the demo set")

@@ -19,6 +19,7 @@ import typer
 
 from feedline.cli.output import STDOUT, is_replaceable
 from feedline.errors import UsageError
+from feedline.system import refuse_device_name
 
 __all__ = [
     "DATA",
@@ -142,6 +143,7 @@ def _writable(
         return path
     if path is None or (not is_replaceable(path) and os.access(path, os.W_OK)):
         return path
+    refuse_device_name(path)
     problem = "it is a folder" if path.is_dir() else ""
     if not problem:
         from feedline.sources.files import partial_path  # loads numpy
