@@ -38,7 +38,7 @@ import torchvision  # noqa: F401  # loaded once, for all forked processes
 import images
 from feedline.machine import cpu_model
 from feedline.profile.diagnose import diagnose
-from feedline.profile.facts import summarise_run
+from feedline.profile.facts import RunFacts
 from feedline.profile.finding import Finding
 from situation import CORES, SITUATIONS, Situation
 from situations import (  # noqa: F401
@@ -259,7 +259,7 @@ def _run(each: Situation, fixed: bool, there: Any) -> None:
         start_s = time.perf_counter()
         outcome = each.loop(fixed)
         verdict = diagnose(outcome.run)
-        facts = summarise_run(outcome.run)
+        facts = RunFacts(outcome.run)
         first = verdict.findings[0]
         there.send(
             {

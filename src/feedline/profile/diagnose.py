@@ -8,7 +8,7 @@ loss.
 from __future__ import annotations
 
 from feedline.profile import rules_data, rules_step, rules_workers
-from feedline.profile.facts import LEAST_MS, PhaseFacts, RunFacts, summarise_phases, summarise_run
+from feedline.profile.facts import PhaseFacts, RunFacts, summarise_phases
 from feedline.profile.finding import (
     DEFECT,
     RULES,
@@ -21,6 +21,7 @@ from feedline.profile.finding import (
     TimePart,
 )
 from feedline.profile.gains import compute_bound_ms, possible_gain, time_split_ms
+from feedline.profile.lanes import LEAST_MS
 from feedline.text import as_ms, as_share
 from feedline.throughput.step_model import is_compute_bound
 from feedline.throughput.thresholds import THRESHOLDS
@@ -33,7 +34,7 @@ assert rules_workers  # importing a module registers its rules
 
 def diagnose(run: Run) -> Diagnosis:
     """Diagnose a run, as recorded or read from a file."""
-    facts = summarise_run(run)
+    facts = RunFacts(run)
     nothing = rules_step.inconclusive(facts)
     return Diagnosis(
         bound="inconclusive" if nothing else _bound(facts),

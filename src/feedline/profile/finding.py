@@ -15,7 +15,8 @@ from feedline.text import finite
 from feedline.throughput.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
-    from feedline.profile.facts import RunFacts, WorkerLanes
+    from feedline.profile.facts import RunFacts
+    from feedline.profile.lanes import WorkerLanes
 
 __all__ = [
     "DEFECT",

@@ -23,7 +23,7 @@ import msgspec
 
 from feedline import __version__
 from feedline.profile.diagnose import diagnose
-from feedline.profile.facts import find_slow_rank
+from feedline.profile.facts import StepMeans, find_slow_rank
 from feedline.profile.finding import Diagnosis, TimePart
 from feedline.profile.timeline import Timeline, timelines_of
 from feedline.text import (
@@ -41,7 +41,6 @@ from feedline.text import (
 from feedline.timing.run import (
     Loader,
     Machine,
-    RankTimes,
     ResourceUse,
     Run,
     SlowSample,
@@ -254,21 +253,22 @@ def _ranks(run: Run, diagnosis: Diagnosis) -> list[RankSummary]:
     is_finding = any(finding.rule == "slow-rank" for finding in diagnosis.findings)
     slow = find_slow_rank(run) if is_finding else None
 
-    def summary(each: RankTimes) -> RankSummary:
-        steps, wait_ms, cpu_ms = each.compute.count, each.wait.total_ms, each.compute_cpu_ms
-        copy_ms = each.copy.total_ms if each.copy else 0.0
-        return RankSummary(
-            rank=each.rank,
-            host=encodable(each.host),
-            steps=steps,
-            step_ms=(wait_ms + copy_ms + each.compute.total_ms) / steps,
-            wait_ms=wait_ms / steps,
-            on_core_ms=None if cpu_ms is None else cpu_ms / steps,
-            worker_ms=each.tasks_ms / steps if each.tasks else None,
-            slow=slow.part if slow and slow.rank == each.rank else "",
-        )
-
-    return [summary(each) for each in run.ranks if each.compute.count]
+    summaries = []
+    for each in run.ranks:
+        if each.compute.count:
+            means = StepMeans(each)
+            summary = RankSummary(
+                rank=each.rank,
+                host=encodable(each.host),
+                steps=means.steps,
+                step_ms=means.step_ms,
+                wait_ms=means.wait_ms,
+                on_core_ms=means.compute_cpu_ms,
+                worker_ms=means.of_step(each.tasks_ms) if each.tasks else None,
+                slow=slow.part if slow and slow.rank == each.rank else "",
+            )
+            summaries.append(summary)
+    return summaries
 
 
 def _slowest(samples: Sequence[SlowSample]) -> list[SlowSample]:

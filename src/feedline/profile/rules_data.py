@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from feedline.profile.facts import RunFacts, WorkerLanes, WorkerStage
+from feedline.profile.facts import RunFacts
 from feedline.profile.finding import DEFECT, Finding, Gain, rule, work_rule
 from feedline.profile.gains import (
     best_workers,
@@ -17,6 +17,7 @@ from feedline.profile.gains import (
     less_work,
     without_collate,
 )
+from feedline.profile.lanes import WorkerLanes, WorkerStage
 from feedline.text import as_bytes, as_ms, as_ratio, as_share
 from feedline.throughput.step_model import StepLoad
 from feedline.throughput.thresholds import THRESHOLDS

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from feedline.profile.facts import LEAST_MS, RunFacts
+from feedline.profile.facts import RunFacts, StepMeans
 from feedline.profile.finding import DEFECT, Finding, rule
 from feedline.profile.gains import Change, gain_of, gain_of_saved, without_core_ms
+from feedline.profile.lanes import LEAST_MS
 from feedline.text import as_bytes, as_ms, as_share, plural
 from feedline.throughput.step_model import StepLoad
 from feedline.throughput.thresholds import THRESHOLDS
@@ -228,17 +229,15 @@ def slow_rank(facts: RunFacts) -> Finding | None:
         return None
     ranks = [each for each in facts.run.ranks if each.compute.count]
     ranks.sort(key=lambda each: (each.rank != slow.rank, each.rank))
-    lines = [
-        f"rank {each.rank} ({each.host}) waits {as_ms(each.wait.total_ms / each.compute.count)} a "
-        f"step"
-        + (
-            ""
-            if each.compute_cpu_ms is None
-            else f" and computes on a core for {as_ms(each.compute_cpu_ms / each.compute.count)}"
-        )
-        + (f"; its workers need {as_ms(each.tasks_ms / each.tasks)} a task" if each.tasks else "")
-        for each in ranks[:4]
-    ]
+    lines = []
+    for each in ranks[:4]:
+        means = StepMeans(each)
+        line = f"rank {each.rank} ({each.host}) waits {as_ms(means.wait_ms)} a step"
+        if means.compute_cpu_ms is not None:
+            line += f" and computes on a core for {as_ms(means.compute_cpu_ms)}"
+        if each.tasks:
+            line += f"; its workers need {as_ms(each.tasks_ms / each.tasks)} a task"
+        lines.append(line)
     return Finding(
         rule="slow-rank",
         cause=f"Rank {slow.rank} has slow {slow.part}, and all other ranks wait for it in each "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from feedline.profile.facts import RunFacts, WorkerLanes
+from feedline.profile.facts import RunFacts
 from feedline.profile.finding import DEFECT, Finding, rule, work_rule
 from feedline.profile.gains import (
     best_workers,
@@ -13,6 +13,7 @@ from feedline.profile.gains import (
     gain_of_saved,
     step_load,
 )
+from feedline.profile.lanes import WorkerLanes
 from feedline.text import as_bytes, as_ms, as_share, plural
 from feedline.throughput.step_model import StepLoad, with_workers
 from feedline.throughput.thresholds import THRESHOLDS
