@@ -32,18 +32,13 @@ _PhaseKey: TypeAlias = "tuple[int | None, int | None]"  # image size in pixels, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratio:
-    """Speed of the second run relative to the first.
+    """Speed of the second run relative to the first."""
 
-    Args:
-        times: rate of the second run / rate of the first.
-        low: lower end of the 95% interval, from the variation within each run; None if a run was
-            too short.
-        high: upper end.
-    """
-
-    times: float
+    times: float  # rate of the second run / rate of the first
     low: float | None
-    high: float | None
+    """Lower end of the 95% interval, from the variation within each run; None if a run was too
+    short."""
+    high: float | None  # upper end
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
@@ -53,51 +48,33 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhasePair:
-    """A phase of both runs. Rates are images/s, None if not measured.
+    """A phase of the first and the second run. Rates are images/s, None if not measured."""
 
-    Args:
-        image_size: in pixels.
-        batch_size: samples of a batch.
-        rates: within passes, of the first and the second run.
-        wait_pct: data wait in percent of the steps, of the first and the second run.
-        ratio: of the rates.
-    """
-
-    image_size: int | None
+    image_size: int | None  # in pixels
     batch_size: int | None
-    rates: tuple[float | None, float | None]
-    wait_pct: tuple[float | None, float | None]
-    ratio: Ratio | None
+    rates: tuple[float | None, float | None]  # within passes
+    wait_pct: tuple[float | None, float | None]  # data wait in percent of the steps
+    ratio: Ratio | None  # of the rates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Comparison of two runs.
-
-    Args:
-        status: exit status: 0 as fast or faster, 1 slower beyond the spread, 3 inconclusive, 4 not
-            comparable because other programs disturbed a run.
-        said: the result in a sentence.
-        bound: how far each is input-bound.
-        rates: images/s of each whole run, for phases in the proportions of the first run.
-        ratio: of these.
-        wait_pct: data wait in percent of the time.
-        time_split_s: parts of the time of each.
-        phases: each phase.
-        changed: differences in settings, loader and software: name, first, second.
-        notes: remarks on the comparison.
-    """
+    """Comparison of a first and a second run."""
 
     status: int
-    said: str
+    """Exit status: 0 as fast or faster, 1 slower beyond the spread, 3 inconclusive, 4 not
+    comparable because other programs disturbed a run."""
+    said: str  # the result in a sentence
     bound: tuple[Bound, Bound]
     rates: tuple[float | None, float | None]
-    ratio: Ratio | None
-    wait_pct: tuple[float | None, float | None]
+    """Images/s of each whole run, for phases in the proportions of the first run."""
+    ratio: Ratio | None  # of these
+    wait_pct: tuple[float | None, float | None]  # data wait in percent of the time
     time_split_s: tuple[dict[TimePart, float | None], dict[TimePart, float | None]]
     phases: list[PhasePair]
     changed: list[tuple[str, str, str]]
-    notes: list[str]
+    """Differences in settings, loader and software: name, first, second."""
+    notes: list[str]  # remarks on the comparison
 
 
 def compare(first: ReportData, second: ReportData) -> Comparison:

@@ -61,10 +61,10 @@ def _findings(facts: RunFacts) -> list[Finding]:
     by weight. A gain below a tenth of what is possible does not explain the run: then the largest
     part of the work comes first.
     """
-    found = [(each, weight) for look, weight in RULES if (each := look(facts)) is not None]
     unique: dict[str, tuple[Finding, float]] = {}
-    for each, weight in found:
-        unique.setdefault(each.rule, (each, weight))
+    for look, weight in RULES:
+        if (each := look(facts)) is not None and _is_worth_a_change(each):
+            unique.setdefault(each.rule, (each, weight))
     by_gain = [(g.predicted - 1, w, each) for each, w in unique.values() if (g := each.gain)]
     by_gain.sort(key=lambda entry: -entry[0] * entry[1])
     least = THRESHOLDS.trivial * (possible_gain(facts) - 1) if facts.waits else 0.0
@@ -80,6 +80,17 @@ def _findings(facts: RunFacts) -> list[Finding]:
         if not others and not is_compute_bound(facts.wait_pct / 100):
             return [_unexplained_finding(facts)]
     return defects + ordered + trivial + others or [rules_step.compute_bound(facts)]
+
+
+def _is_worth_a_change(found: Finding) -> bool:
+    """Return True unless its gain is too little.
+
+    A small gain must be larger than its error: otherwise every healthy run would have a finding.
+    """
+    gain = found.gain
+    if gain is None or gain.predicted >= THRESHOLDS.sure_gain:
+        return True
+    return gain.predicted >= THRESHOLDS.min_gain and gain.low > 1.0
 
 
 def _unexplained_finding(facts: RunFacts) -> Finding:

@@ -1,18 +1,16 @@
 """Findings, the diagnosis of a run, and the registry of rules.
 
-A rule looks for one cause in the facts and returns a finding with the fix, or None. `@rule`
-registers it, and drops its findings that gain too little to be worth a change.
+A rule looks for one cause in the facts and returns a finding with the fix, or None; `@rule`
+registers it.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from feedline.text import finite
-from feedline.throughput.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from feedline.profile.facts import RunFacts
@@ -194,9 +192,7 @@ RULES: list[tuple[Rule, float]] = []
 
 
 def rule(weight: float = 1.0) -> Callable[[Rule], Rule]:
-    """Register a rule. Its findings with a gain that is not worth a change are dropped.
-
-    A small gain must be larger than its error: otherwise every healthy run would have a finding.
+    """Register a rule.
 
     Args:
         weight: of its gain in the order of findings; below 1 for a fix that needs other data,
@@ -204,28 +200,20 @@ def rule(weight: float = 1.0) -> Callable[[Rule], Rule]:
     """
 
     def register(look: Rule) -> Rule:
-        @functools.wraps(look)
-        def worth(facts: RunFacts) -> Finding | None:
-            found = look(facts)
-            gain = found.gain if found is not None else None
-            if gain is None or gain.predicted >= THRESHOLDS.sure_gain:
-                return found
-            return found if gain.predicted >= THRESHOLDS.min_gain and gain.low > 1.0 else None
-
-        RULES.append((worth, weight))
-        return worth
+        RULES.append((look, weight))
+        return look
 
     return register
 
 
-def work_rule(weight: float = 1.0) -> Callable[[WorkRule], Rule]:
+def work_rule(weight: float = 1.0) -> Callable[[WorkRule], WorkRule]:
     """Register a rule for runs whose steps wait, and whose workers were measured; see `rule`."""
 
-    def register(look: WorkRule) -> Rule:
-        @functools.wraps(look)
+    def register(look: WorkRule) -> WorkRule:
+        @rule(weight)
         def waiting(facts: RunFacts) -> Finding | None:
             return look(facts, facts.lanes) if facts.lanes is not None and facts.waits else None
 
-        return rule(weight)(waiting)
+        return look
 
     return register

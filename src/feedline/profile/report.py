@@ -394,21 +394,13 @@ _ALWAYS = ("wait", "copy", "compute")
 
 @dataclass(frozen=True, slots=True)
 class PartOfTime:
-    """Part of a run's time.
-
-    Args:
-        key: of `Diagnosis.time_split_s`.
-        name: printed name.
-        seconds: its time, as text.
-        step_ms: its time in a mean step, as text; "" if it is not part of a step.
-        share: of the whole, 0 to 1; None if not measured.
-    """
+    """Part of a run's time, as it is printed."""
 
     key: TimePart
     name: str
-    seconds: str
-    step_ms: str
-    share: float | None
+    seconds: str  # with their unit
+    step_ms: str  # its time in a mean step; "" if it is not part of a step
+    share: float | None  # of the whole, 0 to 1; None if not measured
 
 
 def part_shares(split_s: Mapping[TimePart, float | None]) -> dict[TimePart, float | None]:
@@ -477,21 +469,13 @@ def describe_throughput(diagnosis: Diagnosis) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class LimitCheck:
-    """Limit, and if a run respects it.
+    """Limit, and if a run respects it."""
 
-    Args:
-        name: "wait_pct" or "images_per_s".
-        limit: the limit.
-        measured: the figure; None if not measured.
-        passed: None if it cannot be decided.
-        said: the result in a sentence.
-    """
-
-    name: str
+    name: str  # "wait_pct" or "images_per_s"
     limit: float
-    measured: float | None
-    passed: bool | None
-    said: str
+    measured: float | None  # None if not measured
+    passed: bool | None  # None if it cannot be decided
+    said: str  # the result in a sentence
 
 
 def check_limits(

@@ -135,8 +135,7 @@ def _holds_samples(disk_bytes: float, read: Pass) -> bool:
 
 
 @work_rule(2)
-def slow_storage(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
-    """Workers wait: for a disk, or for something that the kernel's counters do not tell."""
+def _slow_storage(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     if _first_epoch_only(facts) is not None:
         return None
     waiting = _blocked(lanes)
@@ -177,8 +176,7 @@ def slow_storage(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
 
 
 @rule(2)
-def cold_cache(facts: RunFacts) -> Finding | None:
-    """The first epoch reads from the disk, later ones from memory."""
+def _cold_cache(facts: RunFacts) -> Finding | None:
     lanes = facts.lanes
     gain = _first_epoch_only(facts)
     if gain is None or lanes is None:
@@ -235,8 +233,7 @@ def _first_epoch_only(facts: RunFacts) -> Gain | None:
 
 
 @work_rule(0.5)
-def unfused_pipeline(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
-    """A pipeline that feedline could compile runs step by step."""
+def _unfused_pipeline(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     loader, steps, decode = facts.loader, lanes.of(*_FUSED), lanes.of("read and decode").cpu_ms
     if loader.fused or loader.uncompiled or decode <= 0 or lanes.of(*_RESIZING).ms <= 0:
         return None
@@ -261,8 +258,7 @@ def unfused_pipeline(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
 
 
 @rule(DEFECT)
-def uncompiled_transform(facts: RunFacts) -> Finding | None:
-    """The transform of a folder of images runs uncompiled, though feedline could compile it."""
+def _uncompiled_transform(facts: RunFacts) -> Finding | None:
     lanes, loader = facts.lanes, facts.loader
     if not loader.uncompiled or not facts.waits:
         return None
@@ -279,8 +275,7 @@ def uncompiled_transform(facts: RunFacts) -> Finding | None:
 
 
 @work_rule(0.3)
-def decode_bound(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
-    """Decoding takes most of the workers' time, and smaller copies would reduce it."""
+def _decode_bound(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     return _decoding(facts, lanes, _MUCH)
 
 
@@ -314,8 +309,7 @@ def _decoding(facts: RunFacts, lanes: WorkerLanes, much: float) -> Finding | Non
 
 
 @work_rule(2)
-def slow_transform(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
-    """One step of the transform, or opening a file, takes much of the workers' time."""
+def _slow_transform(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     opening = lanes.of("open")
     if opening.cpu_ms >= max(_SOME * lanes.own_ms, opening.blocked_ms):
         name = f"{_dataset(facts)}, before decoding,"
@@ -377,32 +371,7 @@ def _slow_code(
 
 
 @work_rule(2)
-def slow_samples(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
-    """A few samples take many times as long as the others, and delay whole batches."""
-    tail = lanes.tail
-    if tail is None:
-        return None
-    # On a busy machine any sample may be slow: it may have waited for a core all that time.
-    share = min(1.0, (tail.excess_ms - lanes.queued_ms) / lanes.own_ms)
-    if share < _SOME:
-        return None
-    named = [each for each in facts.run.slowest if each.ms > 4 * tail.usual_ms][:3]
-    which = ", ".join(f"{each.name} ({as_ms(each.ms)})" for each in named)
-    return Finding(
-        rule="slow-samples",
-        cause="A few samples take far longer than the others, and whole batches wait for them.",
-        evidence=f"{as_share(tail.share)} of the samples take {as_ms(tail.slow_ms)}, the others "
-        f"{as_ms(tail.usual_ms)}: {as_share(share)} of the workers' time"
-        + (f"; the slowest: {which}" if which else ""),
-        fix="Check these samples: files that are too large, damaged or on slow storage. Convert "
-        "them to the size that training needs, or leave them out.",
-        gain=gain_of(facts, less_work(facts, lanes.cpu_ms * share, lanes.blocked_ms * share)),
-    )
-
-
-@work_rule(2)
-def cpu_mix(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
-    """Batches are mixed, or augmented by several steps, on the CPU."""
+def _cpu_mix(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     mixing = lanes.of("mix: ")
     collate = facts.loader.collate
     if not mixing.ms and any(word in collate.lower() for word in _MIXING):
@@ -428,8 +397,7 @@ def cpu_mix(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
 
 
 @work_rule(2)
-def collate(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
-    """Collating samples takes a large share of the workers' time."""
+def _collate(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     stage = lanes.of("collate", "pack")
     own = facts.loader.collate
     # Mixing, and floats that are only stacked, are findings of their own.
@@ -452,8 +420,7 @@ def collate(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
 
 
 @rule(0.5)
-def float_copy(facts: RunFacts) -> Finding | None:
-    """Images are sent as floats: more bytes to convert, stack, hand over and copy."""
+def _float_copy(facts: RunFacts) -> Finding | None:
     if not _sends_floats(facts):
         return None
     copied = (facts.copy_ms or 0.0) if facts.device else 0.0

@@ -19,8 +19,7 @@ _PAGEABLE_BYTES_PER_MS = 2e6  # half of PCIe 3.0 x4: pageable memory is staged b
 
 
 @rule(2.5)
-def cpu_quota(facts: RunFacts) -> Finding | None:
-    """The machine has more cores than this process may use, and these are used up."""
+def _cpu_quota(facts: RunFacts) -> Finding | None:
     machine = facts.run.machine
     may = machine.usable_cores * max(1, machine.shared_by)
     if machine.usable_cores <= 0 or may >= machine.cores:
@@ -77,8 +76,7 @@ def _with_cores(cores: int) -> Change:
 
 
 @rule(0.3)
-def busy_machine(facts: RunFacts) -> Finding | None:
-    """Other programs use the cores that workers or the training process are ready to use."""
+def _busy_machine(facts: RunFacts) -> Finding | None:
     lanes, cores = facts.lanes, plural(facts.cores, "core")
     of_workers = lanes.crowding if lanes is not None else 1.0
     lost_ms = 0.0
@@ -118,8 +116,7 @@ def busy_machine(facts: RunFacts) -> Finding | None:
 
 
 @rule(DEFECT)
-def noisy_threads(facts: RunFacts) -> Finding | None:
-    """Libraries start threads in each worker, or more in the trainer than there are cores."""
+def _noisy_threads(facts: RunFacts) -> Finding | None:
     lanes, workers, use = facts.lanes, facts.workers, facts.run.use
     threads = use.worker_threads or 0
     crowded = threads > _OWN_THREADS and workers * (threads - _OWN_THREADS + 1) > facts.cores
@@ -150,8 +147,7 @@ def noisy_threads(facts: RunFacts) -> Finding | None:
 
 
 @rule()
-def new_shape(facts: RunFacts) -> Finding | None:
-    """The first steps at another image size take far longer than those after them."""
+def _new_shape(facts: RunFacts) -> Finding | None:
     late = [phase for phase in facts.phases if phase.number > 0 and phase.first_excess_steps]
     if not late:
         return None
@@ -174,8 +170,7 @@ def new_shape(facts: RunFacts) -> Finding | None:
 
 
 @rule()
-def host_bound(facts: RunFacts) -> Finding | None:
-    """The device waits for the host: for Python, and for kernels to be launched."""
+def _host_bound(facts: RunFacts) -> Finding | None:
     busy, own = facts.run.use.gpu_busy, facts.compute_cpu_ms
     # A thread that waits for its device spins on a core, as in .item(): only an idle device
     # distinguishes launching from that.
@@ -195,8 +190,7 @@ def host_bound(facts: RunFacts) -> Finding | None:
 
 
 @rule()
-def unpinned_copy(facts: RunFacts) -> Finding | None:
-    """Batches are in pageable memory, so a copy to the device blocks the step."""
+def _unpinned_copy(facts: RunFacts) -> Finding | None:
     unpinned = [phase for phase in facts.phases if phase.passes[-1].pinned is False]
     if not facts.device or not unpinned or facts.bytes < THRESHOLDS.large_batch_bytes:
         return None
@@ -222,8 +216,7 @@ def unpinned_copy(facts: RunFacts) -> Finding | None:
 
 
 @rule(2)
-def slow_rank(facts: RunFacts) -> Finding | None:
-    """One rank makes the others wait: for its batches, or for its computing."""
+def _slow_rank(facts: RunFacts) -> Finding | None:
     slow = facts.slow_rank
     if slow is None or slow.excess_ms < THRESHOLDS.data_wait * facts.step_ms:
         return None

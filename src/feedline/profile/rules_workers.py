@@ -1,4 +1,4 @@
-"""Rules on workers and batches: their number, their starts, and the path from worker to step."""
+"""Rules on workers and batches: number, starts, slow samples, and the path from worker to step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from feedline.profile.gains import (
     gain_of,
     gain_of_more_workers,
     gain_of_saved,
+    less_work,
     step_load,
 )
 from feedline.profile.lanes import WorkerLanes
@@ -18,14 +19,13 @@ from feedline.text import as_bytes, as_ms, as_share, plural
 from feedline.throughput.step_model import StepLoad, with_workers
 from feedline.throughput.thresholds import THRESHOLDS
 
-__all__ = ["too_few_workers"]
+__all__: list[str] = []
 
 _DEEP = 16  # batches ahead: more do not help against stalls that are still seen
 
 
 @work_rule()
-def too_few_workers(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
-    """More workers would make batches faster, and there are cores for them."""
+def _too_few_workers(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     now = facts.workers
     idle = now and (lanes.busy < THRESHOLDS.at_work or lanes.idle_workers)
     best = best_workers(facts)
@@ -56,8 +56,7 @@ def too_few_workers(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
 
 
 @rule()
-def no_workers(facts: RunFacts) -> Finding | None:
-    """An iterable makes its batches in the training thread."""
+def _no_workers(facts: RunFacts) -> Finding | None:
     hand, measured = facts.hand_cpu_ms or 0.0, facts.lanes is not None or facts.worker_processes
     if facts.loader.kind != "other" or measured or not facts.waits:
         return None
@@ -78,8 +77,7 @@ def no_workers(facts: RunFacts) -> Finding | None:
 
 
 @work_rule(2)
-def uneven_workers(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
-    """Batches come from a few workers, and the others have no data."""
+def _uneven_workers(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     if not lanes.idle_workers:
         return None
     return Finding(
@@ -94,9 +92,31 @@ def uneven_workers(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     )
 
 
+@work_rule(2)
+def _slow_samples(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
+    tail = lanes.tail
+    if tail is None:
+        return None
+    # On a busy machine any sample may be slow: it may have waited for a core all that time.
+    share = min(1.0, (tail.excess_ms - lanes.queued_ms) / lanes.own_ms)
+    if share < THRESHOLDS.some_work:
+        return None
+    named = [each for each in facts.run.slowest if each.ms > 4 * tail.usual_ms][:3]
+    which = ", ".join(f"{each.name} ({as_ms(each.ms)})" for each in named)
+    return Finding(
+        rule="slow-samples",
+        cause="A few samples take far longer than the others, and whole batches wait for them.",
+        evidence=f"{as_share(tail.share)} of the samples take {as_ms(tail.slow_ms)}, the others "
+        f"{as_ms(tail.usual_ms)}: {as_share(share)} of the workers' time"
+        + (f"; the slowest: {which}" if which else ""),
+        fix="Check these samples: files that are too large, damaged or on slow storage. Convert "
+        "them to the size that training needs, or leave them out.",
+        gain=gain_of(facts, less_work(facts, lanes.cpu_ms * share, lanes.blocked_ms * share)),
+    )
+
+
 @rule()
-def too_many_workers(facts: RunFacts) -> Finding | None:
-    """More workers than cores need time to start, memory, and cores of the step."""
+def _too_many_workers(facts: RunFacts) -> Finding | None:
     lanes, now, cores = facts.lanes, facts.workers, facts.cores
     if lanes is None or now <= cores or lanes.blocked_share > THRESHOLDS.mostly_blocked:
         return None
@@ -125,8 +145,7 @@ def too_many_workers(facts: RunFacts) -> Finding | None:
 
 
 @rule(DEFECT)
-def workers_restarted(facts: RunFacts) -> Finding | None:
-    """Workers die, or each epoch starts new ones."""
+def _workers_restarted(facts: RunFacts) -> Finding | None:
     deaths = facts.run.use.worker_deaths
     if deaths:
         return Finding(
@@ -152,8 +171,7 @@ def workers_restarted(facts: RunFacts) -> Finding | None:
 
 
 @rule(2)
-def loader_rebuilt(facts: RunFacts) -> Finding | None:
-    """The loop builds a new loader for each epoch or each image size."""
+def _loader_rebuilt(facts: RunFacts) -> Finding | None:
     if facts.rebuilds <= 0:
         return None
     sizes = {phase.image_size for phase in facts.phases}
@@ -180,8 +198,7 @@ def _refill_ms(facts: RunFacts) -> float:
 
 
 @rule(2)
-def small_batch(facts: RunFacts) -> Finding | None:
-    """Batches are so small that the fixed cost of a batch is most of the step."""
+def _small_batch(facts: RunFacts) -> Finding | None:
     lanes, samples = facts.lanes, facts.samples
     if not facts.waits or not facts.tiny or not samples:
         return None
@@ -217,8 +234,7 @@ def _hand_over_limits(facts: RunFacts, lanes: WorkerLanes) -> bool:
 
 
 @work_rule(2)
-def hand_over(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
-    """Batches are made in time, but taking them over uses the step's time."""
+def _hand_over(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     hand = facts.hand_cpu_ms
     if not facts.workers or hand is None or facts.tiny:
         return None
@@ -257,8 +273,7 @@ def hand_over(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
 
 
 @work_rule()
-def shallow_prefetch(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
-    """Workers are fast enough on average, but too few batches are ready when one takes longer."""
+def _shallow_prefetch(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     ahead = facts.ahead
     if not facts.workers or ahead >= _DEEP:
         return None
@@ -302,8 +317,7 @@ def _largest_batch(facts: RunFacts) -> float:
 
 
 @rule(DEFECT)
-def shared_memory(facts: RunFacts) -> Finding | None:
-    """torch's ready batches nearly fill /dev/shm: a larger batch would crash a worker."""
+def _shared_memory(facts: RunFacts) -> Finding | None:
     room, largest = facts.run.use.shared_memory_bytes, _largest_batch(facts)
     if facts.loader.kind != "torch" or not facts.workers or not room:
         return None
