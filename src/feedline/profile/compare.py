@@ -168,11 +168,11 @@ def _phases_of(run: ReportData) -> dict[_PhaseKey, _Phase]:
             images = float(phase.steps * (phase.batch_size or 1))
             seconds = images / (phase.images_per_s or math.nan)
             wait_pct = math.nan if phase.wait_pct is None else phase.wait_pct
-            key, new = (
-                (phase.image_size, phase.batch_size),
-                (images, seconds, seconds * wait_pct / 100),
+            key = phase.image_size, phase.batch_size
+            own = found.get(key, _Phase(0.0, 0.0, 0.0))
+            found[key] = _Phase(
+                own.images + images, own.seconds + seconds, own.waited_s + seconds * wait_pct / 100
             )
-            found[key] = _Phase(*map(sum, zip(found.get(key, (0.0, 0.0, 0.0)), new, strict=True)))
     return found
 
 

@@ -7,7 +7,6 @@ measured; no figure is infinite or NaN, whatever the run contains.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -45,7 +44,7 @@ class _PassMeans(StepMeans):
     """Part of the computing that a few steps took beyond the median step, because the model was
     evaluated or saved. No loader changes that."""
 
-    def __init__(self, passes: Sequence[Pass]) -> None:
+    def __init__(self, passes: list[Pass]) -> None:
         self.passes, self.total = passes, Pass(loader=0, epoch=0, passes=0)
         for each in passes:
             self.total.add(each)
@@ -65,7 +64,7 @@ class _PassMeans(StepMeans):
 class PhaseFacts(_PassMeans):
     """Steps of one image size and batch size in means; at least one."""
 
-    def __init__(self, run: Run, passes: Sequence[Pass], number: int) -> None:
+    def __init__(self, run: Run, passes: list[Pass], number: int) -> None:
         super().__init__(passes)
         self.number = number  # index of the first pass in the run
         self.image_size = passes[0].image_size  # in pixels; None if not images of one size

@@ -49,7 +49,7 @@ def step_load(facts: RunFacts, phase: PhaseFacts) -> StepLoad:
     lanes = facts.lanes
     work = phase.work_ms if phase.work_ms is not None else (lanes.work_ms if lanes else 0.0)
     cpu = blocked = beside = 0.0
-    if lanes is not None and lanes.work_ms > 0:
+    if lanes is not None:
         cpu = work * lanes.cpu_ms * lanes.crowding / lanes.work_ms
         blocked = work * lanes.blocked_ms / lanes.work_ms
         if lanes.all_cpu_ms is not None and facts.workers:
@@ -181,11 +181,9 @@ def gain_of(
     starts_ms: float | None = None,
     at_least: bool = False,
 ) -> Gain:
-    """Predict the speedup of a run after a change.
+    """Predict the speedup of a run after a change of the load.
 
     Args:
-        facts: of the run.
-        change: effect on the load.
         starts_ms: time of the starts of passes after the change; None: unchanged.
         at_least: the fix also saves time that is not in the model.
     """

@@ -252,32 +252,28 @@ def build_report(
 def _ranks(run: Run, diagnosis: Diagnosis) -> list[RankSummary]:
     is_finding = any(finding.rule == "slow-rank" for finding in diagnosis.findings)
     slow = find_slow_rank(run) if is_finding else None
-
-    summaries = []
-    for each in run.ranks:
-        if each.compute.count:
-            means = StepMeans(each)
-            summary = RankSummary(
-                rank=each.rank,
-                host=encodable(each.host),
-                steps=means.steps,
-                step_ms=means.step_ms,
-                wait_ms=means.wait_ms,
-                on_core_ms=means.compute_cpu_ms,
-                worker_ms=means.of_step(each.tasks_ms) if each.tasks else None,
-                slow=slow.part if slow and slow.rank == each.rank else "",
-            )
-            summaries.append(summary)
-    return summaries
+    return [
+        RankSummary(
+            rank=each.rank,
+            host=encodable(each.host),
+            steps=means.steps,
+            step_ms=means.step_ms,
+            wait_ms=means.wait_ms,
+            on_core_ms=means.compute_cpu_ms,
+            worker_ms=means.of_step(each.tasks_ms) if each.tasks else None,
+            slow=slow.part if slow and slow.rank == each.rank else "",
+        )
+        for each in run.ranks
+        if (means := StepMeans(each)).steps
+    ]
 
 
 def _slowest(samples: Sequence[SlowSample]) -> list[SlowSample]:
     """Remove duplicate samples and sort them, slowest first."""
-    unique: dict[str, SlowSample] = {}
+    unique: dict[str, float] = {}
     for each in sorted(samples, key=lambda each: -each.ms):
-        name = encodable(each.name)
-        unique.setdefault(name, SlowSample(name=name, ms=each.ms))
-    return list(unique.values())
+        unique.setdefault(encodable(each.name), each.ms)
+    return [SlowSample(name=name, ms=ms) for name, ms in unique.items()]
 
 
 def rate_intervals(points: Sequence[ThroughputPoint]) -> list[RateInterval]:
@@ -457,14 +453,14 @@ def describe_throughput(diagnosis: Diagnosis) -> list[str]:
         return ["The compute-bound throughput was not measured."]
     bound, now = finite(found.images_per_s), finite(diagnosis.images_per_s)
     times = f", {as_ratio(bound / now)} as fast" if bound is not None and now else ""
-    lines = [f"Now {as_rate(now)}; compute-bound {as_rate(bound)}{times}."]
-    for source, rate in (
-        ("Storage alone delivers", found.storage_images_per_s),
-        ("Workers alone, with all data in memory, make", found.workers_images_per_s),
-    ):
-        if rate is not None:
-            lines.append(f"{source} {as_rate(rate)}.")
-    return lines
+    alone = {
+        "Storage alone delivers": found.storage_images_per_s,
+        "Workers alone, with all data in memory, make": found.workers_images_per_s,
+    }
+    return [
+        f"Now {as_rate(now)}; compute-bound {as_rate(bound)}{times}.",
+        *(f"{source} {as_rate(rate)}." for source, rate in alone.items() if rate is not None),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

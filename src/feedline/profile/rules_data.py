@@ -19,11 +19,10 @@ from feedline.profile.gains import (
 )
 from feedline.profile.lanes import WorkerLanes, WorkerStage
 from feedline.text import as_bytes, as_ms, as_ratio, as_share
-from feedline.throughput.step_model import StepLoad
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.timing.run import Pass
 
-__all__ = ["largest_part"]
+__all__ = ["CONVERTING", "device_caveat", "largest_part", "sends_floats"]
 
 _MUCH, _SOME = THRESHOLDS.much_work, THRESHOLDS.some_work
 
@@ -32,7 +31,7 @@ _OWN_CODE = ("dataset", "before the transform")
 _RESIZING = ("transform: RandomResizedCrop", "transform: Resize", "transform: SmallestMaxSize")
 _OF_PIXELS = ("decode", "read", "before the transform", *_RESIZING, "resize")
 """Stages whose time is proportional to the pixels of the stored image."""
-_CONVERTING = (
+CONVERTING = (
     "transform: ToTensor",
     "transform: ToDtype",
     "transform: ConvertImageDtype",
@@ -40,7 +39,7 @@ _CONVERTING = (
 )
 _FUSED = (
     *_RESIZING,
-    *_CONVERTING,
+    *CONVERTING,
     "read and decode",
     "before the transform",
     "transform: CenterCrop",
@@ -79,8 +78,7 @@ _AUGMENTING = (
 
 
 def _without(facts: RunFacts, stage: WorkerStage, *, at_least: bool = False) -> Gain:
-    change = less_work(facts, stage.cpu_ms, stage.blocked_ms)
-    return gain_of(facts, change, at_least=at_least)
+    return gain_of(facts, less_work(facts, stage.cpu_ms, stage.blocked_ms), at_least=at_least)
 
 
 def _smaller_copies(facts: RunFacts) -> str:
@@ -100,7 +98,7 @@ def _smaller_copies(facts: RunFacts) -> str:
     )
 
 
-def _to_the_device(facts: RunFacts) -> str:
+def device_caveat(facts: RunFacts) -> str:
     """Caveat for moving work to a device if none was used."""
     if facts.device:
         return ""
@@ -371,6 +369,29 @@ def _slow_code(
 
 
 @work_rule(2)
+def _slow_samples(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
+    tail = lanes.tail
+    if tail is None:
+        return None
+    # On a busy machine any sample may be slow: it may have waited for a core all that time.
+    share = min(1.0, (tail.excess_ms - lanes.queued_ms) / lanes.own_ms)
+    if share < _SOME:
+        return None
+    named = [each for each in facts.run.slowest if each.ms > 4 * tail.usual_ms][:3]
+    which = ", ".join(f"{each.name} ({as_ms(each.ms)})" for each in named)
+    return Finding(
+        rule="slow-samples",
+        cause="A few samples take far longer than the others, and whole batches wait for them.",
+        evidence=f"{as_share(tail.share)} of the samples take {as_ms(tail.slow_ms)}, the others "
+        f"{as_ms(tail.usual_ms)}: {as_share(share)} of the workers' time"
+        + (f"; the slowest: {which}" if which else ""),
+        fix="Check these samples: files that are too large, damaged or on slow storage. Convert "
+        "them to the size that training needs, or leave them out.",
+        gain=gain_of(facts, less_work(facts, lanes.cpu_ms * share, lanes.blocked_ms * share)),
+    )
+
+
+@work_rule(2)
 def _cpu_mix(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     mixing = lanes.of("mix: ")
     collate = facts.loader.collate
@@ -391,7 +412,7 @@ def _cpu_mix(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
         evidence=f"{name} takes {as_ms(mixing.ms)} of {as_ms(lanes.own_ms)} for a batch "
         f"({as_share(mixing.ms / lanes.own_ms)})",
         fix=f"Run {name} on the device, in the training loop, on the whole batch: "
-        "torchvision.transforms.v2 accepts tensors on the device." + _to_the_device(facts),
+        "torchvision.transforms.v2 accepts tensors on the device." + device_caveat(facts),
         gain=gain_of(facts, change),
     )
 
@@ -401,7 +422,7 @@ def _collate(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     stage = lanes.of("collate", "pack")
     own = facts.loader.collate
     # Mixing, and floats that are only stacked, are findings of their own.
-    other = any(word in own.lower() for word in _MIXING) or (not own and _sends_floats(facts))
+    other = any(word in own.lower() for word in _MIXING) or (not own and sends_floats(facts))
     if stage.ms < _MUCH * lanes.own_ms or other or facts.tiny:
         return None
     return Finding(
@@ -419,76 +440,6 @@ def _collate(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     )
 
 
-@rule(0.5)
-def _float_copy(facts: RunFacts) -> Finding | None:
-    if not _sends_floats(facts):
-        return None
-    copied = (facts.copy_ms or 0.0) if facts.device else 0.0
-    # `feedline train` sends pixels where it can; its user has no argument to set.
-    if facts.run.settings or (not facts.waits and copied < THRESHOLDS.data_wait * facts.step_ms):
-        return None
-    lanes, value_bytes = facts.lanes, _value_bytes(facts)
-    less = 1 - 1 / value_bytes
-    cpu = blocked = converting = 0.0
-    if lanes is not None:
-        scaled = lanes.of(*_CONVERTING, "collate", "pack")
-        converting = lanes.of(*_CONVERTING).ms
-        # torchvision's and albumentations' Normalize moves to the device, where it costs nothing.
-        gone = lanes.of("transform: Normalize")
-        cpu = less * scaled.cpu_ms + gone.cpu_ms
-        blocked = less * scaled.blocked_ms + gone.blocked_ms
-    reduce = less_work(facts, cpu, blocked)
-
-    def change(load: StepLoad) -> StepLoad:
-        own = reduce(load)
-        parts = ("hand_ms", "hand_cpu_ms", "beside_cpu_ms", *(("copy_ms",) if copied else ()))
-        return replace(own, **{name: (1 - less) * getattr(own, name) for name in parts})
-
-    return Finding(
-        rule="float-copy",
-        cause=f"Images are sent to the step as floats: {value_bytes} times the bytes of uint8 "
-        "pixels.",
-        evidence=f"{as_bytes(facts.bytes)} a batch, {as_share(facts.float_share)} of it images "
-        "as floats"
-        + (
-            f"; as pixels, workers would save {as_ms(cpu + blocked)} of {as_ms(lanes.own_ms)}"
-            if lanes and cpu + blocked > 0
-            else ""
-        )
-        + (f"; a step waits {as_ms(copied)} for copies" if copied else ""),
-        fix=_as_pixels(facts) + _to_the_device(facts),
-        # Conversions in the dataset's own code are not timed.
-        gain=gain_of(facts, change, at_least=lanes is not None and not converting),
-    )
-
-
-def _sends_floats(facts: RunFacts) -> bool:
+def sends_floats(facts: RunFacts) -> bool:
+    """Return True if batches are large, and mostly images as floats."""
     return facts.bytes >= THRESHOLDS.large_batch_bytes and facts.float_share >= 0.5
-
-
-def _value_bytes(facts: RunFacts) -> int:
-    """Bytes of a channel's value: 8 of float64, otherwise 4."""
-    values = [
-        (phase.image_size or 0) ** 2 * 3 * (phase.total.samples or 0) for phase in facts.phases
-    ]
-    floats = sum(phase.total.float_bytes for phase in facts.phases)
-    return 8 if all(values) and floats > 6 * sum(values) else 4
-
-
-def _as_pixels(facts: RunFacts) -> str:
-    """Instructions for sending pixels, suited to a loader that refuses `device=`."""
-    by_hand = (
-        "Return uint8 from workers (PILToTensor instead of ToTensor, no Normalize), and normalise "
-        "on the device"
-    )
-    loader = facts.loader
-    if loader.accepts is None:
-        return f"{by_hand}; feedline.DataLoader(device=...) does that for folders of images."
-    if "device" in loader.accepts:
-        return (
-            "Pass device= to the loader: images are sent as uint8, and ToTensor and Normalize run "
-            "on the device if no step follows them."
-        )
-    if loader.uncompiled:
-        return f"{by_hand}; or have the transform compiled (uncompiled-transform) and pass device=."
-    return f"{by_hand}, in the training loop: this loader refuses device=."

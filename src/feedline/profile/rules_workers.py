@@ -1,4 +1,4 @@
-"""Rules on workers and batches: number, starts, slow samples, and the path from worker to step."""
+"""Rules on workers and batches: their number, their starts, and the path from worker to step."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from feedline.profile.gains import (
     step_load,
 )
 from feedline.profile.lanes import WorkerLanes
+from feedline.profile.rules_data import CONVERTING, device_caveat, sends_floats
 from feedline.text import as_bytes, as_ms, as_share, plural
 from feedline.throughput.step_model import StepLoad, with_workers
 from feedline.throughput.thresholds import THRESHOLDS
@@ -89,29 +90,6 @@ def _uneven_workers(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
         fix="Give each worker of an iterable dataset the same amount of data: at least as many "
         "shards as workers, divided by torch.utils.data.get_worker_info().",
         gain=gain_of(facts, lambda load: with_workers(load, facts.workers)),
-    )
-
-
-@work_rule(2)
-def _slow_samples(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
-    tail = lanes.tail
-    if tail is None:
-        return None
-    # On a busy machine any sample may be slow: it may have waited for a core all that time.
-    share = min(1.0, (tail.excess_ms - lanes.queued_ms) / lanes.own_ms)
-    if share < THRESHOLDS.some_work:
-        return None
-    named = [each for each in facts.run.slowest if each.ms > 4 * tail.usual_ms][:3]
-    which = ", ".join(f"{each.name} ({as_ms(each.ms)})" for each in named)
-    return Finding(
-        rule="slow-samples",
-        cause="A few samples take far longer than the others, and whole batches wait for them.",
-        evidence=f"{as_share(tail.share)} of the samples take {as_ms(tail.slow_ms)}, the others "
-        f"{as_ms(tail.usual_ms)}: {as_share(share)} of the workers' time"
-        + (f"; the slowest: {which}" if which else ""),
-        fix="Check these samples: files that are too large, damaged or on slow storage. Convert "
-        "them to the size that training needs, or leave them out.",
-        gain=gain_of(facts, less_work(facts, lanes.cpu_ms * share, lanes.blocked_ms * share)),
     )
 
 
@@ -337,3 +315,74 @@ def _shared_memory(facts: RunFacts) -> Finding | None:
         fix="Give the container more shared memory (`docker run --shm-size=8g`), or set a smaller "
         "prefetch_factor; feedline.DataLoader does not use /dev/shm.",
     )
+
+
+@rule(0.5)
+def _float_copy(facts: RunFacts) -> Finding | None:
+    if not sends_floats(facts):
+        return None
+    copied = (facts.copy_ms or 0.0) if facts.device else 0.0
+    # `feedline train` sends pixels where it can; its user has no argument to set.
+    if facts.run.settings or (not facts.waits and copied < THRESHOLDS.data_wait * facts.step_ms):
+        return None
+    lanes, value_bytes = facts.lanes, _value_bytes(facts)
+    less = 1 - 1 / value_bytes
+    cpu = blocked = converting = 0.0
+    if lanes is not None:
+        scaled = lanes.of(*CONVERTING, "collate", "pack")
+        converting = lanes.of(*CONVERTING).ms
+        # torchvision's and albumentations' Normalize moves to the device, where it costs nothing.
+        gone = lanes.of("transform: Normalize")
+        cpu = less * scaled.cpu_ms + gone.cpu_ms
+        blocked = less * scaled.blocked_ms + gone.blocked_ms
+    reduce = less_work(facts, cpu, blocked)
+
+    def change(load: StepLoad) -> StepLoad:
+        own = reduce(load)
+        parts = ("hand_ms", "hand_cpu_ms", "beside_cpu_ms", *(("copy_ms",) if copied else ()))
+        return replace(own, **{name: (1 - less) * getattr(own, name) for name in parts})
+
+    return Finding(
+        rule="float-copy",
+        cause=f"Images are sent to the step as floats: {value_bytes} times the bytes of uint8 "
+        "pixels.",
+        evidence=f"{as_bytes(facts.bytes)} a batch, {as_share(facts.float_share)} of it images "
+        "as floats"
+        + (
+            f"; as pixels, workers would save {as_ms(cpu + blocked)} of {as_ms(lanes.own_ms)}"
+            if lanes and cpu + blocked > 0
+            else ""
+        )
+        + (f"; a step waits {as_ms(copied)} for copies" if copied else ""),
+        fix=_as_pixels(facts) + device_caveat(facts),
+        # Conversions in the dataset's own code are not timed.
+        gain=gain_of(facts, change, at_least=lanes is not None and not converting),
+    )
+
+
+def _value_bytes(facts: RunFacts) -> int:
+    """Bytes of a channel's value: 8 of float64, otherwise 4."""
+    values = [
+        (phase.image_size or 0) ** 2 * 3 * (phase.total.samples or 0) for phase in facts.phases
+    ]
+    floats = sum(phase.total.float_bytes for phase in facts.phases)
+    return 8 if all(values) and floats > 6 * sum(values) else 4
+
+
+def _as_pixels(facts: RunFacts) -> str:
+    """Instructions for sending pixels, suited to a loader that refuses `device=`."""
+    by_hand = (
+        "Return uint8 from workers (PILToTensor instead of ToTensor, no Normalize), and normalise "
+        "on the device"
+    )
+    loader = facts.loader
+    if loader.accepts is None:
+        return f"{by_hand}; feedline.DataLoader(device=...) does that for folders of images."
+    if "device" in loader.accepts:
+        return (
+            "Pass device= to the loader: images are sent as uint8, and ToTensor and Normalize run "
+            "on the device if no step follows them."
+        )
+    if loader.uncompiled:
+        return f"{by_hand}; or have the transform compiled (uncompiled-transform) and pass device=."
+    return f"{by_hand}, in the training loop: this loader refuses device=."
