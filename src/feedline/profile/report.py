@@ -385,8 +385,6 @@ PART_NAMES: dict[TimePart, str] = {
 }
 """Printed names of the parts of a run's time."""
 
-_ALWAYS = ("wait", "copy", "compute")
-
 
 @dataclass(frozen=True, slots=True)
 class PartOfTime:
@@ -413,7 +411,7 @@ def parts_of_time(diagnosis: Diagnosis) -> list[PartOfTime]:
     made = []
     for key, name in PART_NAMES.items():
         seconds = finite(diagnosis.time_split_s.get(key))
-        if seconds or key in _ALWAYS:
+        if seconds or key in ("wait", "copy", "compute"):
             ms = None if seconds is None else 1000 * seconds
             in_step = ms is not None and steps and key not in ("starts", "between")
             step_ms = as_ms((ms or 0.0) / steps) if in_step else ""
