@@ -92,6 +92,14 @@ def _opened(worker: int) -> None:
     time.sleep(0.25)
 
 
+@situation("epoch-starts", "torch")
+def short_epochs(fixed: bool) -> Outcome:
+    """Epochs of 8 batches over persistent workers; fix: feedline.DataLoader."""
+    kind = feedline.DataLoader if fixed else DataLoader
+    loader = kind(Computed(8 * 16, 3.0), 16, num_workers=CORES, persistent_workers=True)
+    return train(loader, paced(30), epochs=15)
+
+
 @situation("workers-restarted", "torch")
 def workers_of_an_epoch(fixed: bool) -> Outcome:
     """New workers each epoch that open an archive for 0.25 s; fix: persistent_workers."""

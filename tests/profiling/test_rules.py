@@ -134,6 +134,15 @@ def test_workers_of_each_epoch_are_restarted() -> None:
     assert "workers-restarted" not in rules_of(a_run(*passes))
 
 
+def test_short_epochs_of_torch_wait_for_their_first_batches() -> None:
+    passes = [one_pass(steps=8, start=100.0, epoch=k) for k in range(10)]
+    found = finding_of(a_run(*passes, loader={"persistent_workers": True}), "epoch-starts")
+    assert found.gain is not None
+    assert found.gain.predicted == pytest.approx((80 * 50 + 900) / (80 * 50), rel=0.05)
+    for other in ({"persistent_workers": False}, {"kind": "feedline", "persistent_workers": True}):
+        assert "epoch-starts" not in rules_of(a_run(*passes, loader=other))
+
+
 def test_dead_workers_are_reported_first() -> None:
     run = a_run(SLOW, work=320.0, use={"worker_deaths": 3})
     assert first_of(run) == "workers-restarted"

@@ -134,17 +134,45 @@ def _workers_restarted(facts: RunFacts) -> Finding | None:
             fix="Check with `dmesg` if the kernel killed them because memory ran out. If not, code "
             "crashes: if one sample does it, the error or loader.skipped names it.",
         )
-    number, starts = facts.restarts - facts.rebuilds, facts.starts_ms - facts.rebuilt_ms
-    if not facts.workers or facts.loader.persistent_workers is not False or number <= 0:
+    number, starts_ms, evidence = _epoch_starts_of(facts)
+    if not number or facts.loader.persistent_workers is not False:
         return None
-    work = as_ms(facts.lanes.own_ms) if facts.lanes else "an unknown time"
     return Finding(
         rule="workers-restarted",
         cause="Each epoch starts new workers, and waits for their first batch.",
-        evidence=f"{plural(number, 'epoch')} took {as_ms(starts / number)} each to start, "
-        f"{as_share(starts / max(facts.total_ms, starts, 1.0))} of the time; a batch takes {work}",
+        evidence=evidence,
         fix="Set persistent_workers=True.",
-        gain=gain_of_saved(facts, starts - number * _refill_ms(facts)),
+        gain=gain_of_saved(facts, starts_ms - number * _refill_ms(facts)),
+    )
+
+
+@rule(0.5)
+def _epoch_starts(facts: RunFacts) -> Finding | None:
+    number, starts_ms, evidence = _epoch_starts_of(facts)
+    if not number or facts.loader.kind != "torch" or not facts.loader.persistent_workers:
+        return None
+    return Finding(
+        rule="epoch-starts",
+        cause="torch's workers have no batch ready when an epoch begins.",
+        evidence=evidence,
+        fix="Use feedline.DataLoader, whose workers make the first batches of an epoch during the "
+        "last steps of the one before; or make epochs longer.",
+        gain=gain_of_saved(facts, starts_ms),
+    )
+
+
+def _epoch_starts_of(facts: RunFacts) -> tuple[int, float, str]:
+    """Number of epochs that waited for workers, without rebuilt loaders; their waiting; evidence."""
+    number, starts_ms = facts.restarts - facts.rebuilds, facts.starts_ms - facts.rebuilt_ms
+    if number <= 0 or not facts.workers:
+        return 0, 0.0, ""
+    work = as_ms(facts.lanes.own_ms) if facts.lanes else "an unknown time"
+    return (
+        number,
+        starts_ms,
+        f"{plural(number, 'epoch')} took {as_ms(starts_ms / number)} each to start, "
+        f"{as_share(starts_ms / max(facts.total_ms, starts_ms, 1.0))} of the time; a batch takes "
+        f"{work}",
     )
 
 
