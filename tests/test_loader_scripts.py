@@ -354,7 +354,9 @@ def global_states() -> list[Any]:
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("options", [{}, {"device": "cpu"}, {"dataset": Sized(12)}], ids=repr)
+@pytest.mark.parametrize(
+    "options", [{}, {"device": "cpu"}, {"dataset": Sized(12)}], ids=["usual", "device", "rows"]
+)
 def test_a_loader_leaves_the_global_random_states_alone(
     workers: int, options: dict[str, Any], jpeg_folder: Path
 ) -> None:
