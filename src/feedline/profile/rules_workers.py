@@ -162,7 +162,7 @@ def _epoch_starts(facts: RunFacts) -> Finding | None:
 
 
 def _epoch_starts_of(facts: RunFacts) -> tuple[int, float, str]:
-    """Number of epochs that waited for workers, without rebuilt loaders; their waiting; evidence."""
+    """Number and waiting of starts over workers, without rebuilt loaders, and the evidence."""
     number, starts_ms = facts.restarts - facts.rebuilds, facts.starts_ms - facts.rebuilt_ms
     if number <= 0 or not facts.workers:
         return 0, 0.0, ""
