@@ -118,8 +118,8 @@ class StepLoad:
 
     def scaled(self, *, compute: float = 1.0, work: float = 1.0) -> StepLoad:
         """Return the load with other times of the step's own work, and of all else."""
-        times = {name: getattr(self, name) for name in self.__slots__ if name.endswith("_ms")}
-        own = ("compute_ms", "step_cpu_ms")
+        counts, own = ("workers", "cores"), ("compute_ms", "step_cpu_ms")
+        times = {name: getattr(self, name) for name in self.__slots__ if name not in counts}
         return replace(
             self, **{name: ms * (compute if name in own else work) for name, ms in times.items()}
         )
