@@ -94,9 +94,11 @@ def _opened(worker: int) -> None:
 
 @situation("epoch-starts", "torch")
 def short_epochs(fixed: bool) -> Outcome:
-    """Epochs of 8 batches over persistent workers; fix: feedline.DataLoader."""
-    kind = feedline.DataLoader if fixed else DataLoader
-    loader = kind(Computed(8 * 16, 3.0), 16, num_workers=CORES, persistent_workers=True)
+    """Epochs of 8 batches over persistent workers; fix: feedline.DataLoader(seed=0)."""
+    data, options = Computed(8 * 16, 3.0), {"num_workers": CORES, "persistent_workers": True}
+    loader: Any = DataLoader(data, 16, **options)
+    if fixed:
+        loader = feedline.DataLoader(data, 16, seed=0, **options)
     return train(loader, paced(30), epochs=15)
 
 

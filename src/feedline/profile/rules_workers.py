@@ -155,8 +155,8 @@ def _epoch_starts(facts: RunFacts) -> Finding | None:
         rule="epoch-starts",
         cause="torch's workers have no batch ready when an epoch begins.",
         evidence=evidence,
-        fix="Use feedline.DataLoader, whose workers make the first batches of an epoch during the "
-        "last steps of the one before; or make epochs longer.",
+        fix="Use feedline.DataLoader(seed=...), whose workers make the first batches of an epoch "
+        "during the last steps of the one before; or make epochs longer.",
         gain=gain_of_saved(facts, starts_ms),
     )
 

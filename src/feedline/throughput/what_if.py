@@ -168,7 +168,10 @@ def _predict_phase(rates: Rates, changes: Changes) -> PhaseEstimate:
     then_ms = math.sqrt(steps[0][0] * steps[0][1])
     error, spread = 0.0, [then_ms]
     if loads[0] != base.load:
-        error = max(base.error, THRESHOLDS.run_to_run)
+        less, more = sorted((then_ms, base.step_ms))
+        changed = 1 - less / more if more > 0 else 0.0
+        measured = max(base.error, THRESHOLDS.run_to_run)
+        error = math.hypot(measured, THRESHOLDS.model_error * changed)
         spread = [each for pair in steps for each in pair]
     load, shared = loads[0], rates.shared or 0.0
     part = bottleneck(load)
