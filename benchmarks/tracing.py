@@ -55,7 +55,8 @@ class _Pull:
         self._samples = batches_of
         before = set(psutil.Process().children(recursive=True))
         self._batches: Iterator[Any] = iter(loader)
-        next(self._batches)
+        self._workers: list[psutil.Process] = []
+        self.rates(_WARM_S)  # workers may start one after the other
         self._workers = list(set(psutil.Process().children(recursive=True)) - before)
 
     def rates(self, seconds: float) -> tuple[float, float]:
@@ -153,7 +154,6 @@ def main() -> None:
             for on in (True, False):
                 os.environ[RECORD_SWITCH] = "1" if on else "0"
                 pulls[on] = _Pull(build(on), _first_rows)
-                pulls[on].rates(_WARM_S)
             turns: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
             for number in range(options.rounds):
                 for on in (True, False) if number % 2 else (False, True):

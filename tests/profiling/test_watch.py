@@ -465,6 +465,42 @@ def test_killed_worker_raises_torch_error_and_is_recorded(tmp_path: Path) -> Non
     assert (done.stdout, done.returncode) == ("well\n", 0), done.stderr
 
 
+WORKER_KILLED_WHILE_RECORDING = """
+import gc, time, feedline, psutil
+from torch.utils.data import DataLoader
+class Trap(list):
+    armed = False
+    def __getitem__(self, key):  # called by the record of a batch
+        if Trap.armed:
+            Trap.armed = False
+            for worker in psutil.Process().children():
+                worker.kill()
+            time.sleep(60)  # until torch's handler of SIGCHLD raises
+        return super().__getitem__(key)
+watched = feedline.watch(
+    DataLoader(range(8), 1, num_workers=1, collate_fn=Trap), panel=False
+)
+batches = iter(watched)
+next(batches)
+Trap.armed = True
+try:
+    next(batches)
+except RuntimeError as error:
+    assert "killed by signal" in str(error), error
+else:
+    raise SystemExit("the error was lost")
+del batches
+gc.collect()
+assert [entry.ended for entry in watched.run.passes] == ["raised"], watched.run.passes
+print("well")
+"""
+
+
+def test_an_error_of_torch_that_interrupts_the_recording_is_raised(tmp_path: Path) -> None:
+    done = run_script(WORKER_KILLED_WHILE_RECORDING, tmp_path)
+    assert (done.stdout, done.returncode) == ("well\n", 0), done.stderr
+
+
 UNTOUCHED = """
 import multiprocessing, torch, feedline
 from torch.utils.data import DataLoader, TensorDataset

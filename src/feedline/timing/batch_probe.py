@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BatchInfo", "BatchProbe"]
+__all__ = ["BatchInfo", "BatchProbe", "is_of_signal_handler"]
 
 _MAX_PARTS = 64
 _MAX_VISITS = 256
@@ -50,9 +50,20 @@ class BatchProbe:
             self._layout = layout
             try:
                 self._seen = _inspect(batch)
-            except Exception:  # a custom class that is not a plain container
+            except Exception as error:  # of a custom class that is not a plain container
+                if is_of_signal_handler(error):
+                    raise
                 self._seen = BatchInfo()
         return self._seen
+
+
+def is_of_signal_handler(error: Exception) -> bool:
+    """Return True for an error of torch's signal handler: a worker died; it may come anywhere."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "")
+    return str(name).startswith("torch.utils.data.")
 
 
 def _layout(batch: Any) -> list[Any] | None:

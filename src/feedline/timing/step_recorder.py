@@ -1,7 +1,8 @@
 """Record of one pass of a loop, which an error of the record never stops.
 
 Guarantees: if recording fails, the error is noted in the run and logged, and the record of this
-pass ends; the loop continues.
+pass ends; the loop continues. An error of torch's signal handler, which reports a dead worker from
+any line of the main thread, is the loop's and is raised.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from feedline.errors import FeedlineError
-from feedline.timing.batch_probe import BatchProbe
+from feedline.timing.batch_probe import BatchProbe, is_of_signal_handler
 from feedline.timing.passes import PassRecord
 from feedline.timing.recorder import Recorder
 from feedline.timing.steps import DeviceClock, device_event
@@ -118,6 +119,9 @@ class StepRecorder:
             self._recorder.end(self.record, how)
 
     def _fail(self, error: Exception) -> None:
+        if is_of_signal_handler(error):
+            self.batch_failed()
+            raise error
         record, self.record, self.clock = self.record, None, None
         if record is not None:
             with contextlib.suppress(Exception):
