@@ -296,7 +296,7 @@ def _release_lock() -> None:
 
 
 _BLOCKS_AT_A_TIME, _MAX_BLOCKS = 100, 25_000
-"""Of 624 draws each, in the search for a state: 16 million draws, about 0.06 s."""
+"""Blocks of 624 draws in the search for a state: 16 million draws, about 0.06 s."""
 _SEEDED_WORD = (0x80000000).to_bytes(4, sys.byteorder)
 """First word of a state that nothing has been drawn from since the call of `random.seed`."""
 _unseeded_words = np.array(feedline._python_random_state[:-1], np.uint32).tobytes()

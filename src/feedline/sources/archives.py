@@ -277,7 +277,7 @@ def _is_valid(columns: Columns, values: Mapping[str, Any], size: int) -> bool:
 
 
 def lies_within(first: Any, length: Any, size: int) -> Any:
-    """Where a part of a file with this size lies within it; without overflow, for any int64."""
+    """True where a part lies within a file of this size; without overflow, for any int64."""
     return (first >= 0) & (first <= size) & (length >= 0) & (length <= size - first)
 
 

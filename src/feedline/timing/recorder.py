@@ -237,10 +237,8 @@ class Recorder(PassTotals):
         timings = [self._earlier]
         for _, workers in self._workers:
             timings += workers.stage_timings().values()
-        tasks, tasks_ms = (
-            sum(each.tasks for each in timings),
-            sum(each.tasks_ms for each in timings),
-        )
+        tasks = sum(each.tasks for each in timings)
+        tasks_ms = sum(each.tasks_ms for each in timings)
         disk = self.use.disk_bytes()
         tasks_before, ms_before, disk_before = self._noted
         if tasks > tasks_before:

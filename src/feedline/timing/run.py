@@ -441,7 +441,7 @@ class Run(TaskTimes):
     world_size: int = 1
     machine: Machine
     settings: dict[str, str] = field(default_factory=dict)
-    """Of the recipe, by name; empty for a custom training loop."""
+    """Settings of the recipe, by name; empty for a custom training loop."""
     loaders: list[Loader] = field(default_factory=list)  # in order of registration
     passes: list[Pass] = field(default_factory=list)
     """In order; the oldest are summed up if there are many."""
@@ -454,7 +454,7 @@ class Run(TaskTimes):
     use: ResourceUse = field(default_factory=ResourceUse)
     excerpts: list[TimelineSample] = field(default_factory=list)
     ranks: list[RankTimes] = field(default_factory=list)
-    """Of all known ranks, this one included, by rank; empty in a run of one process."""
+    """Times of all known ranks, this one included, by rank; empty in a run of one process."""
     notes: list[str] = field(default_factory=list)  # missing measurements, with reasons
 
 

@@ -57,7 +57,7 @@ class StageTimings(TaskTimes):
     timed_queued_ms: float | None = 0.0
     decoded_px: int = 0  # sum of the shorter sides of the decoded images
     stages: dict[str, StageTime] = field(default_factory=dict)
-    """Of timed tasks, by name, in order of their first run."""
+    """Stages of timed tasks, by name, in order of their first run."""
     slowest: list[tuple[float, int]] = field(default_factory=list)
     """Slowest samples, longest first: milliseconds, number."""
     latest: list[tuple[int, int]] = field(default_factory=list)
