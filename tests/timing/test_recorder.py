@@ -260,13 +260,13 @@ def test_an_exception_shows_unless_another_batch_comes() -> None:
     recorder = Recorder()
     told = Told(recorder)
     told.batch(1)
-    told.record.note_exception()
+    told.record.batch_failed()
     told.batch(1, 1)
     told.end("left")
     assert only(recorder).ended == "left"
     told = Told(recorder)
     told.batch(1)
-    told.record.note_exception()
+    told.record.batch_failed()
     told.end("left")
     assert [entry.ended for entry in recorder.run().passes] == ["left", "raised"]
 

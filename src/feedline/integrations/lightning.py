@@ -20,9 +20,9 @@ from feedline.profile.live import MetricsCallback
 from feedline.profile.loader_probe import LoaderProbe, get_probe
 from feedline.profile.save import RunOutputs
 from feedline.timing import is_recording_enabled
+from feedline.timing.passes import PassRecord
 from feedline.timing.recorder import Recorder
 from feedline.timing.run import Run
-from feedline.timing.step_recorder import StepRecorder
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -66,7 +66,7 @@ class WatchCallback(Callback):
         self.recorder = Recorder()
         self._own: DataLoader[Any] | None = None  # a loader that records itself
         self._probe: LoaderProbe | None = None
-        self._steps: StepRecorder | None = None
+        self._steps: PassRecord | None = None
         self._outputs: RunOutputs | None = None
         self._requested_ns = 0
 
@@ -98,8 +98,8 @@ class WatchCallback(Callback):
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Start a pass."""
         if self._probe is not None:
-            self._steps = StepRecorder(
-                self.recorder, self._probe.number, time.monotonic_ns(), trainer.current_epoch
+            self._steps = self.recorder.begin(
+                self._probe.number, trainer.current_epoch, time.monotonic_ns()
             )
         self._note_request()
 

@@ -19,9 +19,9 @@ from feedline.loader.engines import QUICK_NS, QUICK_STEPS
 from feedline.loader.options import Options
 from feedline.system import find_attribute
 from feedline.timing import is_recording_enabled
+from feedline.timing.passes import PassRecord
 from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import Loader
-from feedline.timing.step_recorder import StepRecorder, note_failure
 from feedline.timing.steps import StepTimer
 
 __all__ = ["Recording", "collate_name", "dataset_length", "describe_feedline_loader"]
@@ -42,7 +42,7 @@ class Recording:
     def _reset(self) -> None:
         self._owner = os.getpid()
         self.recorder = Recorder()
-        self._pass: StepRecorder | None = None
+        self._pass: PassRecord | None = None
         self._described: Loader | None = None
         self._workers = WorkerObserver()
         self._number = 0
@@ -61,15 +61,14 @@ class Recording:
             self._describe()
         except Exception as error:
             self._on, self._pass = False, None
-            note_failure(self.recorder, "the recording of the run stopped", error)
+            self.recorder.note_failure("the recording of the run stopped", error)
             return
         same, self._engine = self._engine is stream.engine, stream.engine
         on_device = stream.engine.times_steps
-        self._pass = StepRecorder(
-            self.recorder,
+        self._pass = self.recorder.begin(
             self._number,
-            began_ns,
             stream.position.current.epoch,
+            began_ns,
             device_clock=on_device,
             before=self._pass if same else None,
         )
@@ -98,18 +97,18 @@ class Recording:
         steps = self._pass
         if steps is None:
             return
-        steps.add_batch(
+        steps.note_batch(
             batch, timer.requested_ns, timer.delivered_ns, requested_cpu_ns, timer.ready_ns
         )
         if timer.step_ns > QUICK_NS:
             self._quick = max(0, self._quick - QUICK_STEPS // 4)
         elif self._may_skip:
             self._quick += 1
-            if self._quick >= QUICK_STEPS and steps.record is not None:
+            if self._quick >= QUICK_STEPS and not steps.over:
                 # After the skipped batches, one batch begins a timed step and the next ends it.
                 self._quick = QUICK_STEPS - 2
                 self.unrecorded_batches = _SKIPPED_BATCHES
-                steps.record.count_unreported(_SKIPPED_BATCHES)
+                steps.count_unreported(_SKIPPED_BATCHES)
 
     def note_exception(self) -> None:
         """Record an exception raised instead of a batch."""
@@ -119,12 +118,10 @@ class Recording:
     def end(self, how: str) -> None:
         """End the pass; see `Pass.ended`."""
         steps, unrecorded, self.unrecorded_batches = self._pass, self.unrecorded_batches, 0
-        if steps is None or steps.record is None or os.getpid() != self._owner:
-            return
-        if steps.record.over:
+        if steps is None or steps.over or os.getpid() != self._owner:
             return
         if unrecorded:
-            steps.record.count_unreported(-unrecorded)
+            steps.count_unreported(-unrecorded)
         steps.end(how)
         self._workers.remember_names()
 

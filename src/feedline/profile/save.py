@@ -33,7 +33,6 @@ from feedline.timing import is_recording_enabled
 from feedline.timing.recorder import Recorder
 from feedline.timing.run import Run
 from feedline.timing.run_file import check_folder, merge_runs, run_file, write_run
-from feedline.timing.step_recorder import note_failure
 
 __all__ = ["MAX_EVENTS", "Output", "RunOutputs", "TraceFile"]
 
@@ -229,8 +228,7 @@ class RunOutputs:
                 self.save()
             except Exception as error:
                 if not self._failed:
-                    note_failure(
-                        self._recorder,
+                    self._recorder.note_failure(
                         "saving the run at the end failed",
                         error,
                         effect="the files keep their former state",
@@ -247,7 +245,7 @@ class RunOutputs:
 
     def _note(self, what: str, error: Exception) -> None:
         self._failed = True
-        note_failure(self._recorder, what, error)
+        self._recorder.note_failure(what, error)
 
 
 def _write_run(outputs: RunOutputs | None) -> None:

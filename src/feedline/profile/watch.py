@@ -25,7 +25,6 @@ from feedline.timing import is_recording_enabled
 from feedline.timing.recorder import Recorder
 from feedline.timing.run import Run
 from feedline.timing.run_file import read_run, run_file
-from feedline.timing.step_recorder import StepRecorder
 from feedline.timing.steps import DeviceClock
 
 __all__ = ["RecordedPass", "WatchedLoader", "forget", "watch"]
@@ -280,7 +279,7 @@ class RecordedPass(WatchedPass[_T]):
         # The loop may have the only reference to this pass, and none to the loader, whose workers'
         # timings are read until the pass has ended.
         self._iterable = iterable
-        self._steps = StepRecorder(recorder, probe.number, start_ns)
+        self._steps = recorder.begin(probe.number, None, start_ns)
         self.clock = self._steps.clock
 
     def __next__(self) -> _T:

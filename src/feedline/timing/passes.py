@@ -1,32 +1,36 @@
-"""Passes of a run while they run: their steps, the throughput history and timeline samples.
+"""Passes of a run while they run: their steps, and the throughput history.
 
 Guarantees: constant memory; a step costs about two microseconds; no step is lost; values that were
 not measured are None. Sums are in the run's entries after each `flush`, which happens at least four
 times a second while batches arrive; any thread may call it. The number of points of the history is
 bounded, and each batch is in at most one.
+
+If recording fails, the error is noted in the run and logged, and the record of this pass ends; the
+loop continues. An error of torch's signal handler, which reports a dead worker from any line of the
+main thread, is the loop's and is raised.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from feedline.timing.batch_probe import BatchInfo
-from feedline.timing.run import (
-    Event,
-    Histogram,
-    Pass,
-    ThroughputPoint,
-    TimelineSample,
-    sum_known,
-    sum_or_none,
-)
+from feedline.errors import FeedlineError
+from feedline.timing.batch_probe import BatchInfo, BatchProbe, is_of_signal_handler
+from feedline.timing.run import Histogram, Pass, ThroughputPoint, sum_known, sum_or_none
 from feedline.timing.run_file import MAX_POINTS, limit_passes
-from feedline.timing.steps import Step, host_step
+from feedline.timing.steps import DeviceClock, Step, device_event, host_step
 
-__all__ = ["HostStep", "PassRecord", "PassTotals", "ThroughputRecorder", "sample_timeline"]
+__all__ = ["HostStep", "PassRecord", "PassRecorder", "ThroughputRecorder"]
+
+_log = logging.getLogger("feedline")
 
 HostStep = tuple[int, int, int, int]
 """Step as seen by the host: its number, and the times in ns at which its batch was delivered, the
@@ -39,11 +43,12 @@ _FIRST_STEPS = 8
 _MAX_PENDING = 512
 _MAX_STEPS = 512
 _MAX_SIZES = 32
+_MAX_NOTES = 20
 _FIRST_POINT_S = 0.25  # length of the first points
 
 
-class PassTotals:
-    """Entries of all passes of a run, and their totals."""
+class PassRecorder:
+    """Records the passes of a run: their entries, and the totals of all."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -57,10 +62,42 @@ class PassTotals:
         self.entries: list[Pass] = []
         self.active: list[PassRecord] = []
         self.history = ThroughputRecorder()
+        self.notes: list[str] = []
+        self._built: Counter[int] = Counter()  # loaders that were registered under each number
+        self._pass_counts: Counter[int] = Counter()  # passes over each
 
     def now_s(self) -> float:
         """Seconds since the run began."""
         return (time.monotonic_ns() - self.begun_ns) / 1e9
+
+    def begin(
+        self,
+        loader: int,
+        epoch: int | None,
+        began_ns: int,
+        *,
+        device_clock: bool | None = None,
+        before: PassRecord | None = None,
+    ) -> PassRecord:
+        """Begin a pass over a loader, whose first batch can be requested now.
+
+        Args:
+            loader: its number.
+            epoch: None counts the passes over this loader.
+            began_ns: start of the pass, on the monotonic clock.
+            device_clock: True if a device's clock calls `PassRecord.add_step`, False for the host's
+                clock; None for a clock of its own, if the program uses CUDA.
+            before: pass whose pending steps are measured before those of this one.
+        """
+        with self.lock:
+            epoch = self._pass_counts[loader] if epoch is None else epoch
+            self._pass_counts[loader] += 1
+            begun_s = (began_ns - self.begun_ns) / 1e9
+            entry = Pass(loader=loader, epoch=epoch, begun_s=begun_s, ended_s=begun_s)
+            entry.built = self._built[loader]
+            record = PassRecord(self, entry, before)
+            record.begin(began_ns, device_clock)
+            return record
 
     def enter(self, entry: Pass) -> None:
         """Add an entry of an unfinished pass."""
@@ -83,27 +120,68 @@ class PassTotals:
             for record in self.active:
                 record.flush()
 
+    def end(self, record: PassRecord, how: str) -> None:
+        """End a pass: "exhausted", "left" or "raised"."""
+        self.active = [each for each in self.active if each is not record]
+        record.close(how)
+        self.history.end(self.now_s() if how == "exhausted" else None)
+
+    def note(self, text: str) -> None:
+        """Add a note on a missing measurement."""
+        if text not in self.notes and len(self.notes) < _MAX_NOTES:
+            self.notes.append(text)
+
+    def note_failure(
+        self, what: str, error: Exception, *, effect: str = "the training continues"
+    ) -> None:
+        """Note a recording error, and log it in one line; the traceback at debug level.
+
+        `what` names the failure, `effect` its consequence for the user.
+        """
+        expected = isinstance(error, FeedlineError | OSError)  # its message is meant for users
+        message = f"{what}: {error}" if expected else f"{what}: {type(error).__name__}: {error}"
+        message = message.replace("\n", "; ")
+        self.note(message)
+        _log.warning("%s; %s", message, effect)
+        _log.debug("traceback of the failure", exc_info=error)
+
+
+def _end_on_error(method: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: an error of a method ends the record instead of the loop."""
+
+    @functools.wraps(method)
+    def wrapper(self: PassRecord, *arguments: Any) -> None:
+        if not self._failed:
+            try:
+                method(self, *arguments)
+            except Exception as error:
+                self._fail(error)
+
+    return wrapper
+
 
 class PassRecord:
     """Record of one pass, while it runs, with an entry of the run for each image size.
 
-    The first batch could be requested `opening_ms` after the start of the pass, and gives `entry`
-    its size. For `before` see `Recorder.begin`.
+    The first batch gives `entry` its size. A loop calls `batch_requested` and `batch_received`, or
+    `note_batch` if it has timed the batch itself; its errors end the record.
     """
 
-    def __init__(
-        self, totals: PassTotals, entry: Pass, opening_ms: float, before: PassRecord | None = None
-    ) -> None:
+    def __init__(self, passes: PassRecorder, entry: Pass, before: PassRecord | None) -> None:
         self.entry = entry
         self.entries = [entry]
         self.over = False
-        self.has_unreported = False  # batches are delivered without being reported
-        self._on_device = entry.device_clock
+        self.clock: DeviceClock | None = None
+        """Records steps when the device has finished them, possibly after the pass."""
+        self._passes, self._lock = passes, passes.lock
+        self._failed = False
+        self._probe = BatchProbe()
+        self._has_unreported = False  # batches are delivered without being reported
+        self._on_device = False
         self._by_size: dict[int | None, Pass] = {}
-        self._opening_ms = opening_ms
-        self._totals = totals
-        self._lock = totals.lock
+        self._opening_ms = 0.0  # until the first batch could be requested
         self._number = 0
+        self._requested_cpu_ns = 0
         self._ready_ns = self._ready_cpu_ns = 0  # the latest delivery; 0 before it, or if unknown
         self._pending: deque[Pass] = deque(maxlen=_MAX_PENDING)  # of steps not measured yet
         if before is not None:
@@ -114,6 +192,42 @@ class PassRecord:
         self._alike = BatchInfo()
         self._batches = self._wait_ns = self._wait_cpu_ns = self._compute_cpu_ns = 0
         self._flush_ns = 0
+
+    @_end_on_error
+    def begin(self, began_ns: int, device_clock: bool | None) -> None:
+        """Begin the pass; see `PassRecorder.begin`."""
+        event = device_event() if device_clock is None else None
+        self._on_device = self.entry.device_clock = bool(device_clock) or event is not None
+        self._opening_ms = (time.monotonic_ns() - began_ns) / 1e6
+        self._passes.active.append(self)
+        self._passes.enter(self.entry)
+        self._passes.history.begin(self.entry.begun_s)
+        if event is not None:
+            self.clock = DeviceClock(event, self.add_step, self._pending.clear)
+
+    def batch_requested(self) -> int:
+        """Record the request of a batch. Return its time on the monotonic clock."""
+        requested_ns, self._requested_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
+        if self.clock is not None:
+            self._request()
+        return requested_ns
+
+    @_end_on_error
+    def _request(self) -> None:
+        if self.clock is not None:
+            self.clock.batch_requested()
+
+    def batch_received(self, batch: Any, requested_ns: int) -> None:
+        """Record the arrival of a batch."""
+        self.note_batch(batch, requested_ns, time.monotonic_ns(), self._requested_cpu_ns)
+
+    @_end_on_error
+    def note_batch(self, batch: Any, *times_ns: int) -> None:
+        """Record a batch; for its times see `add_batch`."""
+        if not self.over:
+            if self.clock is not None:
+                self.clock.batch_received()
+            self.add_batch(self._probe.inspect(batch), *times_ns)
 
     def add_batch(
         self,
@@ -130,12 +244,12 @@ class PassRecord:
             if asked_cpu_ns:
                 self._add_cpu_time(asked_cpu_ns)
             ready_ns = self._ready_ns
-            if self.has_unreported:  # the start of the step was not recorded
-                self.has_unreported = False
+            if self._has_unreported:  # the start of the step was not recorded
+                self._has_unreported = False
             elif ready_ns:
                 if not self._on_device:
                     self._step(self.entry, host_step(ready_ns, asked_ns, finished_ns, got_ns))
-                self._totals.cycles.append((self._number, ready_ns, asked_ns, got_ns))
+                self._passes.cycles.append((self._number, ready_ns, asked_ns, got_ns))
                 self._wait_ns += got_ns - asked_ns
             self._number += 1
             if got_ns >= self._flush_ns or (batch is not self._alike and batch != self._alike):
@@ -174,7 +288,7 @@ class PassRecord:
                 device_clock=self._on_device,
             )
             self.entries.append(known)
-            self._totals.enter(known)
+            self._passes.enter(known)
         known.ended = ""
         self.entry = known
 
@@ -188,6 +302,7 @@ class PassRecord:
                 self.entry.first_steps_cpu_ms.append(round(step_cpu_ns / 1e6, 3))
         self._ready_cpu_ns = got_cpu_ns
 
+    @_end_on_error
     def add_step(self, wait_ms: float, copy_ms: float | None, compute_ms: float) -> None:
         """Record the oldest pending step, timed by a device.
 
@@ -211,8 +326,8 @@ class PassRecord:
         if not steps:
             return
         self._steps = []
-        self._totals.recent.extend(steps)
-        self._totals.steps += len(steps)
+        self._passes.recent.extend(steps)
+        self._passes.steps += len(steps)
         computes = [max(0.0, step[2]) for step in steps]
         to.wait.add_all([max(0.0, step[0]) for step in steps])
         to.compute.add_all(computes)
@@ -222,17 +337,13 @@ class PassRecord:
         missing = max(0, _FIRST_STEPS - len(to.first_steps_ms))
         to.first_steps_ms += [round(ms, 3) for ms in computes[:missing]]
 
-    def forget_pending(self) -> None:
-        """Discard steps that were not measured yet."""
-        self._pending.clear()
-
     def count_unreported(self, batches: int) -> None:
         """Count batches that will arrive like the previous one, without being reported.
 
         A negative number takes back those that did not arrive.
         """
         with self._lock:
-            self.has_unreported = True
+            self._has_unreported = True
             self._number += batches
             self._batches += batches
             self._ready_cpu_ns = 0
@@ -262,19 +373,38 @@ class PassRecord:
         entry.samples = sum_or_none(entry.samples, samples)
         if batch.samples is not None:
             entry.batch_size = max(entry.batch_size or 0, batch.samples)
-        self._totals.count_batches(entry, self._ready_ns, count, samples, wait_ms)
+        self._passes.count_batches(entry, self._ready_ns, count, samples, wait_ms)
 
-    def note_exception(self) -> None:
+    @_end_on_error
+    def batch_failed(self) -> None:
         """Record that an exception came instead of a batch; it may or may not end the pass."""
-        with self._lock:
-            self._flush()
-            self.entry.ended = "raised"
+        if not self.over:
+            with self._lock:
+                self._flush()
+                self.entry.ended = "raised"
 
+    @_end_on_error
     def end(self, how: str) -> None:
-        """End the pass: "exhausted", "left" or "raised" (also "left" after an exception)."""
+        """End the pass: "exhausted", "left" or "raised"."""
+        if self.clock is not None:
+            self.clock.settle()
+        self._passes.end(self, how)
+
+    def close(self, how: str) -> None:
+        """Complete the entry of a pass that ended (also "left" after an exception)."""
         self.over = True
         self.flush()
         self.entry.ended = "raised" if how == "left" and self.entry.ended == "raised" else how
+
+    def _fail(self, error: Exception) -> None:
+        if is_of_signal_handler(error):
+            self.batch_failed()
+            raise error
+        self._failed, self.clock = True, None
+        with contextlib.suppress(Exception):
+            self._passes.end(self, "left")
+        self.over = True
+        self._passes.note_failure("the recording of this pass stopped", error)
 
 
 class ThroughputRecorder:
@@ -360,34 +490,3 @@ class ThroughputRecorder:
             else:
                 joined.append(point)
         self._points = joined
-
-
-def sample_timeline(
-    why: str, cycles: list[HostStep], tasks: dict[int, list[tuple[int, int]]], run_begun_ns: int
-) -> TimelineSample | None:
-    """Build the events of steps and of the workers' `tasks` meanwhile; None without steps.
-
-    All times are in ns on the monotonic clock; tasks are given by worker id.
-    """
-    if not cycles:
-        return None
-    begun_ns, ended_ns = cycles[0][1], cycles[-1][3]
-    spans: list[tuple[str, str, int, int, int]] = []
-    for number, ready_ns, requested_ns, received_ns in cycles:
-        spans.append(("step", "compute", ready_ns, requested_ns, number - 1))
-        spans.append(("step", "wait", requested_ns, received_ns, number))
-    for worker, own in sorted(tasks.items()):
-        for start_ns, end_ns in own:
-            if end_ns > begun_ns and start_ns < ended_ns:
-                spans.append((f"worker {worker}", "make", max(start_ns, begun_ns), end_ns, -1))
-    events = [
-        Event(
-            lane=lane,
-            stage=stage,
-            begun_ms=(start_ns - begun_ns) / 1e6,
-            ended_ms=(end_ns - begun_ns) / 1e6,
-            batch=batch,
-        )
-        for lane, stage, start_ns, end_ns, batch in spans
-    ]
-    return TimelineSample(why=why, begun_s=(begun_ns - run_begun_ns) / 1e9, events=events)

@@ -13,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,9 +27,10 @@ from feedline.machine import Machine, device_name, this_machine
 from feedline.private_names import find_private
 from feedline.system import rank_and_world
 from feedline.text import encodable
-from feedline.timing.passes import PassRecord, PassTotals, sample_timeline
+from feedline.timing.passes import PassRecord, PassRecorder
 from feedline.timing.processes import ResourceWatch
 from feedline.timing.run import (
+    Event,
     Loader,
     Pass,
     RankTimes,
@@ -52,6 +54,9 @@ _WORSE = 1.5  # a wait is sampled if it is this many times the longest so far
 _MIN_MS = 1.0
 _MAX_LOADERS = 64
 _MAX_NAMES = 256  # of samples of a loader
+
+_Totals = tuple[StageTimings, list[SlowSample], int]
+"""Timings of workers, their slowest samples by name, and the number that died."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,34 +89,30 @@ class WorkerObserver:
         with contextlib.suppress(Exception):
             self.totals()
 
-    def totals(self) -> tuple[StageTimings, list[SlowSample]]:
-        """Timings of all workers, and their slowest samples by name."""
+    def totals(self) -> _Totals:
+        """Totals of all workers."""
         total = sum_timings(self.stage_timings().values())
         # A path may contain undecodable bytes, which a run file cannot store: they are escaped.
-        return total, [
+        slowest = [
             SlowSample(name=encodable(self.sample_name(number)), ms=ms)
             for ms, number in total.slowest
         ]
+        return total, slowest, self.deaths()
 
 
-class Recorder(PassTotals):
+class Recorder(PassRecorder):
     """Records the run of one process, with the settings of a recipe."""
 
     def __init__(self, settings: dict[str, str] | None = None) -> None:
         super().__init__()
         self._started = time.time()
         self._settings = settings or {}
-        self._notes: list[str] = []
         self._machine: Machine | None = None
         self.use = ResourceWatch()
         # Loaders by number, and the observers of their workers.
         self._loaders: list[Loader] = []
         self._workers: list[tuple[int, WorkerObserver]] = []
-        self._built: Counter[int] = Counter()  # loaders that were registered under each number
-        self._pass_counts: Counter[int] = Counter()  # passes over each
-        self._earlier = StageTimings()  # of unregistered loaders
-        self._earlier_slowest: list[SlowSample] = []
-        self._earlier_deaths = 0
+        self._earlier: _Totals = StageTimings(), [], 0  # of unregistered loaders
         self._latest = 0  # the loader of the latest batch
         self._last: Pass | None = None  # of the latest finished pass
         # At the latest assignment of work to an entry: tasks, their time, bytes from a disk.
@@ -147,10 +148,7 @@ class Recorder(PassTotals):
         """Unregister a loader; its workers are observed for the last time."""
         with self.lock:
             if self._detach(number, workers):
-                timings, slowest = workers.totals()
-                self._earlier += timings
-                self._earlier_slowest = _slowest([*self._earlier_slowest, *slowest])
-                self._earlier_deaths += workers.deaths()
+                self._earlier = _sum_totals([self._earlier, workers.totals()])
 
     def _detach(self, number: int, workers: WorkerObserver) -> bool:
         """Detach the workers from a loader. Returns True if it had them."""
@@ -158,50 +156,12 @@ class Recorder(PassTotals):
         self._workers = [each for each in self._workers if each != (number, workers)]
         return len(self._workers) < before
 
-    def begin(
-        self,
-        loader: int,
-        epoch: int | None,
-        began_ns: int,
-        *,
-        device_clock: bool = False,
-        before: PassRecord | None = None,
-    ) -> PassRecord:
-        """Begin a pass over a loader, whose first batch can be requested now.
-
-        Args:
-            loader: its number.
-            epoch: None counts the passes over this loader.
-            began_ns: start of the pass, on the monotonic clock.
-            device_clock: the steps are timed by a device, which calls `PassRecord.add_step`.
-            before: pass whose pending steps are measured before those of this one.
-        """
-        begun_s = (began_ns - self.begun_ns) / 1e9
-        with self.lock:
-            entry = Pass(
-                loader=loader,
-                epoch=self._pass_counts[loader] if epoch is None else epoch,
-                begun_s=begun_s,
-                ended_s=begun_s,
-                device_clock=device_clock,
-                built=self._built[loader],
-            )
-            self._pass_counts[loader] += 1
-            opening_ms = (time.monotonic_ns() - began_ns) / 1e6
-            record = PassRecord(self, entry, opening_ms, before)
-            self.active.append(record)
-            self.enter(entry)
-            self.history.begin(begun_s)
-        return record
-
     def end(self, record: PassRecord, how: str) -> None:
         """End a pass: "exhausted", "left" or "raised"."""
         with self.lock:
             if record.over:
                 return
-            self.active = [each for each in self.active if each is not record]
-            record.end(how)
-            self.history.end(self.now_s() if how == "exhausted" else None)
+            super().end(record, how)
             if self.now_s() >= self._updated_s + _UPDATE_S / 2:
                 self._update(record.entry.loader)
             self._note_work(record.entry)
@@ -211,11 +171,6 @@ class Recorder(PassTotals):
             if may_post and rank_and_world()[1] > 1:
                 self._ranks.post(self.run())
                 self._post_cost_s += self.now_s() - began_s
-
-    def note(self, text: str) -> None:
-        """Add a note on a missing measurement."""
-        if text not in self._notes and len(self._notes) < 20:
-            self._notes.append(text)
 
     def count_batches(
         self, entry: Pass, at_ns: int, count: int, samples: int | None, wait_ms: float
@@ -234,7 +189,7 @@ class Recorder(PassTotals):
 
     def _note_work(self, entry: Pass) -> None:
         """Assign the work since the latest assignment to this entry."""
-        timings = [self._earlier]
+        timings = [self._earlier[0]]
         for _, workers in self._workers:
             timings += workers.stage_timings().values()
         tasks = sum(each.tasks for each in timings)
@@ -292,13 +247,9 @@ class Recorder(PassTotals):
                 self._note_work(self._noting or entry)
             self._machine = self._machine or this_machine()
             rank, world_size = rank_and_world()
-            timings, slowest = sum_timings([self._earlier]), self._earlier_slowest
-            deaths = self._earlier_deaths
-            for _, workers in self._workers:
-                own, own_slowest = workers.totals()
-                timings += own
-                slowest = [*slowest, *own_slowest]
-                deaths += workers.deaths()
+            timings, slowest, deaths = _sum_totals(
+                [self._earlier, *(workers.totals() for _, workers in self._workers)]
+            )
             excerpts = [self._excerpt("latest"), self._longest]
             run = Run(
                 started=self._started,
@@ -312,10 +263,10 @@ class Recorder(PassTotals):
                 course=self.history.points(),
                 stages=sorted(timings.stages.values(), key=lambda stage: -stage.total_ms),
                 decoded_px=timings.decoded_px / timings.decoded if timings.decoded else None,
-                slowest=_slowest(slowest),
+                slowest=slowest,
                 use=self.use.summarise(deaths),
                 excerpts=[each for each in excerpts if each is not None],
-                notes=list(self._notes),
+                notes=list(self.notes),
             )
             run.add_tasks(timings)
             run.ranks = self._ranks.read(run)
@@ -332,8 +283,27 @@ class Recorder(PassTotals):
             }
 
     def _excerpt(self, why: str) -> TimelineSample | None:
-        """Return a sample of the latest steps and the workers' tasks."""
-        return sample_timeline(why, list(self.cycles), self.latest_tasks(), self.begun_ns)
+        """Return a sample of the latest steps and of the workers' tasks; None without steps."""
+        if not self.cycles:
+            return None
+        begun_ns, ended_ns = self.cycles[0][1], self.cycles[-1][3]
+        events = list[Event]()
+
+        def add(lane: str, stage: str, start_ns: int, end_ns: int, batch: int = -1) -> None:
+            begun_ms, ended_ms = (start_ns - begun_ns) / 1e6, (end_ns - begun_ns) / 1e6
+            events.append(
+                Event(lane=lane, stage=stage, begun_ms=begun_ms, ended_ms=ended_ms, batch=batch)
+            )
+
+        for number, ready_ns, requested_ns, received_ns in self.cycles:
+            add("step", "compute", ready_ns, requested_ns, number - 1)
+            add("step", "wait", requested_ns, received_ns, number)
+        for worker, tasks in sorted(self.latest_tasks().items()):
+            for start_ns, end_ns in tasks:
+                if end_ns > begun_ns and start_ns < ended_ns:
+                    add(f"worker {worker}", "make", max(start_ns, begun_ns), end_ns)
+        begun_s = (begun_ns - self.begun_ns) / 1e9
+        return TimelineSample(why=why, begun_s=begun_s, events=events)
 
     def _pids(self, loader: int) -> list[int]:
         """Current workers of a loader, without duplicates."""
@@ -341,12 +311,12 @@ class Recorder(PassTotals):
         return list(dict.fromkeys(pid for workers in observed for pid in workers.pids()))
 
 
-def _slowest(samples: list[SlowSample]) -> list[SlowSample]:
-    """Slowest samples, without duplicates."""
+def _sum_totals(totals: Iterable[_Totals]) -> _Totals:
+    timings, slowest, deaths = zip(*totals, strict=True)
     by_name: dict[str, SlowSample] = {}
-    for sample in sorted(samples, key=lambda sample: -sample.ms):
+    for sample in sorted(itertools.chain(*slowest), key=lambda sample: -sample.ms):
         by_name.setdefault(sample.name, sample)
-    return list(by_name.values())[:SLOWEST]
+    return sum_timings(timings), list(by_name.values())[:SLOWEST], sum(deaths)
 
 
 _exchanges: Counter[str] = Counter()
