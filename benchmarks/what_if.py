@@ -30,12 +30,12 @@ from report import machine, table
 from torch.utils.data import Dataset
 
 import feedline
+from feedline.machine import OtherPrograms
 from feedline.profile.bench_loaders import ImageSample
 from feedline.system import usable_cores
-from feedline.throughput.rates import Rates
-from feedline.throughput.what_if import Changes, forecast, what_if
+from feedline.throughput.what_if import Changes, Rates, forecast, what_if
 from feedline.tuning.loaders import TunableFeedlineLoader
-from feedline.tuning.step_benchmark import OtherPrograms, StepBenchmark
+from feedline.tuning.tune import StepBenchmark
 
 _CEILING_S, _WARM_S, _LEAST_S, _MOST_S = 0.4, 0.3, 1.2, 1.6
 _ROUNDS, _TRIES = 3, 4

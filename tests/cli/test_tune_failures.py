@@ -13,8 +13,7 @@ from command_line import Command
 
 from feedline import DataLoader
 from feedline.tuning.search import LoaderTrial
-from feedline.tuning.step_benchmark import StepBenchmark
-from feedline.tuning.tune import tune
+from feedline.tuning.tune import StepBenchmark, tune
 
 CODE = """
 import time
@@ -89,7 +88,7 @@ def test_failing_step_keeps_earlier_trials(
     # Frames of the user's code, without its callers.
     assert "in step" in done.err
     assert "typer" not in done.err
-    assert "step_benchmark.py" not in done.err
+    assert "tune.py" not in done.err
 
 
 @pytest.mark.usefixtures("quick_trials")

@@ -11,7 +11,7 @@ from feedline.engine.defaults import auto_workers
 from feedline.profile.doctor import suggest_settings
 from feedline.profile.doctor_machine import BATCH_SLOTS, IMAGE_PX, slot_bytes
 from feedline.system import CoreLimits, MemoryLimits
-from feedline.throughput.limits import MAX_WORKERS
+from feedline.throughput.step_model import MAX_WORKERS
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from feedline.throughput.rates import PoolRate, Rates
 from feedline.throughput.step_model import StepLoad
+from feedline.throughput.what_if import Rates
+from feedline.throughput.windows import PoolRate
 
 
 def load(**given: Any) -> StepLoad:

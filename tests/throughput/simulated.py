@@ -18,7 +18,7 @@ from typing import Any
 
 from feedline.order.batch_spec import divide_rows, rows_per_task
 from feedline.throughput.controller import Controller, SettingChange
-from feedline.throughput.limits import WorkerLimits
+from feedline.throughput.step_model import WorkerLimits
 from feedline.throughput.windows import StepWindow, error_of
 
 HAND_OVER_MS = 0.2

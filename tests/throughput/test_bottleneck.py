@@ -11,9 +11,9 @@ from hypothesis import given
 
 from feedline.profile.diagnose import diagnose
 from feedline.throughput.controller import Controller
-from feedline.throughput.limits import WorkerLimits
 from feedline.throughput.step_model import (
     StepLoad,
+    WorkerLimits,
     bottleneck,
     is_compute_bound,
     with_workers,
@@ -49,7 +49,7 @@ def verdicts(wait_share: float) -> dict[str, bool]:
     search = Search(
         WorkerLimits(cores=8), LoaderSetting(workers=4, prefetch=2), ceiling=1e3 / own_ms
     )
-    search.add(LoaderTrial(setting=LoaderSetting(workers=4, prefetch=2), window=window, error=0.01))
+    search.add(LoaderTrial(setting=LoaderSetting(workers=4, prefetch=2), window=window))
     controller = Controller(WorkerLimits(cores=8))
     steps = rates(224, point(workers=4, compute_ms=own_ms, work_cpu_ms=work_ms, cores=8.0))
     (predicted,) = what_if([steps], "gpu=1").phases

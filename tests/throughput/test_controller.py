@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feedline.throughput.controller import Controller
-from feedline.throughput.limits import WorkerLimits
+from feedline.throughput.step_model import WorkerLimits
 from slow import slow
 from throughput.simulated import WORK, Simulated
 

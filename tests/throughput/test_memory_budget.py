@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from feedline.throughput.limits import MemoryBudget
+from feedline.throughput.step_model import MemoryBudget
 
 MB = 1 << 20
 

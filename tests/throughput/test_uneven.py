@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from feedline.throughput.controller import Controller, SettingChange, What
-from feedline.throughput.limits import WorkerLimits
+from feedline.throughput.step_model import WorkerLimits
 from feedline.throughput.windows import StepWindow
 from slow import slow
 from throughput.simulated import Stepped, Training, Work, now_and_then, varied

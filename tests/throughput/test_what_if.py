@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import UsageError
-from feedline.throughput.rates import PoolRate, Rates, pool_rate, rates_at
 from feedline.throughput.step_model import StepLoad, bottleneck
-from feedline.throughput.what_if import Changes, PhaseEstimate, forecast, what_if
-from feedline.throughput.windows import StepWindow, error_of
+from feedline.throughput.what_if import Changes, PhaseEstimate, Rates, forecast, rates_at, what_if
+from feedline.throughput.windows import PoolRate, StepWindow, error_of, pool_rate
 from throughput.phases import load, point, rates
 from throughput.simulated import Simulated
 from throughput.test_controller import WORK
@@ -122,14 +121,10 @@ def seen(window: dict[str, Any], **options: Any) -> PoolRate:
         "on_core": 0.5,
         "queued": 0.25,
         "workers": 2,
-    }
-    given: dict[str, Any] = {
         "error": 0.02,
-        "cores": 4,
-        "compute_s": 0.009,
-        "step_cpu_s": 0.001,
-        "hand_cpu_s": 0.002,
+        "wait_cpu_s": 0.002,
     }
+    given: dict[str, Any] = {"cores": 4, "compute_s": 0.009, "step_cpu_s": 0.001}
     return pool_rate(StepWindow(**(usual | window)), **(given | options))
 
 
@@ -149,7 +144,7 @@ def test_step_time_is_bounded_by_observation_and_cores() -> None:
     assert seen({}, compute_s=0.5).load.compute_ms == pytest.approx(10)
     assert seen({}, compute_s=None).load.compute_ms == pytest.approx(10)
     assert seen({}, step_cpu_s=1.0).load.step_cpu_ms == pytest.approx(36)
-    assert seen({"wait_s": 0.001}, hand_cpu_s=1.0).load.hand_ms == pytest.approx(0.1)
+    assert seen({"wait_s": 0.001, "wait_cpu_s": 1.0}).load.hand_ms == pytest.approx(0.1)
 
 
 def test_ready_batches_make_wait_a_hand_over() -> None:
@@ -169,10 +164,10 @@ def test_occasional_late_batches_are_not_hand_over() -> None:
 
 
 def test_waits_of_few_steps_are_due_to_late_batches() -> None:
-    few = {"tasks_s": 0.2, "wait_s": 0.06}
-    some = seen(few, compute_s=0.034, usual_wait_s=0.0, hand_cpu_s=0.0005).load
+    few = {"tasks_s": 0.2, "wait_s": 0.06, "wait_cpu_s": 0.0005}
+    some = seen(few | {"usual_wait_s": 0.0}, compute_s=0.034).load
     assert (some.hand_ms, some.late_ms) == (pytest.approx(0.5), pytest.approx(5.5))
-    each = seen(few, compute_s=0.034, usual_wait_s=0.006, hand_cpu_s=0.0005).load
+    each = seen(few | {"usual_wait_s": 0.006}, compute_s=0.034).load
     assert (each.hand_ms, each.late_ms) == (pytest.approx(6), 0)
 
 
@@ -338,10 +333,8 @@ def test_steps_that_wait_for_uneven_batches_are_not_bound_by_the_step() -> None:
     "training", [Uneven(20, 20, 10, 20), Uneven(40, 10, 8, 60), Uneven(20, 20, 10, 30)], ids=str
 )
 def test_simulated_uneven_training_lies_within_the_estimates(training: Uneven) -> None:
-    window = training.window(2, 2)
-    seen = pool_rate(
-        window, error=0.0, cores=64, compute_s=None, step_cpu_s=0.0, hand_cpu_s=0.0, usual_wait_s=0
-    )
+    window = replace(training.window(2, 2), error=0.0, usual_wait_s=0.0)
+    seen = pool_rate(window, cores=64)
     phase = rates(None, seen)
     for changes, measured_ms in (
         ("workers=3", training.step_ms(3, 2)),
@@ -364,12 +357,9 @@ def test_other_numbers_of_workers_lie_within_the_estimates(
         windows = [training.window() for _ in range(16)]
         error = error_of([each.seconds for each in windows], [each.steps for each in windows])
         seen = pool_rate(
-            StepWindow.joined(windows),
-            error=error,
+            replace(StepWindow.joined(windows), error=error),
             cores=training.cores,
-            compute_s=None,
             step_cpu_s=training.step_cpu_ms / 1e3,
-            hand_cpu_s=0.0,
         )
         for other in (1, 2, 3, 6, 16):
             found = then(rates(None, seen), f"workers={other}")

@@ -16,13 +16,12 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from feedline import DataLoader, ImageFolder, build_cache
-from feedline.throughput.rates import Rates
-from feedline.throughput.what_if import forecast, what_if
+from feedline.throughput.what_if import Rates, forecast, what_if
 from feedline.throughput.windows import StepWindow
 from feedline.timing.stage_page import StageTimings
 from feedline.tuning.loaders import TunableFeedlineLoader, TunableTorchLoader
 from feedline.tuning.search import LoaderSetting, LoaderTrial
-from feedline.tuning.step_benchmark import StepBenchmark
+from feedline.tuning.tune import StepBenchmark
 from processes import newcomers, own_family
 from tuning.samples import Far, images
 
@@ -215,7 +214,7 @@ def test_torch_workers_note_their_work() -> None:
     steps = timings.tasks
     window = StepWindow(phase=None, steps=steps, seconds=1.0, wait_s=0.5, workers=1)
     window = window.with_tasks(StageTimings(), timings)
-    trial = LoaderTrial(setting=tried.start, window=window, error=0.01)
+    trial = LoaderTrial(setting=tried.start, window=window)
     benchmark = StepBenchmark(tried, print)
     found = benchmark.rates([trial])
     assert found is not None

@@ -28,9 +28,10 @@ def trial(workers: int, steps_per_s: float, error: float = 0.05) -> LoaderTrial:
         on_core=None,
         queued=None,
         workers=workers,
+        error=error,
     )
     setting = LoaderSetting(workers=workers, prefetch=3, task_ms=50.0)
-    return LoaderTrial(setting=setting, window=window, error=error)
+    return LoaderTrial(setting=setting, window=window)
 
 
 def phase(size: int | None, rates: dict[int, float], ceiling: float | None = 50.0) -> TunedPhase:

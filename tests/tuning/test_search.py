@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from feedline.throughput.limits import MemoryBudget, WorkerLimits
+from feedline.throughput.step_model import MemoryBudget, WorkerLimits
 from feedline.throughput.windows import StepWindow
 from feedline.tuning.search import LoaderSetting, LoaderTrial, Search, SearchSpace
 from throughput.simulated import WORK, Simulated
@@ -54,8 +54,8 @@ def trial_of(
     else:
         training.workers = setting.workers
         window = training.window()
-    window = replace(window, seconds=disturbed * window.seconds)
-    return LoaderTrial(setting=setting, window=window, error=0.01)
+    window = replace(window, seconds=disturbed * window.seconds, error=0.01)
+    return LoaderTrial(setting=setting, window=window)
 
 
 def searched(training: Simulated, start: int, ceiling: bool = True) -> Search:
@@ -191,8 +191,9 @@ def test_no_worker_is_the_answer_if_steps_or_batches_are_tiny(
             on_core=1.0,
             queued=0.0,
             workers=setting.workers,
+            error=0.001,
         )
-        return LoaderTrial(setting=setting, window=window, error=0.001)
+        return LoaderTrial(setting=setting, window=window)
 
     space = SearchSpace(prefetch=(4, 8), in_process=True)
     search = search_from(2, 4, 1000 / own_ms, space)

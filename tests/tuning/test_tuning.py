@@ -18,13 +18,11 @@ from feedline import DataLoader
 from feedline.errors import ResourceError, SampleError, UsageError
 from feedline.throughput import windows
 from feedline.timing.stage_page import StageTimings
-from feedline.tuning import step_benchmark
 from feedline.tuning import tune as tune_module
 from feedline.tuning.loaders import TunableLoader
 from feedline.tuning.result import TunedPhase
 from feedline.tuning.search import LoaderSetting, LoaderTrial, SearchSpace
-from feedline.tuning.step_benchmark import StepBenchmark
-from feedline.tuning.tune import SearchProgress, search_settings, tune
+from feedline.tuning.tune import SearchProgress, StepBenchmark, search_settings, tune
 from processes import newcomers, own_family
 from tuning.samples import Far, images
 
@@ -69,7 +67,6 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     clocks = ("monotonic", "perf_counter", "thread_time", "process_time_ns")
     time = SimpleNamespace(**dict.fromkeys(clocks, lambda: clock[0]))
     monkeypatch.setattr(tune_module, "time", time)
-    monkeypatch.setattr(step_benchmark, "time", time)
     monkeypatch.setattr(windows, "time", time)
     return clock
 

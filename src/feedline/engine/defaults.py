@@ -21,7 +21,7 @@ from feedline.errors import UsageError
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.schedule import is_integer
 from feedline.system import available_memory_bytes, local_processes, usable_cores
-from feedline.throughput.limits import MAX_WORKERS
+from feedline.throughput.step_model import MAX_WORKERS
 
 __all__ = [
     "DEFAULT_PREFETCH",

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from feedline.engine.transform_errors import describe_code_error
 from feedline.errors import FeedlineError
 from feedline.sources.files import is_storage_failure
-from feedline.throughput.limits import MAX_WORKERS
+from feedline.throughput.step_model import MAX_WORKERS
 from feedline.timing.stage_page import PAGE_BYTES, PAGE_WORDS
 
 if TYPE_CHECKING:

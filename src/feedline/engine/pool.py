@@ -42,7 +42,7 @@ from feedline.engine.messages import (
 from feedline.engine.process import CRASH_SIGNALS
 from feedline.errors import ClosedError, StartError, UsageError, WorkerError
 from feedline.system import describe_exit, oom_kills
-from feedline.throughput.limits import MAX_WORKERS
+from feedline.throughput.step_model import MAX_WORKERS
 from feedline.timing import is_recording_enabled
 from feedline.timing.stage_page import StagePage
 from feedline.timing.stage_timer import stage_timer

@@ -21,7 +21,7 @@ from feedline.loader.engines import Engine
 from feedline.order.batch_spec import BatchSpec
 from feedline.system import available_memory_bytes, usable_cores
 from feedline.throughput.controller import Controller, SettingChange, What
-from feedline.throughput.limits import MemoryBudget, WorkerLimits
+from feedline.throughput.step_model import MemoryBudget, WorkerLimits
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import StepWindow, error_of
 from feedline.timing.stage_page import StageTimings, sum_timings

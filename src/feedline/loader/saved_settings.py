@@ -21,7 +21,7 @@ from feedline.errors import UsageError
 from feedline.loader.options import Arguments
 from feedline.machine import this_machine
 from feedline.sources.files import read_small
-from feedline.throughput.limits import MAX_WORKERS
+from feedline.throughput.step_model import MAX_WORKERS
 
 __all__ = ["SavedSettings", "add_saved_settings", "name_file_in_errors", "warn_if_unused"]
 

@@ -21,8 +21,7 @@ from dataclasses import replace
 from feedline.profile.facts import PhaseFacts, RunFacts
 from feedline.profile.finding import TIME_PARTS, Gain, TimePart
 from feedline.profile.lanes import LEAST_MS, WorkerStage
-from feedline.throughput.limits import WorkerLimits
-from feedline.throughput.step_model import StepLoad, with_workers
+from feedline.throughput.step_model import StepLoad, WorkerLimits, with_workers
 from feedline.throughput.thresholds import THRESHOLDS
 
 __all__ = [

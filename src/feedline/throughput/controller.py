@@ -23,8 +23,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from feedline.throughput.limits import MAX_WORKERS, WorkerLimits
-from feedline.throughput.step_model import StepLoad, is_compute_bound, workers_needed
+from feedline.throughput.step_model import (
+    MAX_WORKERS,
+    StepLoad,
+    WorkerLimits,
+    is_compute_bound,
+    workers_needed,
+)
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import StepWindow
 

@@ -5,8 +5,11 @@ change applied; the model of a step gives its time. Measured steps are a little 
 ones. This factor is kept if steps wait both before and after the change, or neither; otherwise the
 prediction lies between both.
 
+For a size between two measured ones, step time and work of an image are interpolated by the pixels.
+Beyond the measured sizes only the step time is scaled by the pixels.
+
 Guarantees: pure; an unchanged setting predicts its measurement, and no prediction lies outside of
-its interval; estimates from rates that were not measured are marked.
+its interval; rates that were not measured are marked by their `basis`.
 """
 
 from __future__ import annotations
@@ -21,12 +24,29 @@ from typing import Any
 from feedline.errors import UsageError
 from feedline.order.schedule import Phase, Schedule, is_count
 from feedline.text import as_seconds, format_table, wrap_text
-from feedline.throughput.limits import MAX_WORKERS
-from feedline.throughput.rates import PoolRate, Rates, rates_at
-from feedline.throughput.step_model import Part, StepLoad, bottleneck, with_workers, workers_needed
+from feedline.throughput.step_model import (
+    MAX_WORKERS,
+    Part,
+    StepLoad,
+    bottleneck,
+    with_workers,
+    workers_needed,
+)
 from feedline.throughput.thresholds import THRESHOLDS
+from feedline.throughput.windows import PoolRate
 
-__all__ = ["Changes", "Forecast", "PhaseEstimate", "WhatIf", "forecast", "what_if"]
+__all__ = [
+    "Changes",
+    "Forecast",
+    "PhaseEstimate",
+    "Rates",
+    "WhatIf",
+    "forecast",
+    "rates_at",
+    "what_if",
+]
+
+_MIN_MS = 1e-3  # shorter steps were not measured
 
 _RANGES: dict[str, tuple[type, str, float, float]] = {
     "workers": (Integral, "a whole number", 1, MAX_WORKERS),
@@ -42,6 +62,124 @@ _WHOLE = re.compile(r"[0-9]{1,9}", re.ASCII)
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _MEASURED = "measured"
 _NOTHING = "nothing was measured, so nothing can be {}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Measured rates of a phase."""
+
+    size: int | None  # of images, in pixels; None if batches have no single one
+    rows: float | None  # images in a batch; None if they cannot be counted
+    points: tuple[PoolRate, ...]  # by worker pool; predictions are compared with the first
+    level_px: int | None = None  # shorter side of the copies read; None for the originals
+    basis: str = ""  # source of the rates if they were not measured
+
+    @property
+    def now(self) -> PoolRate:
+        """Measurement that predictions are compared with."""
+        return self.points[0]
+
+    @property
+    def unit(self) -> str:
+        """Unit of the rates."""
+        return "steps/s" if self.rows is None else "images/s"
+
+    def nearest(self, workers: int) -> PoolRate:
+        """Return the measured pool most similar to a number of workers."""
+
+        def distance(point: PoolRate) -> float:
+            return abs(math.log(max(1, point.load.workers) / max(1, workers)))
+
+        return min(self.points, key=distance)
+
+    def per_s(self, step_ms: float) -> float:
+        """Return images/s, or steps/s if the images are unknown."""
+        return (self.rows or 1.0) * 1000 / max(_MIN_MS, step_ms)
+
+    @property
+    def shared(self) -> float | None:
+        """Degree to which waiting workers wait for each other, 0 to 1; None if unknown.
+
+        Measured by the growth of their waiting with the number of busy workers: proportional
+        growth is 1.
+        """
+        few = min(self.points, key=lambda point: point.busy_workers)
+        many = max(self.points, key=lambda point: point.busy_workers)
+        ratio = many.busy_workers / few.busy_workers if few.busy_workers > 0 else 0.0
+        if ratio < THRESHOLDS.pools_differ or few.load.work_blocked_ms <= 0:
+            return None
+        longer = many.load.work_blocked_ms / few.load.work_blocked_ms
+        return min(1.0, max(0.0, math.log(longer) / math.log(ratio))) if longer > 0 else 0.0
+
+    def scale(self, *, compute: float, work: float, **changes: Any) -> Rates:
+        """Scale the times of a step and of a batch's work by factors."""
+
+        def scale(point: PoolRate) -> PoolRate:
+            now, load = point.load, point.load.scaled(compute=compute, work=work)
+            stretch = point.step_ms / now.step_ms if now.step_ms > 0 else 1.0
+            return replace(point, load=load, step_ms=load.step_ms * stretch)
+
+        return replace(self, points=tuple(map(scale, self.points)), **changes)
+
+
+def rates_at(measured: Sequence[Rates], size: int | None, rows: int | None = None) -> Rates:
+    """Return the rates of an image size and a batch size, scaled if they were not measured.
+
+    Raises:
+        UsageError: the measured phases have no sizes and one is requested, or the reverse.
+    """
+    same = [each for each in measured if each.size == size]
+    # One size may be measured with several batch sizes.
+    found = min(same, key=lambda each: abs((each.rows or 0) - rows) if rows else 0, default=None)
+    if found is None:
+        sized = sorted((each for each in measured if each.size), key=lambda each: each.size or 0)
+        if size is None or not sized:
+            raise UsageError(
+                f"the schedule has {size or 'no'} px, but the measured phases have "
+                f"{'other sizes' if sized else 'no sizes'}",
+                hint="measure the sizes of the schedule",
+            )
+        found = _interpolate(sized, size)
+    if rows and found.rows and rows != round(found.rows):
+        factor = rows / found.rows
+        note = f"scaled from batches of {found.rows:.0f}"
+        basis = f"{found.basis}, {note}" if found.basis else note
+        found = found.scale(compute=factor, work=factor, rows=float(rows), basis=basis)
+    return found
+
+
+def _interpolate(sized: Sequence[Rates], size: int) -> Rates:
+    """Return the rates of a size that was not measured; `sized` is in the order of sizes."""
+
+    def pixels(rates: Rates) -> int:
+        return (rates.size or 0) ** 2
+
+    near = min(sized, key=lambda each: abs(pixels(each) - size**2))
+    low = next((each for each in reversed(sized) if pixels(each) < size**2), None)
+    high = next((each for each in sized if pixels(each) > size**2), None)
+    if low is None or high is None:
+        return near.scale(
+            compute=size**2 / pixels(near),
+            work=1.0,
+            size=size,
+            basis=f"not measured: scaled from {near.size} px, with a step time proportional to the "
+            "pixels and the same work for an image",
+        )
+    share = (size**2 - pixels(low)) / (pixels(high) - pixels(low))
+
+    def factor(name: str) -> float:
+        """Ratio of an interpolated time to that of the nearer size."""
+        first, last, own = (
+            getattr(each.now.load, name) / (each.rows or 1.0) for each in (low, high, near)
+        )
+        return float(((1 - share) * first + share * last) / own) if own > 0 else 1.0
+
+    return near.scale(
+        compute=factor("compute_ms"),
+        work=factor("work_ms"),
+        size=size,
+        basis=f"interpolated between {low.size} and {high.size} px by the pixels",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Windows of steps: rates, the error of a mean, and the work of the workers meanwhile.
+"""Windows of steps: rates, the error of a mean, the work of the workers, and the load of a step.
 
 Guarantees: pure, except for the clock of `RateMeter`; no figure is negative; unknown values are
 None; nothing that was not counted has a rate.
@@ -18,7 +18,7 @@ from feedline.throughput.step_model import StepLoad
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.timing.stage_page import StageTimings
 
-__all__ = ["RateMeter", "StepWindow", "error_of"]
+__all__ = ["PoolRate", "RateMeter", "StepWindow", "error_of", "pool_rate"]
 
 _STUDENT_T = 2.365  # for 95%, of `window_steps` blocks
 
@@ -104,6 +104,8 @@ class StepWindow:
     prefetch: int = 0  # whole batches ahead, of all workers
     task_ms: float = 0.0  # duration of a task of some rows; 0 for whole batches
     error: float = 0.0  # of the mean step, see `error_of`
+    usual_wait_s: float | None = None  # median data wait of a step; None if unknown
+    wait_cpu_s: float = 0.0  # mean CPU time of the training thread in a data wait
 
     def with_tasks(self, before: StageTimings, after: StageTimings) -> StepWindow:
         """Add the work of the workers, from their total times before and after the window.
@@ -193,3 +195,59 @@ class StepWindow:
         """Share of the workers' time spent on tasks."""
         held = self.seconds * self.workers
         return min(1.0, self.tasks_s / held) if held > 0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolRate:
+    """Measurement of one worker pool."""
+
+    load: StepLoad
+    step_ms: float  # duration of a step, including its data wait
+    error: float  # half of the 95% interval of `step_ms`, relative to it; 1 if unknown
+
+    @property
+    def busy_workers(self) -> float:
+        """Mean number of busy workers."""
+        return self.load.work_ms / self.step_ms if self.step_ms > 0 else 0.0
+
+
+def pool_rate(
+    window: StepWindow, *, cores: int, compute_s: float | None = None, step_cpu_s: float = 0.0
+) -> PoolRate:
+    """Derive the load of a step from the times of a window.
+
+    If the workers are fast enough on average, a wait of every step is the hand-over of a ready
+    batch. A wait of some steps only, or a longer one, is for late batches. Without workers nothing
+    is handed over, and no batch is late.
+
+    Args:
+        window: times of the steps.
+        cores: available to all processes.
+        compute_s: compute-bound step time; None: as in the window.
+        step_cpu_s: CPU time of the step, all threads.
+    """
+    step_ms, wait_ms = 1e3 * window.step_s, 1e3 * window.wait_s / window.steps
+    compute_ms = 1e3 * (window.own_s if compute_s is None else min(window.own_s, compute_s))
+    hand_ms = min(1e3 * window.wait_cpu_s, wait_ms) if window.workers else 0.0
+    load = replace(
+        window.load(float(cores)),
+        compute_ms=compute_ms,
+        step_cpu_ms=min(1e3 * step_cpu_s, compute_ms * cores),
+        hand_ms=hand_ms,
+        hand_cpu_ms=hand_ms,
+    )
+    if window.workers:
+        # If other programs use the cores, workers are late with little work.
+        busy_ms = 1e3 * window.tasks_s / window.steps / window.workers
+        usual_ms = wait_ms if window.usual_wait_s is None else 1e3 * window.usual_wait_s
+        limits = THRESHOLDS
+        ready_ms = max(limits.hand_over_cpu * hand_ms, min(usual_ms, limits.hand_over * step_ms))
+        late_ms = limits.late * step_ms
+        are_ready = max(load.produce_ms, busy_ms) <= limits.ready * step_ms
+        if are_ready and wait_ms <= ready_ms + late_ms:
+            load = replace(load, hand_ms=wait_ms)
+        unexplained_ms = min(step_ms - load.even_ms, wait_ms - load.hand_ms)
+        enough = load.produce_ms <= limits.ready * step_ms or not load.waits
+        if enough and unexplained_ms > late_ms:
+            load = replace(load, late_ms=unexplained_ms)
+    return PoolRate(load=load, step_ms=step_ms, error=window.error)

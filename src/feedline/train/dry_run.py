@@ -36,7 +36,7 @@ from feedline.train.runtime import (
 )
 from feedline.train.train_state import StepCounter, TrainState, lr_factor, train_step
 from feedline.tuning.loaders import TunableFeedlineLoader
-from feedline.tuning.step_benchmark import StepBenchmark
+from feedline.tuning.tune import StepBenchmark
 
 __all__ = ["BUDGET_S", "PlannedPhase", "PlannedRun", "ShapeRates", "dry_run"]
 

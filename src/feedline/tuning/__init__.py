@@ -2,7 +2,6 @@
 
 tune.py            `feedline.tune`: a search for each image size, progress, time limit
 search.py          settings and trials; which setting to try next
-step_benchmark.py  times a training step over a loader
 loaders.py         feedline's and torch's loaders, whose settings are tried
 result.py          the result: table, snippet, predictions, SVG image
 

@@ -8,23 +8,37 @@ from __future__ import annotations
 
 import math
 import textwrap
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
+import feedline
 from feedline.errors import UsageError
 from feedline.loader.saved_settings import SavedSettings
 from feedline.order.schedule import Schedule
 from feedline.system import usable_cores
 from feedline.text import as_share, format_table, plural
-from feedline.throughput.rates import Rates
 from feedline.throughput.step_model import Part
 from feedline.throughput.thresholds import THRESHOLDS
-from feedline.throughput.what_if import Changes, Forecast, WhatIf, forecast, what_if
+from feedline.throughput.what_if import Changes, Forecast, Rates, WhatIf, forecast, what_if
 from feedline.tuning.search import LoaderSetting, LoaderTrial
-from feedline.tuning.step_benchmark import UserCodeFailure
 
-__all__ = ["SearchStatus", "TunedPhase", "TuningResult", "curve_svg", "worker_name"]
+__all__ = [
+    "SearchStatus",
+    "TunedPhase",
+    "TuningResult",
+    "UserCodeFailure",
+    "curve_svg",
+    "worker_name",
+]
+
+_LIBRARIES = tuple(f"{Path(module.__file__ or '').parent}/" for module in (feedline, torch))
+_WORKER_TRACEBACK = "\nOriginal Traceback"  # torch's text in the exception of a worker
+_MAX_CHARACTERS = 300
 
 _WIDTH, _HEIGHT = 620.0, 280.0
 _MAX_PHASES = 4  # number of distinguishable dashes and marks
@@ -46,6 +60,35 @@ _BOTTLENECKS: dict[Part, str] = {
 SearchStatus = Literal["done", "budget", "interrupted", "resources", "error"]
 """`budget`: the time limit ended the search; `interrupted`: Ctrl-C; `resources`: memory or
 processes ran out; `error`: the step or the dataset raised an exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserCodeFailure:
+    """An exception of the training step or the dataset.
+
+    Its traceback has only frames of user code, and a worker's traceback once.
+    """
+
+    error: Exception
+    where: Literal["the step", "loading a batch"]
+
+    @property
+    def summary(self) -> str:
+        """One line: the code that raised, and the message."""
+        text, kind = str(self.error).strip(), type(self.error).__name__
+        if _WORKER_TRACEBACK in f"\n{text}":
+            last = text.splitlines()[-1]  # of the worker's traceback
+        else:
+            last = f"{kind}: {text.splitlines()[0]}" if text else kind
+        return f"{self.where} raised {last[:_MAX_CHARACTERS]}"
+
+    @property
+    def traceback(self) -> str:
+        """Traceback with the frames of user code."""
+        found = traceback.TracebackException.from_exception(self.error)
+        own = [frame for frame in found.stack if not frame.filename.startswith(_LIBRARIES)]
+        found.stack = traceback.StackSummary.from_list(own)
+        return "".join(found.format() if own else found.format_exception_only()).rstrip()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,8 +26,13 @@ from dataclasses import dataclass, replace
 from numbers import Real
 
 from feedline.errors import UsageError
-from feedline.throughput.limits import MAX_WORKERS, MemoryBudget, WorkerLimits
-from feedline.throughput.step_model import is_compute_bound, workers_needed
+from feedline.throughput.step_model import (
+    MAX_WORKERS,
+    MemoryBudget,
+    WorkerLimits,
+    is_compute_bound,
+    workers_needed,
+)
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import StepWindow
 
@@ -53,11 +58,7 @@ class LoaderTrial:
 
     setting: LoaderSetting
     window: StepWindow
-    error: float
-    """Half of the 95% interval of the mean step time, relative to the mean; 1 for too few steps."""
     start_s: float | None = None  # until new workers returned a batch; None if they ran before
-    usual_wait_s: float | None = None  # median data wait of a step; None if unknown
-    wait_cpu_s: float | None = None  # mean CPU time of the training thread in a data wait
     other_cores: float = 0.0  # usable cores that other programs used meanwhile
 
     @property
@@ -73,14 +74,13 @@ class LoaderTrial:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95% interval of `steps_per_s`; None with too few steps."""
-        if self.error >= 1:
-            return None
-        return self.steps_per_s / (1 + self.error), self.steps_per_s / (1 - self.error)
+        error, rate = self.window.error, self.steps_per_s
+        return None if error >= 1 else (rate / (1 + error), rate / (1 - error))
 
     @property
     def noise(self) -> float:
         """Relative difference from an equally fast setting that may be noise."""
-        return max(THRESHOLDS.alike, min(self.error, 2 * THRESHOLDS.alike))
+        return max(THRESHOLDS.alike, min(self.window.error, 2 * THRESHOLDS.alike))
 
     @property
     def is_uneven(self) -> bool:
@@ -145,9 +145,9 @@ class Search:
         self._limits = limits
         self._start = start
         self._base = start  # prefetch and task size of further trials
-        self._ceiling = ceiling
+        self.ceiling = ceiling
         self._space = space or SearchSpace()
-        self._memory = memory
+        self.memory = memory
         self._all: dict[LoaderSetting, list[LoaderTrial]] = {}
         self._candidates: list[LoaderSetting] = []  # that are repeated
         self._expected: LoaderSetting | None = None  # answer before the round
@@ -220,12 +220,12 @@ class Search:
     @property
     def is_compute_bound(self) -> bool:
         """True if the step bounds the fastest trial, and no setting of the loader."""
-        return self._ceiling is not None and is_compute_bound(1 - self.fastest / self._ceiling)
+        return self.ceiling is not None and is_compute_bound(1 - self.fastest / self.ceiling)
 
     @property
     def _is_as_fast_as_possible(self) -> bool:
         """True if no setting can be faster. Trials are compared more finely than the verdict."""
-        ceiling = self._ceiling
+        ceiling = self.ceiling
         return ceiling is not None and self.fastest >= (1 - THRESHOLDS.alike) * ceiling
 
     @property
@@ -271,7 +271,7 @@ class Search:
             uneven += [trials[max(slow)]] if slow else []
         for trial in uneven:
             if trial.is_uneven:
-                for other in self._space.smoother(trial.setting, self._memory):
+                for other in self._space.smoother(trial.setting, self.memory):
                     if other not in self.trials and not self._was_useless(other, trial.setting):
                         return other
         return None
@@ -348,7 +348,7 @@ class Search:
 
     def _is_tiny(self, window: StepWindow) -> bool:
         """Return True if a step that makes its own batch takes hardly longer than now."""
-        own_s = window.own_s if self._ceiling is None else min(window.own_s, 1.0 / self._ceiling)
+        own_s = window.own_s if self.ceiling is None else min(window.own_s, 1.0 / self.ceiling)
         if window.work_s > 0:
             return own_s + window.work_s <= (1 + THRESHOLDS.close) * window.step_s
         return window.step_s <= THRESHOLDS.tiny_step_s
@@ -356,15 +356,15 @@ class Search:
     def _max_workers(self, blocked_share: float) -> int:
         """Largest number of workers whose work waits for a share of its time."""
         most = self._limits.most(self._start.workers, blocked_share)
-        if self._memory is not None:
-            most = max(1, min(most, self._memory.most_workers(self._base.prefetch)))
+        if self.memory is not None:
+            most = max(1, min(most, self.memory.most_workers(self._base.prefetch)))
         return most
 
     def _needed_workers(self, trial: LoaderTrial) -> int:
         """Number of workers that make batches as fast as steps; 0 if unknown."""
         load = trial.window.load()
-        if self._ceiling is not None:
-            load = replace(load, compute_ms=min(load.compute_ms, 1e3 / self._ceiling))
+        if self.ceiling is not None:
+            load = replace(load, compute_ms=min(load.compute_ms, 1e3 / self.ceiling))
         if load.compute_ms <= 0 or load.work_ms <= 0:
             return 0
         return workers_needed(load) or MAX_WORKERS

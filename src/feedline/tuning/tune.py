@@ -1,39 +1,47 @@
-"""`feedline.tune`: the fastest loader settings.
+"""`feedline.tune`: the fastest loader settings, by timing a training step over the loader.
 
 Guarantees: workers of a feedline.DataLoader stay alive between trials. When it returns or raises,
 the loader has its former settings and position, and a running iteration continues. Ctrl-C returns
-the results so far.
+the results so far. A trial knows the cores that other programs used meanwhile.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.engine.defaults import WORKER_BYTES
 from feedline.errors import ResourceError, UsageError
 from feedline.loader import DataLoader
+from feedline.machine import OtherPrograms
 from feedline.order.schedule import Phase, is_count
+from feedline.private_names import find_private
 from feedline.system import available_memory_bytes, usable_cores
-from feedline.throughput.limits import MemoryBudget, WorkerLimits
-from feedline.throughput.rates import Rates
-from feedline.throughput.step_model import Part, bottleneck
+from feedline.throughput.step_model import MemoryBudget, Part, WorkerLimits, bottleneck
 from feedline.throughput.thresholds import THRESHOLDS
+from feedline.throughput.what_if import Rates
+from feedline.throughput.windows import RateMeter, StepWindow, error_of, pool_rate
 from feedline.tuning.loaders import TunableFeedlineLoader, TunableLoader, TunableTorchLoader
-from feedline.tuning.result import SearchStatus, TunedPhase, TuningResult
+from feedline.tuning.result import SearchStatus, TunedPhase, TuningResult, UserCodeFailure
 from feedline.tuning.search import LoaderSetting, LoaderTrial, Search, check_times
-from feedline.tuning.step_benchmark import StepBenchmark, UserCodeFailure
 from feedline.tuning.training_step import Step
 
-__all__ = ["SearchProgress", "TrialCallback", "search_settings", "tune"]
+__all__ = ["SearchProgress", "StepBenchmark", "TrialCallback", "search_settings", "tune"]
+
+_pytree = find_private("torch.utils._pytree")
 
 TrialCallback = Callable[[int | None, LoaderTrial], object]
 """Is called after the first trial of each setting, with the image size."""
 
+_START_TIMEOUT_S = 60.0
 _USUAL_TRIALS = 5
 _USUAL_REPEATS = 4  # of `trial_s` each
 
@@ -154,6 +162,169 @@ def _sleeping_step(step_ms: float, size: int | None, largest: int) -> Step:
     return lambda batch: time.sleep(step_ms * share / 1000)
 
 
+class StepBenchmark:
+    """Runs and times training steps over a loader. They really train.
+
+    A trial counts only steps whose batches were loaded entirely with its setting and by all
+    workers. It ends once its error is small or another setting is clearly faster.
+    `single_warmup` is for long steps: one untimed step instead of two.
+    """
+
+    def __init__(self, loader: TunableLoader, step: Step, *, single_warmup: bool = False) -> None:
+        self._loader = loader
+        self._step = step
+        self._warmup_steps = 1 if single_warmup else THRESHOLDS.warmup_steps
+        self.batch_bytes = 0
+        """Size of the tensors in a batch; 0 before `ceiling` has loaded one."""
+        self._alone_s: float | None = None
+        self._steps = self._cpu_ns = 0
+        self._step_error: Exception | None = None
+
+    @property
+    def step_cpu_s(self) -> float:
+        """Mean CPU time of a step, all threads together."""
+        return self._cpu_ns / 1e9 / max(1, self._steps)
+
+    def _run_step(self, batch: Any) -> None:
+        start_ns = time.process_time_ns()
+        try:
+            self._step(batch)
+        except Exception as error:
+            self._step_error = error
+            raise
+        self._cpu_ns += time.process_time_ns() - start_ns
+        self._steps += 1
+
+    def failure(self, error: Exception) -> UserCodeFailure:
+        """Attribute an exception to the step or to the loader."""
+        is_step = error is self._step_error
+        return UserCodeFailure(error, "the step" if is_step else "loading a batch")
+
+    def rates(self, trials: Sequence[LoaderTrial]) -> Rates | None:
+        """Return the measured rates of the current phase, from which others are predicted.
+
+        The best trial is the first. None without trials, or if its workers noted no times: they are
+        of an unsupported torch release, or could not map their page.
+        """
+        windows = [trial.window for trial in trials if trial.window.tasks_s > 0]
+        if not windows or windows[0] is not trials[0].window:
+            return None
+        cores, loader = usable_cores(), self._loader
+        return Rates(
+            size=loader.image_size,
+            rows=loader.mean_rows(),
+            points=tuple(
+                pool_rate(each, cores=cores, compute_s=self._alone_s, step_cpu_s=self.step_cpu_s)
+                for each in windows
+            ),
+            level_px=loader.copies_px(),
+        )
+
+    def discard_batches(self, batches: int, until: float = math.inf) -> None:
+        """Load batches without a step, for example to read their files into the page cache.
+
+        `until` is the end on the monotonic clock.
+        """
+        for _ in range(batches):
+            if time.monotonic() >= until:
+                break
+            self._loader.next()
+
+    def ceiling(self, seconds: float, until: float = math.inf) -> float:
+        """Measure the compute-bound rate: steps per second over batches kept in memory.
+
+        `until` is the end on the monotonic clock, for long steps. Then only the last step counts.
+        """
+        kept = []
+        for _ in range(THRESHOLDS.kept_batches):
+            batch = _pytree.tree_map(_clone, self._loader.next())
+            kept.append(batch)
+            start = time.perf_counter()
+            self._run_step(batch)
+            if time.monotonic() >= until:
+                self._alone_s = max(1e-9, time.perf_counter() - start)
+                return 1 / self._alone_s
+        tensors = [leaf for leaf in _pytree.tree_leaves(kept) if isinstance(leaf, Tensor)]
+        self.batch_bytes = sum(each.numel() * each.element_size() for each in tensors) // len(kept)
+        meter = RateMeter(seconds, least=THRESHOLDS.kept_batches, until=until)
+        for batch in itertools.cycle(kept):
+            self._run_step(batch)
+            if not meter.add():
+                break
+        self._alone_s = 1 / meter.per_s
+        return meter.per_s
+
+    def trial(
+        self, setting: LoaderSetting, *, min_s: float, max_s: float, fastest: float | None = None
+    ) -> LoaderTrial:
+        """Measure a setting for `min_s`, and up to `max_s` if figures vary.
+
+        A trial clearly slower than `fastest`, in steps per second, ends early. Raises errors of the
+        step and the dataset, and ResourceError if there is not enough memory.
+        """
+        loader = self._loader
+        # Batches from the previous setting do not count.
+        self.discard_batches(loader.change(setting))
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not loader.all_started and time.monotonic() < deadline:
+            self._time_step()
+        others = OtherPrograms()
+        for _ in range(self._warmup_steps):
+            self._time_step()
+        before, times = loader.stage_timings(), list[tuple[float, float, float]]()
+        meter = RateMeter(min_s, least=THRESHOLDS.trial_steps)
+        while True:
+            times.append(self._time_step())
+            more = meter.add()
+            if meter.steps < 2 or (more and meter.seconds < max_s):
+                continue
+            error = error_of([step_s for step_s, _, _ in times])
+            if meter.seconds >= max_s or _is_precise(meter, error, (min_s + max_s) / 2, fastest):
+                break
+        steps_s, waits_s, waits_cpu_s = zip(*times, strict=True)
+        window = StepWindow(
+            phase=None,
+            steps=len(times),
+            seconds=sum(steps_s),
+            wait_s=sum(waits_s),
+            workers=setting.workers,
+            error=error,
+            usual_wait_s=statistics.median(waits_s),
+            wait_cpu_s=statistics.fmean(waits_cpu_s),
+        ).with_tasks(before, loader.stage_timings())
+        if not setting.workers:  # the wait is the work
+            on_core = sum(waits_cpu_s) / window.wait_s if window.wait_s else 1.0
+            window = replace(window, tasks_s=window.wait_s, on_core=min(1.0, on_core), queued=0.0)
+        return LoaderTrial(
+            setting=setting,
+            window=window,
+            start_s=loader.start_s,
+            other_cores=others.cores(),
+        )
+
+    def _time_step(self) -> tuple[float, float, float]:
+        """Run a step. Return its time, its data wait and the CPU time of the wait, in seconds."""
+        start, start_cpu = time.perf_counter(), time.thread_time()
+        batch = self._loader.next()
+        loaded, loaded_cpu = time.perf_counter(), time.thread_time()
+        self._run_step(batch)
+        return time.perf_counter() - start, loaded - start, loaded_cpu - start_cpu
+
+
+def _is_precise(meter: RateMeter, error: float, half_s: float, fastest: float | None) -> bool:
+    """Return True if the error is small, or another setting is clearly faster."""
+    early = meter.seconds < half_s
+    small = THRESHOLDS.trial_error if early else THRESHOLDS.later_trial_error
+    slower = THRESHOLDS.clearly_slower
+    is_slower = meter.per_s * (1 + error) < (1 - slower) * (fastest or 0.0)
+    return error <= small or (is_slower and error < slower)
+
+
+def _clone(leaf: Any) -> Any:
+    """Copy a tensor of a batch; containers keep their type."""
+    return leaf.clone() if hasattr(leaf, "clone") else leaf
+
+
 class _Tuning:
     """Searches in all phases of a loader, one after the other."""
 
@@ -166,6 +337,7 @@ class _Tuning:
     ) -> None:
         self._tunable, self._on_trial, self._on_progress = tunable, on_trial, on_progress
         self._trials = 0
+        self._size: int | None = None
         self.started = self._until = time.monotonic()
         self._end = self.started + budget_s
         self.planned = tunable.phases
@@ -175,55 +347,48 @@ class _Tuning:
 
     def search_phase(self, phase: Phase, step: Step, warmup_batches: int) -> SearchStatus:
         """Search in one phase and store its result. Return how it ended."""
-        tunable, size, begun = self._tunable, phase.image_size, time.monotonic()
-        until = begun + (self._end - begun) / (len(self.planned) - len(self.phases))
-        self._until = until
-        ceiling, search, ready_s = None, None, 0.0
-        status: SearchStatus = "done"
-        benchmark = StepBenchmark(tunable, step)
-        self._report(size)
+        tunable, begun = self._tunable, time.monotonic()
+        self._size = phase.image_size
+        self._until = begun + (self._end - begun) / (len(self.planned) - len(self.phases))
+        limits = WorkerLimits(cores=usable_cores())
+        search = Search(limits, tunable.start, None, tunable.search_space)
+        benchmark, ready_s = StepBenchmark(tunable, step), 0.0
+        self._report(search)
         try:
             tunable.begin(phase)
-            benchmark.discard_batches(warmup_batches, until)
-            ceiling_s = min(THRESHOLDS.ceiling_s, max(0.0, until - time.monotonic()) / 8)
-            ceiling = benchmark.ceiling(ceiling_s, until)
+            benchmark.discard_batches(warmup_batches, self._until)
+            ceiling_s = min(THRESHOLDS.ceiling_s, max(0.0, self._until - time.monotonic()) / 8)
+            search.ceiling = benchmark.ceiling(ceiling_s, self._until)
+            search.memory = _memory_budget(tunable.start, benchmark.batch_bytes)
             ready_s = time.monotonic() - begun
-            search = Search(
-                WorkerLimits(cores=usable_cores()),
-                tunable.start,
-                ceiling,
-                tunable.search_space,
-                _memory_budget(tunable.start, benchmark.batch_bytes),
-            )
-            status = self._run_trials(search, benchmark, size, 1 / ceiling)
+            status = self._run_trials(search, benchmark, 1 / search.ceiling)
         except KeyboardInterrupt:
             status = "interrupted"
         except ResourceError:
-            if search is None or not search.trials:
+            if not search.trials:
                 raise
             status = "resources"
         except UsageError:
             raise
         except Exception as error:
             status, self.failure = "error", benchmark.failure(error)
-        trials = () if search is None else tuple(search.trials.values())
-        best = search.best if search is not None and trials else None
+        trials = tuple(search.trials.values())
+        best = search.best if trials else None
+        part: Part | None = "compute" if search.is_compute_bound else None
         rates = benchmark.rates(sorted(trials, key=lambda trial: trial is not best))
-        compute_bound = search is not None and best is not None and search.is_compute_bound
-        part: Part | None = "compute" if compute_bound else None
         if rates is not None:
             self.rates.append(rates)
             part = part or bottleneck(rates.now.load, waits=True)
         self.phases.append(
             TunedPhase(
-                size=size,
+                size=phase.image_size,
                 batch_size=tunable.batch_size,
-                ceiling=ceiling,
+                ceiling=search.ceiling,
                 trials=trials,
                 best=best,
-                is_compute_bound=compute_bound,
+                is_compute_bound=search.is_compute_bound,
                 status=status,
-                full_search_s=_full_search_s(ceiling, ready_s),
+                full_search_s=_full_search_s(search.ceiling, ready_s),
                 bottleneck=part,
                 error="" if self.failure is None else self.failure.summary,
                 copies_px=None if rates is None else rates.level_px,
@@ -231,9 +396,7 @@ class _Tuning:
         )
         return status
 
-    def _run_trials(
-        self, search: Search, benchmark: StepBenchmark, size: int | None, step_s: float
-    ) -> SearchStatus:
+    def _run_trials(self, search: Search, benchmark: StepBenchmark, step_s: float) -> SearchStatus:
         """Try settings until the answer is known, or the time is over."""
         latest = None
         while (setting := search.next()) is not None:
@@ -248,19 +411,18 @@ class _Tuning:
                 min_s, max_s = THRESHOLDS.trial_s / 2, max(THRESHOLDS.trial_s, 2 * steps_s)
                 if left_s < search.turns * (max_s + steps_s):
                     return "done"  # not without the rest of the round
-            self._report(size, search, setting, latest)
+            self._report(search, setting, latest)
             fastest = search.fastest if is_new else None
             latest = benchmark.trial(setting, min_s=min_s, max_s=max_s, fastest=fastest)
             search.add(latest)
             self._trials += 1
             if is_new and self._on_trial is not None:
-                self._on_trial(size, latest)
+                self._on_trial(self._size, latest)
         return "done"
 
     def _report(
         self,
-        size: int | None,
-        search: Search | None = None,
+        search: Search,
         setting: LoaderSetting | None = None,
         latest: LoaderTrial | None = None,
     ) -> None:
@@ -268,12 +430,12 @@ class _Tuning:
         if self._on_progress is None:
             return
         now, usual = time.monotonic(), _USUAL_TRIALS + _USUAL_REPEATS
-        left = usual if search is None else search.turns or max(1, usual - len(search.trials))
+        left = search.turns or max(1, usual - len(search.trials))
         later = usual * (len(self.planned) - len(self.phases) - 1)
         each_s = THRESHOLDS.trial_s if latest is None else latest.window.seconds
         left_s = min(max(0.0, self._until - now), left * each_s) + later * each_s
         progress = SearchProgress(
-            size=size,
+            size=self._size,
             setting=setting,
             latest=latest,
             trials=self._trials,
