@@ -158,69 +158,44 @@ def preserve_state(things: Sequence[HasStateDict], device: torch.device) -> Iter
             stack.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
         stack.enter_context(unbroken())
         stack.enter_context(seeded(0))
+        values: dict[int, tuple[Tensor, Tensor]] = {}  # each tensor once, with a copy
+        stack.callback(_copy_back, values)
         for thing in things:
+            containers: list[Any] = []
             if isinstance(thing, nn.Module):
-                stack.enter_context(_preserve_module(thing))
+                for each in thing.modules():
+                    stack.callback(setattr, each, "training", each.training)
+                    containers += each._parameters, each._buffers
+                for parameter in thing.parameters():
+                    stack.callback(setattr, parameter, "grad", parameter.grad)
+                    parameter.grad = None
             elif isinstance(thing, torch.optim.Optimizer):
-                stack.enter_context(_preserve_optimizer(thing))
+                containers += thing.state, *thing.param_groups
             else:
                 stack.callback(thing.load_state_dict, copy.deepcopy(thing.state_dict()))
+            for container in containers:
+                # New containers, as steps may change them; their tensors are the same objects.
+                saved = {name: _pytree.tree_map(_same, part) for name, part in container.items()}
+                stack.callback(_replace_items, container, saved)
+                for leaf in _pytree.tree_leaves(list(saved.values())):
+                    if isinstance(leaf, Tensor) and id(leaf) not in values:
+                        values[id(leaf)] = leaf, leaf.detach().to("cpu", copy=True)
         yield
 
 
-@contextmanager
-def _preserve_tensors(tree: Any) -> Iterator[None]:
-    """Restore the values of all tensors of a tree."""
-    leaves = {id(leaf): leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, Tensor)}
-    pairs = [(leaf, leaf.detach().to("cpu", copy=True)) for leaf in leaves.values()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, values in pairs:
-                tensor.copy_(values)
+def _same(leaf: Any) -> Any:
+    return leaf
 
 
-@contextmanager
-def _preserve_module(module: nn.Module) -> Iterator[None]:
-    parts = [
-        (each, dict(each._parameters), dict(each._buffers), each.training)
-        for each in module.modules()
-    ]
-    grads = [(parameter, parameter.grad) for parameter in module.parameters()]
-    with _preserve_tensors([(parameters, buffers) for _, parameters, buffers, _ in parts]):
-        for parameter, _ in grads:
-            parameter.grad = None
-        try:
-            yield
-        finally:
-            for each, parameters, buffers, mode in parts:
-                each._parameters.clear()
-                each._parameters.update(parameters)
-                each._buffers.clear()
-                each._buffers.update(buffers)
-                each.training = mode
-            for parameter, grad in grads:
-                parameter.grad = grad
+def _replace_items(container: dict[Any, Any], items: dict[Any, Any]) -> None:
+    container.clear()
+    container.update(items)
 
 
-@contextmanager
-def _preserve_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    # New containers, as steps may change them; their tensors are the same objects.
-    state = {
-        key: _pytree.tree_map(lambda leaf: leaf, value) for key, value in optimizer.state.items()
-    }
-    groups = [dict(group) for group in optimizer.param_groups]
-    settings = [{name: group[name] for name in group if name != "params"} for group in groups]
-    with _preserve_tensors([list(state.values()), settings]):
-        try:
-            yield
-        finally:
-            optimizer.state.clear()
-            optimizer.state.update(state)
-            for group, saved in zip(optimizer.param_groups, groups, strict=True):
-                group.clear()
-                group.update(saved)
+def _copy_back(values: dict[int, tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for tensor, copied in values.values():
+            tensor.copy_(copied)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
