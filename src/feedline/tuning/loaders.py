@@ -14,7 +14,7 @@ import random
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -43,38 +43,32 @@ _PREFETCH_FACTORS = (2, 4)
 class TunableLoader(ABC):
     """A loader whose settings are tried."""
 
+    kind: Literal["feedline", "torch"]
+    """Library of the loader."""
+    start: LoaderSetting
+    """Current settings, the first to be tried."""
+    search_space: SearchSpace
+    """Settings to try besides the number of workers."""
+    phases: Sequence[Phase] = (Phase(epochs=1),)
+    """Phases to tune, one for each image size; a single one if there are no sizes."""
+    start_s: float | None = None
+    """Seconds until newly started workers returned a batch; None if they ran before."""
+    all_started: bool = True
+    """True if all workers have started."""
+    _phase: Phase | None = None  # of the batches
+
     def __init__(self, loader: TorchDataLoader[Any]) -> None:
         self._loader = loader
-        self._phase: Phase | None = None
         self._restore: list[Callable[[], object]] = [
             partial(torch.set_rng_state, torch.get_rng_state()),
             partial(random.setstate, random.getstate()),
             partial(np.random.set_state, np.random.get_state()),
         ]
 
-    kind: Literal["feedline", "torch"]
-    """Library of the loader."""
-    start: LoaderSetting
-    """Current settings, the first to be tried."""
-    start_s: float | None = None
-    """Seconds until newly started workers returned a batch; None if they ran before."""
-    all_started: bool = True
-    """True if all workers have started."""
-
     @property
     def batch_size(self) -> int | None:
         """Samples in a batch; None if that varies or is unknown."""
         return self._loader.batch_size
-
-    @property
-    @abstractmethod
-    def search_space(self) -> SearchSpace:
-        """Settings to try besides the number of workers."""
-
-    @property
-    def phases(self) -> list[Phase]:
-        """Phases to tune, one for each image size; a single one if there are no sizes."""
-        return [Phase(epochs=1)]
 
     def begin(self, phase: Phase) -> None:
         """Load endless batches of one phase."""
@@ -158,43 +152,35 @@ class TunableFeedlineLoader(TunableLoader):
         self._original = {name: getattr(loader, name) for name in ("num_workers", *names)}
         self._adapts = loader.adapts
         self._state = loader.state_dict()
-        self._allocated = access.allocated_prefetch(loader)
         self._here: DataLoader[Any] | None = None  # makes batches in this process
         loader.adapts = False
         self._batches = _endless(loader)
         self._batches_here: Generator[Any, None, None] | None = None
         prefetch, task_ms = loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR, None
+        allocated = access.allocated_prefetch(loader)
         if self._makes_rows:
             # More may be allocated, for trials.
-            prefetch = min(DEFAULT_PREFETCH, loader.prefetch or self._allocated)
+            prefetch = min(DEFAULT_PREFETCH, loader.prefetch or allocated)
             task_ms = loader.task_ms or TASK_NS / 1e6
         self.start = LoaderSetting(workers=loader.num_workers, prefetch=prefetch, task_ms=task_ms)
+        deeper = {k * prefetch for k in _PREFETCH_FACTORS}
+        if self._makes_rows:
+            deeper = {each for each in (*deeper, allocated) if prefetch < each <= allocated}
+        self.search_space = SearchSpace(
+            prefetch=tuple(sorted(deeper)),
+            task_ms=None if task_ms is None else task_ms / _TASK_DIVISOR,
+            in_process=True,
+        )
+        # The first of each image size and batch size.
+        phases: dict[tuple[int | None, int | None], Phase] = {}
+        for phase in access.phases(loader):
+            phases.setdefault((phase.image_size, phase.batch_size or loader.batch_size), phase)
+        self.phases = list(phases.values())
 
     @property
     def batch_size(self) -> int | None:
         own = None if self._phase is None else self._phase.batch_size
         return own or self._loader.batch_size
-
-    @property
-    def search_space(self) -> SearchSpace:
-        start = self.start
-        deeper = {k * start.prefetch for k in _PREFETCH_FACTORS}
-        if start.task_ms is None:
-            return SearchSpace(prefetch=tuple(sorted(deeper)), in_process=True)
-        deeper = {depth for depth in deeper if depth < self._allocated} | {self._allocated}
-        return SearchSpace(
-            prefetch=tuple(sorted(depth for depth in deeper if depth > start.prefetch)),
-            task_ms=start.task_ms / _TASK_DIVISOR,
-            in_process=True,
-        )
-
-    @property
-    def phases(self) -> list[Phase]:
-        # The first of each image size and batch size.
-        found: dict[tuple[int | None, int | None], Phase] = {}
-        for phase in access.phases(self._loader):
-            found.setdefault((phase.image_size, phase.batch_size or self._loader.batch_size), phase)
-        return list(found.values())
 
     def begin(self, phase: Phase) -> None:
         super().begin(phase)
@@ -294,6 +280,11 @@ class TunableTorchLoader(TunableLoader):
             prefetch=DEFAULT_PREFETCH_FACTOR if factor is None else factor,
             pin=bool(loader.pin_memory),
         )
+        self.search_space = SearchSpace(
+            prefetch=tuple(k * self.start.prefetch for k in _PREFETCH_FACTORS),
+            pin=torch.cuda.is_available(),
+            in_process=True,
+        )
         self._starting = contextlib.ExitStack()
         self._batches: Iterator[Any] = iter(())
         self._copy: TorchDataLoader[Any] | None = None
@@ -305,14 +296,6 @@ class TunableTorchLoader(TunableLoader):
     def batch_size(self) -> int | None:
         size = self._loader.batch_size
         return size or getattr(self._loader.batch_sampler, "batch_size", None)
-
-    @property
-    def search_space(self) -> SearchSpace:
-        return SearchSpace(
-            prefetch=tuple(k * self.start.prefetch for k in _PREFETCH_FACTORS),
-            pin=torch.cuda.is_available(),
-            in_process=True,
-        )
 
     def change(self, setting: LoaderSetting) -> int:
         if setting == self._setting:
