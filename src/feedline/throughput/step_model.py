@@ -189,12 +189,8 @@ def workers_needed(load: StepLoad, spare: float = 1.0, *, shared: float = 0.0) -
     """Return the fewest workers that make batches as fast as steps consume them.
 
     Cores are not considered: `WorkerLimits.most` and the model do. None if no number up to
-    `MAX_WORKERS` suffices.
-
-    Args:
-        load: of a step.
-        spare: factor on the work of a batch, as batches are uneven.
-        shared: see `with_workers`.
+    `MAX_WORKERS` suffices. `spare` is a factor on the work of a batch, as batches are uneven; for
+    `shared` see `with_workers`.
     """
     if not shared or not load.workers:
         need = spare * load.need / (1 + 1e-9)

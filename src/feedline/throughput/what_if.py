@@ -441,13 +441,9 @@ def forecast(
     images: int | None = None,
     workers: int | None = None,
 ) -> Forecast:
-    """Estimate each phase of a schedule, with a number of workers or those of the measurement.
+    """Estimate each phase of a schedule, with a number of workers or those of each measurement.
 
-    Args:
-        measured: rates of at least one size.
-        schedule: the phases.
-        images: in an epoch.
-        workers: None: as measured in each phase.
+    Times are known if the number of `images` in an epoch is.
 
     Raises:
         UsageError: nothing was measured; the schedule has sizes and the measured phases have none;

@@ -68,14 +68,8 @@ def error_of(values: Sequence[float], per: Sequence[float] | None = None) -> flo
     """Relative half-width of the 95% confidence interval of a mean, such as that of step times.
 
     Neighbouring steps are correlated, so the means of long blocks of them count as independent
-    ("method of batch means").
-
-    Args:
-        values: in the order of the measurement.
-        per: weights, such as seconds for numbers of images; None: 1 for each.
-
-    Returns:
-        1.0 if there are fewer values than blocks, or their mean is not above 0.
+    ("method of batch means"). `per` are weights, such as seconds for numbers of images. The result
+    is 1.0 if there are fewer values than blocks, or their mean is not above 0.
     """
     blocks = THRESHOLDS.window_steps
     # No step is left out: a window often ends with the one that was waited for.
@@ -218,13 +212,8 @@ def pool_rate(
 
     If the workers are fast enough on average, a wait of every step is the hand-over of a ready
     batch. A wait of some steps only, or a longer one, is for late batches. Without workers nothing
-    is handed over, and no batch is late.
-
-    Args:
-        window: times of the steps.
-        cores: available to all processes.
-        compute_s: compute-bound step time; None: as in the window.
-        step_cpu_s: CPU time of the step, all threads.
+    is handed over, and no batch is late. All processes share `cores`; `compute_s` is the
+    compute-bound step time, `step_cpu_s` the CPU time of all threads of the step.
     """
     step_ms, wait_ms = 1e3 * window.step_s, 1e3 * window.wait_s / window.steps
     compute_ms = 1e3 * (window.own_s if compute_s is None else min(window.own_s, compute_s))

@@ -101,18 +101,12 @@ def _inspect(batch: Any) -> BatchInfo:
             size = height if height == width else None
             if torch is not None and isinstance(part, torch.Tensor):
                 on_cpu = part.device.type == "cpu"
-                pinned = not on_cpu or _pinned(part)
+                # The check may initialise CUDA, which the program has not done.
+                pinned = not on_cpu or (torch.cuda.is_initialized() and part.is_pinned())
                 floats += nbytes if on_cpu and part.dtype.is_floating_point else 0
             elif part.dtype.kind == "f":
                 floats += nbytes
     return BatchInfo(size, samples, total, floats, pinned)
-
-
-def _pinned(tensor: Any) -> bool:
-    """Return True if a CPU tensor is pinned. The check may initialise CUDA, so if the program has
-    not done so, the answer is False.
-    """
-    return bool(sys.modules["torch"].cuda.is_initialized() and tensor.is_pinned())
 
 
 def _parts(batch: Any) -> Iterator[Any]:

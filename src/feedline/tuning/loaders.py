@@ -15,6 +15,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -30,6 +31,8 @@ from feedline.loader import DataLoader, access
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.schedule import Phase
 from feedline.text import plural
+from feedline.throughput.what_if import Rates
+from feedline.throughput.windows import PoolRate
 from feedline.timing.stage_page import StageTimings, sum_timings
 from feedline.timing.torch_workers import TorchWorkers, end_torch_workers
 from feedline.tuning.search import LoaderSetting, SearchSpace
@@ -98,18 +101,10 @@ class TunableLoader(ABC):
     def stage_timings(self) -> StageTimings:
         """Return the stage timings of all workers; empty if unknown."""
 
-    @property
-    def image_size(self) -> int | None:
-        """Image size of the current phase; None without sizes."""
-        return None if self._phase is None else self._phase.image_size
-
-    def mean_rows(self) -> float | None:
-        """Mean number of samples of the current phase's batches."""
-        return self.batch_size
-
-    def copies_px(self) -> int | None:
-        """Resolution of the cache that is read; None for the originals."""
-        return None
+    def rates(self, points: tuple[PoolRate, ...]) -> Rates:
+        """Return the measured rates of the current phase, from those of its worker pools."""
+        size = None if self._phase is None else self._phase.image_size
+        return Rates(size=size, rows=self.batch_size, points=points)
 
     def close(self) -> None:
         """Restore the loader's settings and position, and the random states."""
@@ -217,21 +212,21 @@ class TunableFeedlineLoader(TunableLoader):
     def stage_timings(self) -> StageTimings:
         return sum_timings(access.stage_timings(self._loader).values())
 
-    def mean_rows(self) -> float | None:
-        # A size may have several batch sizes; an interrupted pass may have no full batch.
+    def rates(self, points: tuple[PoolRate, ...]) -> Rates:
+        found = super().rates(points)
+        rows: float | None = self._loader.batch_size
         at_size = [
             each
             for each in self._loader.run.passes
-            if each.compute.count and self.image_size in (None, each.image_size)
+            if each.compute.count and found.size in (None, each.image_size)
         ]
+        # A size may have several batch sizes; an interrupted pass may have no full batch.
         passes = [each for each in at_size if each.batch_size == self.batch_size] or at_size
         samples = [each.samples for each in passes if each.samples is not None]
-        if not passes or len(samples) < len(passes):
-            return self._loader.batch_size
-        return sum(samples) / sum(each.batches for each in passes) or self._loader.batch_size
-
-    def copies_px(self) -> int | None:
-        return access.engine_choice(self._loader).required_and_cached_px(self.image_size)[1]
+        if samples and len(samples) == len(passes):
+            rows = sum(samples) / sum(each.batches for each in passes) or rows
+        copies_px = access.engine_choice(self._loader).required_and_cached_px(found.size)[1]
+        return replace(found, rows=rows, level_px=copies_px)
 
     def close(self) -> None:
         loader = self._loader

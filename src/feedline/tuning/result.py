@@ -246,16 +246,13 @@ class TuningResult:
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments of the loader; empty if nothing was measured."""
-        found, start = self.setting, self.start
+        found, start, of_torch = self.setting, self.start, self.loader == "torch"
         if found is None:
             return {}
         arguments: dict[str, Any] = {"num_workers": found.workers}
-        deeper, of_torch = found.prefetch != start.prefetch, self.loader == "torch"
         if found.workers:
-            if found.task_ms is None and (deeper or of_torch):
-                arguments["prefetch_factor"] = found.prefetch
-            elif deeper:
-                arguments["prefetch"] = found.prefetch
+            if of_torch or found.prefetch != start.prefetch:
+                arguments[_prefetch_name(found)] = found.prefetch
             if found.task_ms != start.task_ms:
                 arguments["task_ms"] = found.task_ms
             if of_torch:
@@ -408,12 +405,15 @@ class TuningResult:
         return format_table(rows) if len(rows) > 1 else []
 
 
+def _prefetch_name(setting: LoaderSetting) -> str:
+    return "prefetch_factor" if setting.task_ms is None else "prefetch"
+
+
 def _setting_name(setting: LoaderSetting, start: LoaderSetting) -> str:
     """Describe a setting by its differences from the first one."""
     name = worker_name(setting.workers)
     if setting.prefetch != start.prefetch:
-        argument = "prefetch_factor" if setting.task_ms is None else "prefetch"
-        name += f", {argument} {setting.prefetch}"
+        name += f", {_prefetch_name(setting)} {setting.prefetch}"
     if setting.task_ms != start.task_ms:
         name += f", tasks of {setting.task_ms:g} ms"
     if setting.pin != start.pin:
@@ -454,9 +454,8 @@ def curve_svg(found: TuningResult) -> str:
 
     lines, reasons = list[dict[str, Any]](), list[str]()
     for name, phase in zip(_phase_names(phases), phases, strict=True):
-        drawn: dict[int, LoaderTrial] = {}
-        for trial in sorted(phase.trials, key=lambda each: (each is phase.best, each.steps_per_s)):
-            drawn[trial.workers] = trial
+        trials = sorted(phase.trials, key=lambda each: (each is phase.best, each.steps_per_s))
+        drawn = {trial.workers: trial for trial in trials}
         bound = (phase.batch_size or 1) * phase.ceiling if phase.ceiling else math.inf
         lines.append(
             {

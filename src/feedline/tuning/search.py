@@ -18,6 +18,7 @@ into memory; no single trial decides; equal trials give an equal search.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import deque
@@ -110,28 +111,12 @@ class SearchSpace:
     pin: bool = False  # try both values of pin_memory
     in_process: bool = False  # the training process can make the batches
 
-    def smoother(
-        self, setting: LoaderSetting, memory: MemoryBudget | None
-    ) -> Iterator[LoaderSetting]:
-        """Yield settings that may help against uneven batches, the likeliest first."""
-        workers = setting.workers
-        fitting = (k for k in self.prefetch if memory is None or memory.fits(workers, k))
-        deepest = max(fitting, default=0)
-        if deepest > setting.prefetch:
-            yield replace(setting, prefetch=deepest)
-        if self.task_ms is not None and setting.task_ms != self.task_ms:
-            yield replace(setting, task_ms=self.task_ms)
-
 
 class Search:
-    """Search for the fewest workers with the highest rate.
+    """Search for the fewest workers with the highest rate, from a first setting with workers.
 
-    Args:
-        limits: limits of the number of workers.
-        start: first setting to try, with workers.
-        ceiling: compute-bound steps per second; None if it was not measured.
-        space: other settings to try.
-        memory: memory budget, taken with the workers of `start`; None for no limit.
+    `ceiling` is the compute-bound rate, in steps per second; None if it was not measured. `memory`
+    is the budget with the workers of `start`; None for no limit.
     """
 
     def __init__(
@@ -182,28 +167,35 @@ class Search:
         if not self.trials:
             return replace(self._base, workers=min(self._base.workers, self._max_workers(1.0)))
         if not self._turns:
-            found = self._next_new()
-            if found is not None:
-                return found
+            ideas = (self._smoother, self._more_workers, self._fewer_workers, self._variants)
+            for setting in itertools.chain.from_iterable(idea() for idea in ideas):
+                if setting not in self.trials:
+                    return setting
             self._begin_round()
         return self._turns[0] if self._turns else None
-
-    def _next_new(self) -> LoaderSetting | None:
-        found = self._smoother() or self._more_workers() or self._fewer_workers()
-        return found or next((each for each in self._variants() if each not in self.trials), None)
 
     def _begin_round(self) -> None:
         """Begin to repeat the candidates, if the answer is in doubt.
 
-        Each twice, forward and backward, so that the middle one needs no change.
+        These are the best, the fastest of fewer workers, and a faster one. Each is repeated twice,
+        forward and backward, so that the middle one needs no change.
         """
         known = [self.trials[setting] for setting in self._candidates]
         if self.rounds == THRESHOLDS.repeat_rounds or (
             known and _answer(known).setting == self._expected
         ):
             return
-        candidates = self._find_candidates()
+        best, all_cores = self.best, self.best.uses_all_cores(self._limits.cores)
+        close = THRESHOLDS.close_on_all_cores if all_cores else THRESHOLDS.close
+        enough = math.inf if self._is_as_fast_as_possible else best.steps_per_s
+        trials = sorted(self.trials.values(), key=lambda trial: -trial.steps_per_s)
+        fewer = [each for each in trials if each.workers < best.workers]
+        faster = [each for each in trials if each.workers >= best.workers and each is not best]
+        candidates = [best]
+        candidates += [t for t in fewer[:1] if t.steps_per_s >= (1 - close) * self.fastest]
+        candidates += [t for t in faster[:1] if t.steps_per_s >= (1 - THRESHOLDS.close) * enough]
         if len(candidates) > 1:
+            candidates.sort(key=lambda trial: trial.workers)
             self._candidates = [each.setting for each in candidates]
             self._expected = _answer(candidates).setting
             self._turns.extend([*self._candidates, *reversed(self._candidates)])
@@ -233,21 +225,6 @@ class Search:
         """Steps per second of the fastest setting; 0 before the first trial."""
         return max((trial.steps_per_s for trial in self.trials.values()), default=0.0)
 
-    def _find_candidates(self) -> list[LoaderTrial]:
-        """Return the trials that may hold the answer: fewer workers, the best, and a faster one."""
-        best, cores = self.best, self._limits.cores
-        close = THRESHOLDS.close_on_all_cores if best.uses_all_cores(cores) else THRESHOLDS.close
-        trials = sorted(self.trials.values(), key=lambda trial: -trial.steps_per_s)
-        fewer = [each for each in trials if each.workers < best.workers]
-        faster = [each for each in trials if each.workers >= best.workers and each is not best]
-        chosen = [best]
-        if fewer and fewer[0].steps_per_s >= (1 - close) * self.fastest:
-            chosen.append(fewer[0])
-        enough = math.inf if self._is_as_fast_as_possible else best.steps_per_s
-        if faster and faster[0].steps_per_s >= (1 - THRESHOLDS.close) * enough:
-            chosen.append(faster[0])
-        return sorted(chosen, key=lambda trial: trial.workers)
-
     @property
     def _by_workers(self) -> dict[int, LoaderTrial]:
         """Trials that differ from `_base` only in the number of workers, if there are any."""
@@ -260,9 +237,9 @@ class Search:
     def _is_fast(self, trial: LoaderTrial) -> bool:
         return trial.steps_per_s >= (1 - trial.noise) * self.fastest
 
-    def _smoother(self) -> LoaderSetting | None:
-        """Return a setting with more prefetch or smaller tasks, if batches arrive unevenly."""
-        trials = self._by_workers
+    def _smoother(self) -> Iterator[LoaderSetting]:
+        """Yield settings with more prefetch or smaller tasks, if batches arrive unevenly."""
+        trials, memory, space = self._by_workers, self.memory, self._space
         largest, enough = trials[max(trials)], self._enough
         uneven = [] if self._is_as_fast_as_possible else [largest]
         if enough is not None:
@@ -270,11 +247,13 @@ class Search:
             slow = [workers for workers in trials if workers < enough - 1]
             uneven += [trials[max(slow)]] if slow else []
         for trial in uneven:
-            if trial.is_uneven:
-                for other in self._space.smoother(trial.setting, self.memory):
-                    if other not in self.trials and not self._was_useless(other, trial.setting):
-                        return other
-        return None
+            if not trial.is_uneven:
+                continue
+            setting = trial.setting
+            fits = (k for k in space.prefetch if memory is None or memory.fits(trial.workers, k))
+            deeper = replace(setting, prefetch=max(setting.prefetch, *fits, 0))
+            smaller = replace(setting, task_ms=space.task_ms or setting.task_ms)
+            yield from (each for each in (deeper, smaller) if not self._was_useless(each, setting))
 
     def _was_useless(self, other: LoaderSetting, setting: LoaderSetting) -> bool:
         """Return True if the change did not help fewer workers with uneven batches."""
@@ -291,47 +270,42 @@ class Search:
         trials = self._by_workers
         return min((workers for workers in trials if self._is_fast(trials[workers])), default=None)
 
-    def _more_workers(self) -> LoaderSetting | None:
-        """Return more workers than in any trial, if that may be faster."""
+    def _more_workers(self) -> Iterator[LoaderSetting]:
+        """Yield more workers than in any trial, if that may be faster."""
         trials = self._by_workers
         largest = max(trials)
         trial, window = trials[largest], trials[largest].window
         most = self._max_workers(window.blocked_share)
         if self._is_as_fast_as_possible or largest >= most:
-            return None
+            return
         others = [trials[workers] for workers in trials if workers < largest]
         if self._is_fast(trial):
             # Trials with other prefetch count, too, unless there were too few workers here.
             others += [other for other in self.trials.values() if other.workers > largest]
         if any(other.steps_per_s >= (1 - other.noise) * trial.steps_per_s for other in others):
-            return None  # more did not help
+            return  # more did not help
         wanted = max(largest + 1, self._needed_workers(trial))
         if 0 < window.busy < THRESHOLDS.busy and window.own_s > 0:
             # Against uneven batches each worker counts as much as the others.
             wanted = max(wanted, math.ceil(largest * window.step_s / window.own_s))
-        return replace(self._base, workers=min(most, wanted))
+        yield replace(self._base, workers=min(most, wanted))
 
-    def _fewer_workers(self) -> LoaderSetting | None:
-        """Return a number of workers between too few and the smallest that is fast."""
-        trials = self._by_workers
-        if (enough := self._enough) is None:
-            return None
-        slow = max((workers for workers in trials if workers < enough), default=0)
-        if enough - slow <= 1:
-            return None
+    def _fewer_workers(self) -> Iterator[LoaderSetting]:
+        """Yield a number of workers between too few and the smallest that is fast."""
+        trials, enough = self._by_workers, self._enough
+        slow = max((workers for workers in trials if workers < (enough or 0)), default=0)
+        if enough is None or enough - slow <= 1:
+            return
         if slow:
             # Too few workers are always busy, so the rate is proportional to their number.
-            lacking = (1 - THRESHOLDS.alike) * self.fastest / trials[slow].steps_per_s
-            if slow * lacking > (1 + THRESHOLDS.superlinear) * (enough - 1):
-                return None  # even the largest of these would need a more than proportional gain
-            workers = max(slow + 1, min(enough - 1, math.ceil(slow * lacking)))
-            return replace(self._base, workers=workers)
-        share = trials[enough].window.blocked_share
-        needed = min(self._needed_workers(trials[enough]), self._max_workers(share))
-        if not 0 < needed < enough:
-            # As many as needed: try one less to confirm. Nothing known: try half.
-            needed = enough - 1 if needed else enough // 2
-        return replace(self._base, workers=needed)
+            wanted = slow * (1 - THRESHOLDS.alike) * self.fastest / trials[slow].steps_per_s
+            if wanted > (1 + THRESHOLDS.superlinear) * (enough - 1):
+                return  # even the largest of these would need a more than proportional gain
+        else:
+            # If all of these are needed, one less is tried to confirm; if that is unknown, half.
+            most = self._max_workers(trials[enough].window.blocked_share)
+            wanted = min(self._needed_workers(trials[enough]), most) or enough // 2
+        yield replace(self._base, workers=max(slow + 1, min(enough - 1, math.ceil(wanted))))
 
     def _variants(self) -> Iterator[LoaderSetting]:
         """Yield settings that may be better than the best one, though its workers suffice."""

@@ -175,16 +175,15 @@ def preserve_state(things: Sequence[HasStateDict], device: torch.device) -> Iter
                 stack.callback(thing.load_state_dict, copy.deepcopy(thing.state_dict()))
             for container in containers:
                 # New containers, as steps may change them; their tensors are the same objects.
-                saved = {name: _pytree.tree_map(_same, part) for name, part in container.items()}
+                saved = {
+                    name: _pytree.tree_map(lambda leaf: leaf, part)
+                    for name, part in container.items()
+                }
                 stack.callback(_replace_items, container, saved)
                 for leaf in _pytree.tree_leaves(list(saved.values())):
                     if isinstance(leaf, Tensor) and id(leaf) not in values:
                         values[id(leaf)] = leaf, leaf.detach().to("cpu", copy=True)
         yield
-
-
-def _same(leaf: Any) -> Any:
-    return leaf
 
 
 def _replace_items(container: dict[Any, Any], items: dict[Any, Any]) -> None:
@@ -269,11 +268,8 @@ class BatchTrial:
 class BatchTrials:
     """Runs training steps with given batch sizes, in the memory of a device.
 
-    Args:
-        model: switched to training mode during a trial.
-        step, make_batch: see `find_batch_size`.
-        stateful: objects that a step changes, with the model.
-        on_trial: called after each trial with the image size.
+    The model is switched to training mode during a trial; `stateful` are all objects that a step
+    changes. For other arguments see `find_batch_size`.
     """
 
     def __init__(

@@ -209,15 +209,12 @@ class StepBenchmark:
         windows = [trial.window for trial in trials if trial.window.tasks_s > 0]
         if not windows or windows[0] is not trials[0].window:
             return None
-        cores, loader = usable_cores(), self._loader
-        return Rates(
-            size=loader.image_size,
-            rows=loader.mean_rows(),
-            points=tuple(
-                pool_rate(each, cores=cores, compute_s=self._alone_s, step_cpu_s=self.step_cpu_s)
+        cores, alone_s, cpu_s = usable_cores(), self._alone_s, self.step_cpu_s
+        return self._loader.rates(
+            tuple(
+                pool_rate(each, cores=cores, compute_s=alone_s, step_cpu_s=cpu_s)
                 for each in windows
-            ),
-            level_px=loader.copies_px(),
+            )
         )
 
     def discard_batches(self, batches: int, until: float = math.inf) -> None:
