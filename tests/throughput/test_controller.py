@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feedline.throughput.controller import Controller
-from feedline.throughput.step_model import WorkerLimits
+from feedline.throughput.step_model import MemoryBudget, WorkerLimits
 from slow import slow
 from throughput.simulated import WORK, Simulated
 
@@ -53,9 +53,10 @@ def test_workers_that_wait_for_a_server_are_increased() -> None:
 
 def test_memory_limits_workers() -> None:
     training = Simulated(own_ms=1.0, cpu_ms=100.0, cores=16, workers=2)
-    training.controller.limits = WorkerLimits(cores=16, more=1)
-    training.run(1)
-    training.controller.limits = WorkerLimits(cores=16, more=0)
+    for workers, free in ((2, 1), (3, 0)):
+        memory = MemoryBudget(free=free, workers=workers, ahead=0, worker_bytes=1, batch_bytes=0)
+        training.controller.limits = WorkerLimits(cores=16, memory=memory)
+        training.run(1)
     training.run(30)
     assert training.workers == 3
 

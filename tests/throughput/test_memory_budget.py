@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from feedline.throughput.step_model import MemoryBudget
+from feedline.throughput.step_model import MemoryBudget, WorkerLimits
 
 MB = 1 << 20
 
@@ -22,19 +22,16 @@ def test_workers_and_prefetch_share_the_memory_limit(free: int) -> None:
     found = room(free)
     for workers, ahead in itertools.product(range(1, 30), (1, 2, 4, 8)):
         bytes_more = (workers - 2) * 64 * MB + (workers * ahead - 4) * 10 * MB
-        assert found.fits(workers, ahead) == (bytes_more <= free)
-        assert found.fits(workers, ahead) == (workers <= found.most_workers(ahead))
+        assert (workers <= found.most_workers(ahead)) == (bytes_more <= free)
 
 
 def test_current_memory_fits_any_free_amount() -> None:
-    assert room(-5).fits(2, 2)
-    assert not room(-5).fits(3, 2)
-    assert room(-5).most_batches() == 0
-    assert room(25 * MB).most_batches() == 2
+    assert room(-5).most_workers(2) == 2
+    assert WorkerLimits(cores=8, memory=room(-5), for_each=9).deepest(4, 0.0) == 4
+    assert WorkerLimits(cores=8, memory=room(25 * MB), for_each=9).deepest(4, 0.0) == 6
 
 
 def test_batches_of_rows_have_their_memory() -> None:
     rows = room(128 * MB, ahead=0, batch=0)
-    assert rows.fits(4, 0)
-    assert not rows.fits(5, 0)
-    assert rows.most_batches() is None
+    assert rows.most_workers(0) == 4
+    assert WorkerLimits(cores=8, memory=rows, for_each=9).deepest(4, 0.0) == 36

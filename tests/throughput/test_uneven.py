@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from feedline.throughput.controller import Controller, SettingChange, What
-from feedline.throughput.step_model import WorkerLimits
+from feedline.throughput.step_model import MemoryBudget, WorkerLimits
 from feedline.throughput.windows import StepWindow
 from slow import slow
 from throughput.simulated import Stepped, Training, Work, now_and_then, varied
@@ -163,17 +164,23 @@ def first_change(limits: WorkerLimits, **changes: object) -> SettingChange | Non
 ROWS = {"prefetch": 0, "task_ms": 50.0}
 
 
+def budget(free: int, worker_bytes: int = 0, batch_bytes: int = 0) -> MemoryBudget:
+    return MemoryBudget(
+        free=free, workers=4, ahead=0, worker_bytes=worker_bytes, batch_bytes=batch_bytes
+    )
+
+
 @pytest.mark.parametrize(
     ("limits", "changes", "what", "value"),
     [
         ({"for_each": 2}, {}, "prefetch", 32),
         ({"for_each": 5}, {}, "prefetch", 80),
-        ({"for_each": 2, "batches": 6}, {}, "prefetch", 14),
-        ({"for_each": 2, "batches": 0}, {}, "workers", 6),
-        ({"for_each": 2, "more": 4}, {}, "prefetch", 16),
+        ({"for_each": 2, "memory": budget(6, batch_bytes=1)}, {}, "prefetch", 14),
+        ({"for_each": 2, "memory": budget(0, batch_bytes=1)}, {}, "workers", 6),
+        ({"for_each": 2, "memory": budget(4, worker_bytes=1)}, {}, "prefetch", 16),
         ({"for_each": 2}, {"prefetch": 32}, "workers", 6),
         ({}, {}, "workers", 6),
-        ({"more": 0}, {}, None, None),
+        ({"memory": budget(0, worker_bytes=1)}, {}, None, None),
         ({}, ROWS, "task_ms", 12.5),
         ({}, ROWS | {"task_ms": 7.0}, "task_ms", 2.0),
         ({}, ROWS | {"task_ms": 2.0}, "workers", 6),
@@ -184,7 +191,7 @@ ROWS = {"prefetch": 0, "task_ms": 50.0}
     ],
 )
 def test_order_of_trials(
-    limits: dict[str, int], changes: dict[str, object], what: What | None, value: float | None
+    limits: dict[str, Any], changes: dict[str, object], what: What | None, value: float | None
 ) -> None:
     decision = first_change(WorkerLimits(cores=16, **limits), **changes)
     assert (None, None) if decision is None else (decision.what, decision.after) == (what, value)

@@ -29,12 +29,15 @@ def search_from(
     ceiling: float | None,
     space: SearchSpace | None = None,
     memory: MemoryBudget | None = None,
-    *,
-    more: int | None = None,
     **setting: Any,
 ) -> Search:
     start = LoaderSetting(**{"workers": workers, "prefetch": 2, **setting})
-    return Search(WorkerLimits(cores=cores, more=more), start, ceiling, space, memory)
+    return Search(WorkerLimits(cores=cores, memory=memory), start, ceiling, space)
+
+
+def for_more(workers: int) -> MemoryBudget:
+    """Memory for this many workers more than three."""
+    return MemoryBudget(free=workers, workers=3, ahead=2, worker_bytes=1, batch_bytes=0)
 
 
 def finish(search: Search, trial: Callable[[LoaderSetting], LoaderTrial]) -> list[LoaderSetting]:
@@ -105,14 +108,14 @@ def test_search_bisects_without_work_figures() -> None:
 
 def test_number_of_workers_respects_limits() -> None:
     training = Simulated(own_ms=1.0, cpu_ms=100.0, cores=16, workers=1)
-    made = finish(search_from(3, 16, None, more=0), partial(trial_of, training))
+    made = finish(search_from(3, 16, None, memory=for_more(0)), partial(trial_of, training))
     assert made[0].workers == 3
     assert max(each.workers for each in made) == 3
 
 
 def test_memory_for_two_more_is_memory_for_two_more_in_all() -> None:
     training = Simulated(own_ms=1.0, cpu_ms=5.0, blocked_ms=200.0, cores=16, workers=1)
-    made = finish(search_from(3, 16, None, more=2), partial(trial_of, training))
+    made = finish(search_from(3, 16, None, memory=for_more(2)), partial(trial_of, training))
     assert max(each.workers for each in made) == 5
 
 

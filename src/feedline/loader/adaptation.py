@@ -161,7 +161,7 @@ def _limits(feed: Feed) -> WorkerLimits:
     live = feed.settings
     # Each additional worker makes more whole batches ahead.
     ahead = 0 if feed.shares_batches else live.prefetch_factor
-    room = MemoryBudget(
+    memory = MemoryBudget(
         free=int(THRESHOLDS.memory_share * available_memory_bytes()),
         workers=live.workers,
         ahead=ahead,
@@ -170,7 +170,6 @@ def _limits(feed: Feed) -> WorkerLimits:
     )
     return WorkerLimits(
         cores=usable_cores(),
-        more=room.most_workers(ahead) - live.workers,
+        memory=memory,
         for_each=0 if feed.shares_batches or live.prefetch is not None else ahead,
-        batches=room.most_batches(),
     )

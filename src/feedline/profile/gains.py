@@ -162,7 +162,7 @@ def best_workers(facts: RunFacts) -> int:
     Up to one a core; more if most of their work is waiting, which needs no core.
     """
     blocked_share = facts.lanes.blocked_share if facts.lanes is not None else 0.0
-    most = WorkerLimits(cores=facts.cores).most(facts.workers, blocked_share)
+    most = WorkerLimits(cores=facts.cores).most(blocked_share)
     loads = [(step_load(facts, phase), phase.steps) for phase in facts.phases]
 
     def total_ms(workers: int) -> float:

@@ -190,7 +190,7 @@ class Controller:
 
     def _most(self, window: StepWindow, known: _Known | None) -> int:
         """Maximum number of workers, from resources and from what is known about a phase."""
-        most = self.limits.most(window.workers, window.blocked_share)
+        most = self.limits.most(window.blocked_share)
         return most if known is None or known.high is None else min(most, known.high)
 
     def _update_known(self, seen: StepWindow, recent: StepWindow) -> _Known:
@@ -250,7 +250,7 @@ class Controller:
 
     def _even_out(self, seen: StepWindow, known: _Known, most: int) -> SettingChange | None:
         """Next untried change against uneven batches."""
-        deepest = self.limits.deepest(seen.prefetch, seen.workers, seen.blocked_share)
+        deepest = self.limits.deepest(seen.prefetch, seen.blocked_share)
         shorter = max(THRESHOLDS.min_task_ms, round(seen.task_ms / THRESHOLDS.shorter_tasks, 3))
         mean_ms = seen.tasks_s * 1e3 / seen.tasks if seen.tasks else 0.0
         more = min(most, seen.workers + max(1, seen.workers // 2))
@@ -269,7 +269,7 @@ class Controller:
         return None
 
     def _shrink(self, window: StepWindow, seen: StepWindow, known: _Known) -> SettingChange | None:
-        most = self.limits.most(window.workers, window.blocked_share)
+        most = self.limits.most(window.blocked_share)
         before = window.workers
         if before > (after := max(most, known.low)):
             reason = f"{self.limits.cores} cores cannot keep more workers busy"

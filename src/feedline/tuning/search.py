@@ -29,7 +29,6 @@ from numbers import Real
 from feedline.errors import UsageError
 from feedline.throughput.step_model import (
     MAX_WORKERS,
-    MemoryBudget,
     WorkerLimits,
     is_compute_bound,
     workers_needed,
@@ -115,24 +114,22 @@ class SearchSpace:
 class Search:
     """Search for the fewest workers with the highest rate, from a first setting with workers.
 
-    `ceiling` is the compute-bound rate, in steps per second; None if it was not measured. `memory`
-    is the budget with the workers of `start`; None for no limit.
+    `ceiling` is the compute-bound rate, in steps per second; None if it was not measured. The
+    memory budget of `limits` is that with the workers of `start`.
     """
 
     def __init__(
         self,
         limits: WorkerLimits,
         start: LoaderSetting,
-        ceiling: float | None,
+        ceiling: float | None = None,
         space: SearchSpace | None = None,
-        memory: MemoryBudget | None = None,
     ) -> None:
-        self._limits = limits
+        self.limits = limits
         self._start = start
         self._base = start  # prefetch and task size of further trials
         self.ceiling = ceiling
         self._space = space or SearchSpace()
-        self.memory = memory
         self._all: dict[LoaderSetting, list[LoaderTrial]] = {}
         self._candidates: list[LoaderSetting] = []  # that are repeated
         self._expected: LoaderSetting | None = None  # answer before the round
@@ -185,7 +182,7 @@ class Search:
             known and _answer(known).setting == self._expected
         ):
             return
-        best, all_cores = self.best, self.best.uses_all_cores(self._limits.cores)
+        best, all_cores = self.best, self.best.uses_all_cores(self.limits.cores)
         close = THRESHOLDS.close_on_all_cores if all_cores else THRESHOLDS.close
         enough = math.inf if self._is_as_fast_as_possible else best.steps_per_s
         trials = sorted(self.trials.values(), key=lambda trial: -trial.steps_per_s)
@@ -239,7 +236,7 @@ class Search:
 
     def _smoother(self) -> Iterator[LoaderSetting]:
         """Yield settings with more prefetch or smaller tasks, if batches arrive unevenly."""
-        trials, memory, space = self._by_workers, self.memory, self._space
+        trials, memory, space = self._by_workers, self.limits.memory, self._space
         largest, enough = trials[max(trials)], self._enough
         uneven = [] if self._is_as_fast_as_possible else [largest]
         if enough is not None:
@@ -250,7 +247,11 @@ class Search:
             if not trial.is_uneven:
                 continue
             setting = trial.setting
-            fits = (k for k in space.prefetch if memory is None or memory.fits(trial.workers, k))
+            fits = (
+                k
+                for k in space.prefetch
+                if memory is None or trial.workers <= memory.most_workers(k)
+            )
             deeper = replace(setting, prefetch=max(setting.prefetch, *fits, 0))
             smaller = replace(setting, task_ms=space.task_ms or setting.task_ms)
             yield from (each for each in (deeper, smaller) if not self._was_useless(each, setting))
@@ -310,7 +311,7 @@ class Search:
     def _variants(self) -> Iterator[LoaderSetting]:
         """Yield settings that may be better than the best one, though its workers suffice."""
         best, setting = self.best, self.best.setting
-        if not self._is_as_fast_as_possible and best.uses_all_cores(self._limits.cores):
+        if not self._is_as_fast_as_possible and best.uses_all_cores(self.limits.cores):
             yield replace(setting, workers=best.workers - 1)
         for depth in sorted(self._space.prefetch):
             if self._start.prefetch < depth < setting.prefetch:
@@ -329,10 +330,7 @@ class Search:
 
     def _max_workers(self, blocked_share: float) -> int:
         """Largest number of workers whose work waits for a share of its time."""
-        most = self._limits.most(self._start.workers, blocked_share)
-        if self.memory is not None:
-            most = max(1, min(most, self.memory.most_workers(self._base.prefetch)))
-        return most
+        return self.limits.most(blocked_share, self._base.prefetch)
 
     def _needed_workers(self, trial: LoaderTrial) -> int:
         """Number of workers that make batches as fast as steps; 0 if unknown."""

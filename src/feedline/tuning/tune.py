@@ -348,7 +348,7 @@ class _Tuning:
         self._size = phase.image_size
         self._until = begun + (self._end - begun) / (len(self.planned) - len(self.phases))
         limits = WorkerLimits(cores=usable_cores())
-        search = Search(limits, tunable.start, None, tunable.search_space)
+        search = Search(limits, tunable.start, space=tunable.search_space)
         benchmark, ready_s = StepBenchmark(tunable, step), 0.0
         self._report(search)
         try:
@@ -356,7 +356,8 @@ class _Tuning:
             benchmark.discard_batches(warmup_batches, self._until)
             ceiling_s = min(THRESHOLDS.ceiling_s, max(0.0, self._until - time.monotonic()) / 8)
             search.ceiling = benchmark.ceiling(ceiling_s, self._until)
-            search.memory = _memory_budget(tunable.start, benchmark.batch_bytes)
+            memory = _memory_budget(tunable.start, benchmark.batch_bytes)
+            search.limits = replace(limits, memory=memory)
             ready_s = time.monotonic() - begun
             status = self._run_trials(search, benchmark, 1 / search.ceiling)
         except KeyboardInterrupt:
