@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 from feedline import DataLoader, ImageArray, TrainCrop
+from feedline.engine import defaults
 from feedline.errors import UsageError
 from feedline.loader import adaptation
 from feedline.throughput.controller import SettingChange, What
@@ -201,8 +202,8 @@ def test_time_while_adapting_was_off_is_not_in_window() -> None:
 def test_memory_suffices_for_additional_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(adaptation, "available_memory_bytes", lambda: 1 << 30)
-    monkeypatch.setattr(adaptation, "WORKER_BYTES", 0)
+    monkeypatch.setattr(defaults, "available_memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(defaults, "WORKER_BYTES", 0)
     with DataLoader(Numbers(256), 8, num_workers=1, prefetch_factor=4) as loader:
         script = scripted(loader)
         for _ in read(loader):

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, TensorDataset
 
 from feedline import DataLoader
+from feedline.engine import defaults
 from feedline.errors import ResourceError, SampleError, UsageError
 from feedline.throughput import windows
 from feedline.timing.stage_page import StageTimings
@@ -133,8 +134,8 @@ def test_workers_have_memory_for_the_batches_that_they_make(
     now: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the free memory holds one more worker with its batches of 128 bytes."""
-    monkeypatch.setattr(tune_module, "available_memory_bytes", lambda: 2 * (60 + 2 * 128))
-    monkeypatch.setattr(tune_module, "WORKER_BYTES", 60)
+    monkeypatch.setattr(defaults, "available_memory_bytes", lambda: 2 * (60 + 2 * 128))
+    monkeypatch.setattr(defaults, "WORKER_BYTES", 60)
     monkeypatch.setattr(tune_module, "usable_cores", lambda: 8)
 
     class Waits(Ready):

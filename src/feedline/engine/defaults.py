@@ -21,7 +21,8 @@ from feedline.errors import UsageError
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.schedule import is_integer
 from feedline.system import available_memory_bytes, local_processes, usable_cores
-from feedline.throughput.step_model import MAX_WORKERS
+from feedline.throughput.step_model import MAX_WORKERS, MemoryBudget
+from feedline.throughput.thresholds import THRESHOLDS
 
 __all__ = [
     "DEFAULT_PREFETCH",
@@ -30,6 +31,7 @@ __all__ = [
     "LiveSettings",
     "auto_workers",
     "default_start_method",
+    "memory_budget",
     "own_memory_bytes",
     "slots_for",
     "worker_count",
@@ -46,7 +48,16 @@ WORKER_BYTES = 64 << 20
 """Memory of a worker, in bytes. The measured proportional set size of one that decodes and resizes
 images is 30 to 60 MB."""
 
-_MEMORY_SHARE = 0.5  # of the available memory, as for a running pool that grows
+
+def memory_budget(workers: int, ahead: int, batch_bytes: int) -> MemoryBudget:
+    """Memory for more than these running workers, each with whole batches ahead."""
+    return MemoryBudget(
+        free=int(THRESHOLDS.memory_share * available_memory_bytes()),
+        workers=workers,
+        ahead=ahead,
+        worker_bytes=WORKER_BYTES,
+        batch_bytes=batch_bytes,
+    )
 
 
 def slots_for(prefetch: int) -> int:
@@ -71,7 +82,9 @@ def auto_workers(
     cores = usable_cores() if cores is None else cores
     most = min(cores - (cores >= 6) - (cores >= 16), MAX_WORKERS)
     if available_bytes is not None:
-        most = min(most, (int(_MEMORY_SHARE * available_bytes) - batches_bytes) // WORKER_BYTES)
+        most = min(
+            most, (int(THRESHOLDS.memory_share * available_bytes) - batches_bytes) // WORKER_BYTES
+        )
     return max(1, most)
 
 

@@ -14,14 +14,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 
-from feedline.engine.defaults import WORKER_BYTES, LiveSettings
+from feedline.engine.defaults import LiveSettings, memory_budget
 from feedline.engine.feed import Feed
 from feedline.loader.batch_stream import BatchStream
 from feedline.loader.engines import Engine
 from feedline.order.batch_spec import BatchSpec
-from feedline.system import available_memory_bytes, usable_cores
+from feedline.system import usable_cores
 from feedline.throughput.controller import Controller, SettingChange, What
-from feedline.throughput.step_model import MemoryBudget, WorkerLimits
+from feedline.throughput.step_model import WorkerLimits
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import StepWindow, error_of
 from feedline.timing.stage_page import StageTimings, sum_timings
@@ -161,15 +161,9 @@ def _limits(feed: Feed) -> WorkerLimits:
     live = feed.settings
     # Each additional worker makes more whole batches ahead.
     ahead = 0 if feed.shares_batches else live.prefetch_factor
-    memory = MemoryBudget(
-        free=int(THRESHOLDS.memory_share * available_memory_bytes()),
-        workers=live.workers,
-        ahead=ahead,
-        worker_bytes=WORKER_BYTES,
-        batch_bytes=feed.slots.memory_bytes // feed.slots.num_slots,
-    )
+    batch_bytes = feed.slots.memory_bytes // feed.slots.num_slots
     return WorkerLimits(
         cores=usable_cores(),
-        memory=memory,
+        memory=memory_budget(live.workers, ahead, batch_bytes),
         for_each=0 if feed.shares_batches or live.prefetch is not None else ahead,
     )

@@ -403,17 +403,8 @@ class Forecast:
 
     def __str__(self) -> str:
         """Return a table of the phases, and the notes."""
-        columns = (
-            "",
-            "epochs",
-            self.unit,
-            "compute-bound",
-            "workers",
-            "needed",
-            "time",
-            "bottleneck",
-        )
-        rows, notes = [columns], list[str]()
+        columns = f",epochs,{self.unit},compute-bound,workers,needed,time,bottleneck".split(",")
+        rows, notes = [tuple(columns)], list[str]()
         for each in self.phases:
             name = _phase_name(each.image_size)
             rates = f"{each.then:.0f}", f"{each.compute_bound_rate:.0f}"

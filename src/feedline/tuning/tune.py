@@ -18,14 +18,14 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from feedline.engine.defaults import WORKER_BYTES
+from feedline.engine.defaults import memory_budget
 from feedline.errors import ResourceError, UsageError
 from feedline.loader import DataLoader
 from feedline.machine import OtherPrograms
 from feedline.order.schedule import Phase, is_count
 from feedline.private_names import find_private
-from feedline.system import available_memory_bytes, usable_cores
-from feedline.throughput.step_model import MemoryBudget, Part, WorkerLimits, bottleneck
+from feedline.system import usable_cores
+from feedline.throughput.step_model import Part, WorkerLimits, bottleneck
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.what_if import Rates
 from feedline.throughput.windows import RateMeter, StepWindow, error_of, pool_rate
@@ -356,7 +356,10 @@ class _Tuning:
             benchmark.discard_batches(warmup_batches, self._until)
             ceiling_s = min(THRESHOLDS.ceiling_s, max(0.0, self._until - time.monotonic()) / 8)
             search.ceiling = benchmark.ceiling(ceiling_s, self._until)
-            memory = _memory_budget(tunable.start, benchmark.batch_bytes)
+            ahead, batch_bytes = tunable.start.prefetch, benchmark.batch_bytes
+            if tunable.start.task_ms is not None:  # batches of rows have their memory
+                ahead = batch_bytes = 0
+            memory = memory_budget(tunable.start.workers, ahead, batch_bytes)
             search.limits = replace(limits, memory=memory)
             ready_s = time.monotonic() - begun
             status = self._run_trials(search, benchmark, 1 / search.ceiling)
@@ -442,18 +445,6 @@ class _Tuning:
             seconds_left=min(max(0.0, self._end - now), left_s),
         )
         self._on_progress(progress)
-
-
-def _memory_budget(start: LoaderSetting, batch_bytes: int) -> MemoryBudget:
-    """Memory budget for workers and their prefetched batches."""
-    whole_batches = start.task_ms is None
-    return MemoryBudget(
-        free=int(THRESHOLDS.memory_share * available_memory_bytes()),
-        workers=start.workers,
-        ahead=start.prefetch if whole_batches else 0,
-        worker_bytes=WORKER_BYTES,
-        batch_bytes=batch_bytes if whole_batches else 0,
-    )
 
 
 def _full_search_s(ceiling: float | None, ready_s: float) -> float:
