@@ -159,7 +159,8 @@ def test_batches_are_equal_for_any_decisions(kind: str) -> None:
         else:
             assert live.default_prefetch == value
             assert list(dict.fromkeys(seen)) == [(1, 2), (3, 6), (1, 12), (2, 12), (2, 4), (2, 30)]
-            assert (script.limits.for_each, script.limits.batches > 0) == (2, True)
+            assert script.limits.for_each == 2
+            assert script.limits.deepest(live.default_prefetch, 0.0) > 0
         assert any(window.tasks for window in script.windows)
         assert all(window.steps >= 2 for window in script.windows)
     assert len(found) == len(expected)
@@ -209,7 +210,9 @@ def test_memory_suffices_for_additional_workers(
         for _ in read(loader):
             if script.limits is not None:
                 break
-        assert script.limits.more == script.limits.batches // 4
+        memory = script.limits.memory
+        assert memory is not None
+        assert memory.most_workers(4) - 1 == memory.free // memory.batch_bytes // 4
 
 
 @pytest.mark.usefixtures("often")
