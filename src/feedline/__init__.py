@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from feedline.profile.watch import watch
     from feedline.running.patch import patch
     from feedline.train.history import TrainReport
-    from feedline.train.recipe import Recipe, TrainPhase
+    from feedline.train.recipe import Recipe, RunSettings, TrainPhase
     from feedline.train.run import train_model
-    from feedline.train.run_settings import RunSettings
     from feedline.tuning.batch_size import find_batch_size
     from feedline.tuning.tune import tune
 
@@ -79,7 +78,7 @@ _HOMES = {
     "ImageList": "feedline.images.image_list",
     "Phase": "feedline.order.schedule",
     "Recipe": "feedline.train.recipe",
-    "RunSettings": "feedline.train.run_settings",
+    "RunSettings": "feedline.train.recipe",
     "Schedule": "feedline.order.schedule",
     "TrainCrop": "feedline.images.crops",
     "TrainPhase": "feedline.train.recipe",

@@ -170,7 +170,7 @@ def test_broken_image_raises_or_is_skipped_and_listed(odd_photos: Path, tmp_path
 def test_concurrent_builds_in_one_folder_are_rejected(
     odd_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedline.sources.cache_lock._PATIENCE_S", 0.1)
+    monkeypatch.setattr("feedline.sources.cache_folder._PATIENCE_S", 0.1)
     ask: list[str] = []
 
     def meanwhile(progress: Any) -> None:

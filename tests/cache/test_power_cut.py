@@ -18,8 +18,8 @@ from feedline.cache import destination
 from feedline.cache.build import add_size
 from feedline.cache.shard import ShardTransfer
 from feedline.sources.cache_formats import _LmdbMerger
+from feedline.sources.lmdb_reader import LMDB_FILE
 from feedline.sources.manifest import MANIFEST, UNFINISHED, shard_name
-from feedline.sources.open_lmdb import LMDB_FILE
 
 PER_CLASS = 40  # three units
 LEVELS = ("16", "24")

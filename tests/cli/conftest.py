@@ -10,8 +10,7 @@ import simplejpeg
 from command_line import Command, Ended
 
 from feedline.cli.app import main
-from feedline.train.recipe import Recipe
-from feedline.train.run_settings import RunSettings
+from feedline.train.recipe import Recipe, RunSettings
 
 
 @pytest.fixture

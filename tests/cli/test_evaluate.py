@@ -12,9 +12,8 @@ from command_line import Command, assert_refused
 from PIL import Image
 
 from feedline.train.model import create_model, load_trained
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
-from feedline.train.run_settings import RunSettings
 
 MODEL = "test_resnet.r160_in1k"
 PLAIN = ("--device", "cpu", "--workers", 0)

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline import DataLoader
-from feedline.cli.user_code import build_loader, import_function, is_function_name
+from feedline.cli.tune_search import build_loader, import_function, is_function_name
 from feedline.errors import UsageError
 
 CODE = """

@@ -23,9 +23,8 @@ from tiny_training import Recorder
 from feedline.errors import FeedlineError
 from feedline.system import rank_and_world
 from feedline.train import loop, ranks
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
-from feedline.train.run_settings import RunSettings
 
 __all__ = ["Forks", "forks", "job", "on_ranks", "said_in"]
 

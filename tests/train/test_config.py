@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from feedline.errors import UsageError
 from feedline.train.config import as_toml, make_recipe, read_config
-from feedline.train.recipe import Recipe
-from feedline.train.run_settings import RunSettings
+from feedline.train.recipe import Recipe, RunSettings
 
 
 def test_an_argument_overrides_the_layers_below() -> None:

@@ -18,10 +18,9 @@ from tiny_training import Recorder
 
 from feedline.errors import StateError
 from feedline.train.prepare import Assignment
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.resume import ResumedRun
 from feedline.train.run import train_model
-from feedline.train.run_settings import RunSettings
 
 MISSING = object()
 ERRORS: list[Exception] = []

@@ -15,9 +15,8 @@ import torch
 from feedline.errors import FeedlineError, StateError, UsageError
 from feedline.train.dry_run import PlannedRun, dry_run
 from feedline.train.prepare import Assignment
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
-from feedline.train.run_settings import RunSettings
 from feedline.train.train_state import TrainState, train_step
 
 MODEL = "test_resnet.r160_in1k"

@@ -11,9 +11,8 @@ import torch
 from feedline.errors import UsageError
 from feedline.train.evaluate import evaluate_folder
 from feedline.train.model import load_trained
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
-from feedline.train.run_settings import RunSettings
 
 TINY = "test_resnet.r160_in1k"
 

@@ -11,8 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import ScheduleError, StateError, UsageError
-from feedline.train.config import changed_on_resume, check_resumable, make_recipe
-from feedline.train.presets import GRID_PX, PRESETS, preset_settings
+from feedline.train.config import (
+    GRID_PX,
+    PRESETS,
+    changed_on_resume,
+    check_resumable,
+    make_recipe,
+    preset_settings,
+)
 from feedline.train.recipe import Recipe, TrainPhase
 
 

@@ -25,10 +25,9 @@ from feedline.profile.report import load_report
 from feedline.train.checkpoint import CheckpointWriter, load_checkpoint
 from feedline.train.config import make_recipe, read_config
 from feedline.train.history import TrainResult
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
 from feedline.train.run_folder import lock_run_folder
-from feedline.train.run_settings import RunSettings
 from feedline.train.train_state import TrainState
 
 MODEL = "test_resnet.r160_in1k"
@@ -296,7 +295,7 @@ sys.path.insert(0, sys.argv[1])
 from tiny_training import Recorder
 from feedline.train.recipe import Recipe
 from feedline.train.run import train_model
-from feedline.train.run_settings import RunSettings
+from feedline.train.recipe import RunSettings
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 report = Recorder(after=7, do=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))

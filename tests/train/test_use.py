@@ -13,9 +13,8 @@ from tiny_training import write_tiny_set
 from feedline.errors import DatasetError, StateError
 from feedline.train.evaluate import evaluate_folder, predict
 from feedline.train.model import load_trained
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
-from feedline.train.run_settings import RunSettings
 
 CPU = torch.device("cpu")
 FLOAT = torch.float32

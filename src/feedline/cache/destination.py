@@ -25,8 +25,8 @@ from typing import Any
 from feedline.cache.shard import ShardFiles, ShardTransfer, list_files
 from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, FeedlineError, UsageError
+from feedline.sources.cache_folder import only_builder
 from feedline.sources.cache_formats import cache_format
-from feedline.sources.cache_lock import only_builder
 from feedline.sources.files import sync_files, write_atomic
 from feedline.sources.manifest import (
     LOCK,

@@ -26,10 +26,9 @@ from typing import Any
 import psutil
 
 from feedline.errors import FeedlineError, UsageError
+from feedline.sources.cache_folder import only_builder, remove_files
 from feedline.sources.cache_formats import incomplete_files
-from feedline.sources.cache_lock import only_builder
 from feedline.sources.manifest import AWAITED, FILLED_FORMAT, UNFINISHED, Level, is_finished
-from feedline.sources.owned_files import remove_files
 from feedline.system import readable
 from feedline.text import shell_command
 

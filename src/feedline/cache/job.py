@@ -43,6 +43,7 @@ from feedline.cache.spec import BuildSettings, Estimate, ShardRange, Spec, count
 from feedline.engine.defaults import worker_count
 from feedline.errors import FeedlineError, ResourceError, UsageError
 from feedline.loader import DataLoader
+from feedline.sources.cache_folder import refuse_link, remove_files, remove_owned
 from feedline.sources.cache_formats import cache_format, incomplete_files
 from feedline.sources.files import report_disk_errors, write_atomic
 from feedline.sources.manifest import (
@@ -56,7 +57,6 @@ from feedline.sources.manifest import (
     is_finished,
     read_manifest,
 )
-from feedline.sources.owned_files import refuse_link, remove_files, remove_owned
 from feedline.system import write_through
 from feedline.text import as_bytes
 

@@ -26,12 +26,11 @@ from feedline.cache.level_encoder import ResizedCopies
 from feedline.cache.source import CacheSource
 from feedline.cache.spec import ShardRange, Spec
 from feedline.errors import FeedlineError, ImageError
+from feedline.sources.cache_folder import refuse_link, sees_lock
 from feedline.sources.cache_format_base import CacheSample
 from feedline.sources.cache_formats import cache_format, level_reader
-from feedline.sources.cache_lock import sees_lock
 from feedline.sources.files import report_disk_errors, write_atomic
 from feedline.sources.manifest import COLUMNS, ENTRY, CacheIndex, Manifest, checksum, load_entries
-from feedline.sources.owned_files import refuse_link
 from feedline.sources.remote_files import RemoteFolder
 
 __all__ = [

@@ -261,8 +261,7 @@ def _parse_error(error: Any) -> tuple[str, str]:
 
 def _value_error(error: Any) -> str:
     """Describe a value that is not a number or not one of the choices; "" for another error."""
-    from feedline.train.recipe import Recipe
-    from feedline.train.run_settings import RunSettings
+    from feedline.train.recipe import Recipe, RunSettings
     from feedline.train.settings import allowed_values
 
     # The parser of newer versions of typer is pydantic; older ones only have a message.

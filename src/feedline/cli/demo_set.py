@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from feedline.errors import DatasetError, UsageError
-from feedline.sources.owned_files import remove_owned
+from feedline.sources.cache_folder import remove_owned
 from feedline.system import refuse_device_name
 
 __all__ = ["CLASS_NAMES", "DemoSet", "demo_jpeg", "demo_pixels", "write_demo_set"]

@@ -13,8 +13,7 @@ from feedline.cli.output import complain, echo, echo_skipped, echo_text, write_j
 from feedline.errors import UsageError
 from feedline.system import rank_and_world
 from feedline.text import shell_command
-from feedline.train.recipe import Recipe
-from feedline.train.run_settings import RunSettings
+from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.settings import MODEL, RUN, setting_names
 
 if TYPE_CHECKING:

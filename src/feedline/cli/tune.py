@@ -95,8 +95,11 @@ def tune(
 
     changes = [Changes.parse(text) for text in what_if or ()]
 
-    from feedline.cli.tune_search import folder_search, function_search  # loads torch
-    from feedline.cli.user_code import is_function_name
+    from feedline.cli.tune_search import (  # loads torch
+        folder_search,
+        function_search,
+        is_function_name,
+    )
 
     if not Path(source).is_dir() and is_function_name(source):
         folder_only = {

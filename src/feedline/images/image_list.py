@@ -24,8 +24,7 @@ from feedline.images.codec_registry import (
 )
 from feedline.images.folder import ImageFiles
 from feedline.images.rows import ImageTransform, RowPipeline, check_transform
-from feedline.sources.column_types import Labels, convert_labels, warn_of_repeats
-from feedline.sources.columns import ordered
+from feedline.sources.column_types import Labels, convert_labels, ordered, warn_of_repeats
 from feedline.sources.folder import IMAGE_EXTENSIONS, FileStore
 from feedline.sources.lmdb_store import LmdbStore, lmdb_samples
 from feedline.sources.remote_images import RemoteStore

@@ -47,11 +47,10 @@ from feedline.loader.options import Options
 from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
 from feedline.order.sample_order import Order
+from feedline.sources.cache_folder import is_locked, remove_files
 from feedline.sources.cache_formats import incomplete_files
-from feedline.sources.cache_lock import is_locked
 from feedline.sources.folder import FileStore
 from feedline.sources.manifest import AWAITED, FILLED_FORMAT, UNFINISHED, check_place, is_finished
-from feedline.sources.owned_files import remove_files
 from feedline.sources.remote_filesystem import is_url
 from feedline.sources.remote_images import RemoteStore
 from feedline.system import python_program, readable, search_path

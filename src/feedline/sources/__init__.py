@@ -7,17 +7,15 @@ tables.py           lists, CSV and Parquet files, DataFrames
 archives.py         zip and tar files
 webdataset.py       tar shards
 lmdb_store.py       LMDBs
-  open_lmdb.py        those that are open in this process
-  lmdb_reader.py      reads keys and values in another process
+  lmdb_reader.py      open LMDBs, and reading of one in another process
 rows.py             Hugging Face datasets and Parquet files with images
 arrays.py           decoded images
 remote_images.py    image files at URLs
-column_types.py     conversion of labels and of the columns of tables to one array
+column_types.py     columns of tables as lists; conversion of labels to one array
 cache_store.py      caches of resized copies; remote_cache.py those at URLs
   manifest.py         files of a cache, its manifest and the columns of its samples
   cache_formats.py    tar, LMDB and plain files; cache_format_base.py interface and registry
-  cache_lock.py       one builder at a time
-  owned_files.py      removal of files that a cache wrote, and of no others
+  cache_folder.py     one builder at a time; removal of files that a cache wrote, and of no others
 files.py            safe reading and atomic writing of local files
 remote_filesystem.py   fsspec filesystem of a URL: requests, retries, errors
   remote_files.py     files of a folder at a URL

@@ -15,12 +15,14 @@ from feedline.errors import DatasetError, UsageError
 from feedline.order.pixel_layout import PixelLayout
 from feedline.sources.column_types import (
     Labels,
+    as_numpy,
     convert_labels,
+    declared_classes,
     fill_gaps,
     has_gaps,
+    ordered,
     warn_of_gaps,
 )
-from feedline.sources.columns import as_numpy, declared_classes, ordered
 from feedline.sources.store import (
     Numbers,
     Pixels,

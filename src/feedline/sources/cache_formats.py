@@ -25,6 +25,7 @@ from urllib.parse import quote
 import numpy as np
 
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
+from feedline.sources.cache_folder import partial_files, refuse_link, remove_owned
 from feedline.sources.cache_format_base import (
     CACHE_FORMATS,
     CacheFormat,
@@ -43,6 +44,7 @@ from feedline.sources.files import (
     sync_names,
     write_atomic,
 )
+from feedline.sources.lmdb_reader import LMDB_FILE, OpenLmdb, open_lmdb
 from feedline.sources.manifest import (
     BUILD_FILES,
     INDEX,
@@ -55,8 +57,6 @@ from feedline.sources.manifest import (
     member,
     shard_name,
 )
-from feedline.sources.open_lmdb import LMDB_FILE, OpenLmdb, open_lmdb
-from feedline.sources.owned_files import partial_files, refuse_link, remove_owned
 
 __all__ = ["cache_format", "incomplete_files", "level_reader"]
 

@@ -20,12 +20,11 @@ from feedline.sources.column_types import (
     Labels,
     convert_labels,
     convert_texts,
+    ordered,
     warn_of_repeats,
 )
-from feedline.sources.columns import ordered
 from feedline.sources.files import check_size
-from feedline.sources.lmdb_reader import LmdbReader
-from feedline.sources.open_lmdb import LMDB_FILE, OpenLmdb, open_lmdb
+from feedline.sources.lmdb_reader import LMDB_FILE, LmdbReader, OpenLmdb, open_lmdb
 from feedline.sources.store import IndexedStore, PathTable, first_names, spread_evenly
 
 __all__ = ["LmdbStore", "lmdb_samples"]

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.sources.column_types import check_cells, convert_texts, fill_gaps
-from feedline.sources.columns import ordered
+from feedline.sources.column_types import check_cells, convert_texts, fill_gaps, ordered
 from feedline.sources.folder import FileStore
 from feedline.sources.remote_filesystem import check_local, host_of, is_url, shown
 from feedline.sources.remote_images import url_store

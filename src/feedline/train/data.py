@@ -24,9 +24,8 @@ from feedline.sources.opening import list_splits
 from feedline.sources.remote_filesystem import was_url
 from feedline.train.augment import BatchAugmentation
 from feedline.train.config import differences, read_config
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run_folder import RECIPE_NAME
-from feedline.train.run_settings import RunSettings
 
 __all__ = [
     "Splits",

@@ -24,9 +24,9 @@ from feedline.system import rank_and_world, usable_cores
 from feedline.text import as_bytes, as_seconds, format_table, plural, wrap_text
 from feedline.throughput.step_model import Part, bottleneck, is_compute_bound, workers_needed
 from feedline.throughput.thresholds import THRESHOLDS
+from feedline.train.config import GRID_PX, round_size
 from feedline.train.data import no_image_error, train_loader
 from feedline.train.prepare import Assignment, PreparedRun, prepare
-from feedline.train.presets import GRID_PX, round_size
 from feedline.train.recipe import REGULARISATION, Recipe, TrainPhase
 from feedline.train.runtime import (
     choose_device,

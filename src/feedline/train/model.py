@@ -22,7 +22,7 @@ from feedline.errors import StateError, UsageError
 from feedline.images.crops import EvalCrop
 from feedline.system import replacing, unwritten
 from feedline.train.checkpoint import BEST_NAME, WEIGHTS, load_checkpoint
-from feedline.train.presets import round_size
+from feedline.train.config import round_size
 
 __all__ = [
     "TrainedModel",

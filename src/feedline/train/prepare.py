@@ -26,10 +26,9 @@ from feedline.train.config import (
 )
 from feedline.train.data import TrainData
 from feedline.train.model import create_model
-from feedline.train.recipe import Recipe
+from feedline.train.recipe import PLACES, Recipe, RunSettings
 from feedline.train.resume import ResumedRun, load_weights
 from feedline.train.run_folder import check_run_folder, find_checkpoint
-from feedline.train.run_settings import PLACES, RunSettings
 from feedline.train.runtime import choose_device, choose_precision, memory_error, prepare_process
 from feedline.train.train_state import TrainState, create_optimizer
 

@@ -33,8 +33,7 @@ from feedline.train.checkpoint import (
 )
 from feedline.train.config import new_run_hint
 from feedline.train.history import EpochRecord
-from feedline.train.recipe import Count, NotNegative, Recipe, Rows
-from feedline.train.run_settings import RunSettings
+from feedline.train.recipe import Count, NotNegative, Recipe, Rows, RunSettings
 from feedline.train.settings import setting_names
 
 __all__ = ["ResumedRun", "load_weights"]
