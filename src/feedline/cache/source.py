@@ -1,9 +1,10 @@
-"""Source of a cache: original images of a sample store or a map-style Dataset.
+"""Source of a cache: original images at a path or URL, or of a store or map-style Dataset.
 
-Guarantees: the kind of a path follows from its files. A changed image has another stamp, if its
-store detects changes; an unreachable server is a DatasetError, so that its images do not count as
-broken. Any exception of a Dataset, and any result that is not an image, becomes an ImageError; a
-sample is read once for its image and label.
+Guarantees: the kind of a path follows from its files; an unsupported one raises an error that lists
+the supported kinds. A changed image has another stamp, if its store detects changes; an unreachable
+server is a DatasetError, so that its images do not count as broken. Any exception of a Dataset, and
+any result that is not an image, becomes an ImageError; a sample is read once for its image and
+label.
 
 Relies on: a Dataset without random augmentation, which returns the same for a number each time.
 """
@@ -11,6 +12,7 @@ Relies on: a Dataset without random augmentation, which returns the same for a n
 from __future__ import annotations
 
 import functools
+import glob
 import itertools
 import os
 import sys
@@ -32,18 +34,28 @@ from feedline.images.compile.library_steps import CompileError
 from feedline.images.folder import ImageFolder
 from feedline.images.image_list import ImageList
 from feedline.order.batch_spec import Field
+from feedline.sources.archives import COMPRESSED
 from feedline.sources.arrays import checked_labels
 from feedline.sources.files import is_storage_failure
-from feedline.sources.folder import FileStore, split_hint
+from feedline.sources.folder import (
+    IMAGE_EXTENSIONS,
+    FileStore,
+    folder_store,
+    scan_folder,
+    split_hint,
+    splits_in,
+)
 from feedline.sources.manifest import MANIFEST, Manifest
-from feedline.sources.opening import check_no_cache, list_splits, open_originals
-from feedline.sources.remote_files import THREADS
+from feedline.sources.remote_files import THREADS, LocalFolder, RemoteFolder
 from feedline.sources.remote_filesystem import is_url, shown
-from feedline.sources.remote_images import is_unreachable
-from feedline.sources.rows import IMAGE_NAMES, LABEL_NAMES, first_of
+from feedline.sources.remote_images import is_unreachable, url_folder_store
+from feedline.sources.rows import IMAGE_NAMES, LABEL_NAMES, ParquetStore, first_of
 from feedline.sources.store import PathTable, Pixels, SampleStore, check_unique_keys, first_names
+from feedline.sources.webdataset import webdataset_source
 
-__all__ = ["CacheSource", "open_cache_source", "open_source"]
+__all__ = ["CacheSource", "list_splits", "open_cache_source", "open_source"]
+
+_KINDS = {".tar": "tar", ".parquet": "parquet", ".arrow": "arrow"}
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,7 @@ class CacheSource:
 
 
 def open_source(source: Any, *, check_splits: bool = True) -> CacheSource:
-    """Open a source: a path or URL, see `open_originals`; a `feedline.ImageFolder` or `ImageList`;
+    """Open a source: a path or URL, see `_open_originals`; a `feedline.ImageFolder` or `ImageList`;
     or a map-style Dataset of (image, label). Without `check_splits`, train/ and val/ are two
     classes.
     """
@@ -112,9 +124,9 @@ def open_source(source: Any, *, check_splits: bool = True) -> CacheSource:
         if check_splits and (splits := list_splits(source)):
             path = os.fspath(source)
             raise UsageError(split_hint(shown(path) if is_url(path) else path, splits))
-        return CacheSource(*open_originals(source))
+        return _open_originals(source)
     if isinstance(source, ImageFolder):
-        check_no_cache(source.root, is_cache=os.path.exists(os.path.join(source.root, MANIFEST)))
+        _check_no_cache(source.root, is_cache=os.path.exists(os.path.join(source.root, MANIFEST)))
         return CacheSource(source.originals(), source.root, source.classes)
     if isinstance(source, ImageList):
         if isinstance(source.store, FileStore):
@@ -345,3 +357,106 @@ def _classes(dataset: Any) -> list[str] | None:
     if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
         return list(names)
     return None
+
+
+def _open_originals(path: str | os.PathLike[str]) -> CacheSource:
+    """Open original images at a path, or a URL supported by fsspec, such as "s3://bucket/train": a
+    folder of class folders; one with tar shards of WebDataset or Parquet files at any depth; one
+    such file, or a pattern such as "data/train-*.parquet".
+    """
+    folder: LocalFolder | RemoteFolder
+    if is_url(path):
+        folder = RemoteFolder(os.fspath(path))
+        where = str(folder)
+    else:
+        where = os.path.abspath(os.path.expanduser(os.fspath(path)))
+        folder = LocalFolder(where)
+    _check_no_cache(where, is_cache=folder.has(MANIFEST))
+    names: list[str] = []
+    if _kind(where) or glob.has_magic(where):
+        folder, names = folder.matches()
+    if names:
+        kind, *others = sorted(set(map(_kind, names)))
+        if others:
+            raise DatasetError(f"{where!r} matches files of several kinds, {first_names(names)}")
+    elif (kind := _kind_of_folder(folder.walk())) in ("tar", "parquet"):
+        names = sorted(
+            name
+            for name in folder.files()
+            if _kind(name) == kind and "/." not in f"/{os.path.dirname(name)}"
+        )
+    if kind == "tar":
+        shards, classes = webdataset_source(folder, names)
+        return CacheSource(shards, where, classes)
+    if kind == "parquet":
+        rows = ParquetStore(folder, names)
+        return CacheSource(rows, where, rows.classes)
+    if kind == "arrow":
+        raise DatasetError(
+            f"{where!r} holds Arrow files (save_to_disk of Hugging Face's datasets), which are not "
+            "supported",
+            hint="write Parquet files with dataset.to_parquet(...), or pass the dataset of "
+            "datasets.load_from_disk to feedline.build_cache",
+        )
+    if kind == "compressed":
+        raise DatasetError(
+            f"{where!r} holds compressed tar files, which do not allow reading single images",
+            hint="decompress them to .tar files first, e.g. with gunzip",
+        )
+    if names:
+        raise DatasetError(
+            f"{where!r} matches files that are neither tar shards nor Parquet files",
+            hint="pass a folder of class folders, or such files",
+        )
+    if isinstance(folder, RemoteFolder):
+        images = url_folder_store(folder.url, IMAGE_EXTENSIONS)
+        return CacheSource(images, where, images.paths.classes)
+    index = scan_folder(where)
+    return CacheSource(folder_store(where, index), where, index.classes)
+
+
+def list_splits(path: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the split folders below a path or URL, "train" first; [] if none."""
+    folder: LocalFolder | RemoteFolder = LocalFolder(os.path.expanduser(os.fspath(path)))
+    if is_url(path):
+        folder = RemoteFolder(os.fspath(path))
+        if _kind(folder.url) or glob.has_magic(folder.url):
+            return []
+    return splits_in(folder.listed()[0], folder.listed)
+
+
+def _check_no_cache(where: str, *, is_cache: bool) -> None:
+    """Raise a UsageError if a path is a cache."""
+    if is_cache:
+        raise UsageError(
+            f"{where!r} is a cache, and copies of copies lose quality",
+            hint="build from its source, which `feedline cache info` prints",
+        )
+
+
+def _kind(name: str) -> str:
+    """Kind of a file by its extension; "" if unknown."""
+    lower = name.lower()
+    if lower.endswith(COMPRESSED):
+        return "compressed"
+    ending = os.path.splitext(lower)[1]
+    return "image" if ending in IMAGE_EXTENSIONS else _KINDS.get(ending, "")
+
+
+def _kind_of_folder(steps: Iterable[tuple[str, list[str], list[str]]]) -> str:
+    """Kind of the first known files in a folder and below it, from steps as of os.walk, whose lists
+    of folders select the folders to enter.
+    """
+    found = ""
+    for number, (_, folders, files) in enumerate(steps):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        kinds = set(map(_kind, files))
+        for kind in _KINDS.values():
+            if kind in kinds:
+                return kind
+        # An image directly in the folder belongs to no class.
+        if "image" in kinds and number:
+            return "image"
+        if "compressed" in kinds:  # may be the archive of the class folders
+            found = "compressed"
+    return found

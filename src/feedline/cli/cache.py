@@ -119,7 +119,7 @@ def add_size(
 
 
 def _train_folder(source: str) -> str:
-    from feedline.sources.opening import list_splits
+    from feedline.cache.source import list_splits
 
     return use_folder(source, posixpath.join(source, *list_splits(source)[:1]))
 

@@ -76,9 +76,9 @@ def _check_machine(folder: str | None, measure: bool, json: Path | None) -> None
     started = time.monotonic()
 
     from feedline import __version__
+    from feedline.cache.source import list_splits
     from feedline.profile.doctor import CHECK_IDS, examine
     from feedline.profile.doctor_checks import DEADLINE_S, NoAnswerError, answer_within
-    from feedline.sources.opening import list_splits
     from feedline.sources.remote_filesystem import is_url
 
     if folder is not None and not is_url(folder):

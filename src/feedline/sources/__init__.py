@@ -1,7 +1,6 @@
 """Sample stores: bytes and labels of images, wherever they are.
 
 store.py            protocol and base class of all stores; arrays of paths
-opening.py          opens original images by a path or a URL
 folder.py           folders with one sub-folder per class
 tables.py           lists, CSV and Parquet files, DataFrames
 archives.py         zip and tar files

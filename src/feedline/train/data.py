@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
+from feedline.cache.source import list_splits
 from feedline.errors import DatasetError, FeedlineError, StateError
 from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.sources.folder import TRAIN_NAME, VAL_NAMES, table_hint
-from feedline.sources.opening import list_splits
 from feedline.sources.remote_filesystem import was_url
 from feedline.train.augment import BatchAugmentation
 from feedline.train.config import differences, read_config
