@@ -12,10 +12,10 @@ import pytest
 import torch
 from command_line import Command, Ended, assert_refused
 
-from feedline.train.checkpoint import load_checkpoint
 from feedline.train.config import read_config
 from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
+from feedline.train.run_folder import load_checkpoint
 
 MODEL = "test_resnet.r160_in1k"
 BARE = ("--workers", 0, "--device", "cpu")

@@ -14,9 +14,9 @@ import torch
 from command_line import Command, assert_refused
 
 from feedline.train import loop
-from feedline.train.checkpoint import load_checkpoint
 from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
+from feedline.train.run_folder import load_checkpoint
 
 MODEL = "test_resnet.r160_in1k"
 QUICK = ("--model", MODEL, "--schedule", "32x2", "--batch-size", 8, "--workers", 0)

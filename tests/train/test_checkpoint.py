@@ -13,7 +13,7 @@ import torch
 import preloaded
 from feedline.errors import SaveError, StateError
 from feedline.train import checkpoint
-from feedline.train.checkpoint import (
+from feedline.train.run_folder import (
     WEIGHTS,
     CheckpointWriter,
     load_checkpoint,
@@ -55,7 +55,7 @@ import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 import torch
 from pathlib import Path
 from feedline.errors import SaveError
-from feedline.train.checkpoint import save_checkpoint
+from feedline.train.run_folder import save_checkpoint
 try:
     save_checkpoint(Path({str(tmp_path / "last.pt")!r}), {{"weights": torch.zeros(100_000)}})
 except SaveError as error:

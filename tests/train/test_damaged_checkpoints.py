@@ -17,9 +17,8 @@ import torch
 from tiny_training import Recorder
 
 from feedline.errors import StateError
-from feedline.train.prepare import Assignment
+from feedline.train.prepare import Assignment, ResumedRun
 from feedline.train.recipe import Recipe, RunSettings
-from feedline.train.resume import ResumedRun
 from feedline.train.run import train_model
 
 MISSING = object()

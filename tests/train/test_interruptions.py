@@ -17,8 +17,8 @@ import pytest
 from interruption import Forks, job, said_in
 from tiny_training import assert_same_training, write_tiny_set
 
-from feedline.train.checkpoint import load_checkpoint
 from feedline.train.recipe import Recipe
+from feedline.train.run_folder import load_checkpoint
 
 IMAGES = {1: 40, 2: 60}
 """By ranks: so that there are more than 20 steps."""

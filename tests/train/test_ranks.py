@@ -10,9 +10,9 @@ import pytest
 from interruption import Forks, job, on_ranks, said_in
 
 from feedline.errors import StateError
-from feedline.train.checkpoint import load_checkpoint
 from feedline.train.config import share_batches
 from feedline.train.recipe import Recipe
+from feedline.train.run_folder import load_checkpoint
 from ranks import said_by_ranks
 
 

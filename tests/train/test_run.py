@@ -22,12 +22,11 @@ from feedline.errors import FeedlineError, StateError, UsageError
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
 from feedline.profile.report import load_report
-from feedline.train.checkpoint import CheckpointWriter, load_checkpoint
 from feedline.train.config import make_recipe, read_config
 from feedline.train.history import TrainResult
 from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
-from feedline.train.run_folder import lock_run_folder
+from feedline.train.run_folder import CheckpointWriter, load_checkpoint, lock_run_folder
 from feedline.train.train_state import TrainState
 
 MODEL = "test_resnet.r160_in1k"

@@ -9,7 +9,7 @@ from tiny_training import Recorder, assert_same_training
 
 import feedline
 from feedline.errors import StateError, UsageError
-from feedline.train.checkpoint import load_checkpoint
+from feedline.train.run_folder import load_checkpoint
 
 MODEL = "test_resnet.r160_in1k"
 

@@ -10,9 +10,9 @@ import numpy as np
 import simplejpeg
 import torch
 
-from feedline.train.checkpoint import load_checkpoint
 from feedline.train.history import EpochRecord, TrainPosition, TrainReport
 from feedline.train.recipe import Recipe
+from feedline.train.run_folder import load_checkpoint
 
 
 def write_tiny_set(folder: Path, *, classes: int = 2, train: int = 20, val: int = 6) -> Path:

@@ -21,8 +21,8 @@ from feedline.engine.normalise import IMAGENET_MEAN, IMAGENET_STD
 from feedline.errors import StateError, UsageError
 from feedline.images.crops import EvalCrop
 from feedline.system import replacing, unwritten
-from feedline.train.checkpoint import BEST_NAME, WEIGHTS, load_checkpoint
 from feedline.train.config import round_size
+from feedline.train.run_folder import BEST_NAME, WEIGHTS, load_checkpoint
 
 __all__ = [
     "TrainedModel",

@@ -28,7 +28,6 @@ from feedline.machine import environment
 from feedline.order.seeds import mix
 from feedline.profile.watch import forget, watch
 from feedline.text import shell_command
-from feedline.train.checkpoint import BEST_NAME, CHECKPOINT_NAME, CheckpointWriter
 from feedline.train.config import as_toml, new_run_hint
 from feedline.train.data import no_image_error, train_loader, val_loader, without_padding
 from feedline.train.evaluate import Evaluation, evaluate
@@ -36,7 +35,15 @@ from feedline.train.history import EpochInProgress, History, TrainPosition, Trai
 from feedline.train.prepare import Assignment, PreparedRun, prepare
 from feedline.train.ranks import AgreedStop, Ranks, StopRequest, join_ranks
 from feedline.train.recipe import Recipe, RunSettings
-from feedline.train.run_folder import RECIPE_NAME, lock_run_folder, make_run_folder, write_text
+from feedline.train.run_folder import (
+    BEST_NAME,
+    CHECKPOINT_NAME,
+    RECIPE_NAME,
+    CheckpointWriter,
+    lock_run_folder,
+    make_run_folder,
+    write_text,
+)
 from feedline.train.runtime import (
     compile_model,
     memory_error,
