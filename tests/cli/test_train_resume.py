@@ -13,7 +13,7 @@ import pytest
 import torch
 from command_line import Command, assert_refused
 
-from feedline.train import loop
+from feedline.train import run as training
 from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
 from feedline.train.run_folder import load_checkpoint
@@ -123,13 +123,13 @@ def test_without_images_and_without_a_run_the_message_names_both(feedline: Comma
 def test_printed_resume_command_resumes(
     feedline: Command, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, out = loop.train_step, tmp_path / "a run's folder"
+    real, out = training.train_step, tmp_path / "a run's folder"
 
     def train_step(*step: Any, **part: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return real(*step, **part)
 
-    monkeypatch.setattr(loop, "train_step", train_step)
+    monkeypatch.setattr(training, "train_step", train_step)
     more = ("--val-dir", trained / "judged", "--keep-checkpoints", 1, "--out", out)
     stopped = feedline("train", trained / "set", *QUICK, *more)
     monkeypatch.undo()

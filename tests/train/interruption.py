@@ -22,7 +22,8 @@ from tiny_training import Recorder
 
 from feedline.errors import FeedlineError
 from feedline.system import rank_and_world
-from feedline.train import loop, ranks
+from feedline.train import ranks
+from feedline.train import run as training
 from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
 
@@ -105,7 +106,7 @@ def forks() -> Iterator[Forks]:
 
 def _noted(seen: list[Any], step: int, signum: int) -> None:
     """Record each batch with the weights after it; send a signal after an optimizer step."""
-    real = loop.train_step
+    real = training.train_step
 
     def train_step(learner: Any, images: Any, *batch: Any, **part: Any) -> Any:
         before = learner.step
@@ -116,7 +117,7 @@ def _noted(seen: list[Any], step: int, signum: int) -> None:
             os.kill(os.getpid(), signum)
         return loss
 
-    loop.train_step = train_step
+    training.train_step = train_step
 
 
 def _trained(asked: dict[str, Any]) -> None:

@@ -12,7 +12,6 @@ import torch
 
 import preloaded
 from feedline.errors import SaveError, StateError
-from feedline.train import checkpoint
 from feedline.train.run_folder import (
     WEIGHTS,
     CheckpointWriter,
@@ -39,7 +38,7 @@ def test_a_save_that_fails_leaves_the_earlier_checkpoint_and_nothing_else(
     def full_disk(content: object, file: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.torch, "save", full_disk)
+    monkeypatch.setattr(torch, "save", full_disk)
     with pytest.raises(SaveError, match=r"last\.pt cannot be written: No space left.*free: "):
         save_checkpoint(path, {"step": 2})
     assert path.read_bytes() == before
