@@ -15,9 +15,8 @@ import contextlib
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -86,7 +85,8 @@ def compare_with_torch(
             torch_loader = build_torch(dataset, **_arguments(loader, keys, torch_workers))
             cleanup.callback(_end_workers, torch_loader)
             parts = _compare(torch_loader, own, unpatched)
-            rates = _measure(torch_loader, own, unpatched, _count(loader, keys))
+            samples = len(keys) if loader.batch_sampler is None else sum(map(len, keys))
+            rates = _measure(torch_loader, own, unpatched, samples)
     except Exception as error:
         last_line = str(error).rstrip().rpartition("\n")[2]  # of a traceback in a worker
         return f"{name} is not compared: {type(error).__name__}: {last_line}"
@@ -111,11 +111,6 @@ def _copy_sampler(loader: DataLoader[Any]) -> Iterator[Any]:
     for generator in sampler_generators(sampler, loader.generator):
         memo[id(generator)] = torch.Generator(generator.device).set_state(generator.get_state())
     return iter(copy.deepcopy(sampler, memo))
-
-
-def _count(loader: DataLoader[Any], keys: Sequence[Any]) -> int:
-    """Number of samples."""
-    return len(keys) if loader.batch_sampler is None else sum(map(len, keys))
 
 
 def _arguments(loader: DataLoader[Any], keys: list[Any], workers: int) -> dict[str, Any]:
@@ -166,18 +161,6 @@ def _time_pass(loader: Any) -> float:
     return max(time.perf_counter() - start, 1e-9)
 
 
-# Values of batches
-
-
-@dataclass
-class _Part:
-    """Values of all batches that are described together."""
-
-    is_random: bool = False
-    is_different: bool = False
-    difference: float = field(default=0.0)
-
-
 def _compare(
     torch_loader: Any,
     own: DataLoader[Any],
@@ -185,51 +168,31 @@ def _compare(
 ) -> str:
     """Compare all batches. Describe their equal, random and different parts."""
     with unpatched():
-        first = [[_digest(leaf) for leaf in _flatten(batch)[0]] for batch in torch_loader]
-    shapes, parts = _Part(), {"labels": _Part(), "pixels": _Part()}
-    seen = set[str]()
+        first = [list(map(_digest, _pytree.tree_flatten(batch)[0])) for batch in torch_loader]
+    outcomes: dict[str, set[str]] = {"shapes": {"equal"}, "labels": set(), "pixels": set()}
+    largest = dict.fromkeys(outcomes, 0.0)
     for before, theirs, ours in zip(first, torch_loader, own, strict=True):
-        (one, structure), (two, own_structure) = _flatten(theirs), _flatten(ours)
+        (one, structure), (two, own_structure) = map(_pytree.tree_flatten, (theirs, ours))
         if structure != own_structure or list(map(_shape, one)) != list(map(_shape, two)):
-            shapes.is_different = True
+            outcomes["shapes"].add("different")
             continue
         for digest, torch_leaf, own_leaf in zip(before, one, two, strict=True):
             name = "pixels" if len(getattr(torch_leaf, "shape", ())) >= 3 else "labels"
-            part = parts[name]
-            seen.add(name)
-            torch_digest = _digest(torch_leaf)
+            outcome, torch_digest = "equal", _digest(torch_leaf)
             if digest != torch_digest:
-                part.is_random = True
+                outcome = "random in both"
             elif torch_digest != _digest(own_leaf):
-                part.is_different = True
-                part.difference = max(part.difference, _difference(torch_leaf, own_leaf))
-    parts = {"shapes": shapes, **{name: part for name, part in parts.items() if name in seen}}
-    return "; ".join(filter(None, (_equal(parts), _random(parts), _different(parts))))
-
-
-def _equal(parts: dict[str, _Part]) -> str:
-    names = [name for name, part in parts.items() if not (part.is_random or part.is_different)]
-    return f"equal: {', '.join(names)}" if names else ""
-
-
-def _random(parts: dict[str, _Part]) -> str:
-    names = [name for name, part in parts.items() if part.is_random and not part.is_different]
-    return f"random in both: {', '.join(names)}" if names else ""
-
-
-def _different(parts: dict[str, _Part]) -> str:
-    texts = [
-        name + (f" (by at most {part.difference:.3g})" if part.difference else "")
-        for name, part in parts.items()
-        if part.is_different
-    ]
-    return f"different: {', '.join(texts)}" if texts else ""
-
-
-def _flatten(batch: Any) -> tuple[list[Any], Any]:
-    """Values of a batch, and its structure of lists, tuples and dictionaries."""
-    leaves, structure = _pytree.tree_flatten(batch)
-    return leaves, structure
+                outcome = "different"
+                largest[name] = max(largest[name], _difference(torch_leaf, own_leaf))
+            outcomes[name].add(outcome)
+    names: dict[str, list[str]] = {"equal": [], "random in both": [], "different": []}
+    for name, found in outcomes.items():
+        by = f" (by at most {largest[name]:.3g})" if largest[name] else ""
+        for outcome in reversed(names):  # a part is as its worst values
+            if outcome in found:
+                names[outcome].append(name + by)
+                break
+    return "; ".join(f"{outcome}: {', '.join(each)}" for outcome, each in names.items() if each)
 
 
 def _shape(leaf: Any) -> tuple[Any, ...]:
