@@ -11,8 +11,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feedline.cache.build import build_cache
-    from feedline.cache.damage import repair_cache
+    from feedline.cache.build import build_cache, repair_cache
     from feedline.cache.plan import plan_cache
     from feedline.errors import FeedlineError
     from feedline.images.array import ImageArray
@@ -93,7 +92,7 @@ _HOMES = {
     "patch": "feedline.running.patch",
     "per_size": "feedline.order.requested_size",
     "plan_cache": "feedline.cache.plan",
-    "repair_cache": "feedline.cache.damage",
+    "repair_cache": "feedline.cache.build",
     "train_model": "feedline.train.run",
     "tune": "feedline.tuning.tune",
     "views": "feedline.images.compile.views",

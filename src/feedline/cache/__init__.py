@@ -1,6 +1,6 @@
 """Caches: resized copies of all images, built once.
 
-build.py            `feedline.build_cache`; adds a resolution
+build.py            `feedline.build_cache`; adds a resolution; `feedline.repair_cache`
   source.py           original images of a sample store or a Dataset
   spec.py             specification: resolutions and shards; estimate from a sample
   job.py              steps of all jobs: worker processes, missing shards, index and manifest
@@ -8,7 +8,7 @@ build.py            `feedline.build_cache`; adds a resolution
   shard.py            one shard of each resolution, and its record
   level_encoder.py    resizes and encodes an image
   destination.py      where the cache is stored: a folder or a URL
-damage.py           checks all copies; `feedline.repair_cache`: rebuilds damaged ones
+damage.py           checks all copies, and image files
 fill.py             the process that builds a cache during a training
 plan.py             `feedline.plan_cache`: recommends a cache for a schedule
 rates.py            images/s from originals and copies; contents of a cache with its rates

@@ -1,10 +1,12 @@
-"""Build of a cache, and addition of a resolution to a finished one.
+"""Build of a cache, addition of a resolution to a finished one, and repair.
 
 Guarantees: continues an earlier build or addition of the same settings, however it was interrupted.
 A build rebuilds only shards whose images have changed, and all if the index is damaged. The cache
-does not depend on the processes or machines that build it. During an addition the other resolutions
-stay readable, and the new one becomes readable when it is complete; originals that have changed
-since the build are refused. All copies are made from the originals.
+does not depend on the processes or machines that build it. During an addition or a repair the other
+copies stay readable, and files are replaced atomically; originals that have changed since the build
+are refused, so a repaired cache has the bytes of the first build. All copies are made from the
+originals. A repair can be repeated if it was interrupted; the LMDB of a resolution is written to a
+new file that replaces the old one.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from feedline.cache.damage import Verification, verify
 from feedline.cache.destination import open_destination
 from feedline.cache.job import (
     BuildCallback,
@@ -38,8 +42,10 @@ from feedline.cache.shard import (
 from feedline.cache.source import CacheSource, open_cache_source, open_source
 from feedline.cache.spec import (
     SETTINGS,
+    Estimate,
     Spec,
     continue_settings,
+    count_samples,
     estimate,
     existing_levels,
     make_levels,
@@ -60,9 +66,10 @@ from feedline.sources.manifest import (
     is_finished,
     read_manifest,
 )
-from feedline.text import shell_command
+from feedline.system import write_through
+from feedline.text import ProgressCallback, shell_command
 
-__all__ = ["add_size", "build", "build_cache", "refuse_changes"]
+__all__ = ["Repair", "add_size", "build", "build_cache", "repair_cache"]
 
 _COMPARED = {
     "labels": "label",
@@ -207,8 +214,6 @@ def build(job: CacheJob, progress: BuildCallback) -> Manifest:
             # Without them, shards are rebuilt to equal bytes.
             existing = ExistingCopies(spec.root, sound)
         job.build_shards(expected, todo, progress, existing)
-        if existing is not None:
-            existing.close()
         return job.finish(shards, settings.per_shard)
 
 
@@ -268,7 +273,7 @@ def add_size(
             return manifest
         images = open_cache_source(where, manifest, source)
         index = CacheIndex(where, manifest)
-        refuse_changes(manifest, images, index)
+        _refuse_changes(manifest, images, index)
         job = CacheJob(images, spec, pool, destination)
         with job.unfinished_work():
             expected = estimate(images, spec)
@@ -278,11 +283,113 @@ def add_size(
             job.check_disk_space(expected, todo)
             job.build_shards(expected, todo, progress)
             # The originals may have changed while they were read.
-            refuse_changes(manifest, images, index, job.read_records(shards, *_COMPARED)[1])
+            _refuse_changes(manifest, images, index, job.read_records(shards, *_COMPARED)[1])
             return job.finish_level(shards, manifest)
 
 
-def refuse_changes(
+@dataclass(frozen=True)
+class Repair:
+    """The damage that was found, and the number of copies written: more than were damaged, as
+    shards are written whole.
+    """
+
+    verification: Verification
+    images: int
+
+
+def repair_cache(
+    root: str | os.PathLike[str],
+    *,
+    source: Any = None,
+    workers: int | str = "auto",
+    progress: ProgressCallback = lambda stage, done, total: None,
+) -> Repair:
+    """Rebuild damaged copies, shards, databases and index files of a cache.
+
+    All copies are checked first. An interrupted repair can be repeated.
+
+    Args:
+        root: folder or URL of the cache.
+        source: source of the cache if it has moved; must hold the same samples.
+        workers: number of processes; "auto" for one per usable core.
+        progress: called with "checking" or "repairing", the number of images done, and the total.
+
+    Raises:
+        DatasetError: there is no cache, or its source is missing or has changed.
+        ImageError: an original is broken; names it.
+        ResourceError: not enough disk space.
+        UsageError: an argument is invalid, or a build is running in the cache.
+
+    Example:
+        >>> feedline.repair_cache("train-cache/").verification.damaged            # doctest: +SKIP
+    """
+    destination = open_destination(root)
+    with open_workers(workers, None) as pool, destination.lock_cache() as manifest:
+        found = verify(root, workers=workers, progress=lambda *at: progress("checking", *at))
+        if found.is_sound and not index_damage(destination.root, manifest):
+            return Repair(found, 0)
+        images = open_cache_source(destination.root, manifest, source)
+        spec = Spec.of(manifest, destination.root)
+        job = CacheJob(images, spec, pool, destination)
+        return Repair(found, _rebuild(job, manifest, found, progress))
+
+
+def _rebuild(
+    job: CacheJob, manifest: Manifest, found: Verification, progress: ProgressCallback
+) -> int:
+    """Build damaged shards again, or all if the index is damaged. Return the number of copies."""
+    images, spec, where = job.source, job.spec, job.spec.root
+    format = cache_format(manifest.format)
+    shards = todo = split_into_shards(manifest.samples_in_source, manifest.per_shard)
+    existing = index = None
+    if not index_damage(where, manifest):
+        index = CacheIndex(where, manifest)
+        _refuse_changes(manifest, images, index)
+        rows = {each.sample for each in found.damaged}
+        if job.destination.is_local:
+            existing = ExistingCopies(where, manifest, rows)
+        if not format.merged_file:
+            damaged = {int(index.keys[row]) // manifest.per_shard for row in rows}
+            damaged |= damaged_shards(where, manifest)
+            todo = [shard for shard in shards if shard.number in damaged]
+    elif current_fingerprint(images, manifest) != manifest.fingerprint:
+        raise DatasetError(
+            f"the names or labels of the images in {images.where!r} have changed since the cache "
+            f"{where!r} was built, and its damaged index does not tell what is missing",
+            hint="restore the images, or remove the cache and build it again",
+        )
+    total, count = count_samples(todo), max(1, manifest.samples_in_source)
+    sizes = tuple(each.bytes / count for each in manifest.levels)
+    expected = Estimate(spec.levels, count, copy_bytes=sizes, seconds=0.0)
+    with job.unfinished_work():
+        remove_unfinished(spec)  # of a repair that was killed
+        spec.unfinished.mkdir(exist_ok=True)
+        try:
+            if todo is not shards:
+                write_records(spec, manifest)
+            # Other processes may read the existing LMDB.
+            apart = replace(spec, root=str(spec.unfinished)) if format.merged_file else spec
+            parts = replace(job, spec=apart)
+            parts.check_disk_space(expected, todo)
+            parts.build_shards(
+                expected, todo, lambda done: progress("repairing", done.new_images, total), existing
+            )
+            index = None  # Windows replaces no mapped file
+            if apart is not spec:
+                for level in spec.levels:
+                    path = Path(level.name, format.merged_file)
+                    new, replaced = Path(apart.root, path), Path(where, path)
+                    replaced.parent.mkdir(exist_ok=True)
+                    write_through(new)
+                    os.replace(new, replaced)
+                    sync_names(where, [replaced])
+            job.finish(shards, manifest.per_shard)
+        finally:
+            remove_unfinished(spec)
+    return total * len(spec.levels)
+
+
+def _refuse_changes(
     manifest: Manifest, source: CacheSource, index: CacheIndex, built: Columns | None = None
 ) -> None:
     """Raise a DatasetError if a source, or shards `built` from it, differ from a cache's source."""

@@ -1,12 +1,7 @@
-"""Verification of image files, and of a cache: each copy and the index; and repair of the damage.
+"""Verification of image files, and of a cache: each copy and the index.
 
 Guarantees: a verification changes nothing. Damage is reported, not raised, and hides no other
-damage, even if reading a file ends a process. Only an unreadable manifest is an error. A repair
-builds shards with damaged copies again from the originals: intact copies stay unchanged and
-readable, and files are replaced atomically; it can be repeated if it was interrupted. Originals
-that have changed since the build are refused, so the repaired cache has the bytes of the first
-build. The LMDB of a resolution is written to a new file that replaces the old one. If the index is
-damaged, everything is built again.
+damage, even if reading a file ends a process. Only an unreadable manifest is an error.
 """
 
 from __future__ import annotations
@@ -16,17 +11,11 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from feedline.cache.build import refuse_changes
-from feedline.cache.destination import open_destination
-from feedline.cache.job import CacheJob, current_fingerprint, open_workers, remove_unfinished
-from feedline.cache.shard import ExistingCopies, damaged_shards, write_records
-from feedline.cache.source import open_cache_source
-from feedline.cache.spec import Estimate, Spec, count_samples, split_into_shards
 from feedline.engine.defaults import worker_count
 from feedline.errors import DatasetError, FeedlineError, ImageError, SampleError
 from feedline.images.codec_registry import Decoder
@@ -34,23 +23,19 @@ from feedline.loader import DataLoader
 from feedline.sources.cache_format_base import LevelReader
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_store import CacheLocation
-from feedline.sources.files import sync_names
-from feedline.sources.manifest import CacheIndex, Manifest, index_damage
+from feedline.sources.manifest import Manifest, index_damage
 from feedline.sources.remote_cache import open_location
-from feedline.system import write_through
-from feedline.text import ProgressCallback, plural
+from feedline.text import plural
 
 __all__ = [
     "BrokenSamples",
     "Damage",
     "FileDamage",
-    "Repair",
     "SampleRange",
     "Verification",
     "broken_images",
     "check_ranges",
     "count_copies",
-    "repair_cache",
     "verify",
 ]
 
@@ -313,113 +298,6 @@ def _damaged_files(
     damage = (format.file_damage(location.root, level).values() for level in manifest.levels)
     files = list(chain.from_iterable(damage))
     return index_damage(location.root, manifest), files
-
-
-@dataclass(frozen=True)
-class Repair:
-    """Result of a repair.
-
-    Args:
-        verification: the damage that was found.
-        images: number of copies written; more than were damaged, as shards are written whole.
-    """
-
-    verification: Verification
-    images: int
-
-
-def repair_cache(
-    root: str | os.PathLike[str],
-    *,
-    source: Any = None,
-    workers: int | str = "auto",
-    progress: ProgressCallback = lambda stage, done, total: None,
-) -> Repair:
-    """Rebuild damaged copies, shards, databases and index files of a cache.
-
-    All copies are checked first. An interrupted repair can be repeated.
-
-    Args:
-        root: folder or URL of the cache.
-        source: source of the cache if it has moved; must hold the same samples.
-        workers: number of processes; "auto" for one per usable core.
-        progress: called with "checking" or "repairing", the number of images done, and the total.
-
-    Raises:
-        DatasetError: there is no cache, or its source is missing or has changed.
-        ImageError: an original is broken; names it.
-        ResourceError: not enough disk space.
-        UsageError: an argument is invalid, or a build is running in the cache.
-
-    Example:
-        >>> feedline.repair_cache("train-cache/").verification.damaged            # doctest: +SKIP
-    """
-    destination = open_destination(root)
-    with open_workers(workers, None) as pool, destination.lock_cache() as manifest:
-        found = verify(root, workers=workers, progress=lambda *at: progress("checking", *at))
-        if found.is_sound and not index_damage(destination.root, manifest):
-            return Repair(found, 0)
-        images = open_cache_source(destination.root, manifest, source)
-        spec = Spec.of(manifest, destination.root)
-        job = CacheJob(images, spec, pool, destination)
-        return Repair(found, _rebuild(job, manifest, found, progress))
-
-
-def _rebuild(
-    job: CacheJob, manifest: Manifest, found: Verification, progress: ProgressCallback
-) -> int:
-    """Build damaged shards again, or all if the index is damaged. Return the number of copies."""
-    images, spec, where = job.source, job.spec, job.spec.root
-    format = cache_format(manifest.format)
-    shards = todo = split_into_shards(manifest.samples_in_source, manifest.per_shard)
-    existing = index = None
-    if not index_damage(where, manifest):
-        index = CacheIndex(where, manifest)
-        refuse_changes(manifest, images, index)
-        rows = {each.sample for each in found.damaged}
-        if job.destination.is_local:
-            existing = ExistingCopies(where, manifest, rows)
-        if not format.merged_file:
-            damaged = {int(index.keys[row]) // manifest.per_shard for row in rows}
-            damaged |= damaged_shards(where, manifest)
-            todo = [shard for shard in shards if shard.number in damaged]
-    elif current_fingerprint(images, manifest) != manifest.fingerprint:
-        raise DatasetError(
-            f"the names or labels of the images in {images.where!r} have changed since the cache "
-            f"{where!r} was built, and its damaged index does not tell what is missing",
-            hint="restore the images, or remove the cache and build it again",
-        )
-    total, count = count_samples(todo), max(1, manifest.samples_in_source)
-    sizes = tuple(each.bytes / count for each in manifest.levels)
-    expected = Estimate(spec.levels, count, copy_bytes=sizes, seconds=0.0)
-    with job.unfinished_work():
-        remove_unfinished(spec)  # of a repair that was killed
-        spec.unfinished.mkdir(exist_ok=True)
-        try:
-            if todo is not shards:
-                write_records(spec, manifest)
-            # Other processes may read the existing LMDB.
-            apart = replace(spec, root=str(spec.unfinished)) if format.merged_file else spec
-            parts = replace(job, spec=apart)
-            parts.check_disk_space(expected, todo)
-            parts.build_shards(
-                expected, todo, lambda done: progress("repairing", done.new_images, total), existing
-            )
-            index = None
-            if existing is not None:
-                existing.close()
-            if apart is not spec:
-                for level in spec.levels:
-                    path = Path(level.name, format.merged_file)
-                    new, replaced = Path(apart.root, path), Path(where, path)
-                    replaced.parent.mkdir(exist_ok=True)
-                    write_through(new)
-                    os.replace(new, replaced)
-                    sync_names(where, [replaced])
-            job.finish(shards, manifest.per_shard)
-        finally:
-            remove_unfinished(spec)
-    return total * len(spec.levels)
 
 
 def broken_images(

@@ -232,7 +232,7 @@ class CacheJob:
         progress: BuildCallback,
         existing: ExistingCopies | None = None,
     ) -> None:
-        """Build the shards `todo`; `progress` is first called before the first one."""
+        """Build the shards `todo`; `progress` is first called before the first one. Close `existing`."""
         spec, pool, destination = self.spec, self.pool, self.destination
         done, images = expected.images - count_samples(todo), 0
         make_level_folders(spec)
@@ -242,6 +242,8 @@ class CacheJob:
         shards = ShardDataset(self.source, spec, todo, transfer, existing)
         with contextlib.ExitStack() as opened:
             merge = None
+            if existing is not None:
+                opened.callback(existing.close)
             if (format := cache_format(spec.format)).merged_file:
                 sizes = [2 * size for size in expected.level_bytes]
                 merge = opened.enter_context(format.merger(spec.root, spec.levels, sizes))

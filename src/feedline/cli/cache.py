@@ -202,7 +202,8 @@ def repair(
 
     Example: feedline cache repair demo-cache
     """
-    from feedline.cache.damage import count_copies, repair_cache  # loads torch
+    from feedline.cache.build import repair_cache  # loads torch
+    from feedline.cache.damage import count_copies
     from feedline.cli.progress import ProgressBar
 
     originals = None if source is None else _train_folder(source)
