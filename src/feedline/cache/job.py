@@ -232,7 +232,7 @@ class CacheJob:
         progress: BuildCallback,
         existing: ExistingCopies | None = None,
     ) -> None:
-        """Build the shards `todo`; `progress` is first called before the first one. Close `existing`."""
+        """Build shards, and close `existing`; `progress` is first called before the first one."""
         spec, pool, destination = self.spec, self.pool, self.destination
         done, images = expected.images - count_samples(todo), 0
         make_level_folders(spec)
