@@ -45,53 +45,31 @@ _FATAL = "reading it ends the process: its file is damaged, or shrank while it w
 
 
 class Damage(NamedTuple):
-    """An image that differs from the one written.
+    """An image that differs from the one written."""
 
-    Args:
-        level: resolution of the copy, in pixels.
-        sample: number in the cache.
-        name: name in the source.
-        file: path of the file that holds it.
-        why: description of the damage.
-    """
-
-    level: int
-    sample: int
-    name: str
-    file: str
-    why: str
+    level: int  # resolution of the copy, in pixels
+    sample: int  # number in the cache
+    name: str  # in the source
+    file: str  # path of the file that holds it
+    why: str  # description of the damage
 
 
 class FileDamage(NamedTuple):
-    """A shard or database that is missing or has another size.
+    """A shard or database that is missing or has another size."""
 
-    Args:
-        file: its path.
-        why: description of the damage.
-        images: number of damaged images in it.
-    """
-
-    file: str
-    why: str
-    images: int
+    file: str  # its path
+    why: str  # description of the damage
+    images: int  # number of damaged images in it
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of a verification.
+    """Result of a verification."""
 
-    Args:
-        images: number of checked images of all resolutions together.
-        damaged: damaged images by resolution and number.
-        files: shards and databases that are missing or have another size; their images are in
-            `damaged`, too.
-        index: damaged files of the index, with the reason.
-    """
-
-    images: int
-    damaged: tuple[Damage, ...]
+    images: int  # number of checked images of all resolutions together
+    damaged: tuple[Damage, ...]  # by resolution and number, also those in `files`
     files: tuple[FileDamage, ...]
-    index: tuple[str, ...]
+    index: tuple[str, ...]  # damaged files of the index, with the reason
 
     @property
     def is_sound(self) -> bool:
@@ -308,15 +286,8 @@ def broken_images(
 ) -> list[tuple[Path, str]]:
     """Decode all images and return the files that are broken, with the reasons, in their order.
 
-    A file is broken exactly if a loader that decodes all of it fails.
-
-    Args:
-        files: image files.
-        workers: number of processes, at least one; "auto" for the cores this process may use.
-        progress: called with the number of images decoded, and of all.
-
-    Raises:
-        UsageError: the number of workers is invalid.
+    A file is broken exactly if a loader that decodes all of it fails. `progress` is called with the
+    number of images decoded, and of all.
     """
     count, total = worker_count(workers), len(files)
     ranges = [

@@ -51,26 +51,16 @@ _GRID_PX = 16
 
 @dataclass(frozen=True, kw_only=True)
 class CacheChoice:
-    """A cache that may be built, or the originals.
+    """A cache that may be built, or the originals."""
 
-    Args:
-        levels: resolutions, smallest first; empty for the originals.
-        bytes: disk space.
-        build_s: time to build it.
-        images_per_s: loading rate by image size, limited by the disk if memory is too small.
-        disk_bytes_per_s: largest read rate that the disk must have; 0 if memory holds the images.
-        load_s: loading time of all epochs of the schedule.
-        side_ratio: smallest ratio of the shorter side of the copies that are read to the image
-            size; None for the originals.
-    """
-
-    levels: tuple[Level, ...]
-    bytes: float
-    build_s: float
-    images_per_s: Mapping[int, float]
-    disk_bytes_per_s: float
-    load_s: float
+    levels: tuple[Level, ...]  # resolutions, smallest first; empty for the originals
+    bytes: float  # disk space
+    build_s: float  # time to build it
+    images_per_s: Mapping[int, float]  # by image size, limited by the disk if memory is too small
+    disk_bytes_per_s: float  # read rate that the disk must have; 0 if memory holds the images
+    load_s: float  # loading time of all epochs of the schedule
     side_ratio: float | None = None
+    """Smallest ratio of the side of copies that are read to the image size; None for originals."""
 
     def __str__(self) -> str:
         if not self.levels:
@@ -88,41 +78,23 @@ class CacheChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class CachePlan:
-    """Result of `plan_cache`.
+    """Result of `plan_cache`."""
 
-    Args:
-        source: path, or the name of the Dataset.
-        kind: "folder", "files", "webdataset", "parquet" or "dataset".
-        schedule: schedule of the training.
-        transform: `repr` of the transform.
-        workers: number of processes that the rates hold for.
-        images: number of images in the source.
-        images_measured: number of images that were copied and measured.
-        limits: "disk_bytes", "memory_bytes" and "disk_bytes_per_s" of this machine.
-        rates: images/s from memory, by image size and resolution; None for the originals.
-        originals: training without a cache.
-        choices: measured caches: one size, a size for each phase, and the same as raw pixels.
-        recommended: the recommended one; None for no cache.
-        reason: reason in a few sentences.
-        command: command, or call for a Dataset, that builds it; "" for no cache.
-        skipped: names and reasons of broken images.
-    """
-
-    source: str
-    kind: str
+    source: str  # path, or the name of the Dataset
+    kind: str  # "folder", "files", "webdataset", "parquet" or "dataset"
     schedule: Schedule
-    transform: str
-    workers: int
-    images: int
-    images_measured: int
-    limits: Mapping[str, float]
-    rates: Mapping[RateKey, float]
-    originals: CacheChoice
-    choices: tuple[CacheChoice, ...]
-    recommended: CacheChoice | None
-    reason: str
-    command: str
-    skipped: tuple[tuple[str, str], ...]
+    transform: str  # its `repr`
+    workers: int  # number of processes that the rates hold for
+    images: int  # number of images in the source
+    images_measured: int  # number of images that were copied and measured
+    limits: Mapping[str, float]  # "disk_bytes", "memory_bytes" and "disk_bytes_per_s" here
+    rates: Mapping[RateKey, float]  # images/s from memory
+    originals: CacheChoice  # training without a cache
+    choices: tuple[CacheChoice, ...]  # one size, a size for each phase, and the same as raw pixels
+    recommended: CacheChoice | None  # None for no cache
+    reason: str  # in a few sentences
+    command: str  # or the call for a Dataset, that builds it; "" for no cache
+    skipped: tuple[tuple[str, str], ...]  # names and reasons of broken images
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan, JSON-able; names end in the units."""

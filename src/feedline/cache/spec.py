@@ -49,23 +49,16 @@ _TAR_OVERHEAD_BYTES = 3 * 512 + 2 * 512 + 256
 
 @dataclass(frozen=True)
 class Spec:
-    """Specification of a cache, the same for all its shards.
-
-    Args:
-        skip_broken: skip broken images and list them in the manifest.
-        adds_level: `levels` is one resolution that is added to a finished cache.
-        repairs: shards of a finished cache are rebuilt.
-        skipped_before: samples that this cache skipped, with the reasons.
-    """
+    """Specification of a cache, the same for all its shards."""
 
     root: str
     format: str
     levels: tuple[Level, ...]
     exif: bool = False
-    skip_broken: bool = False
-    adds_level: bool = False
-    repairs: bool = False
-    skipped_before: Mapping[int, str] = field(default_factory=dict)
+    skip_broken: bool = False  # and list broken images in the manifest
+    adds_level: bool = False  # `levels` is one resolution that is added to a finished cache
+    repairs: bool = False  # shards of a finished cache are rebuilt
+    skipped_before: Mapping[int, str] = field(default_factory=dict)  # reasons by sample
     mode: str = "RGB"
 
     @classmethod

@@ -43,13 +43,11 @@ _WINDOW_S = 10.0  # of the latest steps, for images/s and wait
 
 
 class ProgressBar:
-    """A bar with one task; a context manager.
+    """A bar with one task; a context manager. The last column is the time elapsed or remaining, or
+    the text of `update(end=...)`.
 
-    Args:
-        description: first text of the bar.
-        clock: last column: time elapsed, time remaining, or the text of `update(end=...)`.
-        steady: redraw only in calls: if the text is new, and ten times a second. A bar that redraws
-            itself would use the cores that are being measured.
+    A `steady` bar redraws in calls only: if the text is new, and ten times a second. One that
+    redraws itself would use the cores that are being measured.
     """
 
     def __init__(

@@ -247,9 +247,7 @@ def is_function_name(text: str) -> bool:
 def import_function(text: str) -> Callable[..., Any]:
     """Import a function. The current folder is searched first, as with `python -m`.
 
-    Raises:
-        UsageError: the module does not exist or raises when it is imported, or the name is not a
-            function.
+    A UsageError if the module does not exist or raises, or the name is not a function.
     """
     name, _, inner = text.partition(":")
     if "" not in sys.path:
@@ -279,16 +277,11 @@ def import_function(text: str) -> Callable[..., Any]:
 def build_loader(
     text: str, *, schedule: str | None = None, batch_size: int | None = None
 ) -> TorchDataLoader[Any]:
-    """Return the loader that a function returns, or one over the dataset that it returns.
+    """Return the loader that a function returns, or one over the dataset that it returns, which
+    shuffles: by default without a schedule, 64 samples in a batch.
 
-    Args:
-        text: name of the function, which is called without arguments.
-        schedule, batch_size: for a dataset, whose loader shuffles. Default: no schedule, and 64
-            samples.
-
-    Raises:
-        UsageError: the function does not exist, raises, or returns another type or less than one
-            batch; or a loader is combined with `schedule` or `batch_size`.
+    A UsageError if the function does not exist, raises, or returns another type or less than one
+    batch, or if a loader is combined with `schedule` or `batch_size`.
     """
     function = import_function(text)
     try:

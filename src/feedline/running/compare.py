@@ -52,17 +52,10 @@ def compare_with_torch(
     build_torch: Callable[..., Any],
     unpatched: Callable[[], AbstractContextManager[None]],
 ) -> str:
-    """Compare the first batches of a loader with those of torch's own loader.
+    """Compare the first batches of a loader, not iterated over yet, with those of torch's own, with
+    `torch_workers` workers and in a context of `unpatched`.
 
-    Args:
-        loader: not iterated over yet.
-        batches: number of batches.
-        torch_workers: number of workers of torch's loader.
-        build_torch: builds a torch loader.
-        unpatched: context in which torch's loader runs.
-
-    Returns:
-        Both rates, and in a second line which parts of the batches were equal.
+    Return both rates, and in a second line which parts of the batches were equal.
     """
     dataset = loader.dataset
     name = type(dataset).__name__

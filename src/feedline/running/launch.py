@@ -49,35 +49,23 @@ _PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 @dataclass(frozen=True, kw_only=True)
 class PatchSettings:
-    """Settings of `feedline run` and `feedline.patch`.
+    """Settings of `feedline run` and `feedline.patch`."""
 
-    Args:
-        folder: absolute path of the folder of the run; None: nothing is written.
-        root: id of the process that prints the summary; None: the first one.
-        watch: record torch's loaders and replace none.
-        off: class names of datasets or loaders that stay torch's.
-        workers: "auto" for loaders that adapt their number of workers, or None.
-        cache: folder for caches of resized copies, one per dataset.
-        compare: batches of each loader that are first compared with torch's; 0 for none.
-    """
-
-    folder: str | None = None
-    root: int | None = None
-    watch: bool = False
-    off: tuple[str, ...] = ()
-    workers: str | None = None
-    cache: str | None = None
-    compare: int = 0
+    folder: str | None = None  # absolute path of the folder of the run; None: nothing is written
+    root: int | None = None  # id of the process that prints the summary; None: the first one
+    watch: bool = False  # record torch's loaders and replace none
+    off: tuple[str, ...] = ()  # class names of datasets or loaders that stay torch's
+    workers: str | None = None  # "auto" for loaders that adapt their number of workers, or None
+    cache: str | None = None  # folder for caches of resized copies, one per dataset
+    compare: int = 0  # batches of each loader that are first compared with torch's; 0 for none
 
 
 def python_command(target: Sequence[str]) -> list[str]:
     """Return the arguments for Python that run a target: a script, or -m and a module.
 
-    A command on PATH that is a Python script, such as torchrun, may be named like a script.
-
-    Raises:
-        UsageError: no such script, it is not for Python, or this Python ignores PYTHONPATH, by
-            which loaders are replaced.
+    A command on PATH that is a Python script, such as torchrun, may be named like a script. A
+    UsageError if there is no such script, it is not for Python, or this Python ignores PYTHONPATH,
+    by which loaders are replaced.
     """
     isolated = next(Path(sys.executable or ".").parent.glob("python*._pth"), None)  # Windows only
     if isolated is not None:
@@ -112,9 +100,6 @@ def start_program(target: Sequence[str], settings: PatchSettings) -> NoReturn:
     """Run a target of `python_command`. Does not return: the exit status is the program's.
 
     Without a folder in the settings, the run gets one in `runs`.
-
-    Raises:
-        UsageError: as `python_command`.
     """
     # takes time, which the program does not need
     from feedline.system import flush_standard_streams, python_program

@@ -61,11 +61,7 @@ _building: set[int] = set()
 
 
 class Patch:
-    """Replacement of torch's DataLoader, from `start` to `stop`; also a context manager.
-
-    Args:
-        settings: see `patch`.
-    """
+    """Replacement of torch's DataLoader, from `start` to `stop`; also a context manager."""
 
     def __init__(self, settings: PatchSettings) -> None:
         self.settings = settings

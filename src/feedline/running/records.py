@@ -36,25 +36,17 @@ _SAVE_EVERY_S = 30.0
 
 @dataclass(eq=False)
 class LoaderRecord:
-    """Record of a loader, or of several equal ones.
+    """Record of a loader, or of several equal ones."""
 
-    Args:
-        name: class of the dataset.
-        because: reason why the loader is torch's; "" for a replaced or watched one.
-        key: equal for equal loaders.
-    """
-
-    name: str
-    because: str
-    key: tuple[Any, ...]
+    name: str  # class of the dataset
+    because: str  # reason why the loader is torch's; "" for a replaced or watched one
+    key: tuple[Any, ...]  # equal for equal loaders
     loaders: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     dataset: Callable[[], object] = lambda: None
     """Dataset of the latest loader, while it exists."""
     recorder: Recorder = field(default_factory=Recorder)
-    folder: Path | None = None
-    """Folder of the run, once a pass has begun."""
-    rank: tuple[int, int] = (0, 1)
-    """Rank and number of ranks when the latest pass began."""
+    folder: Path | None = None  # of the run, once a pass has begun
+    rank: tuple[int, int] = (0, 1)  # and number of ranks, when the latest pass began
     saved_at: float = 0.0
     passes: int = 0
     is_compared: bool = False
@@ -78,11 +70,7 @@ class LoaderRecord:
 
 
 class LoaderRecords:
-    """Records of all loaders of this process.
-
-    Args:
-        folder: gets a folder for each record; None: nothing is written.
-    """
+    """Records of all loaders of this process, in folders below `folder`; None: not written."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

@@ -50,12 +50,8 @@ def print_summary(settings: PatchSettings) -> None:
 def describe_run(
     runs: list[list[Run]], settings: PatchSettings, files: set[str] | None = None
 ) -> str:
-    """Describe the loaders of a program.
-
-    Args:
-        runs: of each loader, those of its ranks.
-        settings: of the program.
-        files: names of the files that the ranks have written; None: other ranks are unknown.
+    """Describe the loaders of a program, by the runs of their ranks. `files` are names of the files
+    that the ranks have written; None: other ranks are unknown.
     """
     used = [ranks for ranks in runs if ranks and ranks[0].passes and ranks[0].loaders]
     if not used:
@@ -81,11 +77,7 @@ def _cut(line: str) -> str:
 
 
 class _LoaderText:
-    """Description of a loader.
-
-    Args:
-        ranks: its runs, rank 0 first.
-    """
+    """Description of a loader, by its runs, rank 0 first."""
 
     def __init__(self, ranks: list[Run]) -> None:
         run = ranks[0]
@@ -137,13 +129,7 @@ def _rate(run: Run) -> float | None:
 
 
 def _ranks(used: list[list[Run]], files: set[str] | None, settings: PatchSettings) -> str:
-    """Number of ranks, and those that did not use feedline although others did.
-
-    Args:
-        used: of each loader, the runs of its ranks.
-        files: names of the files that the ranks have written; None: other ranks are unknown.
-        settings: of the program.
-    """
+    """Number of ranks, and those that did not use feedline although others did."""
     world = max(run.world_size for ranks in used for run in ranks)
     if world == 1:
         return ""

@@ -104,11 +104,8 @@ def is_storage_failure(error: BaseException) -> bool:
 
 
 def retry_storage(read: Callable[[], T], path: str | bytes) -> T:
-    """Call a function that reads a file; repeat it for errors of the storage, for 1.5 s.
-
-    Raises:
-        StorageError: the last try failed, too; names the path.
-        OSError: any other error of the function.
+    """Call a function that reads a file; repeat it for errors of the storage, for 1.5 s. A
+    StorageError, which names the path, if the last try failed, too.
     """
     for wait_s in (*_RETRY_AFTER_S, None):
         try:

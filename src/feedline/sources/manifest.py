@@ -100,17 +100,11 @@ _Dtype: TypeAlias = Annotated[str, msgspec.Meta(pattern=_DTYPES)]
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """Copies of all images at one resolution.
+    """Copies of all images at one resolution."""
 
-    Args:
-        side: shorter side of the copies in pixels; a smaller image keeps its own size.
-        quality: JPEG quality, 1 to 100; None: raw pixels.
-        shards: sizes in bytes of the tar files, or of all the images' bytes.
-    """
-
-    side: _Side
-    quality: _Quality | None
-    shards: tuple[_Count, ...] = ()
+    side: _Side  # shorter side of the copies in pixels; a smaller image keeps its own size
+    quality: _Quality | None  # of JPEG, 1 to 100; None: raw pixels
+    shards: tuple[_Count, ...] = ()  # bytes of each tar file, or of all images of a shard
 
     @property
     def name(self) -> str:
@@ -140,40 +134,23 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Contents of a cache.
+    """Contents of a cache."""
 
-    Args:
-        format: name of a `CacheFormat`.
-        samples: number of samples.
-        levels: resolutions, smallest first.
-        classes: class names by index; None without any.
-        label: dtype and shape of a label.
-        exif: images were rotated by their Exif orientation.
-        fingerprint: hash of the names, their order and the labels.
-        source: kind and location of the source: "folder", "files", "webdataset", "parquet" or
-            "dataset".
-        samples_in_source: number of samples, including skipped ones.
-        per_shard: samples per shard; the last shard may have fewer.
-        skipped: broken images that were skipped: their number, name, and the reason.
-        digests: digests of the index's files, by name.
-        feedline: version that made it.
-        mode: Pillow's mode of the copies, one of `pixel_layout.MODES`.
-    """
-
-    format: str
+    format: str  # name of a `CacheFormat`
     samples: _Count
-    levels: tuple[Level, ...]
-    classes: tuple[str, ...] | None
-    label: tuple[_Dtype, tuple[_Count, ...]]
-    exif: bool
-    fingerprint: str
+    levels: tuple[Level, ...]  # resolutions, smallest first
+    classes: tuple[str, ...] | None  # class names by index; None without any
+    label: tuple[_Dtype, tuple[_Count, ...]]  # dtype and shape of a label
+    exif: bool  # images were rotated by their Exif orientation
+    fingerprint: str  # hash of the names, their order and the labels
     source: tuple[str, str]
-    samples_in_source: _Count
-    per_shard: _Count
-    skipped: tuple[tuple[int, str, str], ...] = ()
-    digests: dict[str, str] = field(default_factory=dict)
-    feedline: str = ""
-    mode: str = "RGB"
+    """Kind and location: "folder", "files", "webdataset", "parquet" or "dataset"."""
+    samples_in_source: _Count  # with skipped ones
+    per_shard: _Count  # the last shard may have fewer
+    skipped: tuple[tuple[int, str, str], ...] = ()  # number, name and reason of broken images
+    digests: dict[str, str] = field(default_factory=dict)  # of the index's files, by name
+    feedline: str = ""  # version that made it
+    mode: str = "RGB"  # Pillow's mode of the copies, one of `pixel_layout.MODES`
 
     @property
     def layout(self) -> PixelLayout:

@@ -182,10 +182,8 @@ class Filesystem:
 
     `requests` is the maximum number of concurrent requests. If it is above 0, responses are checked
     and fsspec's own retries are disabled: only `retry` repeats a failed request. If it is 0, whole
-    files are read and written, each in several requests, and fsspec's own retries stay enabled.
-
-    Raises:
-        UsageError: the URL or an option is invalid, or a package is missing.
+    files are read and written, each in several requests, and fsspec's own retries stay enabled. A
+    UsageError if the URL or an option is invalid, or a package is missing.
     """
 
     def __init__(

@@ -122,10 +122,8 @@ class RemoteReader:
         is_intact: Callable[[bytes], bool] = lambda data: True,
         may_end: bool = False,
     ) -> bytes:
-        """Read a range, with retries for `patience_s` while that may help.
-
-        Raises:
-            RemoteError: it is unavailable, or never intact; the message has the server's answer.
+        """Read a range, with retries for `patience_s` while that may help. A RemoteError if it is
+        unavailable, or never intact, has the server's answer.
         """
 
         def once() -> bytes:

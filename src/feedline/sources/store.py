@@ -55,21 +55,15 @@ _NAMES = 5
 
 
 class RawCopies(NamedTuple):
-    """Raw pixels of several samples, as stored and not yet checked, and their labels.
-
-    Args:
-        pixels: buffer of each, valid as long as it is referenced; None if it cannot be read.
-        header_bytes: bytes before the pixels (height, width, channels), which are C-contiguous.
-        sizes: height and width of the original and of the copy, int64 (n, 4).
-        checksums: seed of XXH3 and the expected hash of a buffer, uint64 (n, 2); (0, 2) for none.
-        labels: (n, ...).
-    """
+    """Raw pixels of several samples, as stored and not yet checked, and their labels."""
 
     pixels: tuple[Any, ...]
-    header_bytes: int
-    sizes: np.ndarray[Any, np.dtype[np.int64]]
+    """Buffer of each, valid as long as it is referenced; None if it cannot be read."""
+    header_bytes: int  # before the pixels (height, width, channels), which are C-contiguous
+    sizes: np.ndarray[Any, np.dtype[np.int64]]  # (n, 4): original's and copy's height and width
     checksums: np.ndarray[Any, np.dtype[np.uint64]]
-    labels: np.ndarray[Any, Any]
+    """Seed of XXH3 and the expected hash of a buffer, (n, 2); (0, 2) for none."""
+    labels: np.ndarray[Any, Any]  # (n, ...)
 
 
 class SampleStore:
@@ -137,11 +131,7 @@ class SampleStore:
         return None
 
     def describe_resolution(self, side: int) -> str:
-        """Form in which images are read for this side, as text; "" for the originals.
-
-        Raises:
-            UsageError: none serves this side.
-        """
+        """Form in which images are read for a side, as text, "" for originals; or a UsageError."""
         return ""
 
     def label(self, sample: int) -> Any:

@@ -149,10 +149,7 @@ def check_resumable(recipe: Recipe, saved: Mapping[str, Any], *, done: int | Non
     """Check that a run with the recipe settings `saved` can continue under another recipe.
 
     If `done` epochs are finished and the run stands between two, another schedule that begins with
-    these epochs may follow. Return True if it is another one.
-
-    Raises:
-        StateError: settings differ. The message names them.
+    these epochs may follow: return True. A StateError names other settings that differ.
     """
     own, free = recipe.as_dict(), set(_FREE_ON_RESUME)
     extended = done is not None and own["schedule"] != saved["schedule"] and recipe.epochs > done

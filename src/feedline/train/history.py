@@ -167,14 +167,7 @@ class History:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainPosition:
-    """Position of a run between two steps: epoch and phase in progress, from 1, steps done.
-
-    Args:
-        images: images of the epoch that were trained on, over all ranks.
-        lr: learning rate of the latest step, or of the next one before any.
-        loss: mean loss of the epoch; None if it was not read.
-        split: sums over this process's steps. Only differences of two are meaningful.
-    """
+    """Position of a run between two steps: epoch and phase in progress, from 1, steps done."""
 
     epoch: int
     epochs: int
@@ -183,10 +176,10 @@ class TrainPosition:
     size_px: int
     step: int
     steps: int
-    images: int
-    lr: float
-    loss: float | None
-    split: StepTimes
+    images: int  # of the epoch that were trained on, over all ranks
+    lr: float  # of the latest step, or of the next one before any
+    loss: float | None  # mean of the epoch; None if it was not read
+    split: StepTimes  # sums over this process's steps; only differences of two are meaningful
 
 
 class TrainReport:
