@@ -176,38 +176,6 @@ class ArchiveStore(IndexedStore):
         return os.path.join(below, self.paths.path(sample))
 
 
-class _ClassFiles:
-    """Selects the images in class folders by their names, and records the folders."""
-
-    def __init__(self, archive: str, inside: str, endings: tuple[str, ...]) -> None:
-        self._archive, self._endings = archive, endings
-        self._inside = f"{inside}/" if inside else ""
-        self.ignored = Counter[str]()
-        self.classes: set[str] = set()
-        self.image = ""
-        """An image outside of all class folders; "" for none."""
-
-    def below(self, name: str) -> str:
-        """Name of a file below the folder that contains the classes."""
-        return _plain(name)[len(self._inside) :]
-
-    def selects(self, name: str) -> bool:
-        """Return True for the name of an image in a class folder. Names of folders end with "/"."""
-        check_name(self._archive, name, "the classes")
-        name = _plain(name)
-        if not name.startswith(self._inside) or name.startswith(_MACOS):
-            return False
-        top, slash, rest = name[len(self._inside) :].partition("/")
-        is_image = name.lower().endswith(self._endings)
-        if slash and top:
-            self.classes.add(top)
-            self.ignored.update(ignored_extensions([rest], self._endings))
-            return is_image and bool(rest)
-        if is_image:
-            self.image = self.image or top
-        return False
-
-
 def _plain(name: str) -> str:
     while name.startswith("./"):
         name = name[2:]
@@ -219,17 +187,37 @@ def _scan(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Columns and classes of an archive."""
     archive = f"the archive {path!r}"
-    files = _ClassFiles(archive, inside, endings)
+    top = f"{inside}/" if inside else ""  # contains the folders of the classes
+    ignored = Counter[str]()
+    folders: set[str] = set()
+    outside: list[str] = []  # an image outside of all class folders
+
+    def selects(name: str) -> bool:
+        """Return True for the name of an image in a class folder. Names of folders end with "/"."""
+        check_name(archive, name, "the classes")
+        name = _plain(name)
+        if not name.startswith(top) or name.startswith(_MACOS):
+            return False
+        folder, slash, rest = name[len(top) :].partition("/")
+        is_image = name.lower().endswith(endings)
+        if slash and folder:
+            folders.add(folder)
+            ignored.update(ignored_extensions([rest], endings))
+            return is_image and bool(rest)
+        if is_image and not outside:
+            outside.append(folder)
+        return False
+
     places: dict[str, int] = {}
     entries = array("q")
     read = _zip_entries if path.lower().endswith(".zip") else _tar_entries
-    for name, entry in read(file, size, archive, files):
+    for name, entry in read(file, size, archive, selects):
         # Of a repeated name the later file counts, as when the archive is unpacked.
-        places[files.below(name)] = len(entries) // _COLUMNS
+        places[_plain(name)[len(top) :]] = len(entries) // _COLUMNS
         entries.extend(entry)
     where = os.path.join(path, inside) if inside else path
-    classes = sorted(files.classes)
-    check_classes(where, classes, files.image)
+    classes = sorted(folders)
+    check_classes(where, classes, "".join(outside))
     # In the order of a scan of the unpacked folder: by class, folder and name.
     names = sorted(places, key=lambda name: (name.partition("/")[0], name.rpartition("/")))
     images: dict[str, list[str]] = {name: [] for name in classes}
@@ -242,7 +230,7 @@ def _scan(
             f"{where!r} contains one folder, {classes[0]!r}, with sub-folders ({some})",
             hint=f"if those are the classes, use {os.path.join(where, classes[0])!r}",
         )
-    warn_ignored(where, files.ignored)
+    warn_ignored(where, ignored)
     table = np.array(entries, np.int64).reshape(-1, _COLUMNS)[[places[name] for name in names]]
     return {"blob": index.blob, "labels": index.labels, "entries": table}, {"classes": classes}
 
@@ -292,9 +280,9 @@ def has_names(blob: np.ndarray[Any, Any], count: int) -> bool:
 
 
 def _tar_entries(
-    file: BinaryIO, size: int, archive: str, files: _ClassFiles
+    file: BinaryIO, size: int, archive: str, selects: Callable[[str], bool]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for member in tar_members(file, size, archive, files.selects):
+    for member in tar_members(file, size, archive, selects):
         if member.is_link:
             raise DatasetError(
                 f"{archive} contains {member.name!r} as a link to another file",
@@ -304,7 +292,7 @@ def _tar_entries(
 
 
 def _zip_entries(
-    file: BinaryIO, size: int, archive: str, files: _ClassFiles
+    file: BinaryIO, size: int, archive: str, selects: Callable[[str], bool]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     try:
         with zipfile.ZipFile(file) as opened:
@@ -323,7 +311,7 @@ def _zip_entries(
         ) from error
     for info in infos:
         name = info.orig_filename  # with the separators of the archive
-        if not files.selects(name) or info.is_dir():
+        if not selects(name) or info.is_dir():
             continue
         if info.flag_bits & _ENCRYPTED:
             raise DatasetError(

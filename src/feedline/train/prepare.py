@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
+from types import GenericAlias, MappingProxyType
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -61,81 +61,57 @@ _PLAIN_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Their state of a parameter has its shape, or is one number."""
 
 
-@dataclass
-class _Current:
-    epoch: Count
-    loss_sum: Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
-    steps: Count
-    samples: Annotated[int, Meta(ge=0)]
-    seconds: NotNegative
-    first_wait_s: NotNegative
-    split: tuple[Count, float, float, float]
+def _entry(**values: Any) -> Any:
+    """Type of an entry of a checkpoint with these values, for msgspec."""
+    return msgspec.defstruct("Entry", list(values.items()))
 
 
-@dataclass
-class _HistoryEntry:
-    records: list[EpochRecord]
-    current: _Current
-
-
-@dataclass
-class _Optimizer:
-    state: dict[int, dict[str, Any]]
-    param_groups: list[dict[str, Any]]
-
-
-@dataclass
-class _State:
-    model: dict[str, Tensor]
-    optimizer: _Optimizer
-    scaler: dict[str, float]
-    ema: dict[str, Tensor] | None
-    step: Annotated[int, Meta(ge=0)]
-
-
-@dataclass
-class _Dataset:
-    classes: list[str]
-    images: Count
-    files: str
-
-
-@dataclass
-class _LoaderPhase:
-    image_size: Count
-    epochs: Count
-    global_batch_size: Count
-    strength: float
-
-
-@dataclass
-class _LoaderEntry:
-    dataset: str
-    length: Count
-    seed: int
-    sample_order: str
-    drop_last: bool
-    schedule: list[_LoaderPhase]
-    epoch: Count
-
-
-@dataclass
-class _Content:
-    recipe: dict[str, Any]
-    run: dict[str, Any]
-    ranks: Rows
-    precision: Literal["float32", "bfloat16", "float16"]
-    dataset: _Dataset
-    loader: _LoaderEntry
-    state: _State
-    history: _HistoryEntry
-    random: list[dict[str, Tensor]]
+_CONTENT = _entry(
+    recipe=dict[str, Any],
+    run=dict[str, Any],
+    ranks=Rows,
+    precision=Literal["float32", "bfloat16", "float16"],
+    dataset=_entry(classes=list[str], images=Count, files=str),
+    loader=_entry(
+        dataset=str,
+        length=Count,
+        seed=int,
+        sample_order=str,
+        drop_last=bool,
+        schedule=GenericAlias(
+            list,
+            _entry(image_size=Count, epochs=Count, global_batch_size=Count, strength=float),
+        ),
+        epoch=Count,
+    ),
+    state=_entry(
+        model=dict[str, Tensor],
+        optimizer=_entry(state=dict[int, dict[str, Any]], param_groups=list[dict[str, Any]]),
+        scaler=dict[str, float],
+        ema=dict[str, Tensor] | None,
+        step=Annotated[int, Meta(ge=0)],
+    ),
+    history=_entry(
+        records=list[EpochRecord],
+        current=_entry(
+            epoch=Count,
+            loss_sum=Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)],
+            steps=Count,
+            samples=Annotated[int, Meta(ge=0)],
+            seconds=NotNegative,
+            first_wait_s=NotNegative,
+            split=tuple[Count, float, float, float],
+        ),
+    ),
+    random=list[dict[str, Tensor]],
+)
+"""Type of a checkpoint."""
 
 
 def check_content(content: Mapping[str, Any], path: Path) -> None:
     """Check that a checkpoint has all entries, with possible values (DamagedCheckpoint)."""
     with damage_in(f"{path}: damaged"):
-        found = msgspec.convert(content, _Content)
+        found = msgspec.convert(content, _CONTENT)
         missing = [name for name in setting_names(Recipe) if name not in found.recipe]
         if missing:
             raise ValueError(f"no {', '.join(missing)}")
