@@ -1,45 +1,30 @@
-"""Start of a program under `feedline run`, and hooks in its processes: at their start, after the
-import of torch, at their end.
+"""Start of a program under `feedline run`.
 
 The program is started by Python itself, with the folder `hook` on its search path and the settings
 in the environment. So its child processes have them too, whatever starts them: multiprocessing,
 torchrun, accelerate or subprocess.
 
-Guarantees: `sys.argv`, `sys.path`, `__main__` and the exit status are those of Python itself. torch
-is not imported before the program imports it; feedline's loader is imported when that import ends.
-An error of a hook is printed and leaves torch's loaders. feedline's own workers start without it.
+Guarantees: `sys.argv`, `sys.path`, `__main__` and the exit status are those of Python itself.
+feedline's own workers start without the hook.
 Relies on: imports that take no time; this module is imported before the program.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import feedline  # noqa: F401  # notes Python's random state before the program seeds it
 from feedline.errors import UsageError
 
-__all__ = [
-    "VARIABLE",
-    "PatchSettings",
-    "call_after_import",
-    "python_command",
-    "read_settings",
-    "start_in_process",
-    "start_program",
-]
+__all__ = ["VARIABLE", "PatchSettings", "python_command", "read_settings", "start_program"]
 
 VARIABLE = "FEEDLINE_RUN"
 """Variable of the environment with the settings, as JSON."""
@@ -138,86 +123,3 @@ def read_settings() -> PatchSettings:
         settings = replace(settings, root=os.getpid())
         os.environ[VARIABLE] = json.dumps(asdict(settings))
     return settings
-
-
-def start_in_process() -> None:
-    """Prepare this process, in which a program under `feedline run` starts."""
-    settings = read_settings()
-    if settings.root == os.getpid():
-        atexit.register(_print_summary, settings)  # registered first, so called last
-
-    def patch() -> None:
-        from feedline.running.patch import Patch
-
-        Patch(settings).start()
-
-    call_after_import("torch", patch)
-
-
-def _print_summary(settings: PatchSettings) -> None:
-    is_fork = os.getpid() != settings.root
-    if is_fork or os.environ.get("RANK", "0") != "0":
-        return
-    try:
-        from feedline.running.summary import print_summary
-
-        print_summary(settings)
-    except Exception as error:
-        print(f"feedline run: no summary: {type(error).__name__}: {error}", file=sys.stderr)
-    if getattr(sys, "last_type", None) is KeyboardInterrupt:
-        # Python ends by SIGINT after this exception, unless code in a string ran after it, as in
-        # the definition of a dataclass. So such code repeats it.
-        with contextlib.suppress(KeyboardInterrupt):
-            exec("raise KeyboardInterrupt")
-
-
-def call_after_import(name: str, function: Callable[[], None]) -> None:
-    """Call a function once a module is imported; now, if it is. Its errors are printed."""
-
-    def call() -> None:
-        try:
-            function()
-        except Exception as error:
-            print(
-                f"feedline run: torch's DataLoader is not replaced: "
-                f"{type(error).__name__}: {error}",
-                file=sys.stderr,
-            )
-
-    if name in sys.modules:
-        call()
-    else:
-        sys.meta_path.insert(0, _ImportHook(name, call))
-
-
-class _ImportHook:
-    """Finder that lets the other finders find a module and calls a function after its import."""
-
-    def __init__(self, name: str, function: Callable[[], None]) -> None:
-        self._name = name
-        self._function = function
-        self._is_searching = False
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of the module, found by the other finders."""
-        if name != self._name or self._is_searching:
-            return None
-        self._is_searching = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._is_searching = False
-        if spec is None or not hasattr(spec.loader, "exec_module"):
-            return spec
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            execute(module)
-            del loader.exec_module
-            with contextlib.suppress(ValueError):  # the program has removed it
-                sys.meta_path.remove(self)
-            self._function()
-
-        loader.exec_module = exec_module
-        return spec

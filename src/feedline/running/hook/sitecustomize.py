@@ -16,7 +16,7 @@ def start() -> None:
     """Prepare this process for feedline, if it belongs to a program under `feedline run`."""
     if os.environ.get("FEEDLINE_RUN"):  # empty in feedline's own workers
         try:
-            from feedline.running.launch import start_in_process
+            from feedline.running.start import start_in_process
 
             start_in_process()
         except Exception as error:
