@@ -289,9 +289,7 @@ def add_size(
 
 @dataclass(frozen=True)
 class Repair:
-    """The damage that was found, and the number of copies written: more than were damaged, as
-    shards are written whole.
-    """
+    """Damage that was found, and number of copies written: all of a shard with damaged ones."""
 
     verification: Verification
     images: int

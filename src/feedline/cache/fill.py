@@ -38,9 +38,7 @@ _LOOK_EVERY_S = 0.5
 
 
 def main(root: str, eager: bool) -> None:
-    """Fill the cache in a folder with the task from standard input; with `eager` somebody waits for
-    the cache.
-    """
+    """Fill a cache with the task from standard input; with `eager` somebody waits for it."""
     parent = os.getppid()  # possibly a launcher, such as python.exe in a venv of Windows
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The parent may end it before the task has arrived.

@@ -64,9 +64,7 @@ class LevelEncoder:
         self._reader = Decoder(replace(options, exif=False)) if options.exif else None
 
     def make_copies(self, image: bytes | Pixels) -> ResizedCopies:
-        """Make the copies of an image, encoded or as pixels (height, width, channels); raises an
-        ImageError.
-        """
+        """Copy an image, encoded or pixels (height, width, channels); raises an ImageError."""
         if isinstance(image, np.ndarray):
             pixels = image
         else:

@@ -270,9 +270,7 @@ def lies_within(first: Any, length: Any, size: int) -> Any:
 
 
 def has_names(blob: np.ndarray[Any, Any], count: int) -> bool:
-    """Return True if a saved array has this number of names, each ended by a zero byte, and none
-    leads out of its archive.
-    """
+    """Return True for this number of names, ended by zero bytes, none leading out of an archive."""
     if blob.dtype != np.uint8 or blob.ndim != 1 or np.count_nonzero(blob == 0) != count:
         return False
     names = blob.tobytes()

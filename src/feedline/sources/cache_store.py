@@ -76,9 +76,7 @@ class CacheLocation:
 
 
 class CacheStore(SampleStore):
-    """Images of a cache; a `SampleStore`. With `enlarge` it uses the largest resolution even if it
-    is smaller than required.
-    """
+    """Images of a cache; with `enlarge` of the largest resolution even if it is too small."""
 
     def __init__(self, location: CacheLocation, *, enlarge: bool = False) -> None:
         self.location = location

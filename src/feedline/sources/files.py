@@ -144,9 +144,7 @@ def open_nonblocking(path: str | bytes, flags: int) -> int:
 
 
 def read_file(path: bytes) -> bytes:
-    """Read a whole file; raises an ImageError that does not name it, as the caller knows its name,
-    or a StorageError.
-    """
+    """Read a whole file; raises an ImageError that does not name it, or a StorageError."""
     try:
         return retry_storage(partial(_read_whole, path), path)
     except OSError as error:
@@ -198,9 +196,7 @@ def read_small(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 
 
 def read_part(path: str | bytes, first: int, length: int) -> bytes:
-    """Read bytes of a file, from byte `first` on; raises an ImageError that does not name it, or a
-    StorageError.
-    """
+    """Read a part of a file; raises an ImageError that does not name it, or a StorageError."""
     check_size(length)
 
     def read() -> bytes:

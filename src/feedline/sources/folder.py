@@ -75,9 +75,7 @@ Listing = tuple[Sequence[str], Sequence[str]]
 
 @dataclass(frozen=True, eq=False)
 class FolderIndex(PathTable):
-    """Files of a folder with one sub-folder per class. Labels, int32, are indices of the sorted
-    class names.
-    """
+    """Files of class folders. Labels, int32, are indices of the sorted class names."""
 
     classes: list[str]
 
@@ -149,9 +147,7 @@ def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderInd
 
 
 def ignored_extensions(names: Iterable[str], endings: tuple[str, ...]) -> Iterator[str]:
-    """Yield the extension of each image file that torchvision ignores, unless a user set the
-    extensions that are read.
-    """
+    """Yield extensions of images that torchvision ignores, unless a user set the extensions."""
     for name in names if endings == IMAGE_EXTENSIONS else ():
         ending = os.path.splitext(name.lower())[1]
         if ending in _OTHER_IMAGES:

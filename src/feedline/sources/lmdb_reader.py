@@ -41,9 +41,7 @@ _environments: weakref.WeakValueDictionary[str, OpenLmdb] = weakref.WeakValueDic
 
 
 class OpenLmdb:
-    """An open LMDB: a folder with its data.mdb, or such a file; raises an ImageError if it cannot
-    be read.
-    """
+    """An open LMDB: a folder with data.mdb, or such a file. An ImageError if it is unreadable."""
 
     def __init__(self, path: str) -> None:
         try:

@@ -74,9 +74,7 @@ class _CopyFile(NamedTuple):
 
 
 class DiskBudget:
-    """Disk space for copies in a folder. A process reserves before it writes. A pickle contains no
-    reservation.
-    """
+    """Disk space for copies in a folder, which a process reserves before it writes."""
 
     def __init__(self, folder: str, limit_bytes: int) -> None:
         self.folder, self.limit_bytes = folder, limit_bytes

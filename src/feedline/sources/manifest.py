@@ -373,9 +373,7 @@ class CacheIndex:
         return bytes(self._names[start : int(self._name_ends[sample])]).decode("utf-8", "replace")
 
     def places(self, paths: bytes) -> Sequence[int | None]:
-        """Indices of the samples with these UTF-8 names, each ended by a zero byte; None for
-        unknown ones.
-        """
+        """Indices of samples by UTF-8 names, each ended by a zero byte; None for unknown ones."""
         names, ends = self._names.tobytes(), self._name_ends
         # A folder that has not changed since is the usual case, and needs no look at single names.
         if paths.replace(b"\0", b"") == names:

@@ -407,9 +407,7 @@ async def _check_http(session: Any, context: Any, parameters: Any) -> None:
 
 
 def _check_range(requested: str, status: int, length: int | None, place: str | None) -> None:
-    """Raise a RangeError if the status, body length and Content-Range of a response do not match
-    the Range of its request.
-    """
+    """Raise a RangeError if the head of a response does not match its request's Range."""
     whole = requested == _WHOLE
     if status != 206 and not (whole and status == 200):
         size = "of unknown length" if length is None else f"of {length} bytes"

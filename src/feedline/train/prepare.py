@@ -134,9 +134,7 @@ def check_content(content: Mapping[str, Any], path: Path) -> None:
 def load_weights(
     content: Mapping[str, Any], path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Load the weights of a checkpoint into a model and its optimizer, and check that they fit
-    (DamagedCheckpoint).
-    """
+    """Load the weights of a checkpoint, and check that they fit (DamagedCheckpoint)."""
     state = content["state"]
     options = [dict(group) for group in optimizer.param_groups]
     with damage_in(f"{path}: damaged or written with another version of timm or torch"):
