@@ -170,52 +170,38 @@ def _unsupported(loader: DataLoader[Any], accelerator: Any, *, planned: bool) ->
 
 
 def _mark_prepared(loader: DataLoader[Any], accelerator: Any) -> None:
-    """Mark a loader as prepared, and report its iterations to Accelerate."""
-    send, target = None, accelerator.device
-    if accelerator.device_placement and not loader.device and target.type != "cpu":
-        non_blocking = accelerator.dataloader_config.non_blocking
-        send_to_device = sys.modules["accelerate.utils"].send_to_device
-
-        def send(batch: Any) -> Any:
-            return send_to_device(batch, target, non_blocking=non_blocking)
-
-    gradient_state = sys.modules["accelerate.state"].GradientState()
-    loader._watch_iterator = _PassReporter(loader, gradient_state, send)
-
-
-class _PassReporter:
-    """Reports the iterations of a loader to Accelerate.
+    """Mark a loader as prepared, and report its iterations to Accelerate.
 
     `accumulate` and `gather_for_metrics` read two attributes of the active loader:
     `end_of_dataloader` is True at the epoch's last batch, and `remainder` is the number of rows of
-    the last batch over all ranks that are not repetitions (0: all rows; -1: unknown). The loader is
-    referenced weakly, because it holds this object. `send` moves a batch to Accelerate's device.
+    the last batch over all ranks that are not repetitions (0: all rows; -1: unknown).
     """
+    config, target = accelerator.dataloader_config, accelerator.device
+    sends = accelerator.device_placement and not loader.device and target.type != "cpu"
+    send_to_device = sys.modules["accelerate.utils"].send_to_device
+    gradient_state = sys.modules["accelerate.state"].GradientState()
+    loader_ref, passes = weakref.ref(loader), 0  # weak, because it holds the function below
 
-    def __init__(
-        self, loader: DataLoader[Any], gradient_state: Any, send: Callable[[Any], Any] | None
-    ) -> None:
-        self._loader_ref = weakref.ref(loader)
-        self._gradient_state = gradient_state
-        self._send = send
-        self._passes = 0  # iterations in progress
-
-    def __call__(self, iterator: Any) -> Iterator[Any]:
-        """Yield the batches of an iterator, and report them."""
-        loader = self._loader_ref()
+    def report(iterator: Any) -> Iterator[Any]:
+        nonlocal passes
+        loader = loader_ref()
         assert loader is not None, "an iterator keeps its loader alive"
         loader.end_of_dataloader, loader.remainder = False, unpadded_rows(loader)
-        self._passes += 1
-        if self._passes == 1:  # Accelerate removes all entries of a loader at once
-            self._gradient_state._add_dataloader(loader)
+        passes += 1
+        if passes == 1:  # Accelerate removes all entries of a loader at once
+            gradient_state._add_dataloader(loader)
         try:
             for batch in iterator:
                 loader.end_of_dataloader = iterator.at_end()
-                yield batch if self._send is None else self._send(batch)
+                if sends:
+                    batch = send_to_device(batch, target, non_blocking=config.non_blocking)
+                yield batch
         finally:
-            self._passes -= 1
-            if not self._passes:
-                self._gradient_state._remove_dataloader(loader)
+            passes -= 1
+            if not passes:
+                gradient_state._remove_dataloader(loader)
+
+    loader._watch_iterator = report
 
 
 def unpadded_rows(loader: DataLoader[Any]) -> int:
