@@ -1,10 +1,11 @@
-"""Small caches for the tests, their contents, ways to damage them, and a format of caches."""
+"""Small caches for the tests, their contents, ways to damage and stop them, and a format."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+import preloaded
 from feedline.cache.build import build_cache
 from feedline.sources.cache_format_base import (
     CacheFormat,
@@ -29,7 +31,6 @@ SIZES = (16, 24)
 FORMATS = ("webdataset", "lmdb", "folder")
 EVERY_FORMAT = (*FORMATS, "joined")
 """With the one below, which is registered as a user registers one."""
-STOPPED = 99  # the exit status of a script that stops in the middle
 
 
 def photos(root: Path, count: int = 6) -> Path:
@@ -105,28 +106,46 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def find(path: Path, image: bytes) -> int:
-    """Position of an image in a file."""
-    at = path.read_bytes().find(image)
-    assert at >= 0
-    return at
+def flip_copy(root: Path, sample: int, side: int) -> Path:
+    """Change one bit in the middle of a copy. Return its file."""
+    with closing(open_cache(root)) as store:
+        copy = bytes(memoryview(store.read(sample, side)))
+    files = (path for path in (root / str(side)).rglob("*.*") if path.is_file())
+    (path,) = (path for path in files if copy in path.read_bytes())
+    flip(path, path.read_bytes().index(copy) + len(copy) // 2)
+    return path
 
 
-def stopping(call: str) -> list[str]:
-    """Command of a script that is killed after one of at least three units.
+def spoil(path: Path) -> None:
+    """Make zeros of an image, with the same size and time."""
+    status = path.stat()
+    path.write_bytes(bytes(status.st_size))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def stop_after_a_unit(state: Any) -> None:
+    """Progress function that breaks a job off."""
+    if state.new_images:
+        raise KeyboardInterrupt
+
+
+def kill_after_a_unit(call: str) -> None:
+    """Run a job in a process that is killed after one of at least three units.
 
     Args:
-        call: Python code in which `progress` is the function that stops it.
+        call: Python code in which `progress` is the function that kills it.
     """
     script = (
-        "import os\n"
+        "import os, feedline\n"
         "from feedline.cache.build import add_size\n"
-        "def progress(said):\n"
-        "    if said.new_images:\n"
-        f"        os._exit({STOPPED})\n"
+        "def progress(state, done=0, total=0):\n"
+        "    if done and state == 'repairing' or getattr(state, 'new_images', 0):\n"
+        "        os._exit(99)\n"
         f"{call}\n"
     )
-    return [sys.executable, "-c", script]
+    command = [sys.executable, "-c", script]
+    ended = preloaded.run(command, capture_output=True, timeout=60, env=environment())
+    assert ended.returncode == 99, ended.stderr
 
 
 def environment() -> dict[str, str]:

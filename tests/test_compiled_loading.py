@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,39 +24,37 @@ GLOBAL, LOCAL = random_pipeline(32), random_pipeline(12)
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     return write_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
-def paths(root: Path) -> list[str]:
+def paths(root):
     return [path for path, _ in ImageFolder(str(root)).samples]
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+def pairs(tmp_path_factory):
     return write_pairs(tmp_path_factory.mktemp("pairs"))
 
 
-def batches(loader: Any, seed: int = 3) -> list[Any]:
+def batches(loader, seed=3):
     torch.manual_seed(seed)
     return list(loader)
 
 
-def equal(one: Any, other: Any) -> bool:
+def equal(one, other):
     return bool(plain(one) == plain(other))
 
 
 @pytest.mark.parametrize("again", ["fork", *slow("spawn")])
 @pytest.mark.parametrize("views", [False, True])
-def test_torch_workers_draw_independently_per_sample(
-    paths: list[str], views: bool, again: str
-) -> None:
+def test_torch_workers_draw_independently_per_sample(paths, views, again):
     pipeline = random_pipeline(32, own_step)
     transform = feedline.views(pipeline, LOCAL) if views else feedline.compile(pipeline)
     data = Pictures([paths[0]] * 8, transform)
 
-    def loader(method: str = "fork") -> TorchDataLoader[Any]:
+    def loader(method="fork"):
         return TorchDataLoader(data, 2, num_workers=2, multiprocessing_context=method)
 
     first = batches(loader())
@@ -70,7 +67,7 @@ def test_torch_workers_draw_independently_per_sample(
         assert [batch[1].shape for batch in first] == 4 * [(2, 3, 12, 12)]
 
 
-def test_requested_image_size_is_used(root: Path, paths: list[str]) -> None:
+def test_requested_image_size_is_used(root, paths):
     data = Pictures(paths, feedline.compile(random_pipeline(32)))
     views = feedline.views(GLOBAL, LOCAL)
     with feedline.DataLoader(data, 2, schedule="16x1,24x1", num_workers=1) as loader:
@@ -86,11 +83,9 @@ def test_requested_image_size_is_used(root: Path, paths: list[str]) -> None:
 
 
 @pytest.mark.parametrize("with_masks", [False, True])
-def test_a_strength_is_followed_by_random_crops_and_an_error_elsewhere(
-    paths: list[str], pairs: Pairs, with_masks: bool
-) -> None:
+def test_a_strength_is_followed_by_random_crops_and_an_error_elsewhere(paths, pairs, with_masks):
     crop = v2.Compose([v2.RandomResizedCrop(16, ratio=(1, 1)), v2.ToImage()])
-    data: Any = Pictures([paths[0]] * 4, feedline.compile(crop))
+    data = Pictures([paths[0]] * 4, feedline.compile(crop))
     if with_masks:
         data = Scenes([pairs[3]] * 4, feedline.pair(crop))  # a square
     for strength, differ in ((0.0, 1), (1.0, 4)):
@@ -118,9 +113,7 @@ def test_a_strength_is_followed_by_random_crops_and_an_error_elsewhere(
     ],
     ids=lambda step: type(step).__name__,
 )
-def test_later_step_with_fixed_size_rejects_other_sizes(
-    root: Path, paths: list[str], behind: Any
-) -> None:
+def test_later_step_with_fixed_size_rejects_other_sizes(root, paths, behind):
     pipeline = v2.Compose([v2.Resize((32, 32)), v2.Lambda(own_step), behind, v2.ToImage()])
     fused = feedline.compile(pipeline)
     assert "cannot follow the size of a schedule" in fused.explain()
@@ -136,7 +129,7 @@ def test_later_step_with_fixed_size_rejects_other_sizes(
                     next(iter(loader))
 
 
-def test_view_that_cannot_follow_a_size_raises(paths: list[str]) -> None:
+def test_view_that_cannot_follow_a_size_raises(paths):
     unknown = v2.Compose([v2.RandomRotation(5), v2.Resize((8, 8)), v2.ToImage()])
     data = Pictures(paths, feedline.views(GLOBAL, unknown))
     with (
@@ -152,11 +145,9 @@ def test_view_that_cannot_follow_a_size_raises(paths: list[str]) -> None:
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("reader", [None, str])
-def test_a_folder_with_a_compiled_transform_is_that_with_the_transform(
-    root: Path, own: bool, reader: Any
-) -> None:
+def test_a_folder_with_a_compiled_transform_is_that_with_the_transform(root, own, reader):
     pipeline = random_pipeline(32, *([own_step] if own else []))
-    options: dict[str, Any] = {"batch_size": 3, "num_workers": 1, "seed": 2}
+    options = {"batch_size": 3, "num_workers": 1, "seed": 2}
     loaders = {} if reader is None else {"loader": reader}
     plain = ImageFolder(str(root), pipeline)
     compiled = ImageFolder(str(root), feedline.compile(pipeline), **loaders)
@@ -173,7 +164,7 @@ def test_a_folder_with_a_compiled_transform_is_that_with_the_transform(
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_folder_of_paths_works_with_torch_dataloader(root: Path, compiled: bool) -> None:
+def test_folder_of_paths_works_with_torch_dataloader(root, compiled):
     transform = feedline.compile(usual_pipeline()) if compiled else feedline.views(GLOBAL)
     data = ImageFolder(str(root), transform, loader=str)
     for images, labels in TorchDataLoader(data, 4):
@@ -181,13 +172,13 @@ def test_folder_of_paths_works_with_torch_dataloader(root: Path, compiled: bool)
         assert labels.dtype == torch.int64
 
 
-def test_folder_of_paths_requires_a_reading_transform(root: Path) -> None:
+def test_folder_of_paths_requires_a_reading_transform(root):
     data = ImageFolder(str(root), usual_pipeline(), loader=str)
     with feedline.DataLoader(data, 4, num_workers=0) as loader:
         assert "The loader str is not torchvision's own." in loader.explain()
 
 
-def test_views_of_a_folder_are_lists_of_batches(root: Path) -> None:
+def test_views_of_a_folder_are_lists_of_batches(root):
     """The seeds make them the same on any number of workers; the kind is samples."""
     data = ImageFolder(str(root), feedline.views(GLOBAL, GLOBAL, LOCAL))
     found = []
@@ -207,7 +198,7 @@ def test_views_of_a_folder_are_lists_of_batches(root: Path) -> None:
     assert not torch.equal(views[0], views[1])
 
 
-def test_partly_recognised_views_run_in_dataset(root: Path) -> None:
+def test_partly_recognised_views_run_in_dataset(root):
     unknown = v2.Compose([v2.RandomRotation(5), v2.Resize((8, 8)), v2.ToImage()])
     data = ImageFolder(str(root), feedline.views(GLOBAL, unknown))
     with feedline.DataLoader(data, 3, num_workers=1, seed=1) as loader:
@@ -219,11 +210,11 @@ def test_partly_recognised_views_run_in_dataset(root: Path) -> None:
 
 @pytest.mark.parametrize(("with_masks", "said"), [(False, r"bad\.jpg"), (True, "97 x 131")])
 def test_broken_files_and_pairs_that_do_not_fit_are_named_or_skipped(
-    paths: list[str], pairs: Pairs, with_masks: bool, said: str, tmp_path: Path
-) -> None:
+    paths, pairs, with_masks, said, tmp_path
+):
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"nothing")
-    data: Any = Pictures([*paths[:3], str(bad)], feedline.compile(usual_pipeline()))
+    data = Pictures([*paths[:3], str(bad)], feedline.compile(usual_pipeline()))
     if with_masks:
         mixed = [pairs[0], (pairs[0][0], pairs[1][1]), pairs[1], pairs[2]]
         data = Scenes(mixed, feedline.pair(preset()))
@@ -238,7 +229,7 @@ def test_broken_files_and_pairs_that_do_not_fit_are_named_or_skipped(
         assert said.replace("\\", "") in str(loader.skipped)
 
 
-def test_views_of_the_same_size_have_the_pixels_of_the_whole_image(paths: list[str]) -> None:
+def test_views_of_the_same_size_have_the_pixels_of_the_whole_image(paths):
     """One read for all views equals one read per view."""
     both = feedline.views(usual_pipeline(32), usual_pipeline(16))
     alone = [feedline.compile(usual_pipeline(size)) for size in (32, 16)]
@@ -246,7 +237,7 @@ def test_views_of_the_same_size_have_the_pixels_of_the_whole_image(paths: list[s
         assert equal(both(path), [each(path) for each in alone])
 
 
-def test_fused_steps_are_described_without_a_size_that_the_schedule_replaces(root: Path) -> None:
+def test_fused_steps_are_described_without_a_size_that_the_schedule_replaces(root):
     data = ImageFolder(str(root), v2.Compose([v2.RandomResizedCrop(64), v2.ToImage()]))
     for options, size in (({}, "size=(64, 64)"), ({"schedule": "32x1"}, "size=by schedule")):
         with feedline.DataLoader(data, 2, num_workers=0, **options) as loader:
@@ -261,13 +252,13 @@ def test_fused_steps_are_described_without_a_size_that_the_schedule_replaces(roo
 class Usual(Scenes):
     """The same without feedline."""
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return usual(self.transforms, *self.pairs[index])
 
 
 @pytest.mark.parametrize("method", ["fork", *slow("spawn")])
-def test_torch_workers_match_the_pipeline_of_pairs(pairs: Pairs, method: str) -> None:
-    def loader(data: Any) -> TorchDataLoader[Any]:
+def test_torch_workers_match_the_pipeline_of_pairs(pairs, method):
+    def loader(data):
         return TorchDataLoader(data, 2, num_workers=2, multiprocessing_context=method)
 
     ours = batches(loader(Scenes(pairs, feedline.pair(preset()))))
@@ -281,7 +272,7 @@ def test_torch_workers_match_the_pipeline_of_pairs(pairs: Pairs, method: str) ->
         assert (image - their_image).abs().max() < 1.01 / 255 / 0.224
 
 
-def test_requested_size_of_pairs_is_used(pairs: Pairs) -> None:
+def test_requested_size_of_pairs_is_used(pairs):
     for make in (
         preset,
         lambda: v2.Compose([v2.RandomResizedCrop(48), v2.ToImage()]),
@@ -301,10 +292,10 @@ def test_requested_size_of_pairs_is_used(pairs: Pairs) -> None:
         assert {image.shape[2:] for image, _ in loader} == {(12, 24)}
 
 
-def test_all_numbers_of_pairs_keep_their_proportion(pairs: Pairs) -> None:
+def test_all_numbers_of_pairs_keep_their_proportion(pairs):
     """At half of the size it is the pipeline with all numbers halved."""
 
-    def pipeline(by: int) -> v2.Compose:
+    def pipeline(by):
         return v2.Compose(
             [
                 *(v2.RandomCrop(28 // by), v2.ScaleJitter((120 // by, 80 // by))),
@@ -324,7 +315,7 @@ def test_all_numbers_of_pairs_keep_their_proportion(pairs: Pairs) -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_unsupported_size_of_pairs_raises(pairs: Pairs) -> None:
+def test_unsupported_size_of_pairs_raises(pairs):
     various = feedline.pair(v2.Compose([v2.RandomResize(20, 30), v2.ToImage()]))
     assert various(*pairs[0])[0].shape[1] in range(20, 30)
     twice = feedline.pair(
@@ -339,7 +330,7 @@ def test_unsupported_size_of_pairs_raises(pairs: Pairs) -> None:
             list(loader)
 
 
-def test_torchvision_dataset_accepts_pair(pairs: Pairs, tmp_path: Path) -> None:
+def test_torchvision_dataset_accepts_pair(pairs, tmp_path):
     root = tmp_path / "VOCdevkit" / "VOC2012"
     for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
         (root / folder).mkdir(parents=True)

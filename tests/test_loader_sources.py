@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import shutil
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,8 +45,8 @@ CHOSEN = [7, 2, 2, -1, 0, 11, 5]
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("pipeline", ["colours", "views"])
 def test_batches_equal_those_of_torchvision_folder_whole_and_in_part(
-    source: Any, pipeline: str, jpeg_folder: Path, tmp_path: Path
-) -> None:
+    source, pipeline, jpeg_folder, tmp_path
+):
     transform = PIPELINES[pipeline]()
     ours = source(jpeg_folder, tmp_path, transform)
     assert ours.transform is transform
@@ -62,17 +61,17 @@ def test_batches_equal_those_of_torchvision_folder_whole_and_in_part(
 @pytest.mark.parametrize("transform", [EvalCrop(), v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])])
 @pytest.mark.parametrize("source", [zipped, shards, lmdb, "webdataset", "lmdb"])
 def test_files_are_closed_at_the_end_of_each_epoch_without_workers(
-    source: Any, transform: Any, jpeg_folder: Path, tmp_path: Path
-) -> None:
+    source, transform, jpeg_folder, tmp_path
+):
     if isinstance(source, str):
         feedline.build_cache(jpeg_folder, tmp_path / "cache", [32], format=source, workers=0)
-        data: Any = ImageFolder(tmp_path / "cache", transform)
+        data = ImageFolder(tmp_path / "cache", transform)
     else:
         data = source(jpeg_folder, tmp_path, transform)
     gc.collect()
     own = psutil.Process()
 
-    def open_files() -> list[str]:
+    def open_files():
         # A memory map counts, too: it keeps the file on the disk after it is deleted.
         paths = {each.path for each in (*own.open_files(), *own.memory_maps())}
         return [path for path in paths if str(tmp_path) in path and "index" not in path]
@@ -94,9 +93,7 @@ def test_files_are_closed_at_the_end_of_each_epoch_without_workers(
 @pytest.mark.parametrize(
     "pipeline", ["policy", "views", *slow("colours", "evaluation", "compiled", "wrapper")]
 )
-def test_batches_of_each_pipeline_come_from_workers_too(
-    pipeline: str, jpeg_folder: Path, tmp_path: Path
-) -> None:
+def test_batches_of_each_pipeline_come_from_workers_too(pipeline, jpeg_folder, tmp_path):
     transform = PIPELINES[pipeline]()
     ours, theirs = csv(jpeg_folder, tmp_path, transform), Torchvisions(jpeg_folder, transform)
     with DataLoader(ours, 5, num_workers=2) as loader, DataLoader(theirs, 5) as other:
@@ -112,7 +109,7 @@ def test_batches_of_each_pipeline_come_from_workers_too(
 
 
 @pytest.mark.parametrize("pipeline", ["colours", "policy", "views"])
-def test_image_sizes_are_used(pipeline: str, jpeg_folder: Path, tmp_path: Path) -> None:
+def test_image_sizes_are_used(pipeline, jpeg_folder, tmp_path):
     transform = PIPELINES[pipeline]()
     ours, theirs = zipped(jpeg_folder, tmp_path, transform), Torchvisions(jpeg_folder, transform)
     made = [epochs(data, schedule="16x1,32x1", seed=2) for data in (ours, theirs)]
@@ -124,9 +121,7 @@ def test_image_sizes_are_used(pipeline: str, jpeg_folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("pipeline", ["colours", "views"])
-def test_undecodable_image_is_named_or_skipped(
-    pipeline: str, jpeg_folder: Path, tmp_path: Path
-) -> None:
+def test_undecodable_image_is_named_or_skipped(pipeline, jpeg_folder, tmp_path):
     shutil.copytree(jpeg_folder, tmp_path / "images")
     (tmp_path / "images/cats/2.jpg").write_bytes(b"no image")
     data = paths(tmp_path / "images", tmp_path, PIPELINES[pipeline]())
@@ -140,7 +135,7 @@ def test_undecodable_image_is_named_or_skipped(
         assert labels.tolist() == [0] * 5 + [1] * 6
 
 
-def test_labels_are_the_sources_own(jpeg_folder: Path) -> None:
+def test_labels_are_the_sources_own(jpeg_folder):
     names = files(jpeg_folder)
     rows = np.arange(len(names) * 2, dtype=np.float32).reshape(-1, 2) + 0.5
     for transform in (colours(), views()):
@@ -150,7 +145,7 @@ def test_labels_are_the_sources_own(jpeg_folder: Path) -> None:
         assert torch.equal(labels, torch.from_numpy(rows))
 
 
-def test_arrays_accept_pipelines(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_arrays_accept_pipelines(jpeg_folder, tmp_path):
     data = array(jpeg_folder, tmp_path, None).with_transform(PIPELINES["evaluation"]())
     for (image, _), pixels in zip(data, data.images, strict=True):
         assert torch.equal(image, data.transform(Image.fromarray(pixels)))
@@ -162,7 +157,7 @@ def test_arrays_accept_pipelines(jpeg_folder: Path, tmp_path: Path) -> None:
     assert max(apart) < 0.01
 
 
-def test_decoding_follows_settings_of_the_source(tmp_path: Path) -> None:
+def test_decoding_follows_settings_of_the_source(tmp_path):
     (tmp_path / "a").mkdir()
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -183,13 +178,13 @@ def test_decoding_follows_settings_of_the_source(tmp_path: Path) -> None:
         epochs(ImageFolder(tmp_path, whole, max_pixels=1000))
 
 
-def steps_before() -> v1.Compose:
+def steps_before():
     """A transform that is not recognised."""
     return v1.Compose([v1.ColorJitter(0.4), v1.RandomCrop(24), v1.ToTensor()])
 
 
 @pytest.mark.parametrize("source", [a_folder, zipped, shards, lmdb])
-def test_unknown_transform_runs_unchanged(source: Any, jpeg_folder: Path, tmp_path: Path) -> None:
+def test_unknown_transform_runs_unchanged(source, jpeg_folder, tmp_path):
     data = source(jpeg_folder, tmp_path, steps_before())
     with DataLoader(data, 4, num_workers=1) as loader:
         assert "ColorJitter" in loader.explain().partition("because")[2]
@@ -204,9 +199,7 @@ def test_unknown_transform_runs_unchanged(source: Any, jpeg_folder: Path, tmp_pa
 
 @pytest.mark.parametrize("pipeline", ["colours", "views"])
 @pytest.mark.parametrize("source", [csv, zipped, lmdb])
-def test_samples_also_work_in_torch_dataloader(
-    source: Any, pipeline: str, jpeg_folder: Path, tmp_path: Path
-) -> None:
+def test_samples_also_work_in_torch_dataloader(source, pipeline, jpeg_folder, tmp_path):
     transform = PIPELINES[pipeline]()
     made = []
     for data in (source(jpeg_folder, tmp_path, transform), Torchvisions(jpeg_folder, transform)):
@@ -215,7 +208,7 @@ def test_samples_also_work_in_torch_dataloader(
     assert_same(*made)
 
 
-def test_samples_are_counted_as_in_a_list(jpeg_folder: Path) -> None:
+def test_samples_are_counted_as_in_a_list(jpeg_folder):
     data = ImageFolder(jpeg_folder, PIPELINES["evaluation"]())
     image, label = data[-1]
     assert label == 1
@@ -226,8 +219,8 @@ def test_samples_are_counted_as_in_a_list(jpeg_folder: Path) -> None:
         data.with_transform(TrainCrop())[0]
 
 
-def test_an_error_of_the_transform_names_the_image(jpeg_folder: Path) -> None:
-    def broken(image: Any) -> Any:
+def test_an_error_of_the_transform_names_the_image(jpeg_folder):
+    def broken(image):
         raise ArithmeticError("no")
 
     with pytest.raises(ArithmeticError) as caught:
@@ -235,9 +228,9 @@ def test_an_error_of_the_transform_names_the_image(jpeg_folder: Path) -> None:
     assert "3.jpg" in caught.value.__notes__[0]
 
 
-def test_source_with_own_items_runs_unchanged(jpeg_folder: Path) -> None:
+def test_source_with_own_items_runs_unchanged(jpeg_folder):
     class Doubled(ImageFolder):
-        def __getitem__(self, sample: int) -> tuple[Any, Any]:
+        def __getitem__(self, sample):
             image, label = super().__getitem__(sample)
             return image, 2 * label
 
@@ -248,12 +241,12 @@ def test_source_with_own_items_runs_unchanged(jpeg_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("transform", [7, "crop", TrainCrop, v1.Compose])
-def test_invalid_transform_is_rejected(transform: Any, jpeg_folder: Path) -> None:
+def test_invalid_transform_is_rejected(transform, jpeg_folder):
     with pytest.raises(UsageError, match="transform must be TrainCrop"):
         ImageFolder(jpeg_folder, transform)
 
 
-def test_a_loader_keeps_the_kind_of_its_transform(jpeg_folder: Path) -> None:
+def test_a_loader_keeps_the_kind_of_its_transform(jpeg_folder):
     data = ImageFolder(jpeg_folder, colours())
     with DataLoader(data, 4) as loader:
         list(loader)
@@ -268,7 +261,7 @@ def test_a_loader_keeps_the_kind_of_its_transform(jpeg_folder: Path) -> None:
             iter(loader)
 
 
-def test_normalisation_of_the_loader_is_for_crops(jpeg_folder: Path) -> None:
+def test_normalisation_of_the_loader_is_for_crops(jpeg_folder):
     with pytest.raises(UsageError, match="TrainCrop or EvalCrop"):
         DataLoader(ImageFolder(jpeg_folder, colours()), 4, device="cpu", mean=(0.5, 0.5, 0.5))
 
@@ -279,12 +272,12 @@ def test_normalisation_of_the_loader_is_for_crops(jpeg_folder: Path) -> None:
 class Reversing(Subset[Any]):
     """A user-defined subset with unknown behaviour."""
 
-    def __getitems__(self, indices: list[int]) -> list[Any]:
+    def __getitems__(self, indices):
         return super().__getitems__([len(self) - 1 - index for index in indices])
 
 
 @pytest.mark.parametrize("source", [a_folder, csv, zipped, array])
-def test_rows_of_a_crop_are_the_sources(source: Any, jpeg_folder: Path, tmp_path: Path) -> None:
+def test_rows_of_a_crop_are_the_sources(source, jpeg_folder, tmp_path):
     whole = source(jpeg_folder, tmp_path, None).with_transform(EvalCrop())
     wanted = epochs(whole, shuffle=False, image_size=24)
     images = torch.cat([images for images, _ in wanted])[: len(whole)]
@@ -297,10 +290,10 @@ def test_rows_of_a_crop_are_the_sources(source: Any, jpeg_folder: Path, tmp_path
         assert torch.equal(torch.cat([each for _, each in made])[: len(part)], labels[numbers])
 
 
-def test_a_random_split_is_a_schedules_two_halves(jpeg_folder: Path) -> None:
+def test_a_random_split_is_a_schedules_two_halves(jpeg_folder):
     source = ImageFolder(jpeg_folder, TrainCrop())
     halves = random_split(source, [0.5, 0.5], torch.Generator().manual_seed(0))
-    seen: list[str] = []
+    seen = []
     for half in halves:
         with DataLoader(half, 2, schedule="16x1,24x1", seed=1, num_workers=0) as loader:
             sizes = [images.shape[-1] for _ in range(2) for images, _ in loader]
@@ -313,9 +306,9 @@ def test_a_random_split_is_a_schedules_two_halves(jpeg_folder: Path) -> None:
     assert sorted(seen) == [str(path) for path in files(jpeg_folder)]
 
 
-def test_a_state_is_of_the_samples_that_are_chosen(jpeg_folder: Path) -> None:
+def test_a_state_is_of_the_samples_that_are_chosen(jpeg_folder):
     source = ImageFolder(jpeg_folder, TrainCrop())
-    options: dict[str, Any] = {"image_size": 16, "seed": 0, "shuffle": True}
+    options = {"image_size": 16, "seed": 0, "shuffle": True}
     with DataLoader(Subset(source, CHOSEN), 2, **options) as loader:
         next(iter(loader))
         state = loader.state_dict()
@@ -327,14 +320,14 @@ def test_a_state_is_of_the_samples_that_are_chosen(jpeg_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["files", "list", "cache"])
-def test_copies_of_a_cache_are_read(kind: str, jpeg_folder: Path, tmp_path: Path) -> None:
+def test_copies_of_a_cache_are_read(kind, jpeg_folder, tmp_path):
     root = tmp_path / "cache"
     feedline.build_cache(jpeg_folder, root, sizes=[32], workers=0)
     transform = PIPELINES["evaluation"]()
-    data: Any = ImageFolder(root if kind == "cache" else jpeg_folder, transform)
+    data = ImageFolder(root if kind == "cache" else jpeg_folder, transform)
     if kind == "list":
         data = csv(jpeg_folder, tmp_path, transform)
-    cache: dict[str, Any] = {} if kind == "cache" else {"cache": root}
+    cache = {} if kind == "cache" else {"cache": root}
     theirs = Torchvisions(jpeg_folder, transform)
     for ours, expected in (data, theirs), (Subset(data, CHOSEN), Subset(theirs, CHOSEN)):
         wanted = {"schedule": "16x1,24x1", "shuffle": False, "num_workers": 0}
@@ -343,7 +336,7 @@ def test_copies_of_a_cache_are_read(kind: str, jpeg_folder: Path, tmp_path: Path
             assert "copies" in loader.explain()
 
 
-def test_a_cache_is_filled_with_all_images(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_a_cache_is_filled_with_all_images(jpeg_folder, tmp_path):
     part = Subset(ImageFolder(jpeg_folder, TrainCrop()), CHOSEN)
     with DataLoader(part, 4, schedule="24x3", cache=tmp_path / "filled", num_workers=0) as loader:
         filled = loader._runtime.stream.choice().cache_contents
@@ -353,8 +346,8 @@ def test_a_cache_is_filled_with_all_images(jpeg_folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_attributes_set_on_source_are_used(workers: int, jpeg_folder: Path) -> None:
-    options: dict[str, Any] = {"seed": 0, "shuffle": False, "num_workers": workers}
+def test_attributes_set_on_source_are_used(workers, jpeg_folder):
+    options = {"seed": 0, "shuffle": False, "num_workers": workers}
     source = ImageFolder(jpeg_folder, EvalCrop(fraction=1.0))
     other = EvalCrop(fraction=0.5)
     wanted = epochs(Subset(source.with_transform(other), CHOSEN), image_size=16, **options)
@@ -372,17 +365,17 @@ def test_attributes_set_on_source_are_used(workers: int, jpeg_folder: Path) -> N
 class Given:
     """A `worker_init_fn` that records its input, and sets another transform."""
 
-    def __call__(self, worker: int) -> None:
+    def __call__(self, worker):
         info = torch.utils.data.get_worker_info()
         assert info is not None
-        dataset: Any = info.dataset
+        dataset = info.dataset
         assert type(dataset) is Subset
         assert dataset.dataset.classes == ["cats", "dogs"]
         dataset.dataset.transform = EvalCrop(fraction=0.5)
 
 
-def test_a_worker_init_fn_sees_the_subset(jpeg_folder: Path) -> None:
-    options: dict[str, Any] = {"seed": 0, "shuffle": False, "num_workers": 1, "image_size": 16}
+def test_a_worker_init_fn_sees_the_subset(jpeg_folder):
+    options = {"seed": 0, "shuffle": False, "num_workers": 1, "image_size": 16}
     source = ImageFolder(jpeg_folder, EvalCrop(fraction=1.0))
     made = epochs(Subset(source, CHOSEN), worker_init_fn=Given(), **options)
     other = source.with_transform(EvalCrop(fraction=0.5))
@@ -392,11 +385,11 @@ def test_a_worker_init_fn_sees_the_subset(jpeg_folder: Path) -> None:
 class Named(ImageFolder):
     """A user-defined source with unknown behaviour."""
 
-    def name(self, sample: int) -> str:
+    def name(self, sample):
         return f"mine {super().name(sample)}"
 
 
-def test_source_with_own_methods_is_not_unwrapped(jpeg_folder: Path) -> None:
+def test_source_with_own_methods_is_not_unwrapped(jpeg_folder):
     with pytest.raises(UsageError, match=r"Named overrides name.*a sampler"):
         DataLoader(Subset(Named(jpeg_folder, TrainCrop()), CHOSEN), 2, image_size=16)
     with DataLoader(Subset(Named(jpeg_folder, colours()), CHOSEN), 2) as loader:
@@ -407,37 +400,37 @@ def test_source_with_own_methods_is_not_unwrapped(jpeg_folder: Path) -> None:
 class Wrapping:
     """A user-defined source that is not derived from feedline's."""
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source):
         self.source = source
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if name == "source":
             raise AttributeError(name)
         return getattr(self.source, name)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.source)
 
 
-def test_source_of_unknown_class_is_not_unwrapped(jpeg_folder: Path) -> None:
-    part: Any = Subset(Wrapping(ImageFolder(jpeg_folder, TrainCrop())), CHOSEN)  # type: ignore[arg-type]
+def test_source_of_unknown_class_is_not_unwrapped(jpeg_folder):
+    part = Subset(Wrapping(ImageFolder(jpeg_folder, TrainCrop())), CHOSEN)
     with DataLoader(part, 2, image_size=16) as loader, pytest.raises(TypeError, match="Wrapping"):
         next(iter(loader))
 
 
-def test_images_at_urls_may_be_chosen_and_cached(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_images_at_urls_may_be_chosen_and_cached(jpeg_folder, tmp_path):
     root = tmp_path / "cache"
     feedline.build_cache(jpeg_folder, root, sizes=[32], workers=0)
     far = ImageFolder(f"file://{jpeg_folder}", EvalCrop(), local_dir=tmp_path / "kept")
     near = ImageFolder(jpeg_folder, EvalCrop())
     for options in ({}, {"cache": root}):
-        wanted: dict[str, Any] = {"shuffle": False, "image_size": 16, **options}
+        wanted = {"shuffle": False, "image_size": 16, **options}
         assert_same(epochs(Subset(far, CHOSEN), **wanted), epochs(Subset(near, CHOSEN), **wanted))
     with pytest.raises(UsageError, match=r"is not a cache, .*URLs"):
         DataLoader(Subset(far, CHOSEN), 2, image_size=16, cache=tmp_path / "none")
 
 
-def test_indices_that_choose_nothing_known_are_rejected(jpeg_folder: Path) -> None:
+def test_indices_that_choose_nothing_known_are_rejected(jpeg_folder):
     source = ImageFolder(jpeg_folder, TrainCrop())
     for indices, kind, said in (
         ([0.5, 1.0], UsageError, "not a list of whole numbers"),
@@ -445,10 +438,10 @@ def test_indices_that_choose_nothing_known_are_rejected(jpeg_folder: Path) -> No
         ([], DatasetError, "This Subset of ImageFolder.* has no samples"),
     ):
         with pytest.raises(kind, match=said):
-            DataLoader(Subset(source, indices), 2, image_size=16)  # type: ignore[arg-type]
+            DataLoader(Subset(source, indices), 2, image_size=16)
 
 
-def test_subset_with_own_selection_runs_unchanged(jpeg_folder: Path) -> None:
+def test_subset_with_own_selection_runs_unchanged(jpeg_folder):
     source = ImageFolder(jpeg_folder, PIPELINES["evaluation"]())
     numbers = list(range(12))
     with DataLoader(Reversing(source, numbers), 12) as loader:
@@ -466,7 +459,7 @@ def test_subset_with_own_selection_runs_unchanged(jpeg_folder: Path) -> None:
         list(loader)
 
 
-def test_joined_sources_with_crops_raise_when_the_loader_is_built(jpeg_folder: Path) -> None:
+def test_joined_sources_with_crops_raise_when_the_loader_is_built(jpeg_folder):
     crops = ImageFolder(jpeg_folder, TrainCrop())
     pipelines = ImageFolder(jpeg_folder, PIPELINES["evaluation"]())
     for parts in ([crops, crops], [pipelines, Subset(crops, [1, 2])]):

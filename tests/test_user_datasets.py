@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ EVAL = transforms.Compose([transforms.Resize(32), transforms.CenterCrop(24), tra
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("images")
     draw = np.random.default_rng(0)
     for number in range(22):
@@ -51,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def loader(dataset: Any, **options: Any) -> feedline.DataLoader[Any]:
+def loader(dataset, **options):
     return feedline.DataLoader(dataset, **{"batch_size": 4, "num_workers": 2, **options})
 
 
@@ -59,7 +58,7 @@ def loader(dataset: Any, **options: Any) -> feedline.DataLoader[Any]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_recognised_folder_matches_torch(folder: Path, workers: int) -> None:
+def test_recognised_folder_matches_torch(folder, workers):
     data = ImageFolder(folder, EVAL)
     torch.manual_seed(3)
     theirs = list(TorchDataLoader(data, 4, shuffle=True))
@@ -77,7 +76,7 @@ def test_recognised_folder_matches_torch(folder: Path, workers: int) -> None:
         assert (mine[0] - its[0]).abs().mean() * 255 < 0.05
 
 
-def test_fused_and_unfused_steps_are_reported(folder: Path) -> None:
+def test_fused_and_unfused_steps_are_reported(folder):
     said = loader(ImageFolder(folder, TRAIN)).explain()
     assert "RandomResizedCrop" in said.split("\nfused ")[-1]
     mixed = transforms.Compose(
@@ -100,7 +99,7 @@ def test_fused_and_unfused_steps_are_reported(folder: Path) -> None:
         assert why in said.split("because")[1]
 
 
-def seed_worker(worker: int) -> None:
+def seed_worker(worker):
     """As in PyTorch's notes on reproducibility."""
     np.random.seed(torch.initial_seed() % 2**32)
 
@@ -110,7 +109,7 @@ class Among:
 
     told = 0.0
 
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+    def __call__(self, image):
         info = get_worker_info()
         if info is None:  # at home, on a made-up image
             return image
@@ -118,32 +117,32 @@ class Among:
         return torch.full_like(image, info.id + self.told)
 
 
-def tell(worker: int) -> None:
+def tell(worker):
     get_worker_info().dataset.transform.transforms[-1].told = 10.0
 
 
-def shrink(worker: int) -> None:
+def shrink(worker):
     get_worker_info().dataset.transform = transforms.Compose([*EVAL.transforms[:2], torch_to(7.0)])
 
 
 class torch_to:
-    def __init__(self, value: float) -> None:
+    def __init__(self, value):
         self.value = value
 
-    def __call__(self, image: Any) -> torch.Tensor:
+    def __call__(self, image):
         return torch.full((3, 8, 8), self.value)
 
 
-def fail(worker: int) -> None:
+def fail(worker):
     raise LookupError(f"worker {worker} cannot begin")
 
 
-def values_in(made: Any) -> set[float]:
+def values_in(made):
     return {float(value) for images, _ in made for value in images.unique()}
 
 
 @pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
-def test_workers_of_recognised_pipeline_start_like_torch_workers(folder: Path, method: str) -> None:
+def test_workers_of_recognised_pipeline_start_like_torch_workers(folder, method):
     data = ImageFolder(folder, transforms.Compose([*EVAL.transforms, Among()]))
     with loader(data, worker_init_fn=tell, start_method=method) as made:
         assert values_in(made) <= {10.0, 11.0}
@@ -155,13 +154,13 @@ def test_workers_of_recognised_pipeline_start_like_torch_workers(folder: Path, m
                 assert "sample engine" in made.explain()
 
 
-def test_a_worker_init_fn_that_changes_a_recognised_dataset_is_followed(folder: Path) -> None:
+def test_a_worker_init_fn_that_changes_a_recognised_dataset_is_followed(folder):
     with loader(ImageFolder(folder, EVAL), worker_init_fn=shrink) as made:
         assert [values_in(made) for _ in range(2)] == [{7.0}] * 2
         assert "worker_init_fn may change" in made.explain().split("because")[1]
 
 
-def test_a_pipeline_that_is_changed_between_epochs_is_followed(folder: Path) -> None:
+def test_a_pipeline_that_is_changed_between_epochs_is_followed(folder):
     data = ImageFolder(folder, EVAL)
     with loader(data) as made:
         before = torch.cat([images for images, _ in made])
@@ -183,44 +182,44 @@ def test_a_pipeline_that_is_changed_between_epochs_is_followed(folder: Path) -> 
 class Sized(Dataset[Any]):
     length = 24
 
-    def __init__(self, transform: Any) -> None:
+    def __init__(self, transform):
         self.transform = transform
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.length
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index):
         return self.transform(index), feedline.image_size(default=-1)
 
 
 class Fill:
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         self.size = size
 
-    def __call__(self, index: int) -> torch.Tensor:
+    def __call__(self, index):
         return torch.full((self.size, self.size), float(index))
 
 
 class Rows:
     """A batch sampler with given batches and a reported batch size."""
 
-    def __init__(self, batches: list[Any], batch_size: int) -> None:
+    def __init__(self, batches, batch_size):
         self.batches, self.batch_size = batches, batch_size
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         return iter(self.batches)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_keys_of_any_kind_find_their_rows_or_are_named(folder: Path, workers: int) -> None:
+def test_keys_of_any_kind_find_their_rows_or_are_named(folder, workers):
     data = ImageFolder(folder, EVAL)
     wanted = [
         batch[1].tolist() for batch in TorchDataLoader(data, batch_sampler=[[20, 3], [-1, 5]])
     ]
-    alike: list[list[Any]] = [
+    alike = [
         [[20, 3], [-1, 5]],
         [torch.tensor([20, 3]), torch.tensor([-1, 5])],
         [np.array([20, 3]), (np.int32(-1), torch.tensor(5))],
@@ -245,7 +244,7 @@ def test_keys_of_any_kind_find_their_rows_or_are_named(folder: Path, workers: in
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_empty_batch_raises_torch_error(workers: int) -> None:
+def test_empty_batch_raises_torch_error(workers):
     with loader(Sized(Fill(4)), batch_size=1, batch_sampler=[[0], None]) as made:
         epoch = iter(made)
         next(epoch)
@@ -254,7 +253,7 @@ def test_empty_batch_raises_torch_error(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_attributes_set_on_loader_apply_from_next_iteration(workers: int) -> None:
+def test_attributes_set_on_loader_apply_from_next_iteration(workers):
     with loader(Sized(Fill(2)), num_workers=workers, batch_size=24) as made:
         assert len(next(iter(made))) == 2
         made.collate_fn = len
@@ -277,19 +276,19 @@ def test_attributes_set_on_loader_apply_from_next_iteration(workers: int) -> Non
 
 
 class Plus:
-    def __init__(self, value: int) -> None:
+    def __init__(self, value):
         self.value = value
 
-    def __call__(self, samples: list[Any]) -> int:
+    def __call__(self, samples):
         return len(samples) + self.value
 
 
-def luck(samples: list[Any]) -> float:
+def luck(samples):
     return float(torch.rand(()))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_planned_dataset_may_grow_and_shrink_between_epochs(workers: int) -> None:
+def test_a_planned_dataset_may_grow_and_shrink_between_epochs(workers):
     data = Sized(Fill(2))
     data.length = 8
     with loader(data, num_workers=workers, seed=0, shuffle=True) as made:
@@ -307,9 +306,7 @@ def test_a_planned_dataset_may_grow_and_shrink_between_epochs(workers: int) -> N
             iter(made)
 
 
-def test_ranks_initialised_after_first_look_are_detected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_initialised_after_first_look_are_detected(monkeypatch):
     made = loader(Sized(Fill(2)), seed=0, num_workers=0)
     next(iter(made))
     monkeypatch.setenv("RANK", "1")
@@ -318,7 +315,7 @@ def test_ranks_initialised_after_first_look_are_detected(
     assert found.tolist() == list(range(1, 24, 2))
 
 
-def test_memory_is_reported_after_first_batch() -> None:
+def test_memory_is_reported_after_first_batch():
     with loader(Sized(Fill(64)), num_workers=1) as made:
         assert (made.memory_bytes, "\nmemory " in made.explain()) == (0, False)
         batches = iter(made)
@@ -327,7 +324,7 @@ def test_memory_is_reported_after_first_batch() -> None:
         assert "\nmemory " in made.explain()
 
 
-def test_unknown_size_raises_or_uses_default() -> None:
+def test_unknown_size_raises_or_uses_default():
     with pytest.raises(UsageError, match=r"no size is known.*schedule=.*image_size=.*default=224"):
         feedline.image_size()
     assert feedline.image_size(default=9) == 9
@@ -337,13 +334,13 @@ def test_unknown_size_raises_or_uses_default() -> None:
     assert images.shape[-1] == 6
     assert set(told.tolist()) == {-1}
     with pytest.raises(UsageError, match="per_size"):
-        feedline.per_size(224)  # type: ignore[arg-type]
+        feedline.per_size(224)
 
 
 # IterableDataset, and unsupported datasets
 
 
-def test_iterable_dataset_reports_torch_engine() -> None:
+def test_iterable_dataset_reports_torch_engine():
     made = loader(Counting(10), num_workers=1)
     next(iter(made))
     assert "torch's engine" in made.explain()
@@ -351,7 +348,7 @@ def test_iterable_dataset_reports_torch_engine() -> None:
         loader(Counting(10), num_workers=0).load_state_dict(made.state_dict())
 
 
-def test_workers_of_torch_engine_are_torch_objects_even_after_their_end() -> None:
+def test_workers_of_torch_engine_are_torch_objects_even_after_their_end():
     with loader(Counting(10), num_workers=2) as made:
         epoch = iter(made)
         workers = epoch._workers
@@ -364,7 +361,7 @@ def test_workers_of_torch_engine_are_torch_objects_even_after_their_end() -> Non
 # Frameworks
 
 
-def test_replaced_stock_loader_is_detected() -> None:
+def test_replaced_stock_loader_is_detected():
     made = loader(list(range(12)), seed=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -374,8 +371,8 @@ def test_replaced_stock_loader_is_detected() -> None:
         list(stock)
 
 
-def test_constructor_arguments_can_be_read_and_reused() -> None:
-    given: dict[str, Any] = {"batch_size": 5, "seed": 3, "drop_last": True, "image_size": 8}
+def test_constructor_arguments_can_be_read_and_reused():
+    given = {"batch_size": 5, "seed": 3, "drop_last": True, "image_size": 8}
     given["collate_fn"] = default_collate
     made = feedline.DataLoader(list(range(12)), **given)
     assert {name: getattr(made, name) for name in given} == given
@@ -383,11 +380,11 @@ def test_constructor_arguments_can_be_read_and_reused() -> None:
     assert len(made.sampler) == 12  # type: ignore[arg-type]  # the batch sampler drops two
     with pytest.raises(ValueError, match="batch_size attribute should not be set"):
         made.batch_size = 4
-    made.sampler.set_epoch(4)  # type: ignore[union-attr]
+    made.sampler.set_epoch(4)
     assert made.epoch == 4
 
 
-def test_state_of_other_files_is_rejected_at_equal_length(folder: Path) -> None:
+def test_state_of_other_files_is_rejected_at_equal_length(folder):
     with loader(ImageFolder(folder, EVAL)) as made:
         next(iter(made))
         state = made.state_dict()
@@ -404,7 +401,7 @@ def test_state_of_other_files_is_rejected_at_equal_length(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
-def test_the_default_dtype_of_each_epoch_counts(folder: Path, options: dict[str, Any]) -> None:
+def test_the_default_dtype_of_each_epoch_counts(folder, options):
     steps = [transforms.Resize(16), transforms.CenterCrop(16), transforms.ToTensor()]
     loader = feedline.DataLoader(ImageFolder(folder, transforms.Compose(steps)), 4, **options)
     dtypes = [next(iter(loader))[0].dtype]
@@ -421,26 +418,26 @@ def test_the_default_dtype_of_each_epoch_counts(folder: Path, options: dict[str,
 class RaisingAttributes:
     """Dataset, sampler and collate function without attributes beyond their methods."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
         raise KeyError(name)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 4
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         return torch.tensor(index)
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         return iter([3, 1, 0, 2])
 
-    def __call__(self, samples: list[torch.Tensor]) -> torch.Tensor:
+    def __call__(self, samples):
         return torch.stack(samples)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_attributes_that_raise_any_error_are_missing(workers: int) -> None:
+def test_attributes_that_raise_any_error_are_missing(workers):
     user = RaisingAttributes()
     loader = feedline.DataLoader(
         user, 2, sampler=user, collate_fn=user, num_workers=workers, seed=1

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 from PIL import Image
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.order.batch_spec import Item
 
 DRAW = "make_params" if hasattr(v2.Transform, "make_params") else "_get_params"
@@ -44,6 +47,22 @@ def write_images(root):
         options = {"quality": 92} if name.endswith("jpg") else {}
         image(number, width, height, mode).save(path, **options)
     return root
+
+
+def pipeline_of(dataset):
+    """The compiled pipeline of a dataset."""
+    compiled = compile_dataset(dataset)
+    assert compiled.pipeline is not None, compiled.reasons
+    return compiled.pipeline
+
+
+def compiled_folder(root, *steps):
+    """A folder of torchvision with a transform of some steps, and its compiled dataset."""
+    transform = steps[0] if len(steps) == 1 else v1.Compose(list(steps))
+    dataset = ImageFolder(str(root), transform)
+    compiled = compile_dataset(dataset)
+    assert compiled.pipeline is not None, compiled.reasons
+    return dataset, compiled
 
 
 def item_row(source, sample, size=None, seed=1, strength=1.0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from caches import made
 from caches import photos as write_photos
 from feedline.cache.build import build_cache
 
@@ -39,6 +41,41 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """80 photographs of 2 classes, so three shards; tests must not change them."""
     return write_photos(tmp_path_factory.mktemp("many") / "photos", 40)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Folder of the cache."""
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """12 photographs of 2 classes."""
+    return write_photos(tmp_path / "photos")
+
+
+@pytest.fixture(scope="session")
+def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Caches of 12 photographs, or of the many, at 16 and 24 px, each built once."""
+    root = tmp_path_factory.mktemp("whole")
+    photos = write_photos(root / "photos")
+
+    def cache(format: str = "webdataset", *, raw: bool = False, many: bool = False) -> Path:
+        place = root / f"{format} {raw} {many}"
+        if not place.exists():
+            made(source if many else photos, place, format, raw=raw)
+        return place
+
+    return cache
+
+
+@pytest.fixture
+def copied(whole: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """The same, for a test that changes them."""
+    return lambda *kind, **options: Path(
+        shutil.copytree(whole(*kind, **options), tmp_path / "cache")
+    )
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,13 +22,13 @@ from torchvision_folder import write_images
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1"])
-def test_pictures_of_any_mode_become_rgb(mode: str) -> None:
+def test_pictures_of_any_mode_become_rgb(mode):
     picture = pictures()[0].convert(mode)
     read = open_source(Samples([(picture, 0)])).read(0)
     assert np.array_equal(read, np.asarray(picture.convert("RGB")))
 
 
-def test_a_palette_with_transparency_is_read_without_a_warning() -> None:
+def test_a_palette_with_transparency_is_read_without_a_warning():
     picture = pictures()[0].convert("P")
     kept = Image.open(io.BytesIO(encoded(picture, "PNG", transparency=bytes(range(256)))))
     read = open_source(Samples([(kept, 0)])).read(0)
@@ -38,7 +37,7 @@ def test_a_palette_with_transparency_is_read_without_a_warning() -> None:
 
 
 @pytest.mark.parametrize("grey", [np.eye(9, 8, dtype=np.uint8), torch.eye(9, 8).byte()[None]])
-def test_grey_images_get_three_equal_channels(grey: Any) -> None:
+def test_grey_images_get_three_equal_channels(grey):
     read = open_source(Samples([(grey, 0)])).read(0)
     assert np.array_equal(read, np.repeat(np.eye(9, 8, dtype=np.uint8)[:, :, None], 3, axis=2))
 
@@ -57,9 +56,7 @@ def test_grey_images_get_three_equal_channels(grey: Any) -> None:
         ([[0, 1], [2, 3], [4, 5]], Field("label", "int64", (2,))),
     ],
 )
-def test_labels_keep_their_numbers_shape_and_dtype(
-    tmp_path: Path, labels: Any, field: Field
-) -> None:
+def test_labels_keep_their_numbers_shape_and_dtype(tmp_path, labels, field):
     dataset = Samples([(picture, labels[n]) for n, picture in enumerate(pictures()[:3])])
     assert open_source(dataset).store.label_field == field
     build_cache(dataset, tmp_path / "cache", (16,), workers=1)
@@ -71,7 +68,7 @@ def test_labels_keep_their_numbers_shape_and_dtype(
 @pytest.mark.parametrize(
     ("entries", "names"), [(("image", "label"), CLASSES), (("img", "fine_label"), None)]
 )
-def test_samples_may_be_dicts(entries: tuple[str, str], names: list[str] | None) -> None:
+def test_samples_may_be_dicts(entries, names):
     dataset = Samples([dict(zip(entries, (pictures()[0], 7), strict=True)) | {"more": 1}], names)
     source = open_source(dataset)
     assert source.store.label(0) == 7
@@ -99,7 +96,7 @@ def test_samples_may_be_dicts(entries: tuple[str, str], names: list[str] | None)
         ((pictures()[0], "ants"), "its label is not supported: .*number the classes"),
     ],
 )
-def test_unusable_sample_is_named_in_error(tmp_path: Path, bad: Any, said: str) -> None:
+def test_unusable_sample_is_named_in_error(tmp_path, bad, said):
     dataset = Samples([(pictures()[0], 3), bad, (pictures()[2], 4)])
     with pytest.raises(ImageError, match=said):
         open_source(dataset).read(1)
@@ -110,7 +107,7 @@ def test_unusable_sample_is_named_in_error(tmp_path: Path, bad: Any, said: str) 
     assert ImageFolder(tmp_path / "other").targets.tolist() == [3, 4]
 
 
-def test_image_that_fails_to_decode_raises() -> None:
+def test_image_that_fails_to_decode_raises():
     torn = Image.open(io.BytesIO(encoded(pictures()[0], "PNG")[:400]))
     dataset = Samples([(torn, 0)])
     with pytest.raises(ImageError, match="Pillow raised OSError: "):
@@ -128,14 +125,14 @@ def test_image_that_fails_to_decode_raises() -> None:
         ([(pictures()[0], {"boxes": []})], "its label is not supported: labels must be numbers"),
     ],
 )
-def test_dataset_without_first_label_is_rejected(samples: list[Any], said: str) -> None:
+def test_dataset_without_first_label_is_rejected(samples, said):
     with pytest.raises(DatasetError, match=said):
         open_source(Samples(samples))
 
 
-def test_build_reads_each_sample_once(tmp_path: Path) -> None:
+def test_build_reads_each_sample_once(tmp_path):
     class Counted(Samples):
-        def __getitem__(self, at: int) -> Any:
+        def __getitem__(self, at):
             with open(tmp_path / "asked", "a") as file:
                 file.write(f"{at}\n")
             return super().__getitem__(at)
@@ -148,7 +145,7 @@ def test_build_reads_each_sample_once(tmp_path: Path) -> None:
     assert (tmp_path / "asked").read_text() == "1\n2\n3\n"
 
 
-def test_a_folder_of_torchvision_keeps_its_names_and_labels(tmp_path: Path) -> None:
+def test_a_folder_of_torchvision_keeps_its_names_and_labels(tmp_path):
     datasets = pytest.importorskip("torchvision.datasets")
     root = write_images(tmp_path / "photos")
     dataset = datasets.ImageFolder(root)
@@ -158,7 +155,7 @@ def test_a_folder_of_torchvision_keeps_its_names_and_labels(tmp_path: Path) -> N
     assert_cached(tmp_path / "cache", originals, dataset.targets, names, ["cats", "dogs"])
 
 
-def test_modified_torchvision_folder_is_used_unchanged(tmp_path: Path) -> None:
+def test_modified_torchvision_folder_is_used_unchanged(tmp_path):
     datasets = pytest.importorskip("torchvision.datasets")
     root = write_images(tmp_path / "photos")
     turned = datasets.ImageFolder(root, target_transform=lambda label: 5 * label)

@@ -5,54 +5,46 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from caches import FORMATS, contents, images, made, photo, photos
+from caches import FORMATS, contents, images, made, photo, spoil
 from feedline import repair_cache
 from feedline.cache.build import add_size
 from feedline.cache.damage import verify
 from feedline.errors import FeedlineError, ImageError, ResourceError, UsageError
 from feedline.sources.manifest import read_manifest
 
-Act = Callable[[Path, Path], object]
 NOTES = {"notes.txt": b"mine", "cats/drawing.jpg": b"mine, too", "000007.tar.partial": b"and this"}
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return photos(tmp_path / "photos")
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A folder of somebody's files."""
-    return with_notes(tmp_path / "home")
-
-
-def with_notes(folder: Path) -> Path:
+def with_notes(folder):
     for name, data in NOTES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     return folder
 
 
-def add_20(source: Path, root: Path) -> object:
+@pytest.fixture
+def home(tmp_path):
+    """A folder of somebody's files."""
+    return with_notes(tmp_path / "home")
+
+
+def add_20(source, root):
     return add_size(root, 20, workers=0)
 
 
-def rebuild(source: Path, root: Path) -> object:
+def rebuild(source, root):
     photo(source / "cats" / "3.jpg", 9)
     return made(source, root, read_manifest(str(root)).format)
 
 
-def repair(source: Path, root: Path) -> object:
+def repair(source, root):
     return repair_cache(root, workers=0)
 
 
-def damage(root: Path) -> None:
+def damage(root):
     for path in (root / "16").rglob("*"):
         if path.name in ("000000.tar", "data.mdb", "000000000-0.jpg"):
             os.truncate(path, path.stat().st_size // 2)
@@ -68,11 +60,8 @@ def damage(root: Path) -> None:
         ("lmdb", "16/data.mdb", rebuild),
     ],
 )
-def test_nothing_is_written_through_a_link(
-    tmp_path: Path, source: Path, home: Path, form: str, name: str, act: Act
-) -> None:
-    root = tmp_path / "cache"
-    made(source, root, form)
+def test_nothing_is_written_through_a_link(tmp_path, root, few, home, form, name, act):
+    made(few, root, form)
     if act is repair:
         damage(root)
     link, target = root / name, home
@@ -85,31 +74,25 @@ def test_nothing_is_written_through_a_link(
     if act is rebuild:
         images(root)  # reading it is no harm
     with pytest.raises(UsageError, match=rf"{link.name}' is a link"):
-        act(source, root)
+        act(few, root)
     assert contents(target) == before
     assert act is not add_20 or contents(root) == cache
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_existing_folder_is_not_taken_for_a_new_size(
-    tmp_path: Path, source: Path, form: str
-) -> None:
-    root = tmp_path / "cache"
-    made(source, root, form)
+def test_existing_folder_is_not_taken_for_a_new_size(root, few, form):
+    made(few, root, form)
     with_notes(root / "20")
     before = contents(root)
     with pytest.raises(UsageError, match="20' exists, but is not a folder of the cache"):
-        add_20(source, root)
+        add_20(few, root)
     assert contents(root) == before
 
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("act", [add_20, rebuild, repair])
-def test_foreign_files_in_folders_of_the_cache_stay(
-    tmp_path: Path, source: Path, form: str, act: Act
-) -> None:
-    root = tmp_path / "cache"
-    made(source, root, form)
+def test_foreign_files_in_folders_of_the_cache_stay(tmp_path, root, few, form, act):
+    made(few, root, form)
     folders = [root, root / "16", root / "index", root / "unfinished", root / "others"]
     for folder in folders:
         with_notes(folder)
@@ -117,32 +100,26 @@ def test_foreign_files_in_folders_of_the_cache_stay(
     (root / "16" / "elsewhere").symlink_to(with_notes(tmp_path / "elsewhere"))
     if act is repair:
         damage(root)
-    act(source, root)
+    act(few, root)
     assert all((folder / "later").is_dir() for folder in folders)
     for folder in (*folders, tmp_path / "elsewhere"):
         assert {name: (folder / name).read_bytes() for name in NOTES} == NOTES
     assert verify(root, workers=1).is_sound
 
 
-def test_stale_files_of_the_cache_are_removed(tmp_path: Path, source: Path) -> None:
-    root = tmp_path / "cache"
-    made(source, root)
-    partial = f"000000.tar.{'0a' * 16}.partial"
-    for name in ("000009.tar", partial):
+def test_stale_files_of_the_cache_are_removed(root, few):
+    made(few, root)
+    for name in ("000009.tar", f"000000.tar.{'0a' * 16}.partial"):
         (root / "16" / name).write_bytes(b"of a build that was killed")
-    rebuild(source, root)
+    rebuild(few, root)
     assert [path.name for path in (root / "16").iterdir()] == ["000000.tar"]
 
 
-def test_failed_addition_removes_only_what_it_made(tmp_path: Path, source: Path) -> None:
-    root = tmp_path / "cache"
-    made(source, root)
-    broken = source / "dogs" / "1.jpg"
-    times, size = broken.stat(), broken.stat().st_size
-    broken.write_bytes(b"\0" * size)
-    os.utime(broken, ns=(times.st_atime_ns, times.st_mtime_ns))
+def test_failed_addition_removes_only_what_it_made(root, few):
+    made(few, root)
+    spoil(few / "dogs" / "1.jpg")
 
-    def put_notes(state: object) -> None:
+    def put_notes(state):
         with_notes(root / "20")
         (root / "20" / "later").mkdir(exist_ok=True)
 
@@ -153,49 +130,40 @@ def test_failed_addition_removes_only_what_it_made(tmp_path: Path, source: Path)
 
 
 @pytest.mark.parametrize("plant", [os.symlink, os.link])
-def test_lock_that_is_another_file_is_refused(
-    tmp_path: Path, source: Path, home: Path, plant: Callable[[Path, Path], None]
-) -> None:
-    root = tmp_path / "cache"
-    made(source, root)
+def test_lock_that_is_another_file_is_refused(root, few, home, plant):
+    made(few, root)
     (root / ".lock").unlink()
     plant(home / "notes.txt", root / ".lock")
     with pytest.raises(ResourceError, match=r"\.lock"):
-        add_20(source, root)
+        add_20(few, root)
     assert contents(home) == NOTES
 
 
 @pytest.mark.parametrize("contents", [b"", b"\0" * 39, b"123", b"123 0a0b"])
-def test_lock_of_a_build_that_lost_power_is_used(
-    tmp_path: Path, source: Path, contents: bytes
-) -> None:
-    root = tmp_path / "cache"
-    made(source, root)
+def test_lock_of_a_build_that_lost_power_is_used(root, few, contents):
+    made(few, root)
     (root / ".lock").write_bytes(contents)
-    add_20(source, root)
+    add_20(few, root)
+
+
+def raising(error):
+    def fail(*arguments):
+        raise OSError(error, os.strerror(error))
+
+    return fail
 
 
 @pytest.mark.parametrize("call", ["ftruncate", "fsync"])
-def test_full_disk_names_the_folder(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, call, full)
+def test_full_disk_names_the_folder(root, few, monkeypatch, call):
+    monkeypatch.setattr(os, call, raising(errno.ENOSPC))
     with pytest.raises(ResourceError, match=r"folder '.*cache': No space left"):
-        made(source, tmp_path / "cache")
+        made(few, root)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other locks")
-def test_file_system_without_locks_is_named(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_system_without_locks_is_named(root, few, monkeypatch):
     import fcntl
 
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", raising(errno.ENOLCK))
     with pytest.raises(FeedlineError, match=r"cannot be locked: No locks"):
-        made(source, tmp_path / "cache")
+        made(few, root)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import feedline
-from caches import FORMATS, contents, made, photos
+from caches import FORMATS, contents, made
 from feedline import ImageFolder
 from feedline.cache import rates
 from feedline.cache.rates import cache_info, loader_rate, measure_rates
@@ -15,15 +13,14 @@ from feedline.errors import DatasetError
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_info_lists_levels_sizes_and_source(tmp_path: Path, form: str) -> None:
-    source, root = photos(tmp_path / "photos"), tmp_path / "cache"
-    (source / "cats" / "torn.jpg").write_bytes(b"\xff\xd8\xff torn")
-    made(source, root, form, quality=80, on_error="skip")
+def test_info_lists_levels_sizes_and_source(few, root, form):
+    (few / "cats" / "torn.jpg").write_bytes(b"\xff\xd8\xff torn")
+    made(few, root, form, quality=80, on_error="skip")
     before = contents(root)
     known = cache_info(root, measure=False)
     assert known.root == str(root)
     assert known.manifest.samples == 12
-    assert known.manifest.source == ("folder", str(source))
+    assert known.manifest.source == ("folder", str(few))
     assert known.manifest.classes == ("cats", "dogs")
     assert [name for _, name, _ in known.manifest.skipped] == ["cats/torn.jpg"]
     assert known.manifest.feedline == feedline.__version__
@@ -38,39 +35,37 @@ def test_info_lists_levels_sizes_and_source(tmp_path: Path, form: str) -> None:
     assert contents(root) == before
 
 
-@pytest.mark.slow
-def test_each_level_is_measured_at_a_supported_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "crops"),
+    [
+        ((24, 32, 33), [16, 32, 33]),
+        ((8, 16, 128, 136, 192, 256), [8, 16, 112, 136, 160, 224]),
+    ],
+)
+def test_level_is_measured_at_seven_eighths_of_its_size_unless_a_smaller_one_serves_it(
+    few, root, monkeypatch, sizes, crops
+):
     monkeypatch.setattr(rates, "_INFO_S", 0.02)
-    made(photos(tmp_path / "photos"), tmp_path / "cache", sizes=(24, 32, 33))
-    known = cache_info(tmp_path / "cache")
-    assert [each.crop_px for each in known.levels] == [16, 32, 33]
+    made(few, root, sizes=sizes)
+    known = cache_info(root)
+    assert [each.crop_px for each in known.levels] == crops
     assert all(each.images_per_s and each.images_per_s > 0 for each in known.levels)
 
 
-def test_level_is_measured_at_seven_eighths_of_its_size_unless_a_smaller_one_serves_it(
-    tmp_path: Path,
-) -> None:
-    made(photos(tmp_path / "photos"), tmp_path / "cache", sizes=(8, 16, 128, 136, 192, 256))
-    known = cache_info(tmp_path / "cache", measure=False)
-    assert [each.crop_px for each in known.levels] == [8, 16, 112, 136, 160, 224]
-
-
-def test_damaged_index_raises(tmp_path: Path) -> None:
-    made(photos(tmp_path / "photos"), tmp_path / "cache")
-    (tmp_path / "cache" / "index" / "level-24.npy").unlink()
+def test_damaged_index_raises(few, copied):
+    root = copied()
+    (root / "index" / "level-24.npy").unlink()
     with pytest.raises(DatasetError, match="cannot be read"):
-        cache_info(tmp_path / "cache", measure=False)
+        cache_info(root, measure=False)
     with pytest.raises(DatasetError, match="is not a cache"):
-        cache_info(tmp_path / "photos")
+        cache_info(few)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_rate_is_counted_over_epochs(jpeg_folder: Path, workers: int) -> None:
+def test_a_rate_is_counted_over_epochs(jpeg_folder, workers):
     folder = ImageFolder(jpeg_folder)
     assert loader_rate(folder, 16, workers=workers, seconds=0.05) > 0
-    turns: list[tuple[str, int, int]] = []
+    turns = []
     rates = measure_rates(
         {(16, None): folder, (24, None): folder},
         workers=workers,

@@ -35,13 +35,13 @@ NUMBERS = [f"{number:08d}" for number in range(COUNT)]
 PATHS = [f"{number}.png" for number in range(COUNT)]
 
 
-def metadata(classes: Any) -> dict[str, str]:
+def metadata(classes):
     """Schema metadata as written by Hugging Face datasets."""
     feature = {"names": classes, "_type": "ClassLabel"}
     return {"huggingface": json.dumps({"info": {"features": {"label": feature}}})}
 
 
-def array(values: Any, kind: str) -> Any:
+def array(values, kind):
     """A column of Arrow's; "image" is that of Hugging Face datasets."""
     pa = pytest.importorskip("pyarrow")
     if kind == "image":
@@ -49,9 +49,7 @@ def array(values: Any, kind: str) -> Any:
     return pa.array(values, getattr(pa, kind)())
 
 
-def write(
-    path: Path, columns: dict[str, Any], classes: Any = CLASSES, rows: int = 2, **options: Any
-) -> Path:
+def write(path, columns, classes=CLASSES, rows=2, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pytest.importorskip("pyarrow").table(columns)
     table = table.replace_schema_metadata(metadata(classes))
@@ -59,7 +57,7 @@ def write(
     return path
 
 
-def images(start: int = 0, stop: int = COUNT) -> Any:
+def images(start=0, stop=COUNT):
     values = [
         {"bytes": encoded(picture, "PNG"), "path": path}
         for path, picture in zip(PATHS, pictures(), strict=True)
@@ -67,7 +65,7 @@ def images(start: int = 0, stop: int = COUNT) -> Any:
     return array(values[start:stop], "image")
 
 
-def parquet_files(root: Path) -> Path:
+def parquet_files(root):
     """data/train-*.parquet: two files in three row groups and one, and one without rows."""
     for number, (start, stop) in enumerate([(0, 5), (5, 5), (5, 8)]):
         columns = {"image": images(start, stop), "label": array(LABELS[start:stop], "int64")}
@@ -80,11 +78,11 @@ def parquet_files(root: Path) -> Path:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Path:
+def files(tmp_path):
     return parquet_files(tmp_path / "set")
 
 
-def shards_of(root: Path) -> Path:
+def shards_of(root):
     """Two shards as the webdataset package writes them, with labels in .cls."""
     webdataset = pytest.importorskip("webdataset")
     root.mkdir()
@@ -98,11 +96,11 @@ def shards_of(root: Path) -> Path:
 
 
 @pytest.fixture
-def shards(tmp_path: Path) -> Path:
+def shards(tmp_path):
     return shards_of(tmp_path / "shards")
 
 
-def hugging_face(root: Path) -> Any:
+def hugging_face(root):
     """All pictures with their labels, as datasets keeps them in memory."""
     datasets = pytest.importorskip("datasets")
     root.mkdir()
@@ -116,19 +114,19 @@ def hugging_face(root: Path) -> Any:
 # Every kind becomes a cache
 
 
-def dataset_of(form: Callable[[Any], Any]) -> Callable[[Path], Any]:
+def dataset_of(form):
     pairs = list(zip(map(form, pictures()), LABELS, strict=True))
     return lambda root: (Samples(pairs, CLASSES), NUMBERS, CLASSES)
 
 
-def hugging_face_parquet(root: Path) -> Any:
+def hugging_face_parquet(root):
     hugging_face(root).save_to_disk(root / "saved")  # which takes the images in
     file = root / "set" / "data" / "train-00000-of-00001.parquet"
     pytest.importorskip("datasets").load_from_disk(root / "saved").to_parquet(file, batch_size=3)
     return root / "set", PATHS, CLASSES
 
 
-def parquet_bytes(root: Path, kind: str) -> Any:
+def parquet_bytes(root, kind):
     data = array([encoded(picture, "PNG") for picture in pictures()], kind)
     for name, rows in (("b", slice(3, 8)), ("a", slice(0, 3))):
         write(root / f"{name}.parquet", {"image": data[rows], "label": LABELS[rows]})
@@ -151,7 +149,7 @@ SOURCES: dict[str, Callable[[Path], tuple[Any, list[str], Any]]] = {
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_every_kind_of_source_becomes_a_cache(tmp_path: Path, kind: str) -> None:
+def test_every_kind_of_source_becomes_a_cache(tmp_path, kind):
     source, names, classes = SOURCES[kind](tmp_path / "set")
     build_cache(source, tmp_path / "cache", (16,), raw=True, workers=2)
     assert_cached(tmp_path / "cache", pictures(), LABELS, names, classes)
@@ -159,7 +157,7 @@ def test_every_kind_of_source_becomes_a_cache(tmp_path: Path, kind: str) -> None
     assert kind != "arrays" or saved == ["dataset", "pictures.Samples"]
 
 
-def test_feedline_folder_is_opened_as_its_files(tmp_path: Path) -> None:
+def test_feedline_folder_is_opened_as_its_files(tmp_path):
     root = write_images(tmp_path / "photos")
     chosen = ImageFolder(root, extensions=[".png"])
     source = open_source(chosen)
@@ -181,11 +179,11 @@ STAMPED = {
 
 
 @pytest.mark.parametrize("kind", STAMPED)
-def test_a_stamp_changes_with_the_file_and_the_place_in_it(tmp_path: Path, kind: str) -> None:
+def test_a_stamp_changes_with_the_file_and_the_place_in_it(tmp_path, kind):
     make, changed = STAMPED[kind]
     root = make(tmp_path / "set")
 
-    def stamps() -> list[Any]:
+    def stamps():
         source = open_source(root)
         return [source.store.stamp(sample) for sample in range(COUNT)]
 
@@ -207,9 +205,7 @@ def test_a_stamp_changes_with_the_file_and_the_place_in_it(tmp_path: Path, kind:
         (shards_of, "[a].tar", SHARDED[:5]),
     ],
 )
-def test_one_file_or_a_pattern_may_be_named(
-    tmp_path: Path, make: Callable[[Path], Path], pattern: str, keys: list[str]
-) -> None:
+def test_one_file_or_a_pattern_may_be_named(tmp_path, make, pattern, keys):
     source = open_source(make(tmp_path / "set") / pattern)
     assert [source.store.key(sample) for sample in range(len(source))] == keys
 
@@ -217,7 +213,7 @@ def test_one_file_or_a_pattern_may_be_named(
 # Which kind it is
 
 
-def test_invalid_source_is_rejected(tmp_path: Path) -> None:
+def test_invalid_source_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="got int"):
         open_source(3)
     with pytest.raises(UsageError, match=r"(?s)a dict of 'train', 'test'.*pass one"):
@@ -229,7 +225,7 @@ def test_invalid_source_is_rejected(tmp_path: Path) -> None:
         open_source(tensors)
 
 
-def test_class_folders_are_preferred_to_archive_next_to_them(tmp_path: Path) -> None:
+def test_class_folders_are_preferred_to_archive_next_to_them(tmp_path):
     root = write_images(tmp_path / "photos")
     (root / "photos.tar.gz").write_bytes(b"")
     (root / "cover.png").write_bytes(b"")
@@ -237,14 +233,14 @@ def test_class_folders_are_preferred_to_archive_next_to_them(tmp_path: Path) -> 
     assert open_source(str(root)).kind == "folder"
 
 
-def test_files_of_several_kinds_are_rejected(tmp_path: Path) -> None:
+def test_files_of_several_kinds_are_rejected(tmp_path):
     for name in ("a.tar", "b.parquet"):
         (tmp_path / name).touch()
     with pytest.raises(DatasetError, match=r"files of several kinds, .*a\.tar.*b\.parquet"):
         open_source(tmp_path / "*")
 
 
-def test_train_and_val_are_not_classes(tmp_path: Path) -> None:
+def test_train_and_val_are_not_classes(tmp_path):
     root = tmp_path / "data"
     for name in ("train", "val"):
         write_images(root / name)
@@ -257,7 +253,7 @@ def test_train_and_val_are_not_classes(tmp_path: Path) -> None:
         assert both.classes == ["train", "val"]
 
 
-def test_shards_of_train_and_val_are_not_mixed(tmp_path: Path) -> None:
+def test_shards_of_train_and_val_are_not_mixed(tmp_path):
     for name in ("train", "val"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "000.tar").touch()
@@ -265,7 +261,7 @@ def test_shards_of_train_and_val_are_not_mixed(tmp_path: Path) -> None:
         open_source(tmp_path)
 
 
-def test_classes_named_like_splits_are_classes(tmp_path: Path) -> None:
+def test_classes_named_like_splits_are_classes(tmp_path):
     root = write_images(tmp_path / "photos")
     for old, new in zip(
         sorted(each for each in root.iterdir() if each.is_dir()), ("train", "val"), strict=False
@@ -280,7 +276,7 @@ def test_classes_named_like_splits_are_classes(tmp_path: Path) -> None:
 # Shards
 
 
-def test_image_is_chosen_by_extension_and_label_may_be_json(tmp_path: Path) -> None:
+def test_image_is_chosen_by_extension_and_label_may_be_json(tmp_path):
     files = {
         "1.png": b"png",
         "1.jpg": b"jpg",
@@ -305,14 +301,12 @@ def test_image_is_chosen_by_extension_and_label_may_be_json(tmp_path: Path) -> N
         ({"1.jpg": b"", "1.json": b"{"}, r"a\.tar/1': it has no label: its \.json cannot be read"),
     ],
 )
-def test_malformed_shard_is_rejected_with_its_key(
-    tmp_path: Path, files: dict[str, bytes], said: str
-) -> None:
+def test_malformed_shard_is_rejected_with_its_key(tmp_path, files, said):
     with pytest.raises(UsageError, match=said):  # DatasetError is one
         open_source(write_tar(tmp_path / "a.tar", files))
 
 
-def test_texts_are_class_names(tmp_path: Path) -> None:
+def test_texts_are_class_names(tmp_path):
     files = {"1.jpg": b"", "1.cls": b"bee", "2.jpg": b"", "2.cls": b"ant"}
     source = open_source(write_tar(tmp_path / "a.tar", files))
     assert source.classes == ["ant", "bee"]
@@ -320,7 +314,7 @@ def test_texts_are_class_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.TGZ", "a.tar.zst"])
-def test_compressed_shards_raise_with_hint(tmp_path: Path, name: str) -> None:
+def test_compressed_shards_raise_with_hint(tmp_path, name):
     with tarfile.open(tmp_path / name, "w:gz"):
         pass
     for path in (tmp_path, tmp_path / name):
@@ -336,7 +330,7 @@ def test_compressed_shards_raise_with_hint(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("column", ["img", "jpg", "png", "photo"])
 @pytest.mark.parametrize("label", ["labels", "fine_label", "cls"])
-def test_columns_are_found_by_their_names(tmp_path: Path, column: str, label: str) -> None:
+def test_columns_are_found_by_their_names(tmp_path, column, label):
     columns = {"id": ["a"] * 8, label: array(LABELS, "uint8"), column: images()}
     source = open_source(write(tmp_path / "a.parquet", columns))
     assert source.read(6) == encoded(pictures()[6], "PNG")
@@ -345,27 +339,25 @@ def test_columns_are_found_by_their_names(tmp_path: Path, column: str, label: st
 
 
 @pytest.mark.parametrize("paths", [[None, "a"], ["a", "a"]])
-def test_missing_or_duplicate_paths_are_not_used_as_names(tmp_path: Path, paths: list[Any]) -> None:
+def test_missing_or_duplicate_paths_are_not_used_as_names(tmp_path, paths):
     column = array([{"bytes": b"", "path": path} for path in paths], "image")
     source = open_source(write(tmp_path / "a.parquet", {"image": column, "label": [0, 1]}))
     assert [source.store.key(sample) for sample in range(2)] == ["a.parquet/0", "a.parquet/1"]
 
 
 @pytest.mark.parametrize("classes", [None, [], {"0": "ant"}, ["ant", 1], "ant"])
-def test_invalid_class_list_is_ignored(tmp_path: Path, classes: Any) -> None:
+def test_invalid_class_list_is_ignored(tmp_path, classes):
     columns = {"image": images(), "label": LABELS}
     assert open_source(write(tmp_path / "a.parquet", columns, classes)).classes is None
 
 
-def test_row_group_is_read_once_for_consecutive_rows(
-    files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_group_is_read_once_for_consecutive_rows(files, monkeypatch):
     source = open_source(files)
     read = []
     kind = pytest.importorskip("pyarrow.parquet").ParquetFile
     original = kind.read_row_group
 
-    def counted(self: Any, number: int, **options: Any) -> Any:
+    def counted(self, number, **options):
         read.append(number)
         return original(self, number, **options)
 
@@ -378,7 +370,7 @@ def test_row_group_is_read_once_for_consecutive_rows(
     assert len(pickle.dumps(copy)) < len(pickle.dumps(source)) + 100  # no images travel
 
 
-def test_row_without_bytes_raises(tmp_path: Path) -> None:
+def test_row_without_bytes_raises(tmp_path):
     rows = [{"bytes": None, "path": "/data/a.png"}, {"bytes": None, "path": None}, None]
     columns = {"image": array(rows, "image"), "label": [0, 1, 2]}
     source = open_source(write(tmp_path / "a.parquet", columns))
@@ -405,16 +397,14 @@ def test_row_without_bytes_raises(tmp_path: Path) -> None:
         (lambda: {"image": images(0, 0), "label": array([], "int64")}, "have no rows"),
     ],
 )
-def test_file_without_images_or_labels_is_rejected(
-    tmp_path: Path, columns: Callable[[], dict[str, Any]], said: str
-) -> None:
+def test_file_without_images_or_labels_is_rejected(tmp_path, columns, said):
     path = write(tmp_path / "a.parquet", columns())
     with pytest.raises(DatasetError, match=said) as refused:
         open_source(path)
     assert "a.parquet" in str(refused.value)
 
 
-def test_files_with_different_classes_or_splits_are_rejected(files: Path) -> None:
+def test_files_with_different_classes_or_splits_are_rejected(files):
     columns = {"image": images(), "label": LABELS}
     other = write(files / "data" / "train-00003-of-00003.parquet", columns, CLASSES[::-1])
     with pytest.raises(DatasetError, match=r"00000.*' and '.*00003.*' of .* differ"):
@@ -425,7 +415,7 @@ def test_files_with_different_classes_or_splits_are_rejected(files: Path) -> Non
     assert len(open_source(files / "data" / "train-*.parquet")) == len(LABELS)
 
 
-def test_damaged_file_is_named_in_error(files: Path) -> None:
+def test_damaged_file_is_named_in_error(files):
     path = files / "data" / "train-00000-of-00003.parquet"
     source = open_source(files)
     whole = path.read_bytes()
@@ -437,27 +427,25 @@ def test_damaged_file_is_named_in_error(files: Path) -> None:
         open_source(files)
 
 
-def test_too_large_row_group_is_rejected(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_row_group_is_rejected(files, monkeypatch):
     monkeypatch.setattr(rows_module, "_MAX_GROUP_BYTES", 1000)
     with pytest.raises(DatasetError, match=r"has a row group with .* GB of images"):
         open_source(files)
 
 
-def test_missing_pyarrow_raises_with_install_hint(
-    files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_pyarrow_raises_with_install_hint(files, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(UsageError, match=r'pip install "feedline\[parquet\]"'):
         open_source(files)
 
 
-def test_parquet_files_of_paths_alone_are_rejected(tmp_path: Path) -> None:
+def test_parquet_files_of_paths_alone_are_rejected(tmp_path):
     hugging_face(tmp_path / "set").to_parquet(tmp_path / "a.parquet")
     with pytest.raises(DatasetError, match=r"has a path, '.*/7\.png', but not the bytes"):
         build_cache(tmp_path / "a.parquet", tmp_path / "cache", (16,), workers=1)
 
 
-def test_arrow_files_of_hugging_face_are_rejected_but_can_be_loaded(tmp_path: Path) -> None:
+def test_arrow_files_of_hugging_face_are_rejected_but_can_be_loaded(tmp_path):
     datasets = pytest.importorskip("datasets")
     dataset = hugging_face(tmp_path / "set")
     dataset.save_to_disk(tmp_path / "saved")

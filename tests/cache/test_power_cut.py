@@ -7,9 +7,7 @@ or the manifest gets its name.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,15 +34,15 @@ class Disk:
         then: called with the path before a file gets its name.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.bytes: dict[tuple[int, int], int] = {}
-        self.named: dict[Path, int] = {}
-        self.listed: dict[tuple[int, int], int] = {}
+    def __init__(self, monkeypatch):
+        self.bytes = {}
+        self.named = {}
+        self.listed = {}
         self.calls = self.checked = 0
-        self.then: Callable[[Path], None] = lambda path: None
+        self.then = lambda path: None
         fsync, replace, mkdir = os.fsync, os.replace, os.mkdir
 
-        def noted_fsync(descriptor: int) -> None:
+        def noted_fsync(descriptor):
             fsync(descriptor)
             self.calls += 1
             status = os.fstat(descriptor)
@@ -52,13 +50,13 @@ class Disk:
             self.bytes[place] = status.st_size
             self.listed[place] = self.calls
 
-        def noted_replace(source: Any, target: Any) -> None:
+        def noted_replace(source, target):
             self.then(Path(target))
             replace(source, target)
             self.calls += 1
             self.named[Path(target)] = self.calls
 
-        def noted_mkdir(path: Any, *arguments: Any, **options: Any) -> None:
+        def noted_mkdir(path, *arguments, **options):
             mkdir(path, *arguments, **options)
             self.calls += 1
             self.named[Path(path)] = self.calls
@@ -67,7 +65,7 @@ class Disk:
         monkeypatch.setattr(os, "fsync", noted_fsync)
         monkeypatch.setattr(os, "replace", noted_replace)
 
-    def holds(self, path: Path, root: Path) -> bool:
+    def holds(self, path, root):
         """Return True if the file would exist completely after a power cut now."""
         status = path.stat()
         if self.bytes.get((status.st_dev, status.st_ino)) != status.st_size:
@@ -75,18 +73,18 @@ class Disk:
         above = [folder for folder in path.parents if root in folder.parents]
         return all(self.lists(each.parent, self.named[each]) for each in (path, *above))
 
-    def lists(self, folder: Path, since: int) -> bool:
+    def lists(self, folder, since):
         """Return True if the entries of a folder were flushed since a call."""
         status = folder.stat()
         return self.listed.get((status.st_dev, status.st_ino), 0) > since
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+def disk(monkeypatch):
     return Disk(monkeypatch)
 
 
-def images_below(root: Path, levels: tuple[str, ...] = LEVELS) -> list[Path]:
+def images_below(root, levels=LEVELS):
     """The shards of some levels, or their single images."""
     found = [path for level in levels for path in (root / level).rglob("*") if path.is_file()]
     ours = [path for path in found if path.suffix in (".tar", ".jpg", ".npy")]
@@ -94,10 +92,10 @@ def images_below(root: Path, levels: tuple[str, ...] = LEVELS) -> list[Path]:
     return ours
 
 
-def watch(disk: Disk, root: Path, levels: tuple[str, ...] = LEVELS) -> None:
+def watch(disk, root, levels=LEVELS):
     """See, when a record gets its name, whether the files of its unit are on the disk."""
 
-    def then(path: Path) -> None:
+    def then(path):
         if path.suffix == ".npz":
             disk.checked += 1
             assert [each for each in images_below(root, levels) if not disk.holds(each, root)] == []
@@ -107,9 +105,7 @@ def watch(disk: Disk, root: Path, levels: tuple[str, ...] = LEVELS) -> None:
 
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("format", FORMATS)
-def test_unit_is_recorded_as_done_only_after_it_is_on_disk(
-    disk: Disk, source: Path, tmp_path: Path, format: str, raw: bool
-) -> None:
+def test_unit_is_recorded_as_done_only_after_it_is_on_disk(disk, source, tmp_path, format, raw):
     if format == "lmdb":
         pytest.importorskip("lmdb")
     root = tmp_path / "cache"
@@ -120,8 +116,8 @@ def test_unit_is_recorded_as_done_only_after_it_is_on_disk(
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_transferred_unit_is_recorded_only_after_it_is_on_disk(
-    disk: Disk, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
-) -> None:
+    disk, source, tmp_path, monkeypatch, format
+):
     if format == "lmdb":
         pytest.importorskip("lmdb")
     # As if those who make units saw another folder than the builder's.
@@ -137,9 +133,7 @@ def test_transferred_unit_is_recorded_only_after_it_is_on_disk(
     assert contents(root) == contents(tmp_path / "here")
 
 
-def test_added_level_is_recorded_after_it_is_on_disk(
-    disk: Disk, source: Path, tmp_path: Path
-) -> None:
+def test_added_level_is_recorded_after_it_is_on_disk(disk, source, tmp_path):
     root = tmp_path / "cache"
     made(source, root)
     watch(disk, root, ("20",))
@@ -147,23 +141,21 @@ def test_added_level_is_recorded_after_it_is_on_disk(
     assert disk.checked == 3
 
 
-def test_lmdb_is_flushed_before_its_tar_files_are_removed(
-    disk: Disk, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lmdb_is_flushed_before_its_tar_files_are_removed(disk, source, tmp_path, monkeypatch):
     lmdb = pytest.importorskip("lmdb")
     root, opened, put = tmp_path / "cache", [], _LmdbMerger.put
     really_open, unlink = lmdb.open, Path.unlink
-    began: list[int] = []
+    began = []
 
-    def open_lmdb(*arguments: Any, **options: Any) -> Any:
+    def open_lmdb(*arguments, **options):
         opened.append(really_open(*arguments, **options))
         return opened[-1]
 
-    def noted_put(writer: _LmdbMerger, unit: int) -> None:
+    def noted_put(writer, unit):
         began.append(disk.calls)
         put(writer, unit)
 
-    def noted_unlink(path: Path, missing_ok: bool = False) -> None:
+    def noted_unlink(path, missing_ok=False):
         if path.name == shard_name(len(began) - 1) and path.exists():
             disk.checked += 1
             # Each of their transactions is on the disk when it is done.
@@ -182,21 +174,19 @@ def test_lmdb_is_flushed_before_its_tar_files_are_removed(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_folder_has_its_manifest_or_its_records(
-    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
-) -> None:
+def test_a_folder_has_its_manifest_or_its_records(disk, tmp_path, monkeypatch, format):
     if format == "lmdb":
         pytest.importorskip("lmdb")
     source, root = photos(tmp_path / "photos", PER_CLASS), tmp_path / "cache"
     remove, unlink = os.unlink, Path.unlink
 
-    def noted_remove(path: Any) -> None:
+    def noted_remove(path):
         if Path(path) == root / UNFINISHED / "settings.json":
             disk.checked += 1
             assert disk.lists(root, disk.named[root / MANIFEST])
         remove(path)
 
-    def noted_unlink(path: Path, missing_ok: bool = False) -> None:
+    def noted_unlink(path, missing_ok=False):
         if path == root / MANIFEST and path.exists():
             disk.checked += 1
             records = [root / UNFINISHED / f"{unit:06d}.npz" for unit in range(3)]

@@ -8,9 +8,7 @@ import pickle
 import random
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -45,9 +43,7 @@ TRAIN = transforms.Compose(
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("format", EVERY_FORMAT)
 @pytest.mark.parametrize("transform", [TrainCrop((0.3, 1.0)), EvalCrop(0.9)])
-def test_same_seed_shows_same_region_of_every_level(
-    photos: Path, built: Callable[..., Path], format: str, raw: bool, transform: Any
-) -> None:
+def test_same_seed_shows_same_region_of_every_level(photos, built, format, raw, transform):
     source = ImageFolder(photos, transform)
     cache = ImageFolder(built(format, raw), transform)
     for size in (16, 40):
@@ -60,7 +56,7 @@ def test_same_seed_shows_same_region_of_every_level(
                 assert np.abs(other.astype(int) - wanted[0]).mean() > 5
 
 
-def test_each_phase_reads_smallest_sufficient_level(built: Callable[..., Path]) -> None:
+def test_each_phase_reads_smallest_sufficient_level(built):
     data = ImageFolder(built())
     with DataLoader(data, 8, schedule="16x1,24x1,32x1,48x1", num_workers=1) as loader:
         assert (
@@ -75,9 +71,7 @@ def test_each_phase_reads_smallest_sufficient_level(built: Callable[..., Path]) 
     tested.close()
 
 
-def test_too_small_level_is_used_only_on_request(
-    built: Callable[..., Path],
-) -> None:
+def test_too_small_level_is_used_only_on_request(built):
     with pytest.raises(UsageError, match=r"(?s)56 px .*24, 48 px.*add-size.*enlarge"):
         DataLoader(ImageFolder(built()), 8, schedule="24x1,56x1")
     with DataLoader(ImageFolder(built(), enlarge=True), 8, image_size=56) as loader:
@@ -87,10 +81,8 @@ def test_too_small_level_is_used_only_on_request(
 
 @pytest.mark.parametrize("format", EVERY_FORMAT)
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", *slow("spawn")])
-def test_batches_do_not_depend_on_start_method(
-    built: Callable[..., Path], format: str, start_method: str
-) -> None:
-    def batches(**options: Any) -> list[Any]:
+def test_batches_do_not_depend_on_start_method(built, format, start_method):
+    def batches(**options):
         data = ImageFolder(built(format))
         row(data, 0, 16, 0)  # opened in this process, too
         with DataLoader(data, 8, seed=1, shuffle=True, image_size=32, **options) as loader:
@@ -103,12 +95,10 @@ def test_batches_do_not_depend_on_start_method(
 
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("format", FORMATS)
-def test_descriptors_and_files_do_not_grow(
-    built: Callable[..., Path], format: str, raw: bool
-) -> None:
+def test_descriptors_and_files_do_not_grow(built, format, raw):
     data = ImageFolder(built(format, raw))
 
-    def epoch() -> int:
+    def epoch():
         for sample in range(len(data)):
             row(data, sample, 40, sample)
         return psutil.Process().num_fds()
@@ -121,7 +111,7 @@ def test_descriptors_and_files_do_not_grow(
         assert np.array_equal(row(copy, 3, 40, 3)[0], row(data, 3, 40, 3)[0])
 
 
-def test_pixels_outlive_the_dataset(built: Callable[..., Path]) -> None:
+def test_pixels_outlive_the_dataset(built):
     for format in FORMATS:
         data = ImageFolder(built(format, True))
         pixels = data.store.read(3, 48)
@@ -131,10 +121,8 @@ def test_pixels_outlive_the_dataset(built: Callable[..., Path]) -> None:
         assert np.array_equal(pixels, wanted)
 
 
-def test_state_resumes_over_levels_and_reports_other_pixels(
-    photos: Path, built: Callable[..., Path]
-) -> None:
-    options: dict[str, Any] = {"schedule": "24x1,48x1", "num_workers": 1}
+def test_state_resumes_over_levels_and_reports_other_pixels(photos, built):
+    options = {"schedule": "24x1,48x1", "num_workers": 1}
     with DataLoader(ImageFolder(built()), 7, **options) as loader:
         batches = [batch[0].clone() for _ in range(2) for batch in loader]
     with DataLoader(ImageFolder(built()), 7, **options) as loader:
@@ -159,11 +147,9 @@ def test_state_resumes_over_levels_and_reports_other_pixels(
 
 
 @pytest.mark.parametrize("collate", [None, list])
-def test_a_torchvision_folder_reads_a_cache(
-    photos: Path, built: Callable[..., Path], collate: Any
-) -> None:
+def test_a_torchvision_folder_reads_a_cache(photos, built, collate):
     folder = TorchvisionFolder(str(photos), TRAIN)
-    options: dict[str, Any] = {"seed": 3, "num_workers": 1, "collate_fn": collate}
+    options = {"seed": 3, "num_workers": 1, "collate_fn": collate}
     with (
         DataLoader(folder, 6, **options) as plain,
         DataLoader(folder, 6, cache=built(), **options) as cached,
@@ -178,9 +164,7 @@ def test_a_torchvision_folder_reads_a_cache(
                 assert [label for _, label in wanted] == [label for _, label in found]
 
 
-def test_a_cache_serves_subsets_and_other_class_numbers(
-    photos: Path, built: Callable[..., Path]
-) -> None:
+def test_a_cache_serves_subsets_and_other_class_numbers(photos, built):
     folder = TorchvisionFolder(str(photos), TRAIN)
     chosen = [23, 1, 1, 14]
     with DataLoader(Subset(folder, chosen), 4, seed=0, shuffle=False, cache=built()) as loader:
@@ -194,9 +178,7 @@ def test_a_cache_serves_subsets_and_other_class_numbers(
             assert np.array_equal(images[sample].permute(1, 2, 0).numpy(), wanted)
 
 
-def test_dataset_without_copies_is_rejected(
-    photos: Path, built: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_dataset_without_copies_is_rejected(photos, built, tmp_path):
     more = tmp_path / "more"
     shutil.copytree(photos, more)
     Image.new("RGB", (50, 50)).save(more / "a" / "extra.jpg")
@@ -204,7 +186,7 @@ def test_dataset_without_copies_is_rejected(
         with pytest.raises(UsageError, match=r"no copies of 1 of 25 images, 'a/extra\.jpg'"):
             DataLoader(data, 4, image_size=24, cache=built()).explain()
     with pytest.raises(UsageError, match="list is not torchvision's ImageFolder"):
-        DataLoader([1, 2, 3], 2, cache=built()).explain()  # type: ignore[arg-type]
+        DataLoader([1, 2, 3], 2, cache=built()).explain()
     array = ImageArray(np.zeros((3, 9, 9, 3), np.uint8), [0, 1, 2])
     with pytest.raises(UsageError, match=r"image files are needed.* of ImageArray"):
         DataLoader(array, 2, image_size=8, cache=built())
@@ -218,49 +200,45 @@ STEPS = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTenso
 WHOLE = TrainCrop((1.0, 1.0), flip=0.0)
 
 
-def cache_of(source: Path, root: Path) -> Path:
+def cache_of(source, root):
     build_cache(source, root, (24,), raw=True, workers=0)
-    return root
 
 
-def copies(source: Any, root: Path) -> dict[str, bytes]:
+def copies(source, root):
     """The pixels that each file gets of a cache, by the file's path."""
     store = source.cached(open_cache(root)).store
     pixels = [np.asarray(store.read(sample, 24)).tobytes() for sample in range(len(store))]
     return {store.name(sample): held for sample, held in enumerate(pixels)}
 
 
-@pytest.mark.parametrize("order", ["as it is", "shuffled", "some", "twice"])
-def test_files_in_any_order_get_their_own_copies(photos: Path, tmp_path: Path, order: str) -> None:
-    root = cache_of(photos, tmp_path / "cache")
+@pytest.mark.parametrize(
+    "numbers",
+    [None, random.Random(0).sample(range(24), 24), range(3, 24, 2), [*range(24)] * 2],
+    ids=["all", "shuffled", "some", "twice"],
+)
+def test_files_in_any_order_get_their_own_copies(photos, root, numbers):
+    cache_of(photos, root)
     wanted = copies(ImageFolder(photos), root)
     assert len(set(wanted.values())) == 24
-    numbers = list(range(24))
-    if order == "shuffled":
-        random.Random(0).shuffle(numbers)
-    elif order == "some":
-        numbers = numbers[3::2]
-    elif order == "twice":
-        numbers += numbers
-    dataset: Any = TorchvisionFolder(str(photos), STEPS)
-    if order != "as it is":
+    dataset = TorchvisionFolder(str(photos), STEPS)
+    if numbers is not None:
         dataset = Subset(dataset, numbers)
     found = copies(compile_dataset(dataset).pipeline, root)
     assert found == {name: wanted[name] for name in found}
-    assert len(found) == len(set(numbers))
+    assert len(found) == len(set(numbers or range(24)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes are Linux's")
 @pytest.mark.parametrize("dataset", ["feedline", "torchvision"])
-def test_non_utf8_names_are_found(tmp_path: Path, dataset: str) -> None:
+def test_non_utf8_names_are_found(tmp_path, root, dataset):
     source = tmp_path / "photos"
     names = (b"a\xff/1.jpg", b"a\xff/\xc3\xa9\xe2.jpg", "\u00e9/2.jpg".encode())
     for number, name in enumerate(names):
         path = Path(os.fsdecode(os.fsencode(source) + b"/" + name))
         path.parent.mkdir(parents=True, exist_ok=True)
         photo(path, number)
-    root = cache_of(source, tmp_path / "cache")
-    folder: Any = ImageFolder(source, WHOLE)
+    cache_of(source, root)
+    folder = ImageFolder(source, WHOLE)
     if dataset == "torchvision":
         folder = compile_dataset(TorchvisionFolder(str(source), STEPS)).pipeline
     found = folder.cached(open_cache(root)).store
@@ -269,24 +247,23 @@ def test_non_utf8_names_are_found(tmp_path: Path, dataset: str) -> None:
         assert np.array_equal(found.read(sample, 24), cache.store.read(sample, 24))
         assert cache.name(sample).encode() in found.name(sample).encode()
     if dataset == "feedline":
+        cached = folder.cached(open_cache(root))
         for sample in range(3):
-            rows = [
-                row(each, sample, 24, 0)[0] for each in (folder, folder.cached(open_cache(root)))
-            ]
+            rows = [row(each, sample, 24, 0)[0] for each in (folder, cached)]
             assert np.abs(np.subtract(*rows, dtype=int)).mean() < 3
 
 
-def test_concatenated_names_do_not_collide(tmp_path: Path) -> None:
+def test_concatenated_names_do_not_collide(tmp_path, root):
     source, other = tmp_path / "photos", tmp_path / "other"
     for path in (source / "c" / "x.jpg", source / "c" / "y.jpg", other / "c" / "x.jpgc" / "y.jpg"):
         path.parent.mkdir(parents=True, exist_ok=True)
         photo(path, 0)
-    root = cache_of(source, tmp_path / "cache")
+    cache_of(source, root)
     with pytest.raises(UsageError, match=r"no copies of 1 of 1 images, 'c/x\.jpgc/y\.jpg'"):
         ImageFolder(other).cached(open_cache(root))
 
 
-def test_skipped_file_is_read_from_original(tmp_path: Path) -> None:
+def test_skipped_file_is_read_from_original(tmp_path):
     source, root = tmp_path / "photos", tmp_path / "cache"
     (source / "c").mkdir(parents=True)
     for number in range(4):
@@ -311,8 +288,8 @@ def test_skipped_file_is_read_from_original(tmp_path: Path) -> None:
         row(ImageFolder(source, exif=True).cached(open_cache(turned)), 1)
 
 
-def test_views_use_copies(photos: Path, tmp_path: Path) -> None:
-    root = cache_of(photos, tmp_path / "cache")
+def test_views_use_copies(photos, root):
+    cache_of(photos, root)
     large = transforms.Compose([transforms.RandomResizedCrop(16), transforms.PILToTensor()])
     small = transforms.Compose([transforms.RandomResizedCrop(8), transforms.PILToTensor()])
     folder = TorchvisionFolder(str(photos), views(large, small))

@@ -1,131 +1,324 @@
-"""Repaired caches are identical to the first build."""
+"""Verification reports all damage of a cache, and nothing else; a repair restores the first build.
+
+Damaged copies are never read as images, and intact ones stay readable.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
+import signal
+import tarfile
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import feedline
-import preloaded
 from caches import (
+    EVERY_FORMAT,
     FORMATS,
-    STOPPED,
-    environment,
     everything,
-    find,
     flip,
+    flip_copy,
+    kill_after_a_unit,
     made,
     photo,
-    photos,
-    stopping,
+    stop_after_a_unit,
 )
-from feedline.cache.damage import verify
-from feedline.errors import DatasetError, UsageError
-from feedline.sources.manifest import read_manifest
+from feedline import ImageFolder, repair_cache
+from feedline.cache.damage import Verification, verify
+from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.sources.archives import tar_members
+from feedline.sources.cache_format_base import LevelReader
+from feedline.sources.manifest import MANIFEST, checksum, read_manifest
 from feedline.sources.remote_cache import open_cache
+from row_of import row
 from slow import slow
 
-Copied = Callable[[str], Path]
+NAMES = [f"{name}/{number}.jpg" for name in ("cats", "dogs") for number in range(6)]
 
 
-@pytest.fixture(scope="module")
-def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Caches of 80 images at 16 and 24 px, each built once."""
-    root = tmp_path_factory.mktemp("whole")
-
-    def cache(form: str) -> Path:
-        if not (root / form).exists():
-            made(source, root / form, form)
-        return root / form
-
-    return cache
+def told(found):
+    return [(each.level, each.sample, each.name) for each in found.damaged]
 
 
-@pytest.fixture
-def copied(whole: Callable[[str], Path], tmp_path: Path) -> Copied:
-    return lambda form: Path(shutil.copytree(whole(form), tmp_path / "cache"))
+@pytest.mark.parametrize("form", EVERY_FORMAT)
+@pytest.mark.parametrize("decode", [False, True])
+def test_intact_cache_passes(whole, form, decode):
+    seen = []
+    found = verify(whole(form), decode=decode, workers=2, progress=lambda *at: seen.append(at))
+    assert found.is_sound
+    assert found == Verification(24, (), (), ())
+    assert seen[0] == (0, 24)
+    assert seen[-1] == (24, 24)
 
 
-def file_of(root: Path, sample: int, side: int) -> tuple[Path, int]:
-    """File of a copy, and its position in it."""
-    store = open_cache(root)
-    data = bytes(store.read(sample, side))
-    store.close()
-    (path,) = (
-        path
-        for path in (root / str(side)).rglob("*.*")
-        if path.is_file() and data in path.read_bytes()
-    )
-    return path, find(path, data) + len(data) // 2
+# Each damages a cache and returns the file.
 
 
-def flip_copies(root: Path) -> None:
+def flip_24(root):
+    return flip_copy(root, 7, 24)
+
+
+def flip_header(sample, ending, at):
+    def harm(root):
+        shard = root / "24" / "000000.tar"
+        with tarfile.open(shard) as tar:
+            flip(shard, tar.getmember(f"{sample:09d}.{ending}").offset + at)
+        with shard.open("rb") as file, pytest.raises(DatasetError):
+            list(tar_members(file, shard.stat().st_size, str(shard), lambda name: True))
+        return shard
+
+    return harm
+
+
+def take_another_header(root):
+    shard = root / "16" / "000000.tar"
+    data = bytearray(shard.read_bytes())
+    with tarfile.open(shard) as tar:
+        to, other = (tar.getmember(f"{sample:09d}.jpg").offset for sample in (3, 5))
+    data[to : to + 512] = data[other : other + 512]
+    shard.write_bytes(data)
+    return shard
+
+
+def flip_end(root):
+    shard = root / "16" / "000000.tar"
+    flip(shard, shard.stat().st_size - 700)
+    return shard
+
+
+def rewrite(name, content=None):
+    """Give a file another content, or cut it in half."""
+
+    def harm(root):
+        whole = (root / name).read_bytes()
+        (root / name).write_bytes(whole[: len(whole) // 2] if content is None else content)
+        return root / name
+
+    return harm
+
+
+def remove(name):
+    def harm(root):
+        (root / name).unlink()
+        return root / name
+
+    return harm
+
+
+HEADERS = itertools.product((0, 7), ("jpg", "cls", "json"), (8, 130, 150, 257))
+"""Samples, endings, and positions of name, length, checksum and magic."""
+EVERY = range(12)
+# Format, damage, level, damaged samples, and whether the file is reported itself.
+UNREADABLE = [
+    *((form, flip_24, 24, [7], False) for form in EVERY_FORMAT),
+    *((f"{form}, raw", flip_24, 24, [7], False) for form in EVERY_FORMAT),
+    ("webdataset", rewrite("16/000000.tar"), 16, EVERY, True),
+    ("joined", rewrite("16/0.joined"), 16, range(6, 12), True),
+    *(("lmdb", rewrite("16/data.mdb", said), 16, EVERY, True) for said in (None, b"", b"no LMDB")),
+    ("webdataset", remove("16/000000.tar"), 16, EVERY, True),
+    ("lmdb", remove("24/data.mdb"), 24, EVERY, True),
+    ("folder", remove("24/cats/000000002-2.jpg"), 24, [2], False),
+]
+READABLE = [  # what other programs read is damaged, and the images are not
+    *(("webdataset", flip_header(*each), 24, [each[0]], False) for each in HEADERS),
+    ("webdataset", take_another_header, 16, [3], False),
+    ("webdataset", flip_end, 16, [11], False),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "harm", "level", "samples", "is_reported"), [*UNREADABLE, *READABLE]
+)
+def test_damage_is_reported_exactly_and_repaired(
+    whole, copied, kind, harm, level, samples, is_reported
+):
+    form, _, raw = kind.partition(", ")
+    root = copied(form, raw=bool(raw))
+    path = harm(root)
+    found = verify(root, workers=1)
+    assert told(found) == [(level, sample, NAMES[sample]) for sample in samples]
+    assert {each.file for each in found.damaged} == {str(path)}
+    assert [each.file for each in found.files] == [str(path)] * is_reported
+    assert (found.images, found.index, found.is_sound) == (24, (), False)
+    is_readable = (kind, harm, level, samples, is_reported) in READABLE
+    assert_read(root, whole(form, raw=bool(raw)), level, () if is_readable else samples)
+    assert_repaired(root, whole(form, raw=bool(raw)))
+
+
+def assert_read(root, whole, level, damaged):
+    """Assert that damaged samples raise, and that others have the pixels of the intact cache."""
+    data, intact, size = ImageFolder(root), ImageFolder(whole), level - 4
+    for sample in EVERY:
+        if sample in damaged:
+            with pytest.raises(ImageError, match=rf"sample {sample}, .*{NAMES[sample]}"):
+                row(data, sample, size)
+        else:
+            assert np.array_equal(row(data, sample, size)[0], row(intact, sample, size)[0])
+    for each in (data, intact):
+        each.close()
+
+
+def assert_repaired(root, whole):
+    done = repair_cache(root, workers=0)
+    assert not done.verification.is_sound
+    assert everything(root) == everything(whole)
+    assert verify(root, workers=1).is_sound
+    assert repair_cache(root, workers=0).images == 0
+
+
+def reverse(column):
+    np.save(column, np.load(column)[::-1])
+
+
+BYTES = {
+    "empty": lambda data: b"",
+    "short": lambda data: data[:-1],
+    "header": lambda data: data.replace(b"}", b"{", 1),
+    "no array": lambda data: b"x" + data,
+}
+COLUMNS = ("labels", "keys", "names", "stamps", "sizes", "level-24")
+IS_KNOWN_BY_ITS_IMAGES = {"labels": {16, 24}, "keys": {16, 24}, "level-24": {24}}
+"""Columns that a checksum of an image includes, or a tar header states, by level."""
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        *itertools.product(COLUMNS, ("reversed", "missing")),
+        *itertools.product(["keys"], BYTES),
+    ],
+)
+def test_damaged_index_is_reported_and_repaired(whole, copied, name, harm):
+    root = copied()
+    column = root / "index" / f"{name}.npy"
+    if harm == "missing":
+        column.unlink()
+    elif harm == "reversed":
+        reverse(column)
+    else:
+        column.write_bytes(BYTES[harm](column.read_bytes()))
+    found = verify(root, workers=1)
+    (reason,) = found.index
+    assert reason.startswith(f"{column}: ")
+    assert found.images == 24
+    levels = {24} if name == "level-24" else {16, 24}
+    if harm == "reversed":
+        assert {each.level for each in found.damaged} == IS_KNOWN_BY_ITS_IMAGES.get(name, set())
+    else:
+        assert {each.level for each in found.damaged} == levels
+        assert len(found.damaged) == 12 * len(levels)
+        if name != "level-24":  # which is read with the first batch
+            with pytest.raises(DatasetError, match=rf"(?s){name}\.npy' .*feedline cache repair"):
+                ImageFolder(root)
+    assert_repaired(root, whole())
+
+
+def test_index_entry_out_of_range_hides_no_other_damage(copied):
+    root = copied()
+    entries = np.load(root / "index" / "level-16.npy")
+    entries[3, 0] = 2**64 - 1  # the shard
+    entries[5, 1] = 2**64 - 1  # the first byte
+    np.save(root / "index" / "level-16.npy", entries)
+    assert [sample for _, sample, _ in told(verify(root, workers=1))] == [3, 5]
+
+
+def test_undecodable_image_is_found_only_by_decoding(copied):
+    root = copied("folder")
+    broken = root / "16" / "cats" / "000000001-1.jpg"
+    broken.write_bytes(b"as it was written, and no image")
+    entries = np.load(root / "index" / "level-16.npy")
+    entries[1, 3] = checksum(broken.read_bytes(), 1, np.array(0, np.int64))
+    np.save(root / "index" / "level-16.npy", entries)
+    assert verify(root, workers=1).damaged == ()
+    found = verify(root, workers=1, decode=True)
+    assert told(found) == [(16, 1, "cats/1.jpg")]
+    assert "it is not a supported image" in found.damaged[0].why
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="workers inherit what is set here by fork")
+def test_image_that_kills_reader_is_reported_and_others_are_checked(copied, monkeypatch):
+    root, read = copied("folder"), LevelReader.read
+
+    def deadly(reader, sample):
+        if sample == 5 and reader.level.side == 16:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return read(reader, sample)
+
+    monkeypatch.setattr(LevelReader, "read", deadly)
+    found = verify(root, workers=1)
+    assert told(found) == [(16, 5, "cats/5.jpg")]
+    assert "ends the process" in found.damaged[0].why
+    assert found.images == 24
+
+
+def test_pixels_of_another_shape_are_damage(copied):
+    root = copied(raw=True)
+    sizes = np.load(root / "index" / "sizes.npy")
+    sizes[4] = 1, 2
+    np.save(root / "index" / "sizes.npy", sizes)
+    found = verify(root, decode=True, workers=1)
+    assert [(level, sample) for level, sample, _ in told(found)] == [(16, 4), (24, 4)]
+
+
+@pytest.mark.parametrize("act", [verify, repair_cache])
+def test_invalid_cache_is_rejected(act, tmp_path, copied):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DatasetError, match="is not a cache"):
+        act(tmp_path / "empty", workers=0)
+    assert list((tmp_path / "empty").iterdir()) == []
+    root = copied("folder")
+    manifest = json.loads((root / MANIFEST).read_text())
+    (root / MANIFEST).write_text(json.dumps({**manifest, "digests": {"labels": 3}}))
+    with pytest.raises(DatasetError, match="is not a valid manifest"):
+        act(root, workers=0)
+
+
+# Caches of several shards
+
+
+def flip_copies(root):
     """Damage copies of both levels, in two shards."""
-    places = [file_of(root, sample, side) for sample, side in ((5, 16), (70, 24), (71, 24))]
-    for path, at in places:
-        flip(path, at)
+    for sample, side in ((5, 16), (70, 24), (71, 24)):
+        flip_copy(root, sample, side)
 
 
-def cut(root: Path) -> None:
+def remove_level(root):
+    shutil.rmtree(root / "24")
+
+
+def cut(root):
     """Cut the largest file of a level short."""
     path = max((root / "24").rglob("*.*"), key=lambda each: each.stat().st_size)
     os.truncate(path, path.stat().st_size // 2)
 
 
-def remove(root: Path) -> None:
+def remove_file(root):
     min(path for path in (root / "16").rglob("*.*") if path.is_file()).unlink()
 
 
-def remove_level(root: Path) -> None:
-    shutil.rmtree(root / "24")
-
-
-@pytest.mark.parametrize(
-    ("form", "harm"),
-    [
-        ("webdataset", flip_copies),
-        ("webdataset", remove_level),
-        *slow(*itertools.product(("lmdb", "folder"), (flip_copies, remove_level))),
-    ],
-)
-def test_repaired_cache_equals_built_cache(
-    whole: Callable[[str], Path], copied: Copied, form: str, harm: Callable[[Path], None]
-) -> None:
-    root = copied(form)
+@pytest.mark.parametrize("harm", [flip_copies, remove_level])
+@pytest.mark.parametrize("form", ["webdataset", *slow("lmdb", "folder")])
+def test_damaged_shards_are_built_again(whole, copied, form, harm):
+    root = copied(form, many=True)
     harm(root)
-    assert not verify(root, workers=1).is_sound
-    done = feedline.repair_cache(root, workers=0)
-    assert not done.verification.is_sound
-    assert everything(root) == everything(whole(form))
-    assert verify(root, workers=1).is_sound
-    assert feedline.repair_cache(root, workers=0).images == 0
+    assert_repaired(root, whole(form, many=True))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="maps are listed on Linux only")
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("again", [False, True], ids=["repair", "build"])
 @pytest.mark.filterwarnings("ignore:.*is completed from")  # the copied source
-def test_no_file_is_mapped_when_it_is_replaced(
-    again: bool,
-    form: str,
-    source: Path,
-    whole: Callable[[str], Path],
-    copied: Copied,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_file_is_mapped_when_it_is_replaced(again, form, source, copied, tmp_path, monkeypatch):
     """Windows would refuse it."""
-    root, replace, replaced = copied(form), os.replace, list[str]()
+    root, replace, replaced = copied(form, many=True), os.replace, list[str]()
     flip_copies(root)
 
-    def replace_unmapped(new: Path, old: Path) -> None:
+    def replace_unmapped(new, old):
         assert str(old) not in Path("/proc/self/maps").read_text()
         replaced.append(str(old))
         replace(new, old)
@@ -136,136 +329,127 @@ def test_no_file_is_mapped_when_it_is_replaced(
         photo(changed / "cats" / "0.jpg", 99)
         made(changed, root, form)
     else:
-        feedline.repair_cache(root, workers=0)
+        repair_cache(root, workers=0)
     assert any("index" in name for name in replaced)
     assert verify(root, workers=1).is_sound or again
 
 
 @pytest.mark.parametrize("form", ["webdataset", *slow("lmdb", "folder")])
-def test_killed_repair_can_be_repeated(
-    whole: Callable[[str], Path], copied: Copied, form: str
-) -> None:
-    root = copied(form)
+def test_killed_repair_can_be_repeated(whole, copied, form):
+    root = copied(form, many=True)
     for sample in (5, 40, 70):
-        flip(*file_of(root, sample, 24))
-    script = (
-        f"feedline.repair_cache({str(root)!r}, workers=0, progress=lambda stage, done, total: "
-        "os._exit(99) if stage == 'repairing' and done else None)"
-    )
-    command = stopping(f"import feedline\n{script}")
-    ended = preloaded.run(command, capture_output=True, timeout=60, env=environment())
-    assert ended.returncode == STOPPED, ended.stderr
-    assert len(feedline.ImageFolder(root)) == 80  # it is a cache all the while
-    feedline.repair_cache(root, workers=0)
-    assert everything(root) == everything(whole(form))
+        flip_copy(root, sample, 24)
+    kill_after_a_unit(f"feedline.repair_cache({str(root)!r}, workers=0, progress=progress)")
+    assert len(ImageFolder(root)) == 80  # it is a cache all the while
+    repair_cache(root, workers=0)
+    assert everything(root) == everything(whole(form, many=True))
 
 
-def test_moved_originals_are_used_and_changed_ones_are_rejected(
-    whole: Callable[[str], Path], copied: Copied, source: Path, tmp_path: Path
-) -> None:
-    root, moved = copied("webdataset"), tmp_path / "moved"
-    flip(*file_of(root, 5, 24))
+def test_moved_originals_are_used_and_changed_ones_are_rejected(whole, copied, source, tmp_path):
+    root, moved = copied(many=True), tmp_path / "moved"
+    flip_copy(root, 5, 24)
     shutil.copytree(source, moved)
     name = open_cache(root).name(5)
     kept = (moved / name).rename(tmp_path / "away.jpg")
     with pytest.raises(DatasetError, match=str(moved)):
-        feedline.repair_cache(root, source=moved, workers=0)
+        repair_cache(root, source=moved, workers=0)
     photo(moved / name, 3, 1)  # another image of the same name
     with pytest.raises(DatasetError, match=f"{name}.*has another size"):
-        feedline.repair_cache(root, source=moved, workers=0)
+        repair_cache(root, source=moved, workers=0)
     assert len(verify(root, workers=1).damaged) == 1
 
     kept.replace(moved / name)
-    feedline.repair_cache(root, source=moved, workers=0)
-    assert everything(root).keys() == everything(whole("webdataset")).keys()
-    assert (root / "24" / "000000.tar").read_bytes() == (
-        whole("webdataset") / "24" / "000000.tar"
-    ).read_bytes()
+    repair_cache(root, source=moved, workers=0)
+    built, shard = whole(many=True), Path("24/000000.tar")
+    assert everything(root).keys() == everything(built).keys()
+    assert (root / shard).read_bytes() == (built / shard).read_bytes()
     assert read_manifest(str(root)).source == ("folder", str(moved))
 
 
-def test_skipped_image_stays_skipped(tmp_path: Path) -> None:
-    source, root = photos(tmp_path / "photos"), tmp_path / "cache"
-    (source / "cats" / "3.jpg").write_bytes(b"no image")
-    made(source, root, on_error="skip")
+def test_skipped_image_stays_skipped(few, tmp_path):
+    root = tmp_path / "cache"
+    (few / "cats" / "3.jpg").write_bytes(b"no image")
+    made(few, root, on_error="skip")
     first = everything(root)
-    flip(*file_of(root, 7, 24))
+    flip_copy(root, 7, 24)
     flip(root / "index" / "level-16.npy", 200)
-    feedline.repair_cache(root, workers=0)
+    repair_cache(root, workers=0)
     assert everything(root) == first
 
 
-def test_copies_of_a_dataset_are_repaired_from_it(tmp_path: Path) -> None:
+def test_copies_of_a_dataset_are_repaired_from_it(tmp_path):
     images = [(np.full((40, 40 + n, 3), 5 * n, np.uint8), n % 2) for n in range(8)]
-    made(images, tmp_path / "cache", raw=True)  # type: ignore[arg-type]
+    made(images, tmp_path / "cache", raw=True)
     first = everything(tmp_path / "cache")
     flip(tmp_path / "cache" / "24" / "000000.tar", 2000)
     with pytest.raises(UsageError, match="source"):
-        feedline.repair_cache(tmp_path / "cache", workers=0)
-    feedline.repair_cache(tmp_path / "cache", source=images, workers=0)
+        repair_cache(tmp_path / "cache", workers=0)
+    repair_cache(tmp_path / "cache", source=images, workers=0)
     assert everything(tmp_path / "cache") == first
 
 
-def test_a_cache_at_a_url_is_repaired(
-    whole: Callable[[str], Path], copied: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_at_a_url_is_repaired(whole, copied, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    root = copied("webdataset")
+    root = copied(many=True)
     flip_copies(root)
     (root / "24" / "000000.tar").unlink()
     (root / ".lock").unlink()  # of the build on this machine
-    feedline.repair_cache(root.as_uri(), workers=0)
-    assert everything(root) == everything(whole("webdataset"))
+    repair_cache(root.as_uri(), workers=0)
+    assert everything(root) == everything(whole(many=True))
+
+
+# Builds in damaged caches, and from other sources
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("harm", [cut, remove])
-def test_build_does_not_accept_cache_with_missing_files(
-    whole: Callable[[str], Path],
-    copied: Copied,
-    source: Path,
-    form: str,
-    harm: Callable[[Path], None],
-) -> None:
-    root = copied(form)
+@pytest.mark.parametrize("harm", [cut, remove_file])
+def test_build_does_not_accept_cache_with_missing_files(whole, copied, source, form, harm):
+    root = copied(form, many=True)
     harm(root)
     with pytest.warns(UserWarning, match="feedline cache verify"):
         made(source, root, form)
-    assert everything(root) == everything(whole(form))
+    assert everything(root) == everything(whole(form, many=True))
+
+
+@pytest.mark.parametrize("harm", ["flipped", "missing"])
+@pytest.mark.parametrize("changed", [False, True])
+def test_build_recreates_damaged_index(few, tmp_path, changed, harm):
+    root = tmp_path / "cache"
+    made(few, root, sizes=(16,))
+    sizes = root / "index" / "sizes.npy"
+    written = sizes.read_bytes()
+    if harm == "missing":
+        sizes.unlink()
+    else:
+        flip(sizes, len(written) - 4)  # a width, which no checksum of an image knows
+    if changed:  # copies of the others are reused if possible
+        os.utime(few / "cats" / "0.jpg", (1, 1))
+    made(few, root, sizes=(16,))
+    assert sizes.read_bytes() == written
+    assert verify(root, workers=1).is_sound
 
 
 def test_build_from_another_source_is_rejected_and_moved_source_is_reported(
-    whole: Callable[[str], Path], copied: Copied, source: Path, tmp_path: Path
-) -> None:
-    root = copied("webdataset")
-    other = photos(tmp_path / "other", 2)
-    with pytest.raises(UsageError, match=f"{source}.*{other}"):
-        made(other, root)
-    assert everything(root) == everything(whole("webdataset"))
+    whole, copied, source, few, tmp_path
+):
+    root = copied(many=True)
+    with pytest.raises(UsageError, match=f"{source}.*{few}"):
+        made(few, root)
+    assert everything(root) == everything(whole(many=True))
     moved = shutil.copytree(source, tmp_path / "moved")
     with pytest.warns(UserWarning, match=f"{source}.*{moved}"):
         made(moved, root)
     (tmp_path / "link").symlink_to(source)
+    again = shutil.copytree(whole(many=True), tmp_path / "again")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made(tmp_path / "link", Path(shutil.copytree(whole("webdataset"), tmp_path / "again")))
+        made(tmp_path / "link", again)
 
 
-def test_unfinished_build_of_another_source_is_reported(tmp_path: Path, source: Path) -> None:
-    other, root = photos(tmp_path / "other"), tmp_path / "cache"
-
-    def stop(said: object) -> None:
-        if said.new_images:  # type: ignore[attr-defined]
-            raise KeyboardInterrupt
-
+def test_unfinished_build_of_another_source_is_reported(tmp_path, source, few):
+    root = tmp_path / "cache"
     with pytest.raises(KeyboardInterrupt):
-        made(source, root, progress=stop)
-    with pytest.warns(UserWarning, match=f"{source}.*{other}"):
-        made(other, root)
-    assert len(feedline.ImageFolder(root)) == 12
-
-
-def test_invalid_cache_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="is not a cache"):
-        feedline.repair_cache(tmp_path, workers=0)
-    assert list(tmp_path.iterdir()) == []
+        made(source, root, progress=stop_after_a_unit)
+    with pytest.warns(UserWarning, match=f"{source}.*{few}"):
+        made(few, root)
+    assert len(ImageFolder(root)) == 12

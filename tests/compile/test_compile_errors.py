@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-import torchvision
-from PIL import Image
 from torch import nn
-from torch.utils.data import Subset, TensorDataset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import InterpolationMode, v2
 
 from feedline.images.compile.compile_dataset import compile_dataset
@@ -123,87 +118,12 @@ def test_pipeline_is_rejected_with_its_reason(root, case):
     assert re.search(reason, given), given
 
 
-def own_loader(path):
-    return Image.open(path)
-
-
-def changed(root, **attributes):
-    dataset = ImageFolder(root, v1.Compose([CROP, FLOATS]))
-    for name, value in attributes.items():
-        setattr(dataset, name, value)
-    return dataset
-
-
-def circular(root):
-    subset = Subset(changed(root), [0])
-    subset.dataset = subset
-    return subset
-
-
-def self_containing(root):
-    compose = v1.Compose([])
-    compose.transforms.append(compose)
-    return ImageFolder(root, compose)
-
-
-class OwnSubset(Subset):
-    pass
-
-
-BEYOND, NO_NUMBERS = "exceed its 7 samples", "not a list of whole numbers"
-DATASETS = {
-    "another dataset": (lambda _: TensorDataset(torch.zeros(3)), "^TensorDataset is not torchvisi"),
-    "a subset of its own": (lambda root: OwnSubset(changed(root), [0]), "^OwnSubset is not"),
-    "a subset of something": (lambda _: Subset([1, 2], [0]), "^list is not torchvision's"),
-    "the class": (lambda _: ImageFolder, "^type is not torchvision's"),
-    "nothing": (lambda _: None, "^NoneType is not torchvision's"),
-    "something strange": (lambda _: Strange(), "^Strange is not torchvision's"),
-    "a loader of its own": (
-        lambda root: changed(root, loader=own_loader),
-        "own_loader is not",
-    ),
-    "a partial loader": (
-        lambda root: changed(root, loader=partial(pil_loader)),
-        r"functools\.partial",
-    ),
-    "no transform": (lambda root: ImageFolder(root), "no transform, so it returns PIL images"),
-    "a method put in": (lambda root: changed(root, __getitem__=len), "method of .* was replaced"),
-    "whole batches": (lambda root: changed(root, __getitems__=len), "method of .* was replaced"),
-    "fractions for labels": (lambda root: changed(root, samples=[("a", 0.5)]), "of type float"),
-    "truths for labels": (lambda root: changed(root, samples=[("a", True)]), "of type bool"),
-    "labels too large": (lambda root: changed(root, samples=[("a", 2**70)]), "cannot be inspected"),
-    "samples of three": (lambda root: changed(root, samples=[("a", 1, 2)]), "cannot be inspected"),
-    "samples from nowhere": (lambda root: changed(root, samples=iter([])), "not a list"),
-    "open files": (lambda root: changed(root, samples=[(3, 1)]), "cannot be inspected"),
-    "a zero byte": (lambda root: changed(root, samples=[("a\0b", 1)]), "zero byte"),
-    "indices beyond": (lambda root: Subset(changed(root), [0, 7]), BEYOND),
-    "indices before": (lambda root: Subset(changed(root), [-8]), BEYOND),
-    "truths for indices": (lambda root: Subset(changed(root), [True]), NO_NUMBERS),
-    "names for indices": (lambda root: Subset(changed(root), {"a": 1}), NO_NUMBERS),
-    "a subset of itself": (circular, "more than 100"),
-    "a pipeline within itself": (self_containing, "cannot be inspected: RecursionErr"),
-}
-
-
-@pytest.mark.parametrize("case", DATASETS)
-def test_dataset_is_rejected_with_its_reason(root, case):
-    made, reason = DATASETS[case]
-    dataset = made(root)
-    given = refused(dataset)
-    assert re.search(reason, given), given
-
-
 def test_steps_that_depend_on_pixel_position_have_no_table():
     greys = TableBuilder()
     greys.add(FLOATS)
     greys.add(lambda image: image + torch.linspace(0, 1, image.shape[-1]))
     with pytest.raises(CompileError, match="does more than map each grey level"):
         greys.build()
-
-
-def test_another_image_backend_is_rejected(root, monkeypatch):
-    monkeypatch.setattr(torchvision, "_image_backend", "accimage")
-    assert "backend is not PIL" in refused(changed(root))
 
 
 def test_sequential_with_hooks_is_one_opaque_step(root):

@@ -19,7 +19,6 @@ from torchvision.transforms import v2
 import feedline
 from feedline.errors import ImageError, UsageError
 from feedline.images.compile.compile_pipeline import compile_transform
-from feedline.images.compile.views import Compiled
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from image_inputs import (
@@ -40,7 +39,7 @@ NAMES = (
 )
 
 
-def boxes_of(compiled: Compiled, picture: Image.Image, seed: int):
+def boxes_of(compiled, picture, seed):
     """The placement that a call after `torch.manual_seed(seed)` draws."""
     recognised = compile_transform(compiled.transform)
     torch.manual_seed(seed)
@@ -107,7 +106,7 @@ def test_random_steps_follow_user_seeds(pictures):
     pipeline = random_pipeline(32, own_step, v2.ColorJitter(0.4, 0.4, 0.4, 0.1))
     compiled = feedline.compile(pipeline)
 
-    def made(seed: int) -> list[torch.Tensor]:
+    def made(seed):
         torch.manual_seed(seed)
         np.random.seed(seed)
         random.seed(seed)

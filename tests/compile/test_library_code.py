@@ -5,9 +5,6 @@ from __future__ import annotations
 import functools
 import random
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -36,20 +33,20 @@ from torchvision_folder import DRAW, image
 STEPS = [v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()]
 
 
-def own(*args: Any, **kwargs: Any) -> Any:
+def own(*args, **kwargs):
     raise AssertionError("replaced code ran")
 
 
-def wrapped(original: Any) -> Any:
+def wrapped(original):
     return functools.wraps(original)(lambda *args, **kwargs: own())
 
 
-def without_gradients(original: Any) -> Any:
+def without_gradients(original):
     return torch.no_grad()(wrapped(original))
 
 
-def renamed(original: Any) -> Any:
-    def replacement(*args: Any, **kwargs: Any) -> Any:
+def renamed(original):
+    def replacement(*args, **kwargs):
         own()
 
     replacement.__module__, replacement.__name__, replacement.__qualname__ = (
@@ -58,15 +55,15 @@ def renamed(original: Any) -> Any:
     return replacement
 
 
-def compiled_in_its_module(original: Any) -> Any:
+def compiled_in_its_module(original):
     """A function with the library's globals, compiled from other text."""
     within = vars(sys.modules[original.__module__])
-    made: dict[str, Any] = {}
+    made = {}
     exec(compile(f"def {original.__name__}(*args): raise KeyError", "patch", "exec"), within, made)
     return made[original.__name__]
 
 
-def mocked(original: Any) -> Any:
+def mocked(original):
     return mock.MagicMock(side_effect=AssertionError("replaced code ran"))
 
 
@@ -86,9 +83,7 @@ FUNCTIONS = [
 
 @pytest.mark.parametrize("replacement", REPLACEMENTS)
 @pytest.mark.parametrize(("owner", "name"), FUNCTIONS)
-def test_replaced_function_is_named_and_not_called(
-    root: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, replacement: Any
-) -> None:
+def test_replaced_function_is_named_and_not_called(root, monkeypatch, owner, name, replacement):
     dataset = ImageFolder(root, v1.Compose(STEPS), loader=folder.default_loader)
     monkeypatch.setattr(owner, name, replacement(getattr(owner, name)))
     recognition = compile_dataset(dataset)
@@ -99,7 +94,7 @@ def test_replaced_function_is_named_and_not_called(
     assert f"{name} was replaced by " in explanation
 
 
-def test_the_reason_names_the_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_names_the_replacement(monkeypatch):
     monkeypatch.setattr(functional, "hflip", own)
     assert replaced_function() == (
         f"torchvision.transforms.functional.hflip was replaced by {__name__}.own"
@@ -109,14 +104,14 @@ def test_the_reason_names_the_replacement(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class Darker:
-    def __init__(self, image: Image.Image) -> None:
+    def __init__(self, image):
         self.image = image
 
-    def enhance(self, factor: float) -> Image.Image:
+    def enhance(self, factor):
         return self.image.point(lambda value: value // 2)
 
 
-def made(transform: Callable[[Image.Image], Any]) -> list[Any]:
+def made(transform):
     torch.manual_seed(3)
     random.seed(3)
     return [transform(image(seed, 41, 40)) for seed in range(3)]
@@ -133,9 +128,7 @@ def made(transform: Callable[[Image.Image], Any]) -> list[Any]:
         (Image, "merge", lambda mode, bands: Image.new(mode, bands[0].size)),
     ],
 )
-def test_compiled_pipeline_matches_replaced_function(
-    owner: Any, name: str, by: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_pipeline_matches_replaced_function(owner, name, by, monkeypatch):
     jitter = v1.ColorJitter(0.5, 0.5, 0.5, 0.3)
     pipeline = v1.Compose(
         [v1.Resize((40, 41)), v1.RandomHorizontalFlip(0.5), jitter, v1.ToTensor()]
@@ -156,9 +149,7 @@ METHODS = [
 
 @pytest.mark.parametrize(("step", "name"), METHODS)
 @pytest.mark.parametrize("replacement", REPLACEMENTS)
-def test_replaced_method_is_named(
-    root: Path, monkeypatch: pytest.MonkeyPatch, step: Any, name: str, replacement: Any
-) -> None:
+def test_replaced_method_is_named(root, monkeypatch, step, name, replacement):
     dataset = ImageFolder(root, v1.Compose([step(32), v1.ToTensor()]))
     assert compile_dataset(dataset).pipeline is not None
     monkeypatch.setattr(step, name, replacement(getattr(step, name)))
@@ -167,7 +158,7 @@ def test_replaced_method_is_named(
     assert f"{name} was replaced by " in recognition.reasons[0]
 
 
-def test_replaced_method_only_affects_its_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_method_only_affects_its_step(root, monkeypatch):
     monkeypatch.setattr(v1.RandomHorizontalFlip, "forward", own)
     recognition = compile_dataset(ImageFolder(root, v1.Compose([STEPS[0], STEPS[2]])))
     assert recognition.unchanged == ()
@@ -176,7 +167,7 @@ def test_replaced_method_only_affects_its_step(root: Path, monkeypatch: pytest.M
     assert "RandomHorizontalFlip.forward was replaced by " in recognition.reasons[0]
 
 
-def test_a_method_of_another_step_is_a_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_of_another_step_is_a_replacement(monkeypatch):
     monkeypatch.setattr(v1.Resize, "forward", v1.CenterCrop.forward)
     assert "Resize.forward was replaced by " in replaced_method(v1.Resize)
 
@@ -185,10 +176,8 @@ def test_a_method_of_another_step_is_a_replacement(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("kind", "name"), [(DatasetFolder, "__getitem__"), (nn.Module, "__call__")]
 )
-def test_replaced_base_class_method_is_named(
-    root: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, replacement: Any
-) -> None:
-    class Derived(ImageFolder):  # type: ignore[misc]
+def test_replaced_base_class_method_is_named(root, monkeypatch, kind, name, replacement):
+    class Derived(ImageFolder):
         pass
 
     monkeypatch.setattr(kind, name, replacement(getattr(kind, name)))
@@ -198,12 +187,12 @@ def test_replaced_base_class_method_is_named(
         assert f"{kind.__name__}.{name} was replaced by " in recognition.reasons[0]
 
 
-def test_a_class_that_replaces_a_step_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_replaces_a_step_is_not_compiled(monkeypatch):
     class RandomResizedCrop:
-        def __init__(self, size: int) -> None:
+        def __init__(self, size):
             self.size = size
 
-        def __call__(self, image: Image.Image) -> Image.Image:
+        def __call__(self, image):
             return image
 
     monkeypatch.setattr(v1, "RandomResizedCrop", RandomResizedCrop)
@@ -213,7 +202,7 @@ def test_a_class_that_replaces_a_step_is_not_compiled(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("of", ["forward_hook", "forward_pre_hook"])
 @pytest.mark.parametrize("library", [v1, v2])
-def test_hooks_on_all_modules_are_detected(root: Path, library: Any, of: str) -> None:
+def test_hooks_on_all_modules_are_detected(root, library, of):
     dataset = ImageFolder(root, library.Compose([library.RandomResizedCrop(32), v2.ToImage()]))
     hooks = getattr(nn.modules.module, f"register_module_{of}")(own)
     try:
@@ -225,16 +214,14 @@ def test_hooks_on_all_modules_are_detected(root: Path, library: Any, of: str) ->
     assert compile_dataset(dataset).pipeline is not None
 
 
-def test_a_jpeg_opener_registered_by_the_user_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jpeg_opener_registered_by_the_user_runs(monkeypatch):
     monkeypatch.setitem(Image.OPEN, "JPEG", (lambda *args: image(1, 40, 40), None))
     assert "JpegImagePlugin.jpeg_factory was replaced by" in replaced_function()
     monkeypatch.setitem(Image.OPEN, "JPEG", (JpegImagePlugin.jpeg_factory, None))
     assert replaced_function() == ""
 
 
-def test_attributes_added_by_other_packages_are_not_replacements(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_attributes_added_by_other_packages_are_not_replacements(monkeypatch):
     """fastai adds and replaces properties of images, transformers adds a method to modules."""
     monkeypatch.setattr(Image.Image, "size", property(lambda image: (*image._size,)))
     monkeypatch.setattr(Image.Image, "shape", property(lambda image: image.size), raising=False)
@@ -245,7 +232,7 @@ def test_attributes_added_by_other_packages_are_not_replacements(
     assert "unchanged" not in feedline.compile(pipeline).explain()
 
 
-def test_feedline_timer_is_not_a_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feedline_timer_is_not_a_replacement(monkeypatch):
     for kind, method, timed in (
         (v1.Compose, "__call__", torch_workers._time_compose),
         (v2.Compose, "forward", torch_workers._time_compose),
@@ -266,7 +253,7 @@ ALL = {
 }
 
 
-def test_the_installed_libraries_are_tested_and_original() -> None:
+def test_the_installed_libraries_are_tested_and_original():
     Image.init()
     assert untested_versions() == ""
     assert replaced_function() == ""

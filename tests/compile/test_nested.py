@@ -7,7 +7,6 @@ import copy
 import pickle
 import random
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ NORMALIZE = [transforms.ToTensor(), transforms.Normalize((0.5, 0.4, 0.3), (0.2, 
 ONE_LEVEL = 1.01 / 255 / 0.2
 
 
-def train_pipeline(size: int = 32) -> Any:
+def train_pipeline(size=32):
     return transforms.Compose(
         [
             transforms.RandomResizedCrop(size, scale=(0.2, 1.0)),
@@ -36,17 +35,17 @@ def train_pipeline(size: int = 32) -> Any:
     )
 
 
-def eval_pipeline() -> Any:
+def eval_pipeline():
     return transforms.Compose([transforms.Resize(40), transforms.CenterCrop(32), *NORMALIZE])
 
 
 class Preset:
     """As torchvision's reference scripts wrap a pipeline."""
 
-    def __init__(self, pipeline: Any) -> None:
+    def __init__(self, pipeline):
         self.transforms = pipeline
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         with torch.no_grad():
             return self.transforms(image)
 
@@ -54,24 +53,24 @@ class Preset:
 class Passing(Preset):
     """Only calls the pipeline, so it is compiled like the pipeline itself."""
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         return self.transforms(image)
 
 
 class TwoCrops:
     """Two views of an image, as in MoCo."""
 
-    def __init__(self, base: Any) -> None:
+    def __init__(self, base):
         self.base_transform = base
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         return [self.base_transform(image), self.base_transform(image)]
 
 
 class Invert:
     """A step of the user's own."""
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         return ImageOps.invert(image) if random.random() < 0.5 else image
 
 
@@ -80,7 +79,7 @@ class MultiCrop:
 
     __slots__ = ("bound", "by_name", "function", "itself", "listed", "tupled")
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.listed = [train_pipeline(32)]
         self.tupled = ({"local": train_pipeline(16)},)
         self.by_name = {
@@ -99,35 +98,35 @@ class MultiCrop:
         self.itself = self
 
     @property
-    def never_read(self) -> Any:
+    def never_read(self):
         raise AssertionError("properties are not read")
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         parts = self.listed[0], self.tupled[0]["local"], self.by_name["v2"], self.bound
         return [*(part(image) for part in parts), self.function(image)]
 
 
-def call(pipeline: Any, image: Any) -> Any:
+def call(pipeline, image):
     return pipeline(image)
 
 
-def batches(root: Path, transform: Any, **options: Any) -> list[Any]:
+def batches(root, transform, **options):
     torch.manual_seed(7)
     dataset = datasets.ImageFolder(str(root), transform=transform)
     with feedline.DataLoader(dataset, batch_size=3, **options) as loader:
         return [images for images, _ in loader]
 
 
-def unfused(root: Path, transform: Any, collate: Any = None) -> list[Any]:
+def unfused(root, transform, collate=None):
     """Batches with the same seeds, of a loader whose images are read by the user's own function."""
 
     class Own(torch.utils.data.Dataset[Any]):
         samples = datasets.ImageFolder(str(root)).samples
 
-        def __len__(self) -> int:
+        def __len__(self):
             return len(self.samples)
 
-        def __getitem__(self, index: int) -> Any:
+        def __getitem__(self, index):
             path, label = self.samples[index]
             return transform(Image.open(path).convert("RGB")), label
 
@@ -137,21 +136,21 @@ def unfused(root: Path, transform: Any, collate: Any = None) -> list[Any]:
         return [images for images, _ in loader]
 
 
-def views(made: list[Any]) -> list[Any]:
+def views(made):
     """Tensors or images of batches, in any nesting of lists and tuples."""
     if not isinstance(made, (list, tuple)):
         return [made]
     return [each for part in made for each in views(part) if not isinstance(each, int)]
 
 
-def fused_text(root: Path, transform: Any) -> str:
+def fused_text(root, transform):
     dataset = datasets.ImageFolder(str(root), transform=transform)
     with feedline.DataLoader(dataset, batch_size=3, num_workers=0) as loader:
         lines = [line for line in loader.explain().splitlines() if line.startswith("fused")]
         return "\n".join(lines)
 
 
-def test_a_validation_pipeline_in_an_object_is_fused_bit_for_bit(root: Path) -> None:
+def test_a_validation_pipeline_in_an_object_is_fused_bit_for_bit(root):
     made = batches(root, Preset(eval_pipeline()), num_workers=0)
     assert "CenterCrop" in fused_text(root, Preset(eval_pipeline()))
     assert all(map(torch.equal, made, unfused(root, Preset(eval_pipeline()))))
@@ -160,7 +159,7 @@ def test_a_validation_pipeline_in_an_object_is_fused_bit_for_bit(root: Path) -> 
 @pytest.mark.parametrize(
     "create", [lambda: Preset(train_pipeline()), lambda: TwoCrops(train_pipeline()), MultiCrop]
 )
-def test_fused_pipelines_draw_as_the_library_does(root: Path, create: Any) -> None:
+def test_fused_pipelines_draw_as_the_library_does(root, create):
     assert "RandomResizedCrop" in fused_text(root, create())
     made, stock = views(batches(root, create(), num_workers=0)), views(unfused(root, create()))
     assert len(made) == len(stock)
@@ -172,10 +171,10 @@ def test_fused_pipelines_draw_as_the_library_does(root: Path, create: Any) -> No
 class OwnSteps:
     """Steps of the user's own, as in DINO, MoCo and solo-learn, that read and change images."""
 
-    def __init__(self) -> None:
-        self.images: list[tuple[Any, bytes]] = []
+    def __init__(self):
+        self.images = []
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         self.images = self.images[-20:]
         for step in (
             lambda image: image.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2))),
@@ -197,14 +196,14 @@ class OwnSteps:
             self.images.append((image, image.copy().tobytes()))
         return image
 
-    def draw_on(self, image: Any) -> Any:
+    def draw_on(self, image):
         image.putpixel((3, 2), (1, 2, 3))
         image.info["drawn"] = True
         return image
 
 
 @pytest.mark.parametrize("version", [transforms, v2])
-def test_own_steps_between_fused_ones_get_images_like_pillow_s(root: Path, version: Any) -> None:
+def test_own_steps_between_fused_ones_get_images_like_pillow_s(root, version):
     own = OwnSteps()
     steps = [
         version.RandomResizedCrop(32),
@@ -230,13 +229,13 @@ def test_own_steps_between_fused_ones_get_images_like_pillow_s(root: Path, versi
 class KeepBlurred:
     """Step of the user's own that keeps the image it returns."""
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         self.image = image.filter(ImageFilter.GaussianBlur(1))
         self.pixels = self.image.tobytes()
         return self.image
 
 
-def test_an_image_kept_by_an_own_step_is_not_overwritten(root: Path) -> None:
+def test_an_image_kept_by_an_own_step_is_not_overwritten(root):
     own = KeepBlurred()
     steps = [transforms.Resize((32, 32)), own, transforms.RandomSolarize(99, p=1.0), *NORMALIZE]
     feedline.compile(transforms.Compose(steps))(root / "cats" / "a.jpg")
@@ -244,18 +243,18 @@ def test_an_image_kept_by_an_own_step_is_not_overwritten(root: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", *slow("spawn")])
-def test_workers_make_the_same_batches(root: Path, method: str) -> None:
+def test_workers_make_the_same_batches(root, method):
     transform = TwoCrops(train_pipeline())
     made = batches(root, transform, num_workers=2, multiprocessing_context=method)
     expected = batches(root, transform, num_workers=0)
     assert all(map(torch.equal, views(made), views(expected)))
 
 
-def test_the_users_objects_keep_their_classes_and_state(root: Path) -> None:
+def test_the_users_objects_keep_their_classes_and_state(root):
     class Counting(Preset):
         calls = 0
 
-        def __call__(self, image: Any) -> Any:
+        def __call__(self, image):
             assert isinstance(self.transforms, transforms.Compose)
             assert len(self.transforms.transforms) == 4
             pickled = pickle.loads(pickle.dumps(self.transforms))
@@ -269,9 +268,9 @@ def test_the_users_objects_keep_their_classes_and_state(root: Path) -> None:
     assert type(transform.transforms) is transforms.Compose
 
 
-def test_a_step_changed_for_each_image_takes_effect(root: Path) -> None:
+def test_a_step_changed_for_each_image_takes_effect(root):
     class Growing(Preset):
-        def __call__(self, image: Any) -> Any:
+        def __call__(self, image):
             self.transforms.transforms[0].scale = (1.0, 1.0)
             self.transforms.transforms[0].ratio = (1.0, 1.0)
             return super().__call__(image)
@@ -281,7 +280,7 @@ def test_a_step_changed_for_each_image_takes_effect(root: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Preset, Passing])
-def test_a_pipeline_replaced_between_epochs_takes_effect(root: Path, kind: Any) -> None:
+def test_a_pipeline_replaced_between_epochs_takes_effect(root, kind):
     dataset = datasets.ImageFolder(str(root), transform=kind(train_pipeline()))
     with feedline.DataLoader(
         dataset, batch_size=3, num_workers=1, persistent_workers=True
@@ -291,7 +290,7 @@ def test_a_pipeline_replaced_between_epochs_takes_effect(root: Path, kind: Any) 
         assert next(iter(loader))[0].shape[-1] == 24
 
 
-def engine_of(root: Path, transform: Any) -> str:
+def engine_of(root, transform):
     dataset = datasets.ImageFolder(str(root), transform=transform)
     with feedline.DataLoader(dataset, batch_size=3, num_workers=0) as loader:
         return next(line for line in loader.explain().splitlines() if line.startswith("engine"))
@@ -300,14 +299,14 @@ def engine_of(root: Path, transform: Any) -> str:
 class OwnTensor:
     """Conversion in a class of its own, as in lightly."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, *inputs, **named):
         return self.transform(*inputs, **named)
 
 
-def test_objects_that_only_call_a_pipeline_make_rows_like_it(root: Path) -> None:
+def test_objects_that_only_call_a_pipeline_make_rows_like_it(root):
     crop, normalize = [v2.Resize(40), v2.CenterCrop(32)], v2.Normalize((0.5,) * 3, (0.2,) * 3)
     for transform in (
         Passing(eval_pipeline()),
@@ -319,52 +318,52 @@ def test_objects_that_only_call_a_pipeline_make_rows_like_it(root: Path) -> None
 
 
 class WithDefault(Preset):
-    def __call__(self, image: Any, unused: int = 3) -> Any:
+    def __call__(self, image, unused=3):
         return self.transforms(image)
 
 
 class WithProperty(Preset):
     @property
-    def pipeline(self) -> Any:
+    def pipeline(self):
         return Invert() if random.random() < 0.5 else self.transforms
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         return self.pipeline(image)
 
 
 class WithLookup(Passing):
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name):
         return super().__getattribute__(name)
 
 
 class Twice(Preset):
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         return self.transforms(self.transforms(image))
 
 
 @pytest.mark.parametrize("kind", [Preset, WithDefault, WithProperty, WithLookup, Twice])
-def test_objects_that_may_do_more_make_samples(root: Path, kind: Any) -> None:
+def test_objects_that_may_do_more_make_samples(root, kind):
     assert "row" not in engine_of(root, kind(eval_pipeline()))
 
 
 class OwnTable(torch.utils.data.Dataset[Any]):
     """Opens images itself, as scripts do."""
 
-    def __init__(self, root: Path, transform: Any) -> None:
+    def __init__(self, root, transform):
         self.paths = [path for path, _ in datasets.ImageFolder(str(root)).samples]
         self.transform = transform
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 4 * len(self.paths)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.transform(Image.open(self.paths[index % len(self.paths)]).convert("RGB"))
 
 
-def test_many_views_of_an_image_that_is_decoded_lazily(root: Path) -> None:
+def test_many_views_of_an_image_that_is_decoded_lazily(root):
     """From the third image on, all its views share one decode."""
     dataset = OwnTable(root, MultiCrop())
-    made: list[list[torch.Tensor]] = []
+    made = []
     for context in (contextlib.nullcontext, feedline.lazy_images):
         torch.manual_seed(7)
         with context(), feedline.DataLoader(dataset, batch_size=3, num_workers=0) as loader:
@@ -375,7 +374,7 @@ def test_many_views_of_an_image_that_is_decoded_lazily(root: Path) -> None:
 class Looking(Preset):
     """Looks at the image, as any code may."""
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         stock = Image.open(image_path(image)).convert("RGB") if image_path(image) else image
         assert isinstance(image, Image.Image)
         assert image.mode == "RGB"
@@ -384,23 +383,23 @@ class Looking(Preset):
         assert type(image) is Image.Image
         assert pixels.shape[:2] == image.size[::-1] == stock.size[::-1]
         assert pickle.loads(pickle.dumps(image)) == image.copy() == image
-        assert image.load()[0, 0] == tuple(pixels[0, 0])  # type: ignore[index]
+        assert image.load()[0, 0] == tuple(pixels[0, 0])
         return small, torch.from_numpy(pixels.mean((0, 1)))
 
 
-def image_path(image: Any) -> str:
+def image_path(image):
     return str(getattr(image, "filename", ""))
 
 
-def test_other_code_finds_the_loaded_image(root: Path) -> None:
+def test_other_code_finds_the_loaded_image(root):
     made = batches(root, Looking(eval_pipeline()), num_workers=0)
     stock = unfused(root, Looking(eval_pipeline()))
     assert all(map(torch.equal, views(made), views(stock)))
 
 
-def test_a_dataset_that_adds_to_the_sample_is_fused(root: Path) -> None:
-    class WithIndex(datasets.ImageFolder):  # type: ignore[misc]
-        def __getitem__(self, index: int) -> Any:
+def test_a_dataset_that_adds_to_the_sample_is_fused(root):
+    class WithIndex(datasets.ImageFolder):
+        def __getitem__(self, index):
             image, label = super().__getitem__(index)
             return image, label, index
 
@@ -413,7 +412,7 @@ def test_a_dataset_that_adds_to_the_sample_is_fused(root: Path) -> None:
     assert all(torch.equal(one, other) for (one, _), other in zip(made, stock, strict=True))
 
 
-def test_a_damaged_file_is_named(root: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(root, tmp_path):
     (tmp_path / "one").mkdir()
     data = (root / "cats" / "a.jpg").read_bytes()
     (tmp_path / "one" / "damaged.jpg").write_bytes(data[: len(data) // 2])
@@ -425,7 +424,7 @@ def test_a_damaged_file_is_named(root: Path, tmp_path: Path) -> None:
         list(loader)
 
 
-def test_timm_pipelines_are_fused(root: Path) -> None:
+def test_timm_pipelines_are_fused(root):
     create_transform = pytest.importorskip("timm.data").create_transform
     for is_training in (True, False):
         pipeline = create_transform(32, is_training=is_training, interpolation="bilinear")
@@ -438,14 +437,14 @@ def test_timm_pipelines_are_fused(root: Path) -> None:
             assert (one - other).abs().mean() < ONE_LEVEL
 
 
-def test_tiny_images_are_cropped_by_the_library(tmp_path: Path) -> None:
+def test_tiny_images_are_cropped_by_the_library(tmp_path):
     """timm's crops of them may be empty."""
     timm = pytest.importorskip("timm.data.transforms")
     (tmp_path / "one").mkdir()
     for number in range(12):
         Image.new("RGB", (1 + number % 2, 1), (9, 99, 199)).save(tmp_path / "one" / f"{number}.png")
 
-    def create() -> Any:
+    def create():
         return Preset(transforms.Compose([timm.RandomResizedCropAndInterpolation(8), *NORMALIZE]))
 
     made, stock = batches(tmp_path, create(), num_workers=0), unfused(tmp_path, create())

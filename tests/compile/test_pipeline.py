@@ -7,23 +7,19 @@ import pickle
 import re
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFile
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as v1
-from torchvision.datasets import DatasetFolder, ImageFolder
-from torchvision.datasets.folder import pil_loader
+from torchvision.datasets import ImageFolder
 
 from feedline.errors import ImageError
-from feedline.images.compile.compile_dataset import compile_dataset
-from feedline.images.compile.datasets import folder_fingerprint
 from feedline.order.batch_spec import Item
 from slow import slow
-from torchvision_folder import IMAGES, image, item_row, pixel_error, write_images
+from torchvision_folder import IMAGES, image, item_row, pipeline_of, pixel_error, write_images
 
 FIXED = v1.Compose([v1.Resize((32, 32)), v1.ToTensor()])
 RANDOM = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
@@ -34,36 +30,10 @@ def root(tmp_path):
     return write_images(tmp_path / "images")
 
 
-def source_of(dataset):
-    recognition = compile_dataset(dataset)
-    assert recognition.pipeline is not None, recognition.reasons
-    return recognition.pipeline
-
-
-def assert_same(source, dataset):
-    assert len(source) == len(dataset)
-    for sample in range(len(dataset)):
-        theirs, label = dataset[sample]
-        ours, number = item_row(source, sample)
-        assert number == label
-        assert pixel_error(ours, theirs) * 255 <= 0.06
-    assert source.targets.dtype == np.int64
-    assert source.targets.tolist() == [label for _, label in dataset]
-
-
-def test_filtered_and_reordered_samples_are_used(root):
-    dataset = ImageFolder(str(root), FIXED)
-    kept = [sample for sample in dataset.samples if sample[0].endswith("png")][::-1]
-    dataset.samples = [(path, label + 40) for path, label in kept]
-    source = source_of(dataset)
-    assert_same(source, dataset)
-    assert [source.name(sample) for sample in range(len(source))] == [path for path, _ in kept]
-
-
 def test_empty_batch_has_no_samples(root):
     dataset = ImageFolder(str(root), FIXED)
     dataset.samples = []
-    source = source_of(dataset)
+    source = pipeline_of(dataset)
     assert len(source) == 0
     assert source.fingerprint()
     with pytest.raises(IndexError):
@@ -72,38 +42,13 @@ def test_empty_batch_has_no_samples(root):
 
 @pytest.mark.parametrize("sample", [7, -8, 10**12])
 def test_index_beyond_last_sample_raises(root, sample):
-    source = source_of(ImageFolder(str(root), FIXED))
+    source = pipeline_of(ImageFolder(str(root), FIXED))
     with pytest.raises(IndexError):
         item_row(source, sample)
 
 
-@pytest.mark.parametrize(
-    "indices",
-    [
-        [3, 0, 3],
-        range(6, -1, -2),
-        (1, -1, -7),
-        [],
-        np.array([2, 5]),
-        torch.tensor([2, 5]),
-        np.array([255, 3], np.uint8),
-        np.array([-128], np.int8),
-    ],
-)
-def test_subset_has_its_own_numbering(root, indices):
-    dataset = ImageFolder(str(root), FIXED)
-    dataset.samples = dataset.samples * 50
-    assert_same(source_of(Subset(dataset, indices)), Subset(dataset, list(map(int, indices))))
-
-
-def test_subsets_of_subsets_are_followed(root):
-    inner = Subset(ImageFolder(str(root), FIXED), [6, 4, 2, 0, 1])
-    outer = Subset(Subset(inner, [-1, 0, 3]), [2, 1, 0, 0])
-    assert_same(source_of(outer), outer)
-
-
 def test_rows_are_written_in_place_only(root):
-    source = source_of(ImageFolder(str(root), RANDOM))
+    source = pipeline_of(ImageFolder(str(root), RANDOM))
     images, labels = np.full((3, 3, 32, 32), 9, np.float32), np.full(3, -1, np.int64)
     source.load(Item(4, 32, 5, 1.0), (images[1], labels[1, ...]))
     assert (images[[0, 2]] == 9).all()
@@ -114,7 +59,7 @@ def test_rows_are_written_in_place_only(root):
 def test_a_pickle_carries_the_paths_out_of_band_and_no_buffers(root):
     dataset = ImageFolder(str(root), RANDOM)
     dataset.samples = dataset.samples * 3000
-    source = source_of(dataset)
+    source = pipeline_of(dataset)
     item_row(source, 0, 224)
     buffers = []
     body = pickle.dumps(source, protocol=5, buffer_callback=buffers.append)
@@ -136,56 +81,13 @@ def test_no_python_object_per_file(root):
     dataset.samples = [(f"{root}/cats/{number}.jpg", number) for number in range(50_000)]
     tracemalloc.start()
     try:
-        source = source_of(dataset)
+        source = pipeline_of(dataset)
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert len(source) == 50_000
     decoder = 1 << 20
     assert kept < 50_000 * (len("cats/12345.jpg") + 1 + 16) + decoder + 300_000
-
-
-def test_fingerprint_depends_on_samples_order_and_labels_only(root, tmp_path):
-    moved = tmp_path / "elsewhere"
-    plain = source_of(ImageFolder(str(root), FIXED)).fingerprint()
-    assert source_of(ImageFolder(str(root), RANDOM)).fingerprint() == plain
-    assert source_of(ImageFolder(str(root) + "/", RANDOM)).fingerprint() == plain
-    assert source_of(ImageFolder(write_images(moved), RANDOM)).fingerprint() == plain
-    prints = {plain}
-    for change in (
-        lambda samples: samples[1:],
-        lambda samples: [samples[1], samples[0], *samples[2:]],
-        lambda samples: [(samples[0][0], 1), *samples[1:]],
-        lambda samples: [*samples, samples[-1]],
-        lambda samples: [(samples[0][0] + "x", 0), *samples[1:]],
-    ):
-        dataset = ImageFolder(str(root), FIXED)
-        dataset.samples = change(dataset.samples)
-        prints.add(source_of(dataset).fingerprint())
-    assert len(prints) == 6
-    assert source_of(Subset(ImageFolder(str(root), FIXED), range(7))).fingerprint() == plain
-
-
-def test_fingerprint_of_folder_is_independent_of_transform(root, tmp_path):
-    class Own(ImageFolder):
-        def __getitem__(self, index):
-            return index
-
-    plain = ImageFolder(str(root), FIXED)
-    expected = source_of(plain).fingerprint()
-    for dataset in (
-        *(plain, ImageFolder(str(root)), ImageFolder(str(root), len, loader=len), Own(str(root))),
-        *(Subset(ImageFolder(root), range(7)), ImageFolder(write_images(tmp_path / "moved"))),
-    ):
-        assert folder_fingerprint(dataset) == expected
-    some = Subset(ImageFolder(str(root), len), [4, -1])
-    assert folder_fingerprint(some) == source_of(Subset(plain, [4, 6])).fingerprint() != expected
-    elsewhere = ImageFolder(str(root), FIXED)
-    elsewhere.samples = [("/other/a.png", 1), *plain.samples]
-    assert folder_fingerprint(elsewhere) == source_of(elsewhere).fingerprint()
-    elsewhere.samples = [("a", 0.5)]
-    for other in (elsewhere, Subset([1, 2], [0]), [], None, ImageFolder, Subset(plain, [9])):
-        assert folder_fingerprint(other) is None
 
 
 def test_transform_identity_covers_everything_that_affects_pixels(root):
@@ -214,7 +116,7 @@ def test_transform_identity_covers_everything_that_affects_pixels(root):
     ]
 
     def told():
-        made = (source_of(ImageFolder(str(root), v1.Compose(steps))) for steps in pipelines)
+        made = (pipeline_of(ImageFolder(str(root), v1.Compose(steps))) for steps in pipelines)
         return [pipeline.transform_identity() for pipeline in made]
 
     first = told()
@@ -235,7 +137,7 @@ class Recognising(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, index):
-        pipeline = source_of(self.dataset)
+        pipeline = pipeline_of(self.dataset)
         return (
             *pipeline.sample(Item(index, None, 5, 1.0)),
             pipeline.transform_identity(),
@@ -258,60 +160,7 @@ def test_worker_recognises_unpickled_dataset(root, method):
 def test_pipeline_reports_if_strength_changes_crop(root):
     for crop, uses in ((v1.RandomResizedCrop(32), True), (v1.Resize((32, 32)), False)):
         dataset = ImageFolder(str(root), v1.Compose([crop, v1.ToTensor()]))
-        assert source_of(dataset).uses_strength is uses
-
-
-@pytest.mark.parametrize("form", [str, Path])
-def test_relative_paths_are_found_from_elsewhere(root, tmp_path, monkeypatch, form):
-    monkeypatch.chdir(root.parent)
-    dataset = ImageFolder(form("images"), FIXED)
-    source = source_of(dataset)
-    expected = [dataset[k][0] for k in range(7)]
-    monkeypatch.chdir("/")
-    assert source.name(0) == str(root / "cats/a.jpg")
-    for sample in range(7):
-        assert pixel_error(item_row(source, sample)[0], expected[sample]) * 255 <= 0.06
-
-
-def test_samples_may_lie_outside_the_datasets_folder(root, tmp_path, monkeypatch):
-    image(9, 50, 60).save(tmp_path / "other.png")
-    monkeypatch.chdir(tmp_path)
-    dataset = ImageFolder(str(root), FIXED)
-    dataset.samples = [(Path("other.png"), 5), dataset.samples[0], (b"other.png", 6)]
-    source = source_of(dataset)
-    assert_same(source, dataset)
-    assert source.name(2) == str(tmp_path / "other.png")
-
-
-def test_folder_label_is_not_requested(root):
-    dataset = ImageFolder(str(root), FIXED)
-    dataset.classes = dataset.class_to_idx = dataset.targets = None
-    dataset.samples = [(path, -number) for number, (path, _) in enumerate(dataset.samples)]
-    source = source_of(dataset)
-    assert [int(item_row(source, sample)[1]) for sample in range(7)] == [0, -1, -2, -3, -4, -5, -6]
-
-
-def cut_in_the_middle(path):
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2] + b"\xff\xd9")
-
-
-def test_files_rejected_by_native_decoder_are_read_like_torchvision(root):
-    # An end marker too early: Pillow fills up with grey.
-    cut_in_the_middle(root / "cats/a.jpg")
-    image(5, 60, 50).save(root / "cats" / "b.png", "TGA")  # not detectable by its first bytes
-    dataset = ImageFolder(str(root), FIXED)
-    assert_same(source_of(dataset), dataset)
-
-
-def test_other_extensions_are_read_like_in_torchvision(root):
-    image(5, 60, 50).save(root / "cats" / "0.gif")
-    image(6, 60, 50).save(root / "cats" / "1.jp2")
-    image(7, 60, 50).save(root / "dogs" / "2.tga")
-    image(8, 60, 50).save(root / "dogs" / "3.dds")
-    dataset = DatasetFolder(str(root), pil_loader, (".gif", ".jp2", ".tga", ".dds"), FIXED)
-    assert len(dataset) == 4
-    assert_same(source_of(dataset), dataset)
+        assert pipeline_of(dataset).uses_strength is uses
 
 
 def test_truncated_images_are_read_if_pillow_is_configured_to(root, monkeypatch):
@@ -319,9 +168,9 @@ def test_truncated_images_are_read_if_pillow_is_configured_to(root, monkeypatch)
         data = (root / name).read_bytes()
         (root / name).write_bytes(data[: len(data) * 2 // 3])
     dataset = ImageFolder(str(root), FIXED)
-    strict = source_of(dataset)
+    strict = pipeline_of(dataset)
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    source = source_of(dataset)
+    source = pipeline_of(dataset)
     expected = [dataset[k][0] for k in range(7)]
     # As a worker has it, which does not run the script.
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
@@ -336,12 +185,12 @@ def test_truncated_images_are_read_if_pillow_is_configured_to(root, monkeypatch)
 def test_as_many_pixels_are_read_as_pillow_reads(root, monkeypatch):
     dataset = ImageFolder(str(root), FIXED)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    unlimited = source_of(dataset)
+    unlimited = pipeline_of(dataset)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 97 * 131 // 2 - 1)
-    limited = source_of(dataset)
+    limited = pipeline_of(dataset)
     monkeypatch.undo()
     assert unlimited.options.max_pixels > 10**15
-    assert source_of(dataset).options.max_pixels == 2 * Image.MAX_IMAGE_PIXELS
+    assert pipeline_of(dataset).options.max_pixels == 2 * Image.MAX_IMAGE_PIXELS
     item_row(unlimited, 1)
     item_row(limited, 0)
     with pytest.raises(ImageError, match="97 x 131 = 12707 pixels"):
@@ -350,7 +199,7 @@ def test_as_many_pixels_are_read_as_pillow_reads(root, monkeypatch):
 
 def test_several_threads_load_at_once(root):
     noise = v1.RandomErasing(1.0, value="random")  # from the states of its own thread
-    source = source_of(ImageFolder(str(root), v1.Compose([*RANDOM.transforms, noise])))
+    source = pipeline_of(ImageFolder(str(root), v1.Compose([*RANDOM.transforms, noise])))
     work = [(seed % len(IMAGES), size, seed) for seed in range(40) for size in (16, 48)]
     expected = [item_row(source, *each)[0].tobytes() for each in work]
     with ThreadPoolExecutor(8) as threads:
@@ -364,7 +213,7 @@ def test_strength_weakens_the_crop(tmp_path):
     image(1, 32, 32).save(tmp_path / "a" / "1.png")
     steps = [v1.RandomResizedCrop(32, ratio=(1.0, 1.0)), v1.PILToTensor()]
     dataset = ImageFolder(str(tmp_path), v1.Compose(steps))
-    weak, _ = item_row(source_of(dataset), 0, strength=0.0)
+    weak, _ = item_row(pipeline_of(dataset), 0, strength=0.0)
     assert np.array_equal(weak, np.asarray(image(1, 32, 32)).transpose(2, 0, 1))
-    strong, _ = item_row(source_of(dataset), 0, strength=1.0)
+    strong, _ = item_row(pipeline_of(dataset), 0, strength=1.0)
     assert not np.array_equal(weak, strong)

@@ -6,10 +6,8 @@ import random
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,19 +30,19 @@ numbers = count()
 
 
 @pytest.fixture(params=["torchvision 0.30", "timm 1.1", "PIL 14.0"])
-def untested(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def untested(request, monkeypatch):
     """Name and version of a library that was not tested."""
     return new_version(monkeypatch, *request.param.split())
 
 
-def new_version(monkeypatch: pytest.MonkeyPatch, library: str, version: str) -> str:
+def new_version(monkeypatch, library, version):
     version = f"{version}.{next(numbers)}"  # nothing has been checked with it yet
     monkeypatch.setattr(f"{library}.__version__", version)
     return f"{library.replace('PIL', 'Pillow')} {version}"
 
 
-def pipelines() -> dict[str, Callable[[], Any]]:
-    found: dict[str, Callable[[], Any]] = {
+def pipelines():
+    found = {
         "timm train": lambda: timm.data.create_transform(
             32, is_training=True, auto_augment="rand-m9-mstd0.5-inc1", interpolation="random"
         ),
@@ -83,7 +81,7 @@ def pipelines() -> dict[str, Callable[[], Any]]:
 class OwnBlur:
     """A step of the user's own."""
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         return image.filter(ImageFilter.GaussianBlur(1.5))
 
 
@@ -91,7 +89,7 @@ PIPELINES = pipelines()
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_pipelines_are_fused_with_untested_versions(name: str, untested: str) -> None:
+def test_pipelines_are_fused_with_untested_versions(name, untested):
     pipeline = PIPELINES[name]()
     before = fingerprint()
     explanation = feedline.compile(pipeline).explain()
@@ -101,7 +99,7 @@ def test_pipelines_are_fused_with_untested_versions(name: str, untested: str) ->
     assert fingerprint() == before
 
 
-def test_folders_and_pairs_are_fused_with_untested_versions(root: Path, untested: str) -> None:
+def test_folders_and_pairs_are_fused_with_untested_versions(root, untested):
     steps = v1.Compose([v1.RandomResizedCrop(32), v1.ToTensor()])
     for dataset in (
         ImageFolder(root, steps),
@@ -114,14 +112,14 @@ def test_folders_and_pairs_are_fused_with_untested_versions(root: Path, untested
     assert pair.explain().startswith("fused")
 
 
-def test_steps_of_a_user_are_not_run_by_the_check(untested: str) -> None:
-    calls: list[Any] = []
+def test_steps_of_a_user_are_not_run_by_the_check(untested):
+    calls = []
     pipeline = v1.Compose([v1.Resize((9, 9)), v1.Lambda(calls.append), v1.ToTensor()])
     assert feedline.compile(pipeline).explain().startswith("fused")
     assert calls == []
 
 
-def define(monkeypatch: pytest.MonkeyPatch, where: str, source: str) -> None:
+def define(monkeypatch, where, source):
     """Define a function as if the file of its module did."""
     path, _, name = where.rpartition(".")
     is_method = path not in sys.modules
@@ -130,7 +128,7 @@ def define(monkeypatch: pytest.MonkeyPatch, where: str, source: str) -> None:
     text = textwrap.dedent(source)
     if is_method:
         text = f"class {class_name}:\n{textwrap.indent(text, '    ')}"
-    made: dict[str, Any] = {}
+    made = {}
     exec(compile(text, str(module.__file__), "exec"), vars(module), made)
     owner, kind = (getattr(module, class_name), made[class_name]) if is_method else (module, None)
     value = made[name] if kind is None else vars(kind)[name]
@@ -236,7 +234,7 @@ CHANGES = {
 }
 
 
-def outputs(transform: Callable[[Any], Any], inputs: list[Any]) -> list[torch.Tensor]:
+def outputs(transform, inputs):
     torch.manual_seed(3)
     random.seed(3)
     np.random.seed(3)
@@ -244,9 +242,7 @@ def outputs(transform: Callable[[Any], Any], inputs: list[Any]) -> list[torch.Te
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_pipeline_of_changed_code_runs_unchanged(
-    change: str, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipeline_of_changed_code_runs_unchanged(change, root, monkeypatch):
     library, where, source, name = CHANGES[change]
     version = new_version(monkeypatch, *library.split())
     define(monkeypatch, where, source)
@@ -257,7 +253,7 @@ def test_a_pipeline_of_changed_code_runs_unchanged(
     explanation = compiled.explain()
     assert explanation.startswith("unchanged")
     assert version in explanation
-    pictures: list[Any] = [image(seed, 61, 50) for seed in range(3)]
+    pictures = [image(seed, 61, 50) for seed in range(3)]
     expected = outputs(pipeline, pictures)
     assert all(map(torch.equal, outputs(compiled, pictures), expected))
     files = sorted(map(str, root.rglob("*.png")))
@@ -269,9 +265,7 @@ def test_a_pipeline_of_changed_code_runs_unchanged(
     assert version in reasons[0]
 
 
-def test_a_loader_does_not_repeat_the_warning(
-    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_loader_does_not_repeat_the_warning(root, monkeypatch, caplog):
     version = new_version(monkeypatch, "torchvision", "0.30")
     define(monkeypatch, *CHANGES["other boxes"][1:3])
     dataset = ImageFolder(root, PIPELINES["v1 train"]())
@@ -287,9 +281,7 @@ def test_a_loader_does_not_repeat_the_warning(
     ("formula", "is_fused"),
     [("tensor.sub(mean[0]) / (std[0] + 0.5)", True), ("tensor.sub(tensor.mean())", False)],
 )
-def test_changed_values_are_followed(
-    formula: str, is_fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_values_are_followed(formula, is_fused, monkeypatch):
     new_version(monkeypatch, "torchvision", "0.30")
     define(
         monkeypatch,
@@ -303,9 +295,7 @@ def test_changed_values_are_followed(
     assert all(map(torch.equal, outputs(compiled, pictures), outputs(pipeline, pictures)))
 
 
-def test_crops_that_read_the_size_of_pillow_images_are_fused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_crops_that_read_the_size_of_pillow_images_are_fused(monkeypatch):
     new_version(monkeypatch, "timm", "0.3.2")
     kind = timm.data.transforms.RandomResizedCropAndInterpolation
     monkeypatch.setattr(timm.data.transforms, "draw", kind.get_params, raising=False)
@@ -343,9 +333,7 @@ def test_crops_that_read_the_size_of_pillow_images_are_fused(
         ),
     ],
 )
-def test_a_pair_of_changed_code_runs_unchanged(
-    where: str, source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pair_of_changed_code_runs_unchanged(where, source, monkeypatch):
     version = new_version(monkeypatch, "torchvision", "0.30")
     define(monkeypatch, where, source)
     pipeline = v2.Compose([v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ToImage()])
@@ -389,13 +377,11 @@ def test_a_pair_of_changed_code_runs_unchanged(
         ),
     ],
 )
-def test_a_folder_of_changed_code_is_not_compiled(
-    library: str, where: str, source: str, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_changed_code_is_not_compiled(library, where, source, root, monkeypatch):
     version = new_version(monkeypatch, *library.split())
     define(monkeypatch, where, source)
     steps = v1.Compose([v1.Resize((32, 32)), v1.ToTensor()])
-    dataset: Any = ImageFolder(root, steps)
+    dataset = ImageFolder(root, steps)
     if library.startswith("timm"):
         dataset = timm.data.ImageDataset(str(root), transform=steps)
     with pytest.warns(RuntimeWarning, match=version):
@@ -424,9 +410,7 @@ def test_a_folder_of_changed_code_is_not_compiled(
         ("PIL", "13.1.0", False),
     ],
 )
-def test_versions_that_were_not_tested_are_named(
-    library: str, version: str, is_tested: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_versions_that_were_not_tested_are_named(library, version, is_tested, monkeypatch):
     from feedline.images.compile.library_steps import untested_versions
 
     monkeypatch.setattr(f"{library}.__version__", version)
@@ -435,7 +419,7 @@ def test_versions_that_were_not_tested_are_named(
     assert is_tested or (version in names and TESTED_VERSIONS[library] in names)
 
 
-def test_the_documentation_names_the_tested_versions() -> None:
+def test_the_documentation_names_the_tested_versions():
     page = Path(__file__).parents[2] / "docs" / "explanation" / "how-it-works.md"
     text = page.read_text()
     assert [versions for versions in TESTED_VERSIONS.values() if versions not in text] == []

@@ -29,7 +29,7 @@ NAMES = ["cats/1.jpg", "cats/a-b/2.jpg", "cats/a/3.JPG", "cats/a/4.jpg", "dogs/5
 
 
 @pytest.fixture
-def pets(jpeg_folder: Path, tmp_path: Path) -> Path:
+def pets(jpeg_folder, tmp_path):
     """The folder that archives are made of: images and other files."""
     root = tmp_path / "pets"
     files = sorted(jpeg_folder.glob("*/*.jpg"))
@@ -42,15 +42,15 @@ def pets(jpeg_folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
 
 
-def stored(root: Path, path: Path, **options: Any) -> Path:
+def stored(root, path, **options):
     return zipped(root, path, zipfile.ZIP_STORED, **options)
 
 
-def zipped(root: Path, path: Path, method: int = zipfile.ZIP_DEFLATED, below: str = "") -> Path:
+def zipped(root, path, method=zipfile.ZIP_DEFLATED, below=""):
     files = [file for file in root.rglob("*") if file.is_file()]
     random.Random(1).shuffle(files)
     with zipfile.ZipFile(path, "w", method) as archive:
@@ -59,13 +59,13 @@ def zipped(root: Path, path: Path, method: int = zipfile.ZIP_DEFLATED, below: st
     return path
 
 
-def tarred(root: Path, path: Path, below: str = "./") -> Path:
+def tarred(root, path, below="./"):
     with tarfile.open(path, "w") as archive:
         archive.add(root, below)
     return path
 
 
-def sharded(root: Path, path: Path) -> Path:
+def sharded(root, path):
     members = [
         (f"{file.relative_to(root).with_suffix('')}.{ending}", data)
         for file in sorted(root.rglob("*.[jJ]*"))
@@ -82,12 +82,12 @@ PACKED: dict[str, Callable[[Path, Path], Path]] = {
 ALL = {**PACKED, "shard.tar": sharded}
 
 
-def opened(path: Path) -> Any:
+def opened(path):
     return ImageList.from_webdataset(path) if path.name == "shard.tar" else ImageFolder(path)
 
 
 @pytest.mark.parametrize("kind", PACKED)
-def test_archive_equals_its_folder(pets: Path, tmp_path: Path, kind: str) -> None:
+def test_archive_equals_its_folder(pets, tmp_path, kind):
     path = PACKED[kind](pets, tmp_path / kind)
     before = sorted(path.parent.rglob("*"))
     ours, folder = ImageFolder(path, EvalCrop()), ImageFolder(pets, EvalCrop())
@@ -102,7 +102,7 @@ def test_archive_equals_its_folder(pets: Path, tmp_path: Path, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["a.zip", "a.tar"])
-def test_archived_folder_has_same_names(pets: Path, tmp_path: Path, kind: str) -> None:
+def test_archived_folder_has_same_names(pets, tmp_path, kind):
     pack = stored if kind == "a.zip" else tarred
     path = pack(pets, tmp_path / kind, below="all/train/")
     ours = ImageFolder(path / "all" / "train")
@@ -116,7 +116,7 @@ def test_archived_folder_has_same_names(pets: Path, tmp_path: Path, kind: str) -
         ImageFolder(path / "none")
 
 
-def test_other_extensions_are_other_samples(pets: Path, tmp_path: Path) -> None:
+def test_other_extensions_are_other_samples(pets, tmp_path):
     path = stored(pets, tmp_path / "a.zip")
     assert len(ImageFolder(path)) == 6
     with pytest.raises(DatasetError, match=r"without images, 1 of 2: 'dogs'.*ending in \.txt"):
@@ -124,7 +124,7 @@ def test_other_extensions_are_other_samples(pets: Path, tmp_path: Path) -> None:
     assert len(ImageFolder(path)) == 6
 
 
-def test_macos_metadata_is_ignored(pets: Path, tmp_path: Path) -> None:
+def test_macos_metadata_is_ignored(pets, tmp_path):
     path = stored(pets, tmp_path / "a.zip")
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("__MACOSX/cats/._1.jpg", b"resources")
@@ -132,7 +132,7 @@ def test_macos_metadata_is_ignored(pets: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a.zip", "a.tar"])
-def test_later_of_duplicate_names_is_used(pets: Path, tmp_path: Path, kind: str) -> None:
+def test_later_of_duplicate_names_is_used(pets, tmp_path, kind):
     path = (stored if kind == "a.zip" else tarred)(pets, tmp_path / kind)
     if kind == "a.zip":
         with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
@@ -148,9 +148,7 @@ def test_later_of_duplicate_names_is_used(pets: Path, tmp_path: Path, kind: str)
 # ------------------------------------------------------------------- retained state
 
 
-def test_archive_is_scanned_once(
-    pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_is_scanned_once(pets, tmp_path, monkeypatch):
     path = stored(pets, tmp_path / "a.zip")
     times = []
     scan = archives._scan
@@ -170,17 +168,17 @@ def test_archive_is_scanned_once(
     assert len(times) == 6
 
 
-def _changed_entries(columns: dict[str, Any], rows: Any, to: int) -> Any:
+def _changed_entries(columns, rows, to):
     entries = columns["entries"].copy()
     entries[rows] = to
     return entries
 
 
-def _renamed(columns: dict[str, Any]) -> Any:
+def _renamed(columns):
     return np.frombuffer(columns["blob"].tobytes().replace(b"cats/a/3", b"cats/../"), np.uint8)
 
 
-def _numbered_classes(columns: dict[str, Any]) -> Any:
+def _numbered_classes(columns):
     values = json.loads(columns["about"].tobytes()) | {"classes": [1, 2]}
     return np.frombuffer(json.dumps(values).encode(), np.uint8)
 
@@ -201,7 +199,7 @@ IMPOSSIBLE: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
 
 @pytest.mark.parametrize("change", IMPOSSIBLE)
 @pytest.mark.parametrize("kind", ["deflated.ZIP", "plain.tar"])
-def test_impossible_index_is_replaced(pets: Path, tmp_path: Path, kind: str, change: str) -> None:
+def test_impossible_index_is_replaced(pets, tmp_path, kind, change):
     path = PACKED[kind](pets, tmp_path / kind)
     expected = ImageFolder(path)
     (saved,) = tmp_path.glob(".*.feedline")
@@ -219,7 +217,7 @@ def test_impossible_index_is_replaced(pets: Path, tmp_path: Path, kind: str, cha
     assert saved.read_bytes() == before
 
 
-def test_large_index_is_not_inflated(pets: Path, tmp_path: Path) -> None:
+def test_large_index_is_not_inflated(pets, tmp_path):
     path = stored(pets, tmp_path / "a.zip")
     expected = ImageFolder(path)
     (saved,) = tmp_path.glob(".*.feedline")
@@ -234,9 +232,7 @@ def test_large_index_is_not_inflated(pets: Path, tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_user_cache_is_used_if_folder_is_not_writable(
-    pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_cache_is_used_if_folder_is_not_writable(pets, tmp_path, monkeypatch):
     path = stored(pets, tmp_path / "a.zip")
     write = archives._write_index
     monkeypatch.setattr(
@@ -250,7 +246,7 @@ def test_user_cache_is_used_if_folder_is_not_writable(
     assert ImageFolder(path).fingerprint() == first
 
 
-def test_unwritable_location_leaves_nothing(tmp_path: Path) -> None:
+def test_unwritable_location_leaves_nothing(tmp_path):
     (tmp_path / "file").write_text("")
     columns = {"blob": np.arange(3)}
     assert archives._write_index(str(tmp_path / "there"), {}, columns)
@@ -261,7 +257,7 @@ def test_unwritable_location_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_an_archive_that_is_changed_later_is_noticed(pets: Path, tmp_path: Path, kind: str) -> None:
+def test_an_archive_that_is_changed_later_is_noticed(pets, tmp_path, kind):
     path = ALL[kind](pets, tmp_path / kind)
     data = opened(path)
     os.utime(path, ns=(1, 1))
@@ -277,7 +273,7 @@ def test_an_archive_that_is_changed_later_is_noticed(pets: Path, tmp_path: Path,
 # ------------------------------------------------------------------- invalid input
 
 
-def test_invalid_archive_is_rejected(pets: Path, tmp_path: Path) -> None:
+def test_invalid_archive_is_rejected(pets, tmp_path):
     for name in ("text.zip", "text.tar", "empty.zip"):
         (tmp_path / name).write_bytes(b"no archive at all" * 99 if "text" in name else b"")
         with pytest.raises(DatasetError, match=r"not a zip file|not a tar file"):
@@ -291,7 +287,7 @@ def test_invalid_archive_is_rejected(pets: Path, tmp_path: Path) -> None:
         ImageFolder(tmp_path / "a.tar.gz")
 
 
-def tar_header(kind: bytes, size: int) -> bytes:
+def tar_header(kind, size):
     """A header whose length is written as an 11-byte number, which may be negative."""
     info = tarfile.TarInfo("cats/1.jpg")
     info.type = kind
@@ -304,9 +300,7 @@ def tar_header(kind: bytes, size: int) -> bytes:
 
 @pytest.mark.parametrize("size", [-512, -(10**15), 10**12, 1 << 60, 1 << 80])
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
-def test_wrong_lengths_cost_no_memory_or_time(
-    pets: Path, tmp_path: Path, kind: bytes, size: int
-) -> None:
+def test_wrong_lengths_cost_no_memory_or_time(pets, tmp_path, kind, size):
     path = tarred(pets, tmp_path / "a.tar")
     path.write_bytes(tar_header(kind, size) + path.read_bytes())
     with pytest.raises(DatasetError, match=r"truncated|header claims -?\d+ bytes"):
@@ -318,9 +312,7 @@ def test_wrong_lengths_cost_no_memory_or_time(
     [{"GNU.sparse.map": "0,x"}, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}],
     ids=["map", "version"],
 )
-def test_headers_that_tarfile_stumbles_over_are_damage(
-    tmp_path: Path, headers: dict[str, str]
-) -> None:
+def test_headers_that_tarfile_stumbles_over_are_damage(tmp_path, headers):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         info = tarfile.TarInfo("cats/1.jpg")
         info.size, info.pax_headers = 512, headers
@@ -334,9 +326,7 @@ OUTSIDE = ["/cats/1.jpg", "../cats/1.jpg", "cats/../1.jpg", "c:/a/1.jpg", "a\\b.
 
 @pytest.mark.parametrize("name", OUTSIDE)
 @pytest.mark.parametrize("kind", ["a.zip", "a.tar", "shard.tar"])
-def test_names_outside_of_archive_are_rejected(
-    pets: Path, tmp_path: Path, kind: str, name: str
-) -> None:
+def test_names_outside_of_archive_are_rejected(pets, tmp_path, kind, name):
     path = tmp_path / kind
     if kind == "a.zip":
         with zipfile.ZipFile(path, "w") as archive:
@@ -348,13 +338,13 @@ def test_names_outside_of_archive_are_rejected(
         opened(path)
 
 
-def test_links_and_sparse_files_are_rejected(pets: Path, tmp_path: Path) -> None:
+def test_links_and_sparse_files_are_rejected(pets, tmp_path):
     os.link(pets / "cats/1.jpg", pets / "cats/9.jpg")
     with pytest.raises(DatasetError, match=r"(?s)'\./cats/.\.jpg' as a link.*--hard-dereference"):
         ImageFolder(tarred(pets, tmp_path / "a.tar"))
 
 
-def test_encrypted_and_unsupported_compression_is_rejected(pets: Path, tmp_path: Path) -> None:
+def test_encrypted_and_unsupported_compression_is_rejected(pets, tmp_path):
     path = stored(pets, tmp_path / "a.zip")
     whole = path.read_bytes()
     at = whole.index(b"PK\1\2")
@@ -369,9 +359,7 @@ def test_encrypted_and_unsupported_compression_is_rejected(pets: Path, tmp_path:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_archive_that_is_cut_off_anywhere_is_rejected(
-    pets: Path, tmp_path: Path, kind: str
-) -> None:
+def test_archive_that_is_cut_off_anywhere_is_rejected(pets, tmp_path, kind):
     path = ALL[kind](pets, tmp_path / kind)
     whole = path.read_bytes()
     end = len(whole.rstrip(b"\0") if kind.endswith("tar") else whole)
@@ -383,7 +371,7 @@ def test_archive_that_is_cut_off_anywhere_is_rejected(
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_damage_gives_image_or_error(pets: Path, tmp_path: Path, kind: str) -> None:
+def test_damage_gives_image_or_error(pets, tmp_path, kind):
     path = ALL[kind](pets, tmp_path / kind)
     whole = path.read_bytes()
     wanted = {file.read_bytes() for file in pets.rglob("*") if file.is_file()}
@@ -408,7 +396,7 @@ def test_damage_gives_image_or_error(pets: Path, tmp_path: Path, kind: str) -> N
     assert errors > (0 if kind.endswith("tar") else 60)
 
 
-def test_a_size_of_64_bits_that_no_file_has_is_damage(tmp_path: Path) -> None:
+def test_a_size_of_64_bits_that_no_file_has_is_damage(tmp_path):
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("cats/1.jpg", bytes(1000))
@@ -423,7 +411,7 @@ def test_a_size_of_64_bits_that_no_file_has_is_damage(tmp_path: Path) -> None:
         ImageFolder(path)
 
 
-def test_wrong_file_size_costs_no_memory(tmp_path: Path) -> None:
+def test_wrong_file_size_costs_no_memory(tmp_path):
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("cats/1.jpg", bytes(50_000_000))
@@ -441,9 +429,7 @@ def test_wrong_file_size_costs_no_memory(tmp_path: Path) -> None:
         ImageFolder(path).store.read(0, 1)
 
 
-def test_the_64_bit_form_is_read(
-    pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_64_bit_form_is_read(pets, tmp_path, monkeypatch):
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1000)
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 3)
     path = stored(pets, tmp_path / "a.zip")
@@ -453,9 +439,7 @@ def test_the_64_bit_form_is_read(
     assert data.store.read(0, 1) == (pets / "cats/1.jpg").read_bytes()
 
 
-def test_long_names_and_comments_are_read(
-    pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_names_and_comments_are_read(pets, tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "_USUAL_NAMES", 2)
     path = stored(pets, tmp_path / "a.zip")
     with zipfile.ZipFile(path, "a") as archive:
@@ -467,7 +451,7 @@ def test_long_names_and_comments_are_read(
     assert data.name(6).endswith(name)
 
 
-def test_operations_on_files_reject_archives(pets: Path, tmp_path: Path) -> None:
+def test_operations_on_files_reject_archives(pets, tmp_path):
     data = ImageFolder(stored(pets, tmp_path / "a.zip"))
     with pytest.raises(UsageError, match=r"is an archive.*unpack it"):
         data.path(0)
@@ -479,6 +463,6 @@ def test_operations_on_files_reject_archives(pets: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/a.zip", "s3://bucket/a.tar"])
-def test_archive_at_a_url_is_rejected_with_hint(url: str) -> None:
+def test_archive_at_a_url_is_rejected_with_hint(url):
     with pytest.raises(UsageError, match=r"(?s)archives must be local.*download it"):
         ImageFolder(url)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +21,10 @@ from feedline.images.folder import ImageFolder
 class Flat(Codec):
     """A made-up format of images of one colour: 4 bytes, height, width, red, green, blue."""
 
-    def size(self, data: bytes) -> tuple[int, int] | None:
+    def size(self, data):
         return data[4], data[5]
 
-    def decode(self, data: bytes, options: DecodeOptions, part: Any) -> DecodedPixels:
+    def decode(self, data, options, part):
         if len(data) != 9:
             raise ImageError("it has no colour")
         colour = Image.new("RGB", (data[5], data[4]), tuple(data[6:9])).convert(options.mode)
@@ -39,33 +37,33 @@ COLOURS = {"cats/1.png": (10, 20, 30), "cats/2.png": (200, 0, 90), "dogs/3.png":
 
 
 @pytest.fixture
-def flat_format() -> Iterator[None]:
+def flat_format():
     before = list(CODECS)
     register_codec(FLAT)
     yield
     CODECS[:] = before
 
 
-def flat(colour: tuple[int, ...]) -> bytes:
+def flat(colour):
     return bytes([*b"FLAT", 40, 50, *colour])
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     for name, colour in COLOURS.items():
         (tmp_path / "pets" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "pets" / name).write_bytes(flat(colour))
     return tmp_path / "pets"
 
 
-def first_pixels(dataset: Any, workers: int) -> list[list[int]]:
+def first_pixels(dataset, workers):
     loader = feedline.DataLoader(dataset, 3, image_size=16, num_workers=workers)
     (images, _), *_ = list(loader)
     return images[:, :, 0, 0].tolist()
 
 
 @pytest.mark.usefixtures("flat_format")
-def test_a_new_format_is_read_in_folders_archives_and_caches(folder: Path, tmp_path: Path) -> None:
+def test_a_new_format_is_read_in_folders_archives_and_caches(folder, tmp_path):
     with zipfile.ZipFile(tmp_path / "pets.zip", "w") as archive:
         for name in COLOURS:
             archive.write(folder / name, name)
@@ -77,7 +75,7 @@ def test_a_new_format_is_read_in_folders_archives_and_caches(folder: Path, tmp_p
 
 
 @pytest.mark.usefixtures("flat_format")
-def test_a_new_format_has_the_checks_of_all_others() -> None:
+def test_a_new_format_has_the_checks_of_all_others():
     data = flat((1, 2, 3))
     decoder = Decoder(DecodeOptions(max_pixels=40 * 50 - 1))
     with pytest.raises(ImageError, match="50 x 40 = 2000 pixels"):
@@ -91,13 +89,13 @@ def test_a_new_format_has_the_checks_of_all_others() -> None:
         grey.open(b"something else")
 
 
-def test_the_documentation_lists_the_registry() -> None:
+def test_the_documentation_lists_the_registry():
     page = Path(__file__).parents[2] / "docs/how-to/image-formats.md"
     listed = page.read_text().replace("WebP", "WEBP")
     assert [codec.name for codec in CODECS if codec.name not in listed] == []
 
 
-def test_a_format_is_detected_by_its_bytes_alone() -> None:
+def test_a_format_is_detected_by_its_bytes_alone():
     for codec in CODECS:
         for signature in codec.signatures:
             found = codec_of(b"\0\0\0\x14ftyp" + signature) or codec_of(signature)

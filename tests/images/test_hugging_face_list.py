@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -17,10 +14,10 @@ datasets = pytest.importorskip("datasets")
 
 
 @pytest.fixture(params=["bytes", "paths", "saved"])
-def dataset(request: pytest.FixtureRequest, jpeg_folder: Path, tmp_path: Path) -> Any:
+def dataset(request, jpeg_folder, tmp_path):
     """All images of the folder, in memory, as files, and as datasets saves them."""
     files = sorted(jpeg_folder.glob("*/*.jpg"))
-    images: list[Any] = [str(file) for file in files]
+    images = [str(file) for file in files]
     if request.param == "bytes":
         images = [{"bytes": file.read_bytes(), "path": None} for file in files]
     features = datasets.Features(
@@ -44,7 +41,7 @@ def dataset(request: pytest.FixtureRequest, jpeg_folder: Path, tmp_path: Path) -
     return made
 
 
-def test_chosen_rows_and_formats_do_not_matter(dataset: Any, jpeg_folder: Path) -> None:
+def test_chosen_rows_and_formats_do_not_matter(dataset, jpeg_folder):
     whole = ImageList.from_hf(dataset, root=jpeg_folder)
     dataset.set_transform(lambda batch: 1 / 0)
     some = ImageList.from_hf(dataset.select([7, 2]), root=jpeg_folder)
@@ -54,7 +51,7 @@ def test_chosen_rows_and_formats_do_not_matter(dataset: Any, jpeg_folder: Path) 
     assert ImageList.from_hf(dataset, root=jpeg_folder).fingerprint() == whole.fingerprint()
 
 
-def test_labels_of_every_kind(dataset: Any) -> None:
+def test_labels_of_every_kind(dataset):
     boxes = ImageList.from_hf(dataset, label="box")
     assert boxes.fields(8)[1] == Field("label", "float32", (2,))
     assert ImageList.from_hf(dataset, classes=np.array(["cats", "dogs"])).classes == [
@@ -65,7 +62,7 @@ def test_labels_of_every_kind(dataset: Any) -> None:
     assert (names.classes, names.targets.tolist()) == (["a", "b"], [1] * 6 + [0] * 6)
 
 
-def test_unlabelled_samples_are_removed_or_kept_as_numbers(dataset: Any) -> None:
+def test_unlabelled_samples_are_removed_or_kept_as_numbers(dataset):
     labels = datasets.ClassLabel(names=["cats", "dogs"])
     numbers = [-1, *[0, 1] * 5, -1]
     unlabelled = dataset.remove_columns("label").add_column("label", numbers)
@@ -80,8 +77,8 @@ def test_unlabelled_samples_are_removed_or_kept_as_numbers(dataset: Any) -> None
     assert (kept.classes, kept.targets.tolist()) == ([], numbers)
 
 
-def test_unusable_split_is_rejected(dataset: Any, tmp_path: Path) -> None:
-    refused: list[tuple[Any, dict[str, Any], str]] = [
+def test_unusable_split_is_rejected(dataset, tmp_path):
+    refused = [
         ([1], {}, "got list"),
         (datasets.DatasetDict({"train": dataset}), {}, "got a DatasetDict of 'train'"),
         (dataset.to_iterable_dataset(), {}, "(?s)got IterableDataset.*without streaming"),
@@ -105,14 +102,14 @@ def test_unusable_split_is_rejected(dataset: Any, tmp_path: Path) -> None:
         next(iter(loader))
 
 
-def paths_only(*paths: str) -> Any:
+def paths_only(*paths):
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     cells = [{"bytes": None, "path": path} for path in paths]
     columns = {"image": cells, "label": list(range(len(paths)))}
     return datasets.Dataset.from_dict(columns, features=features)
 
 
-def test_images_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_images_that_cannot_be_read_are_named(tmp_path):
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     cells = [
         {"bytes": None, "path": str(tmp_path / "a.jpg")},
@@ -136,9 +133,7 @@ def test_images_that_cannot_be_read_are_named(tmp_path: Path) -> None:
             row(data, sample)
 
 
-def test_a_path_in_a_row_is_read_only_below_the_stated_root(
-    jpeg_folder: Path, tmp_path: Path
-) -> None:
+def test_a_path_in_a_row_is_read_only_below_the_stated_root(jpeg_folder, tmp_path):
     root = tmp_path / "images"
     (root / "more").mkdir(parents=True)
     for file in (root / "a.jpg", root / "more/b.jpg", tmp_path / "outside.jpg"):
@@ -165,7 +160,7 @@ def test_a_path_in_a_row_is_read_only_below_the_stated_root(
 
 
 @pytest.mark.parametrize("kind", ["binary", "large_binary", "binary_view"])
-def test_the_hint_for_a_column_of_bytes_works(jpeg_folder: Path, kind: str) -> None:
+def test_the_hint_for_a_column_of_bytes_works(jpeg_folder, kind):
     pyarrow = pytest.importorskip("pyarrow")
     data = [(jpeg_folder / name).read_bytes() for name in ("cats/0.jpg", "dogs/0.jpg")]
     column = pyarrow.array(data, getattr(pyarrow, kind)())

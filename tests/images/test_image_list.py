@@ -22,17 +22,17 @@ NAMES = [f"{kind}/{number}.jpg" for kind in ("cats", "dogs") for number in range
 SORTS = ["cat"] * 6 + ["dog"] * 6
 
 
-def listed(root: Path, labels: Any = None, names: Any = None, **options: Any) -> ImageList:
+def listed(root, labels=None, names=None, **options):
     names = NAMES if names is None else names
     return ImageList(names, SORTS if labels is None else labels, root=root, **options)
 
 
-def write(path: Path, text: str) -> Path:
+def write(path, text):
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def test_paths_and_names_equal_those_of_folder(jpeg_folder: Path) -> None:
+def test_paths_and_names_equal_those_of_folder(jpeg_folder):
     ours, folder = listed(jpeg_folder), ImageFolder(jpeg_folder)
     assert (ours.classes, ours.class_to_idx) == (["cat", "dog"], {"cat": 0, "dog": 1})
     assert ours.targets.tolist() == folder.targets.tolist()
@@ -59,7 +59,7 @@ def test_paths_and_names_equal_those_of_folder(jpeg_folder: Path) -> None:
         (range(3), Field("label", "int64", ()), [0, 1, 2]),
     ],
 )
-def test_labels_of_every_kind(jpeg_folder: Path, labels: Any, field: Field, values: Any) -> None:
+def test_labels_of_every_kind(jpeg_folder, labels, field, values):
     data = listed(jpeg_folder, labels, NAMES[:3])
     assert data.fields(16)[1] == field
     assert data.targets.tolist() == values
@@ -70,7 +70,7 @@ def test_labels_of_every_kind(jpeg_folder: Path, labels: Any, field: Field, valu
     assert str(batch.dtype) == f"torch.{field.dtype}"
 
 
-def test_classes_may_be_given(jpeg_folder: Path) -> None:
+def test_classes_may_be_given(jpeg_folder):
     data = listed(jpeg_folder, classes=["dog", "eel", "cat"])
     assert data.targets.tolist() == [2] * 6 + [0] * 6
     assert data.classes == ["dog", "eel", "cat"]
@@ -149,15 +149,13 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_unusable_arguments_are_rejected(jpeg_folder: Path, case: str) -> None:
+def test_unusable_arguments_are_rejected(jpeg_folder, case):
     labels, options, said = REFUSED[case]
     with pytest.raises(UsageError, match=said):
         listed(**{"root": jpeg_folder, "labels": labels, **options})
 
 
-def test_paths_may_be_absolute_relative_repeated_and_anywhere(
-    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_may_be_absolute_relative_repeated_and_anywhere(jpeg_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(jpeg_folder / "cats")
     other = tmp_path / "other.jpg"
     other.write_bytes((jpeg_folder / "dogs/0.jpg").read_bytes())
@@ -170,7 +168,7 @@ def test_paths_may_be_absolute_relative_repeated_and_anywhere(
     assert os.path.isabs(data.root)
 
 
-def test_the_fingerprint_is_of_paths_below_the_root_and_of_labels(jpeg_folder: Path) -> None:
+def test_the_fingerprint_is_of_paths_below_the_root_and_of_labels(jpeg_folder):
     inside = [str(jpeg_folder / name) for name in NAMES]
     prints = [
         listed(jpeg_folder),
@@ -191,7 +189,7 @@ def test_the_fingerprint_is_of_paths_below_the_root_and_of_labels(jpeg_folder: P
     assert prints[0].transform_identity() != prints[3].transform_identity()
 
 
-def test_missing_file_raises_when_it_is_read_or_searched(jpeg_folder: Path) -> None:
+def test_missing_file_raises_when_it_is_read_or_searched(jpeg_folder):
     names = [*NAMES[:11], "dogs/none.jpg"]
     data = listed(jpeg_folder, names=names)
     with pytest.raises(
@@ -209,7 +207,7 @@ def test_missing_file_raises_when_it_is_read_or_searched(jpeg_folder: Path) -> N
 # ------------------------------------------------------------------- tables
 
 
-def test_a_csv_file_is_read_and_its_folder_is_the_root(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_a_csv_file_is_read_and_its_folder_is_the_root(jpeg_folder, tmp_path):
     lines = [f'"{name}",{sort},x' for name, sort in zip(NAMES, SORTS, strict=True)]
     text = "\ufeff" + "\r\n".join(["path,label,more", *lines, "", ""])
     root = shutil.copytree(jpeg_folder, tmp_path / "images")
@@ -237,9 +235,7 @@ def test_a_csv_file_is_read_and_its_folder_is_the_root(jpeg_folder: Path, tmp_pa
         (["1", "2", "3"], ["a"], {}, [[1], [2], [3]]),
     ],
 )
-def test_column_is_numeric_if_all_cells_are(
-    tmp_path: Path, column: list[str], label: Any, options: dict[str, Any], values: Any
-) -> None:
+def test_column_is_numeric_if_all_cells_are(tmp_path, column, label, options, values):
     lines = [f"{number}.jpg,{cell},0" for number, cell in enumerate(column)]
     csv = write(tmp_path / "a.csv", "\n".join(["file,a,b", *lines]))
     data = ImageList.from_csv(csv, "file", label, **options)
@@ -275,13 +271,13 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_TABLES)
-def test_unusable_table_is_rejected(tmp_path: Path, case: str) -> None:
+def test_unusable_table_is_rejected(tmp_path, case):
     text, options, said = BAD_TABLES[case]
     with pytest.raises(UsageError, match=said):
         ImageList.from_csv(write(tmp_path / "a.csv", text), **options)
 
 
-def test_invalid_csv_file_is_rejected(tmp_path: Path) -> None:
+def test_invalid_csv_file_is_rejected(tmp_path):
     with pytest.raises(DatasetError, match="cannot be read: No such file"):
         ImageList.from_csv(tmp_path / "none.csv")
     (tmp_path / "latin.csv").write_bytes(b"path,label\n\xe4.jpg,1")
@@ -290,19 +286,17 @@ def test_invalid_csv_file_is_rejected(tmp_path: Path) -> None:
     for given, said in ((None, "got None"), ("s3://bucket/a.csv", "download it")):
         for read in (ImageList.from_csv, ImageList.from_parquet):
             with pytest.raises(UsageError, match=said):
-                read(given)  # type: ignore[arg-type]
+                read(given)
 
 
-def test_a_csv_file_below_the_home_folder(
-    jpeg_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_csv_file_below_the_home_folder(jpeg_folder, monkeypatch):
     monkeypatch.setenv("HOME", str(jpeg_folder))
     write(jpeg_folder / "a.csv", f"path,label\n{NAMES[0]},1")
     assert ImageList.from_csv("~/a.csv", check=True).path(0) == str(jpeg_folder / NAMES[0])
     (jpeg_folder / "a.csv").unlink()
 
 
-def test_a_parquet_file_is_read(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_a_parquet_file_is_read(jpeg_folder, tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pyarrow.table(
@@ -333,7 +327,7 @@ def test_a_parquet_file_is_read(jpeg_folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("package", ["pandas", "polars"])
-def test_a_frame_is_read(jpeg_folder: Path, package: str) -> None:
+def test_a_frame_is_read(jpeg_folder, package):
     frames = pytest.importorskip(package)
     columns = {"path": NAMES, "label": SORTS, "x": [k / 2 for k in range(12)], "y": [1] * 12}
     frame = frames.DataFrame(columns)
@@ -354,7 +348,7 @@ def test_a_frame_is_read(jpeg_folder: Path, package: str) -> None:
         ImageList.from_frame(frames.DataFrame(columns))
 
 
-def test_invalid_frame_is_rejected() -> None:
+def test_invalid_frame_is_rejected():
     with pytest.raises(UsageError, match=r"got builtins\.dict"):
         ImageList.from_frame({"path": ["a"], "label": [1]})
 
@@ -362,11 +356,11 @@ def test_invalid_frame_is_rejected() -> None:
 # ------------------------------------------------------------------- under a loader
 
 
-def batches(loader: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches(loader):
     return [(images.clone(), labels.clone()) for images, labels in loader]
 
 
-def test_cache_is_built_from_a_list_and_read_for_it(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_cache_is_built_from_a_list_and_read_for_it(jpeg_folder, tmp_path):
     data = listed(jpeg_folder, [k / 2 for k in range(12)], transform=EvalCrop())
     build_cache(data, tmp_path / "cache", (24,), raw=True, workers=0)
     manifest = read_manifest(str(tmp_path / "cache"))
@@ -382,12 +376,12 @@ def test_cache_is_built_from_a_list_and_read_for_it(jpeg_folder: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_cache_fills_itself_of_a_list_with_repeats(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_a_cache_fills_itself_of_a_list_with_repeats(jpeg_folder, tmp_path):
     names = [*NAMES, NAMES[0]]
     root = shutil.copytree(jpeg_folder, tmp_path / "images")
     data = listed(root, [*SORTS, "cat"], names, transform=EvalCrop())
     cache = root / "cache"  # next to the images, which a list allows
-    options: dict[str, Any] = {"image_size": 16, "num_workers": 1, "shuffle": False, "seed": 0}
+    options = {"image_size": 16, "num_workers": 1, "shuffle": False, "seed": 0}
     with DataLoader(data, 4, cache=cache, **options) as loader:
         first, second = batches(loader), batches(loader)
     manifest = read_manifest(str(cache))
@@ -401,11 +395,11 @@ SIZES = ["small", "medium", "large", "huge"]
 ROWS = ["medium", "small", "large", "small"]
 
 
-def ways_in(frame: Any, file: Path) -> list[ImageList]:
+def ways_in(frame, file):
     """One table as a frame, as a Parquet file, as columns, and with an array of images."""
     (frame.to_parquet if hasattr(frame, "to_parquet") else frame.write_parquet)(file)
     paths, labels = list(frame["path"]), frame["label"]
-    array: Any = ImageArray(np.zeros((len(paths), 8, 8, 3), np.uint8), labels)
+    array = ImageArray(np.zeros((len(paths), 8, 8, 3), np.uint8), labels)
     return [
         ImageList.from_frame(frame),
         ImageList.from_parquet(file),
@@ -415,7 +409,7 @@ def ways_in(frame: Any, file: Path) -> list[ImageList]:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_pandas_categories_are_numbered_in_one_way(tmp_path: Path, ordered: bool) -> None:
+def test_pandas_categories_are_numbered_in_one_way(tmp_path, ordered):
     pandas, pytest_parquet = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.parquet")
     column = pandas.Categorical(ROWS, categories=SIZES, ordered=ordered)
     frame = pandas.DataFrame({"path": [f"{k}.jpg" for k in range(4)], "label": column})
@@ -443,7 +437,7 @@ def test_pandas_categories_are_numbered_in_one_way(tmp_path: Path, ordered: bool
     assert len({(*data.classes, *data.targets.tolist()) for data in ways_in(joined, file)}) == 1
 
 
-def test_categories_of_numbers_are_numbers(tmp_path: Path) -> None:
+def test_categories_of_numbers_are_numbers(tmp_path):
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     column = pandas.Categorical([30, 10, 30], categories=[30, 10, 5])
@@ -452,7 +446,7 @@ def test_categories_of_numbers_are_numbers(tmp_path: Path) -> None:
         assert (data.classes, data.targets.tolist()) == ([], [30, 10, 30])
 
 
-def test_missing_category_is_no_class(tmp_path: Path) -> None:
+def test_missing_category_is_no_class(tmp_path):
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     column = pandas.Categorical(["small", None], categories=SIZES)
@@ -469,7 +463,7 @@ def test_missing_category_is_no_class(tmp_path: Path) -> None:
             load()
 
 
-def test_polars_enum_is_numbered_in_one_way_and_categorical_sorted(tmp_path: Path) -> None:
+def test_polars_enum_is_numbered_in_one_way_and_categorical_sorted(tmp_path):
     polars = pytest.importorskip("polars")
     pytest.importorskip("pyarrow")
     columns = {"path": [f"{k}.jpg" for k in range(4)], "label": ROWS}
@@ -486,7 +480,7 @@ def test_polars_enum_is_numbered_in_one_way_and_categorical_sorted(tmp_path: Pat
         ] * len(ways)
 
 
-def test_metadata_of_enum_is_used_and_checked(tmp_path: Path) -> None:
+def test_metadata_of_enum_is_used_and_checked(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pyarrow.table({"path": ["a", "b"], "label": ["b", "é"]})
@@ -507,11 +501,11 @@ def test_metadata_of_enum_is_used_and_checked(tmp_path: Path) -> None:
             assert ImageList.from_parquet(tmp_path / "a.parquet").classes == classes
 
 
-def test_arrow_columns_of_every_type_are_read(tmp_path: Path) -> None:
+def test_arrow_columns_of_every_type_are_read(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = [[1, 2], [3, 4]]
-    columns: list[tuple[Any, Any]] = [
+    columns = [
         (pyarrow.array(["b", "a"]), [1, 0]),
         (pyarrow.array(["b", "a"], pyarrow.large_string()), [1, 0]),
         (pyarrow.array(["b", "a"]).dictionary_encode(), [1, 0]),
@@ -547,7 +541,7 @@ def test_arrow_columns_of_every_type_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("package", ["pandas", "polars"])
-def test_frame_of_numbers_is_a_row_of_each_image(package: str) -> None:
+def test_frame_of_numbers_is_a_row_of_each_image(package):
     frame = pytest.importorskip(package).DataFrame({"x": [1, 2, 3], "y": [4, 5, 6], "z": [7, 8, 9]})
     images = np.zeros((3, 8, 8, 3), np.uint8)
     for data in (ImageList(["a", "b", "c"], frame), ImageArray(images, frame)):
@@ -555,7 +549,7 @@ def test_frame_of_numbers_is_a_row_of_each_image(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", ["pandas", "polars"])
-def test_gap_among_whole_numbers_of_a_column_is_named(package: str) -> None:
+def test_gap_among_whole_numbers_of_a_column_is_named(package):
     dtype = {"pandas": "Int64", "polars": None}[package]
     column = pytest.importorskip(package).Series([2, None, 0], dtype=dtype)
     with pytest.raises(UsageError, match=r"sample 1, .* has no label"):
@@ -565,7 +559,7 @@ def test_gap_among_whole_numbers_of_a_column_is_named(package: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_small_floats_are_labels(dtype: torch.dtype) -> None:
+def test_small_floats_are_labels(dtype):
     rows = torch.tensor([[0.5, 1.0], [2.0, float("nan")]], dtype=dtype)
     images = np.zeros((2, 8, 8, 3), np.uint8)
     for labels in (rows, list(rows)):
@@ -576,7 +570,7 @@ def test_small_floats_are_labels(dtype: torch.dtype) -> None:
 # ------------------------------------------------------------------- repeats and gaps
 
 
-def test_an_image_may_have_a_row_for_each_object(jpeg_folder: Path) -> None:
+def test_an_image_may_have_a_row_for_each_object(jpeg_folder):
     lines = ["path,x,y,name", *(f"{NAMES[0]},{k},{k + 1},{'ab'[k % 2]}" for k in range(3))]
     csv = write(jpeg_folder / "boxes.csv", "\n".join(lines))
     try:
@@ -591,9 +585,7 @@ def test_an_image_may_have_a_row_for_each_object(jpeg_folder: Path) -> None:
         assert next(iter(loader))[1].tolist() == [0, 1, 0]
 
 
-def test_cache_of_repeats_with_other_labels_warns_and_serves_the_list(
-    jpeg_folder: Path, tmp_path: Path
-) -> None:
+def test_cache_of_repeats_with_other_labels_warns_and_serves_the_list(jpeg_folder, tmp_path):
     labels = [[k, 0.5] for k in range(13)]
     data = listed(jpeg_folder, labels, [*NAMES, NAMES[0]], transform=EvalCrop())
     with pytest.warns(UserWarning, match="1 of 13 rows"):
@@ -602,7 +594,7 @@ def test_cache_of_repeats_with_other_labels_warns_and_serves_the_list(
         assert next(iter(loader))[1].tolist() == labels
 
 
-def test_gaps_in_numbers_are_nan_however_the_table_comes_in(tmp_path: Path) -> None:
+def test_gaps_in_numbers_are_nan_however_the_table_comes_in(tmp_path):
     text = "path,a,b,c\nx,1,0.5,\ny,,1,\nz,0,nan,"
     csv = write(tmp_path / "a.csv", text)
     ways = [ImageList.from_csv(csv, label=["a", "b", "c"])]
@@ -624,7 +616,7 @@ def test_gaps_in_numbers_are_nan_however_the_table_comes_in(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("cell", ["", "nan"])
-def test_gaps_among_single_numbers_warn(tmp_path: Path, cell: str) -> None:
+def test_gaps_among_single_numbers_warn(tmp_path, cell):
     csv = write(tmp_path / "a.csv", f"path,label\nx,0.5\ny,{cell}")
     with pytest.warns(UserWarning, match="1 of 2 labels are NaN; sample 1"):
         data = ImageList.from_csv(csv)
@@ -634,7 +626,7 @@ def test_gaps_among_single_numbers_warn(tmp_path: Path, cell: str) -> None:
 
 
 @pytest.mark.parametrize("cell", ["NA", "N/A", "None", "null", "<NA>", "NaN"])
-def test_class_names_that_pandas_reads_as_missing_need_classes(tmp_path: Path, cell: str) -> None:
+def test_class_names_that_pandas_reads_as_missing_need_classes(tmp_path, cell):
     csv = write(tmp_path / "a.csv", f"path,label\nx,cat\ny,{cell}")
     with pytest.raises(UsageError, match=f"sample 1 has the label '{cell}'.*classes="):
         ImageList.from_csv(csv)
@@ -644,7 +636,7 @@ def test_class_names_that_pandas_reads_as_missing_need_classes(tmp_path: Path, c
         assert ImageList(["x", "y"], ["cat", cell]).classes == sorted(["cat", cell])
 
 
-def test_compressed_csv_is_read(tmp_path: Path) -> None:
+def test_compressed_csv_is_read(tmp_path):
     packed = tmp_path / "a.csv.gz"
     packed.write_bytes(gzip.compress(b'path,label\r\nx,"a\nb"\r\ny,c\r\n'))
     assert ImageList.from_csv(packed).classes == ["a\nb", "c"]
@@ -656,7 +648,7 @@ def test_compressed_csv_is_read(tmp_path: Path) -> None:
 # ------------------------------------------------------------------- several classes per image
 
 
-def test_separator_makes_rows_of_zeros_and_ones(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_separator_makes_rows_of_zeros_and_ones(jpeg_folder, tmp_path):
     csv = write(tmp_path / "a.csv", "path,label\na,x y\nb,\nc,y | z\nd, y  y\n".replace("|", " "))
     data = ImageList.from_csv(csv, separator=" ")
     rows = [[1, 1, 0], [0, 0, 0], [0, 1, 1], [0, 1, 0]]
@@ -675,7 +667,7 @@ def test_separator_makes_rows_of_zeros_and_ones(jpeg_folder: Path, tmp_path: Pat
     assert ImageList.from_csv(cells, separator=" ").classes == ["1", "2"]
 
 
-def test_separator_in_frames_and_parquet_files(tmp_path: Path) -> None:
+def test_separator_in_frames_and_parquet_files(tmp_path):
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     for labels in (["b a", "a"], pandas.Categorical(["b a", "a"])):
@@ -688,7 +680,7 @@ def test_separator_in_frames_and_parquet_files(tmp_path: Path) -> None:
             assert (data.classes, data.targets.tolist()) == (["a", "b"], [[1, 1], [1, 0]])
 
 
-def test_names_that_seem_to_hold_several_classes_warn(jpeg_folder: Path) -> None:
+def test_names_that_seem_to_hold_several_classes_warn(jpeg_folder):
     for separator in " |;,":
         with pytest.warns(UserWarning, match=rf"separator='\{separator}'"):
             listed(jpeg_folder, [f"x{separator}y", "x", *["y"] * 10])
@@ -698,7 +690,7 @@ def test_names_that_seem_to_hold_several_classes_warn(jpeg_folder: Path) -> None
 # ------------------------------------------------------------------- files with the images
 
 
-def test_parquet_file_with_images_names_from_hf(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_parquet_file_with_images_names_from_hf(jpeg_folder, tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     data = (jpeg_folder / NAMES[0]).read_bytes()
@@ -712,6 +704,6 @@ def test_parquet_file_with_images_names_from_hf(jpeg_folder: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("method", ["from_webdataset", "from_lmdb", "from_hf"])
-def test_unknown_argument_is_named_with_method(method: str) -> None:
+def test_unknown_argument_is_named_with_method(method):
     with pytest.raises(TypeError, match=rf"{method}\(\).*'labell'"):
         getattr(ImageList, method)("missing", labell="cls")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 WIDTH, HEIGHT = 300, 200
 
 
-def jpeg(mode: str = "RGB", **options: Any) -> bytes:
+def jpeg(mode="RGB", **options):
     """A smooth picture as a JPEG file."""
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
     pixels = np.stack([x * 255 // WIDTH, y * 255 // HEIGHT, (x + y) % 256], axis=2).astype(np.uint8)
@@ -38,7 +37,7 @@ def jpeg(mode: str = "RGB", **options: Any) -> bytes:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     """A JPEG that is displayed rotated."""
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -48,12 +47,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def lazy() -> Iterator[None]:
+def lazy():
     with feedline.lazy_images():
         yield
 
 
-def opened(path: Path) -> Image.Image:
+def opened(path):
     """An image as torchvision's loader opens it: its file is closed."""
     with path.open("rb") as file:
         return Image.open(file).convert("RGB")
@@ -82,7 +81,7 @@ USES: dict[str, Callable[[Image.Image], Any]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_lazy_image_looks_like_pillows(use: str, path: Path) -> None:
+def test_a_lazy_image_looks_like_pillows(use, path):
     expected = USES[use](opened(path))
     with feedline.lazy_images():
         image = opened(path)
@@ -90,8 +89,8 @@ def test_a_lazy_image_looks_like_pillows(use: str, path: Path) -> None:
     np.testing.assert_equal(USES[use](image), expected)
 
 
-def test_the_opened_image_is_loaded_and_its_file_closed(path: Path) -> None:
-    def state() -> list[Any]:
+def test_the_opened_image_is_loaded_and_its_file_closed(path):
+    def state():
         image = Image.open(path)
         file = image.fp
         converted = image.convert("RGB")
@@ -106,7 +105,7 @@ def test_the_opened_image_is_loaded_and_its_file_closed(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("lazy")
-def test_other_images_are_decoded_at_once(path: Path, tmp_path: Path) -> None:
+def test_other_images_are_decoded_at_once(path, tmp_path):
     grey = Image.open(io.BytesIO(jpeg("L"))).convert("RGB")
     cmyk = Image.open(io.BytesIO(jpeg("CMYK"))).convert("RGB")
     drafted = Image.open(path)
@@ -126,7 +125,7 @@ def test_other_images_are_decoded_at_once(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("lazy")
 @pytest.mark.parametrize("kept", [0.5, 0.99])
-def test_the_error_of_a_truncated_file_is_raised_by_convert(kept: float) -> None:
+def test_the_error_of_a_truncated_file_is_raised_by_convert(kept):
     data = jpeg(quality=95)
     image = Image.open(io.BytesIO(data[: int(len(data) * kept)]))
     with pytest.raises(OSError, match="truncated"):
@@ -140,7 +139,7 @@ def test_the_error_of_a_truncated_file_is_raised_by_convert(kept: float) -> None
         T.Compose([T.RandomResizedCrop(56), T.RandomHorizontalFlip(), T.ToTensor()]),
     ],
 )
-def test_a_compiled_transform_gives_what_it_gives_for_the_path(transform: Any, path: Path) -> None:
+def test_a_compiled_transform_gives_what_it_gives_for_the_path(transform, path):
     compiled = feedline.compile(transform)
     torch.manual_seed(1)
     expected = compiled(path)
@@ -155,21 +154,21 @@ def test_a_compiled_transform_gives_what_it_gives_for_the_path(transform: Any, p
 class Photos(Dataset[Any]):
     """A user's own dataset; a sample tells whether its image was undecoded."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
         self.transform = feedline.compile(T.Compose([T.CenterCrop(8), T.ToTensor()]))
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 4
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         image = Image.open(self.path).convert("RGB")
         return undecoded(image) is not None, self.transform(image)
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", *slow("spawn")])
-def test_workers_are_lazy_as_the_training_process(method: str, path: Path) -> None:
-    def load() -> tuple[Any, str]:
+def test_workers_are_lazy_as_the_training_process(method, path):
+    def load():
         with feedline.DataLoader(
             Photos(path), 4, num_workers=1, multiprocessing_context=method
         ) as loader:
@@ -185,7 +184,7 @@ def test_workers_are_lazy_as_the_training_process(method: str, path: Path) -> No
     assert "undecoded" in text
 
 
-def test_a_block_within_another_leaves_it_on(path: Path) -> None:
+def test_a_block_within_another_leaves_it_on(path):
     with feedline.lazy_images():
         with feedline.lazy_images():
             pass

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -22,11 +19,11 @@ lmdb = pytest.importorskip("lmdb")
 
 
 @pytest.fixture
-def images(jpeg_folder: Path) -> list[bytes]:
+def images(jpeg_folder):
     return [path.read_bytes() for path in sorted(jpeg_folder.glob("*/*.jpg"))]
 
 
-def written(path: Path, entries: Mapping[bytes, bytes], **options: Any) -> Path:
+def written(path, entries, **options):
     environment = lmdb.open(str(path), map_size=1 << 24, **options)
     with environment.begin(write=True) as writing:
         for key, value in entries.items():
@@ -38,7 +35,7 @@ def written(path: Path, entries: Mapping[bytes, bytes], **options: Any) -> Path:
 
 
 @pytest.fixture
-def numbered(tmp_path: Path, images: list[bytes]) -> Path:
+def numbered(tmp_path, images):
     """Layout of text recognition datasets: images and texts numbered from 1."""
     entries = {b"image-%09d" % k: image for k, image in enumerate(images, 1)}
     entries |= {b"label-%09d" % k: [b"cat", b"dog"][k > 6] for k in range(1, 13)}
@@ -46,7 +43,7 @@ def numbered(tmp_path: Path, images: list[bytes]) -> Path:
 
 
 @pytest.fixture
-def keyed(tmp_path: Path, images: list[bytes]) -> Path:
+def keyed(tmp_path, images):
     """Layout of LSUN: images with random keys."""
     entries = {f"{k * 7919:08x}".encode(): image for k, image in enumerate(images)}
     return written(tmp_path / "keyed", entries)
@@ -54,9 +51,7 @@ def keyed(tmp_path: Path, images: list[bytes]) -> Path:
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals")
 @pytest.mark.parametrize("options", [{}, {"keys": ["00000000"]}, {"keys": "image-%09d"}])
-def test_process_that_ends_while_it_reads_is_an_error(
-    keyed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
+def test_process_that_ends_while_it_reads_is_an_error(keyed, tmp_path, monkeypatch, options):
     # A module that ends the process at a read, as a damaged page does.
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "lmdb.py").write_text(
@@ -75,7 +70,7 @@ def test_process_that_ends_while_it_reads_is_an_error(
         ImageList.from_lmdb(keyed, labels=None, **options)
 
 
-def test_a_sample_has_the_name_of_its_key_and_nothing_is_written(numbered: Path) -> None:
+def test_a_sample_has_the_name_of_its_key_and_nothing_is_written(numbered):
     data = ImageList.from_lmdb(numbered, "image-%09d", "label-%09d")
     row(data, 0)
     assert (data.classes, data.targets.tolist()) == (["cat", "dog"], [0] * 6 + [1] * 6)
@@ -83,7 +78,7 @@ def test_a_sample_has_the_name_of_its_key_and_nothing_is_written(numbered: Path)
     assert os.listdir(numbered) == ["data.mdb"]
 
 
-def test_all_keys_are_used_in_their_order(keyed: Path, images: list[bytes]) -> None:
+def test_all_keys_are_used_in_their_order(keyed, images):
     data = ImageList.from_lmdb(keyed)
     assert [data.store.read(sample, 1) for sample in range(12)] == images
     assert data.targets.tolist() == [0] * 12
@@ -91,7 +86,7 @@ def test_all_keys_are_used_in_their_order(keyed: Path, images: list[bytes]) -> N
         data.store.read(12, 1)
 
 
-def test_a_file_alone_and_keys_of_any_bytes(tmp_path: Path, images: list[bytes]) -> None:
+def test_a_file_alone_and_keys_of_any_bytes(tmp_path, images):
     keys = [struct.pack("<I", number) for number in range(12)]
     path = written(tmp_path / "all.lmdb", dict(zip(keys, images, strict=True)), subdir=False)
     data = ImageList.from_lmdb(path, keys[::-1], np.arange(12) / 8)
@@ -101,7 +96,7 @@ def test_a_file_alone_and_keys_of_any_bytes(tmp_path: Path, images: list[bytes])
     assert os.listdir(tmp_path) == ["all.lmdb"]
 
 
-def test_labels_by_a_function_of_the_key(tmp_path: Path, images: list[bytes]) -> None:
+def test_labels_by_a_function_of_the_key(tmp_path, images):
     entries = {f"{['owl', 'cat'][k % 2]}/{k:02d}".encode(): images[k] for k in range(4)}
     path = written(tmp_path / "a", entries)
     data = ImageList.from_lmdb(path, labels=lambda key: key.partition("/")[0])
@@ -114,7 +109,7 @@ def test_labels_by_a_function_of_the_key(tmp_path: Path, images: list[bytes]) ->
 # ------------------------------------------------------------------- invalid input
 
 
-def test_a_folder_that_cannot_be_written_is_read(keyed: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_read(keyed):
     keyed.chmod(0o500)
     try:
         row(ImageList.from_lmdb(keyed), 3)
@@ -124,9 +119,9 @@ def test_a_folder_that_cannot_be_written_is_read(keyed: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_pickles_are_not_unpickled(tmp_path: Path, images: list[bytes], protocol: int) -> None:
+def test_pickles_are_not_unpickled(tmp_path, images, protocol):
     class Trap:
-        def __reduce__(self) -> Any:
+        def __reduce__(self):
             return os.mkdir, (str(tmp_path / "sprung"),)
 
     values = {b"%d" % k: pickle.dumps((image, k), protocol) for k, image in enumerate(images)}
@@ -139,7 +134,7 @@ def test_pickles_are_not_unpickled(tmp_path: Path, images: list[bytes], protocol
     assert not (tmp_path / "sprung").exists()
 
 
-def test_non_image_values_are_named(tmp_path: Path, images: list[bytes]) -> None:
+def test_non_image_values_are_named(tmp_path, images):
     entries = {b"%02d" % k: image for k, image in enumerate(images)}
     path = written(tmp_path / "a", entries | {b"__len__": b"\x0c", b"03": pickle.dumps(("x", 1))})
     with pytest.raises(DatasetError, match=r"(?s)'__len__' .*is not an image: .*keys="):
@@ -152,7 +147,7 @@ def test_non_image_values_are_named(tmp_path: Path, images: list[bytes]) -> None
         assert [name for name, _ in loader.skipped] == [f"{path}/03"]
 
 
-def test_missing_keys_are_named(keyed: Path, numbered: Path) -> None:
+def test_missing_keys_are_named(keyed, numbered):
     data = ImageList.from_lmdb(keyed, ["00000000", "nowhere"])
     with pytest.raises(ImageError, match=r"sample 1, .*/nowhere, .*the LMDB has no such entry"):
         row(data, 1)
@@ -174,7 +169,7 @@ def test_missing_keys_are_named(keyed: Path, numbered: Path) -> None:
         ImageList.from_lmdb(numbered, "image-%09d")
 
 
-def test_key_with_two_classes_is_kept_with_warning(keyed: Path) -> None:
+def test_key_with_two_classes_is_kept_with_warning(keyed):
     with pytest.warns(UserWarning, match="sample 0.*repeated as sample 1 with another"):
         data = ImageList.from_lmdb(keyed, ["00000000"] * 2, [0, 1])
     assert data.targets.tolist() == [0, 1]
@@ -197,12 +192,12 @@ def test_key_with_two_classes_is_kept_with_warning(keyed: Path) -> None:
         ({"path": None}, "path must be the path of an LMDB"),
     ],
 )
-def test_arguments_that_cannot_be_used(keyed: Path, given: dict[str, Any], said: str) -> None:
+def test_arguments_that_cannot_be_used(keyed, given, said):
     with pytest.raises(UsageError, match=said):
         ImageList.from_lmdb(**{"path": keyed, **given})
 
 
-def test_invalid_lmdb_raises(tmp_path: Path, keyed: Path) -> None:
+def test_invalid_lmdb_raises(tmp_path, keyed):
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.lmdb").write_bytes(b"no LMDB at all" * 1000)
     (tmp_path / "nothing.lmdb").write_bytes(b"")
@@ -222,7 +217,7 @@ def test_invalid_lmdb_raises(tmp_path: Path, keyed: Path) -> None:
         ImageList.from_lmdb(keyed)
 
 
-def test_named_databases_are_not_images(tmp_path: Path, images: list[bytes]) -> None:
+def test_named_databases_are_not_images(tmp_path, images):
     environment = lmdb.open(str(tmp_path / "a"), map_size=1 << 24, max_dbs=2)
     with environment.begin(write=True) as writing:
         writing.put(b"0", images[0], db=environment.open_db(b"train", txn=writing))
@@ -231,7 +226,7 @@ def test_named_databases_are_not_images(tmp_path: Path, images: list[bytes]) -> 
         ImageList.from_lmdb(tmp_path / "a")
 
 
-def test_lmdb_already_open_in_process_raises_with_hint(keyed: Path) -> None:
+def test_lmdb_already_open_in_process_raises_with_hint(keyed):
     environment = lmdb.open(str(keyed), readonly=True, lock=False)
     try:
         with pytest.raises(DatasetError, match="close yours first"):
@@ -241,7 +236,7 @@ def test_lmdb_already_open_in_process_raises_with_hint(keyed: Path) -> None:
     assert len(ImageList.from_lmdb(keyed)) == 12
 
 
-def test_a_reading_process_that_ends_between_requests_is_an_image_error(tmp_path: Path) -> None:
+def test_a_reading_process_that_ends_between_requests_is_an_image_error(tmp_path):
     lmdb = pytest.importorskip("lmdb")
     with lmdb.open(str(tmp_path / "data"), map_size=1 << 20) as env, env.begin(write=True) as txn:
         txn.put(b"key", b"value")
@@ -249,7 +244,7 @@ def test_a_reading_process_that_ends_between_requests_is_an_image_error(tmp_path
         keys_of_killed_reader(str(tmp_path / "data"))
 
 
-def keys_of_killed_reader(path: str) -> list[bytes]:
+def keys_of_killed_reader(path):
     before = psutil.Process().children()
     with LmdbReader(path) as reader:
         (process,) = set(psutil.Process().children()) - set(before)

@@ -7,8 +7,6 @@ import pickle
 import warnings
 import zipfile
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +35,7 @@ FORMATS = {"I;16": ("png", "tif"), "L": ("png", "jpg", "tif", "webp", "bmp")}
 needs_uint16 = pytest.mark.skipif(not hasattr(torch, "uint16"), reason="needs torch 2.3")
 
 
-def grey(number: int, mode: str, size: tuple[int, int] = (60, 50)) -> Image.Image:
+def grey(number, mode, size=(60, 50)):
     coarse = np.random.default_rng(number).integers(0, 255, (6, 8)).astype(np.float32)
     pixels = np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)).clip(0, 255)
     if mode == "L":
@@ -45,7 +43,7 @@ def grey(number: int, mode: str, size: tuple[int, int] = (60, 50)) -> Image.Imag
     return Image.fromarray((pixels * 257).astype(np.uint16))
 
 
-def write(root: Path, mode: str) -> Path:
+def write(root, mode):
     for number, ending in enumerate(FORMATS[mode]):
         path = root / "ab"[number % 2] / f"{number}.{ending}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,16 +51,15 @@ def write(root: Path, mode: str) -> Path:
     return root
 
 
-def row(source: Any, sample: int, size: int = 32, seed: int = 1) -> np.ndarray[Any, Any]:
+def row(source, sample, size=32, seed=1):
     fields = source.fields(size)
     arrays = tuple(np.zeros(field.shape, field.dtype) for field in fields)
     source.load(Item(sample, size, seed, 1.0), arrays)
-    pixels: np.ndarray[Any, Any] = arrays[0]
-    return pixels
+    return arrays[0]
 
 
 @pytest.mark.parametrize("transform", [TrainCrop(), EvalCrop(), TrainCrop(filter="nearest")])
-def test_grey_rows_are_a_channel_of_the_rgb_rows(tmp_path: Path, transform: Any) -> None:
+def test_grey_rows_are_a_channel_of_the_rgb_rows(tmp_path, transform):
     root = write(tmp_path, "L")
     one, three = ImageFolder(root, transform, mode="L"), ImageFolder(root, transform)
     assert one.fields(32)[0] == Field("image", "uint8", (32, 32, 1))
@@ -71,7 +68,7 @@ def test_grey_rows_are_a_channel_of_the_rgb_rows(tmp_path: Path, transform: Any)
         assert np.abs(difference).max() <= (3 if one.path(sample).endswith("webp") else 1)
 
 
-def test_colours_become_grey_as_pillow_converts_them(tmp_path: Path) -> None:
+def test_colours_become_grey_as_pillow_converts_them(tmp_path):
     (tmp_path / "a").mkdir()
     noise = np.random.default_rng(3).integers(0, 255, (40, 40, 3)).astype(np.uint8)
     for name, options in (("1.jpg", {}), ("2.png", {}), ("3.jpg", {"progressive": True})):
@@ -82,7 +79,7 @@ def test_colours_become_grey_as_pillow_converts_them(tmp_path: Path) -> None:
         assert np.array_equal(row(source, sample, 40)[..., 0], expected)
 
 
-def test_grey_16_bit_values_are_kept(tmp_path: Path) -> None:
+def test_grey_16_bit_values_are_kept(tmp_path):
     source = ImageFolder(write(tmp_path, "I;16"), EvalCrop(1.0), mode="I;16")
     assert source.fields(50)[0] == Field("image", "uint16", (50, 50, 1))
     for sample in range(len(source)):
@@ -93,7 +90,7 @@ def test_grey_16_bit_values_are_kept(tmp_path: Path) -> None:
 
 @needs_uint16
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_have_the_layout_of_rgb_batches(tmp_path: Path, workers: int) -> None:
+def test_batches_have_the_layout_of_rgb_batches(tmp_path, workers):
     with zipfile.ZipFile(tmp_path / "grey.zip", "w") as archive:
         for path in sorted(write(tmp_path / "grey", "I;16").rglob("*.*")):
             archive.write(path, path.relative_to(tmp_path / "grey"))
@@ -109,7 +106,7 @@ def test_batches_have_the_layout_of_rgb_batches(tmp_path: Path, workers: int) ->
         expected = images
 
 
-def test_torch_without_16_bit_integers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_16_bit_integers_is_named(monkeypatch):
     monkeypatch.delattr(torch, "uint16", raising=False)
     source = ImageArray(np.zeros((4, 8, 8, 1), np.uint16), np.arange(4))
     with pytest.raises(UsageError, match=r"uint16 .* need torch 2\.3"):
@@ -118,11 +115,9 @@ def test_torch_without_16_bit_integers_is_named(monkeypatch: pytest.MonkeyPatch)
 
 @needs_uint16
 @pytest.mark.parametrize(("mode", "white"), [("L", 255), ("I;16", 65535)])
-def test_values_are_normalised_by_white_and_the_channels_own_statistics(
-    tmp_path: Path, mode: Any, white: int
-) -> None:
+def test_values_are_normalised_by_white_and_the_channels_own_statistics(tmp_path, mode, white):
     source = ImageFolder(write(tmp_path, mode), EvalCrop(), mode=mode)
-    settings: dict[str, Any] = {"image_size": 24, "device": "cpu"}
+    settings = {"image_size": 24, "device": "cpu"}
     with pytest.raises(UsageError, match="1 channel"):
         DataLoader(source, 2, **settings)
     (images, _), *_ = list(DataLoader(source, 2, mean=(0.4,), std=(0.2,), **settings))
@@ -130,7 +125,7 @@ def test_values_are_normalised_by_white_and_the_channels_own_statistics(
     torch.testing.assert_close(images[1, 0], expected)
 
 
-def test_lists_have_the_rows_of_the_folder(tmp_path: Path) -> None:
+def test_lists_have_the_rows_of_the_folder(tmp_path):
     folder = ImageFolder(write(tmp_path / "grey", "I;16"), EvalCrop(), mode="I;16")
     paths = [folder.path(sample) for sample in range(len(folder))]
     lines = [f"{path},{number}" for number, path in enumerate(paths)]
@@ -143,9 +138,7 @@ def test_lists_have_the_rows_of_the_folder(tmp_path: Path) -> None:
             assert np.array_equal(row(source, sample), row(folder, sample))
 
 
-def test_16_bits_read_as_8_are_clipped_with_one_warning_that_names_the_first_file(
-    tmp_path: Path,
-) -> None:
+def test_16_bits_read_as_8_are_clipped_with_one_warning_that_names_the_first_file(tmp_path):
     source = ImageFolder(write(tmp_path, "I;16"), EvalCrop())
     with pytest.warns(UserWarning, match=r"0\.png has 16-bit grey.*I;16") as caught:
         pixels = [row(source, sample) for sample in (0, 1, 0)]
@@ -160,7 +153,7 @@ def test_16_bits_read_as_8_are_clipped_with_one_warning_that_names_the_first_fil
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
-def test_8_bits_read_as_16_raise_with_mode(tmp_path: Path, ending: str) -> None:
+def test_8_bits_read_as_16_raise_with_mode(tmp_path, ending):
     (tmp_path / "a").mkdir()
     grey(1, "L").save(tmp_path / "a" / f"1.{ending}")
     with pytest.raises(ImageError, match="16-bit grey, got an image of Pillow's mode"):
@@ -178,7 +171,7 @@ def test_8_bits_read_as_16_raise_with_mode(tmp_path: Path, ending: str) -> None:
         Window(90, 70, 40, 20, True),
     ],
 )
-def test_any_pixels_are_resized_as_rgb_is(dtype: str, channels: int, placement: Any) -> None:
+def test_any_pixels_are_resized_as_rgb_is(dtype, channels, placement):
     """Against the compiled resize of three channels of bytes, to within its two roundings."""
     image = np.random.default_rng(2).integers(90, 160, (40, 50, channels))
     made = np.zeros((20, 24, channels), dtype)
@@ -191,7 +184,7 @@ def test_any_pixels_are_resized_as_rgb_is(dtype: str, channels: int, placement: 
         assert np.abs(difference).max() <= (0 if dtype == "uint8" else 2)
 
 
-def test_resize_in_floats_equals_torch() -> None:
+def test_resize_in_floats_equals_torch():
     image = np.random.default_rng(4).random((70, 90, 5)).astype(np.float32)
     made = np.zeros((33, 41, 5), np.float32)
     for filter in ("bilinear", "bicubic"):
@@ -204,7 +197,7 @@ def test_resize_in_floats_equals_torch() -> None:
 
 @needs_uint16
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
-def test_arrays_keep_their_channels_and_dtype(tmp_path: Path, dtype: str) -> None:
+def test_arrays_keep_their_channels_and_dtype(tmp_path, dtype):
     images = np.random.default_rng(1).integers(0, 9999, (6, 40, 40, 5)).astype(dtype)
     np.save(tmp_path / "images.npy", images)
     for given in (images, tmp_path / "images.npy"):
@@ -223,9 +216,9 @@ def test_arrays_keep_their_channels_and_dtype(tmp_path: Path, dtype: str) -> Non
 @needs_uint16
 @pytest.mark.parametrize(("mode", "raw"), [("L", False), ("L", True), ("I;16", True)])
 @pytest.mark.parametrize("format", ["webdataset", "folder"])
-def test_caches_keep_the_layout(tmp_path: Path, mode: Any, raw: bool, format: Any) -> None:
+def test_caches_keep_the_layout(tmp_path, mode, raw, format):
     root = write(tmp_path / "grey", mode)
-    settings: dict[str, Any] = {"format": format, "raw": raw, "workers": 0}
+    settings = {"format": format, "raw": raw, "workers": 0}
     manifest = build_cache(root, tmp_path / "cache", (32,), mode=mode, **settings)
     assert manifest.mode == mode
     cached, originals = ImageFolder(tmp_path / "cache", EvalCrop()), ImageFolder(root, mode=mode)
@@ -245,13 +238,13 @@ def test_caches_keep_the_layout(tmp_path: Path, mode: Any, raw: bool, format: An
         build_cache(root, tmp_path / "cache", (32, 40), **settings)
 
 
-def test_jpeg_copies_of_16_bits_are_rejected(tmp_path: Path) -> None:
+def test_jpeg_copies_of_16_bits_are_rejected(tmp_path):
     with pytest.raises(UsageError, match="8 bits") as caught:
         build_cache(write(tmp_path / "grey", "I;16"), tmp_path / "cache", (32,), mode="I;16")
     assert (caught.value.argument, caught.value.fix) == ("mode", {"raw": True})
 
 
-def test_a_cache_without_a_mode_is_rgb(tmp_path: Path) -> None:
+def test_a_cache_without_a_mode_is_rgb(tmp_path):
     build_cache(write(tmp_path / "grey", "L"), tmp_path / "cache", (32,), workers=0)
     path = tmp_path / "cache/feedline-cache.json"
     fields = json.loads(path.read_text())
@@ -261,7 +254,7 @@ def test_a_cache_without_a_mode_is_rgb(tmp_path: Path) -> None:
 
 
 @needs_uint16
-def test_pipelines_of_other_layouts_run_unchanged(tmp_path: Path) -> None:
+def test_pipelines_of_other_layouts_run_unchanged(tmp_path):
     steps = [v2.Resize(24), v2.CenterCrop(20), v2.PILToTensor()]
     source = ImageFolder(write(tmp_path, "I;16"), v2.Compose(steps), mode="I;16")
     loader = DataLoader(source, 2, num_workers=1)
@@ -271,7 +264,7 @@ def test_pipelines_of_other_layouts_run_unchanged(tmp_path: Path) -> None:
     assert images.int().max() > 30_000
 
 
-def test_unsupported_steps_raise_with_mode(tmp_path: Path) -> None:
+def test_unsupported_steps_raise_with_mode(tmp_path):
     source = ImageFolder(write(tmp_path, "I;16"), v2.ColorJitter(0.5), mode="I;16")
     with pytest.raises(Exception, match=r".") as caught:
         source[0]

@@ -6,7 +6,6 @@ import io
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +43,7 @@ START, DEFLATED = header(WIDTH, HEIGHT, RGB), zlib.compress(ROWS)
 END = chunk(b"IEND")
 
 
-def decoded(data: bytes, part: Any = None, **options: Any) -> Any:
+def decoded(data, part=None, **options):
     """Pixels, or the text of the error."""
     decoder = Decoder(DecodeOptions(**options))
     try:
@@ -54,24 +53,22 @@ def decoded(data: bytes, part: Any = None, **options: Any) -> Any:
         return str(error)
 
 
-def by_pillow(
-    monkeypatch: pytest.MonkeyPatch, data: bytes, part: Any = None, **options: Any
-) -> Any:
+def by_pillow(monkeypatch, data, part=None, **options):
     with monkeypatch.context() as patch:
         patch.setattr(decoder_module, "compiled", None)
         return decoded(data, part, **options)
 
 
-def is_fast(data: bytes, part: Any = None, **options: Any) -> bool:
+def is_fast(data, part=None, **options):
     return decode_png(data, PngFile, DecodeOptions(**options), part) is not None
 
 
-def reference(data: bytes, mode: str = "RGB") -> Any:
+def reference(data, mode="RGB"):
     pixels = np.asarray(Image.open(io.BytesIO(data)).convert(mode))
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def parts_of(width: int, height: int) -> list[tuple[int, int, int, int]]:
+def parts_of(width, height):
     dice, parts = np.random.default_rng(width), [(0, 0, height, width)]
     for _ in range(8):
         top, left = int(dice.integers(height)), int(dice.integers(width))
@@ -83,7 +80,7 @@ def parts_of(width: int, height: int) -> list[tuple[int, int, int, int]]:
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("colour", COLOURS)
-def test_all_filters_colours_and_sizes_equal_pillow(colour: str, filters: str, mode: str) -> None:
+def test_all_filters_colours_and_sizes_equal_pillow(colour, filters, mode):
     for width, height in SIZES:
         data = random_png(width, height, COLOURS[colour], FILTERS[filters])
         whole = reference(data, mode)
@@ -95,7 +92,7 @@ def test_all_filters_colours_and_sizes_equal_pillow(colour: str, filters: str, m
             assert is_fast(data, part, mode=mode)
 
 
-def deflated(level: int, window: int = 15, strategy: int = zlib.Z_DEFAULT_STRATEGY) -> bytes:
+def deflated(level, window=15, strategy=zlib.Z_DEFAULT_STRATEGY):
     deflate = zlib.compressobj(level, zlib.DEFLATED, window, 9, strategy)
     return deflate.compress(ROWS) + deflate.flush()
 
@@ -125,9 +122,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_any_compression_and_chunks_equal_pillow(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_compression_and_chunks_equal_pillow(name, monkeypatch):
     data, part = PLAIN[name], (3, 5, 11, 20)
     whole = reference(data)
     for _ in range(2):
@@ -138,7 +133,7 @@ def test_any_compression_and_chunks_equal_pillow(
         monkeypatch.setattr(decoder_module, "inflater", zlib)
 
 
-def other(colour: int, depth: int, interlaced: bool = False) -> bytes:
+def other(colour, depth, interlaced=False):
     rows = random_rows(WIDTH, HEIGHT, colour, [0, 4], depth=depth)
     if interlaced:
         rows += random_rows(2 * WIDTH, 2 * HEIGHT, colour, [0, 4])
@@ -150,11 +145,11 @@ def other(colour: int, depth: int, interlaced: bool = False) -> bytes:
     )
 
 
-def flawed(**changes: Any) -> bytes:
+def flawed(**changes):
     return png(**{"start": START, "deflated": DEFLATED, **changes})
 
 
-def without_checksum(data: bytes, name: bytes) -> bytes:
+def without_checksum(data, name):
     at = data.index(name)
     stop = at + 4 + int.from_bytes(data[at - 4 : at], "big")
     return data[:stop] + b"\1\2\3\4" + data[stop + 4 :]
@@ -206,9 +201,7 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_unusual_and_damaged_files_have_the_pixels_or_the_error_of_pillow(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unusual_and_damaged_files_have_the_pixels_or_the_error_of_pillow(name, monkeypatch):
     for mode in ("RGB", "L"):
         for part in (None, (2, 3, 9, 9), (10, 0, HEIGHT - 10, WIDTH)):
             found = decoded(UNUSUAL[name], part, mode=mode)
@@ -217,7 +210,7 @@ def test_unusual_and_damaged_files_have_the_pixels_or_the_error_of_pillow(
             assert np.array_equal(found, expected)
 
 
-def turned(orientation: int) -> bytes:
+def turned(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     return exif.tobytes()[6:]
@@ -237,7 +230,7 @@ ORIENTED: dict[str, Callable[[int], bytes]] = {
 
 @pytest.mark.parametrize("place", ORIENTED)
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_orientation_is_read_before_and_after_the_pixels(place: str, orientation: int) -> None:
+def test_the_orientation_is_read_before_and_after_the_pixels(place, orientation):
     data = ORIENTED[place](orientation)
     image = Image.open(io.BytesIO(data))
     image.load()
@@ -245,7 +238,7 @@ def test_the_orientation_is_read_before_and_after_the_pixels(place: str, orienta
     assert np.array_equal(decoded(data), reference(data))
 
 
-def test_the_limit_of_pixels_holds_for_a_second_header() -> None:
+def test_the_limit_of_pixels_holds_for_a_second_header():
     data = png(header(9, 9, RGB), DEFLATED, before=START)
     assert "max_pixels=100" in decoded(data, max_pixels=100)
 
@@ -269,7 +262,7 @@ def test_the_limit_of_pixels_holds_for_a_second_header() -> None:
         {"target": np.zeros((6, 4, 6), np.uint8)[..., ::2]},
     ],
 )
-def test_arguments_that_do_not_match_are_refused(changes: dict[str, Any]) -> None:
+def test_arguments_that_do_not_match_are_refused(changes):
     arguments = {
         "data": bytes(78),
         "target": np.zeros((6, 4, 3), np.uint8),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ from feedline.images import resize
 from feedline.images.crops import Box, Window
 from feedline.images.resize import FILTERS, place_rows
 from feedline.images.rows import ImageSubset
-from feedline.order.batch_spec import Item, Items
+from feedline.order.batch_spec import Items
 from feedline.sources.files import storage_read
 from feedline.sources.manifest import level_size, level_sizes
 from feedline.timing.stage_page import PAGE_WORDS, StagePage, read_page
@@ -35,7 +32,7 @@ SIDE = 24
 
 
 @pytest.fixture(params=PATHS)
-def path(request: pytest.FixtureRequest) -> Iterable[str]:
+def path(request):
     assert resize.compiled is not None
     resize.compiled.use_path(request.param)
     yield request.param
@@ -43,11 +40,11 @@ def path(request: pytest.FixtureRequest) -> Iterable[str]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def built(tmp_path_factory):
     root = tmp_path_factory.mktemp("raw")
     photos(root / "photos")
 
-    def cache(format: str) -> Path:
+    def cache(format):
         if not (root / format).exists():
             made(root / "photos", root / format, format, raw=True)
         return root / format
@@ -56,44 +53,44 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def cache(built: Callable[[str], Path], tmp_path: Path) -> Path:
+def cache(built, tmp_path):
     """A cache that a test may damage."""
     made(built("webdataset").parent / "photos", tmp_path / "cache", raw=True)
     return tmp_path / "cache"
 
 
-def noise(count: int, height: int, width: int) -> Any:
+def noise(count, height, width):
     return np.random.default_rng(0).integers(0, 256, (count, height, width, 3), np.uint8)
 
 
-def items_of(samples: Iterable[int], size: int, strength: float = 1.0) -> Items:
+def items_of(samples, size, strength=1.0):
     numbers = np.array(list(samples), np.int64)
     seeds = np.random.default_rng(1).integers(0, 1 << 64, len(numbers), np.uint64)
     return Items(numbers, size, seeds, strength)
 
 
-def memory(source: Any, items: Items) -> tuple[Any, ...]:
+def memory(source, items):
     rows = len(items.samples)
     return tuple(
         np.full((rows, *field.shape), 77, field.dtype) for field in source.fields(items.image_size)
     )
 
 
-def together(source: Any, items: Items) -> tuple[tuple[Any, ...], list[int]]:
+def together(source, items):
     rows, begun = memory(source, items), []
     left = list(source.load_rows(items, rows, begun.append, None))
     assert begun == (list(range(len(items.samples))) if len(left) < len(begun) else begun)
     return rows, left
 
 
-def alone(source: Any, items: Items) -> tuple[Any, ...]:
+def alone(source, items):
     rows = memory(source, items)
     for k, item in enumerate(items.each()):
         source.load(item, tuple(array[k, ...] for array in rows))
     return rows
 
 
-def assert_equal(source: Any, items: Items) -> None:
+def assert_equal(source, items):
     rows, left = together(source, items)
     assert left == []
     for found, expected in zip(rows, alone(source, items), strict=True):
@@ -103,7 +100,7 @@ def assert_equal(source: Any, items: Items) -> None:
 class OffCentre:
     """A user's crop: the lower right corner of every image."""
 
-    def place(self, height: int, width: int, item: Item) -> Box | Window:
+    def place(self, height, width, item):
         if item.sample % 2:
             return Window(40, 50, 40 - SIDE, 50 - SIDE, True, "lanczos")
         return Box(height // 3, width // 3, height - height // 3, width - width // 3, True)
@@ -120,9 +117,7 @@ CROPS = (
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_cache_rows_equal_rows_made_one_by_one(
-    built: Callable[[str], Path], path: str, format: str
-) -> None:
+def test_cache_rows_equal_rows_made_one_by_one(built, path, format):
     for crop in CROPS:
         source = ImageFolder(built(format), crop)
         for size, strength in ((SIDE, 1.0), (16, 0.3), (7, 0.0)):
@@ -130,7 +125,7 @@ def test_cache_rows_equal_rows_made_one_by_one(
 
 
 @pytest.mark.parametrize(("height", "width"), [(24, 24), (1, 1), (3, 300), (61, 40)])
-def test_array_rows_equal_rows_made_one_by_one(path: str, height: int, width: int) -> None:
+def test_array_rows_equal_rows_made_one_by_one(path, height, width):
     for crop in CROPS:
         source = ImageArray(noise(9, height, width), np.arange(9), crop)
         items = items_of([*range(9)] * 5, SIDE)
@@ -142,11 +137,11 @@ def test_array_rows_equal_rows_made_one_by_one(path: str, height: int, width: in
         assert np.array_equal(rows[1], expected[1])
 
 
-def test_rows_of_a_subset_and_of_files_with_a_cache(built: Callable[[str], Path]) -> None:
+def test_rows_of_a_subset_and_of_files_with_a_cache(built):
     whole = ImageFolder(built("webdataset"))
     assert_equal(ImageSubset(whole, np.array([7, 2, 2])), items_of([2, 0, 1, 0], SIDE))
     folder = ImageFolder(built("webdataset").parent / "photos")
-    assert_equal(folder.cached(whole.store), items_of([5, 0, 11], SIDE))  # type: ignore[arg-type]
+    assert_equal(folder.cached(whole.store), items_of([5, 0, 11], SIDE))
 
 
 @given(
@@ -159,15 +154,15 @@ def test_rows_of_a_subset_and_of_files_with_a_cache(built: Callable[[str], Path]
     st.integers(0, 2**64 - 1),
 )
 def test_crops_equal_those_drawn_one_by_one(
-    originals: list[tuple[int, int]],
-    side: int,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    flip: float,
-    strength: float,
-    seed: int,
-) -> None:
-    crop = TrainCrop(tuple(sorted(scale)), tuple(sorted(ratio)), flip)  # type: ignore[arg-type]
+    originals,
+    side,
+    scale,
+    ratio,
+    flip,
+    strength,
+    seed,
+):
+    crop = TrainCrop(tuple(sorted(scale)), tuple(sorted(ratio)), flip)
     seeds = np.array([seed ^ k for k in range(len(originals))], np.uint64)
     items = Items(np.arange(len(originals)), 9, seeds, strength)
     copies = [level_size(*original, side) for original in originals]
@@ -183,7 +178,7 @@ def test_crops_equal_those_drawn_one_by_one(
 
 
 @given(st.integers(38, 900), st.integers(0, 2**64 - 1), st.sampled_from(PATHS or ["none"]))
-def test_checksums_equal_xxhash(pixels: int, seed: int, path: str) -> None:
+def test_checksums_equal_xxhash(pixels, seed, path):
     assert resize.compiled is not None
     image = np.random.default_rng(pixels).integers(0, 256, 128 + 3 * pixels, np.uint8).tobytes()
     expected = xxhash.xxh3_64_intdigest(image, seed=seed)
@@ -197,7 +192,7 @@ def test_checksums_equal_xxhash(pixels: int, seed: int, path: str) -> None:
     resize.compiled.use_path(PATHS[-1])
 
 
-def damage(cache: Path, sample: int) -> None:
+def damage(cache, sample):
     (shard,) = (cache / str(SIDE)).iterdir()
     pixels = ImageFolder(cache).store.read(sample, SIDE)
     assert isinstance(pixels, np.ndarray)
@@ -206,7 +201,7 @@ def damage(cache: Path, sample: int) -> None:
     shard.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
 
 
-def test_a_damaged_row_is_left_and_the_others_are_made(cache: Path) -> None:
+def test_a_damaged_row_is_left_and_the_others_are_made(cache):
     items = items_of([4, 5, 6, 5], SIDE)
     expected = alone(ImageFolder(cache), items)
     damage(cache, 5)
@@ -223,31 +218,29 @@ def test_a_damaged_row_is_left_and_the_others_are_made(cache: Path) -> None:
         assert [name for name, _ in loader.skipped] == [source.name(5)]
 
 
-def test_rows_of_a_missing_shard_are_left(cache: Path) -> None:
+def test_rows_of_a_missing_shard_are_left(cache):
     (shard,) = (cache / str(SIDE)).iterdir()
     os.unlink(shard)
     assert together(ImageFolder(cache), items_of([0, 1], SIDE))[1] == [0, 1]
 
 
 @pytest.mark.parametrize("sample", [-1, 12])
-def test_batch_with_missing_sample_is_not_handled(
-    built: Callable[[str], Path], sample: int
-) -> None:
+def test_batch_with_missing_sample_is_not_handled(built, sample):
     source = ImageFolder(built("webdataset"))
     assert together(source, items_of([0, sample], SIDE))[1] == [0, 1]
 
 
 class Retouched(TrainCrop):
-    def retouch(self, pixels: Any, item: Item) -> None:
+    def retouch(self, pixels, item):
         pixels[:] = 255 - pixels
 
 
 class Own(ImageFolder):
-    def load(self, item: Item, row: Any) -> None:
+    def load(self, item, row):
         row[0][:] = 3
 
 
-def test_only_resized_raw_pixels_are_handled(built: Callable[[str], Path], tmp_path: Path) -> None:
+def test_only_resized_raw_pixels_are_handled(built, tmp_path):
     root, items = built("webdataset"), items_of([0, 1], SIDE)
     made(root.parent / "photos", tmp_path / "jpegs")
     grey = ImageArray(noise(2, 9, 9)[..., :1].copy(), np.arange(2))
@@ -262,7 +255,7 @@ def test_only_resized_raw_pixels_are_handled(built: Callable[[str], Path], tmp_p
         assert (rows[0] == 77).all()
 
 
-def test_a_task_mixes_rows_made_together_and_alone(built: Callable[[str], Path]) -> None:
+def test_a_task_mixes_rows_made_together_and_alone(built):
     crop = TrainCrop(filter=("bilinear", "nearest"))
     source = ImageFolder(built("webdataset"), crop)
     items = items_of([*range(12)] * 3, SIDE)
@@ -273,7 +266,7 @@ def test_a_task_mixes_rows_made_together_and_alone(built: Callable[[str], Path])
         assert np.array_equal(next(iter(loader))[0].numpy(), images)
 
 
-def task_of(source: Any, rows: int) -> tuple[RowTask, Any, Any]:
+def task_of(source, rows):
     nbytes = batch_bytes(source.fields(SIDE), rows)
     block, line = np.zeros(nbytes, np.uint8), np.zeros(8, np.int64)
     samples = np.arange(rows) % len(source)
@@ -281,17 +274,15 @@ def task_of(source: Any, rows: int) -> tuple[RowTask, Any, Any]:
     return task, block, line
 
 
-def test_each_row_shows_in_the_heartbeat_table_as_storage_that_is_read(
-    built: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_row_shows_in_the_heartbeat_table_as_storage_that_is_read(built, monkeypatch):
     source = ImageFolder(built("webdataset"))
     task, block, line = task_of(source, 5)
     seen = []
     monkeypatch.setattr(storage_read, "_flag", line[READING : READING + 1])
     load_rows = source.load_rows
 
-    def watched(items: Any, rows: Any, begin_row: Any, end_row: Any) -> Any:
-        def begin(row: int) -> None:
+    def watched(items, rows, begin_row, end_row):
+        def begin(row):
             begin_row(row)
             seen.append((int(line[ROW]), int(line[READING])))
 
@@ -303,12 +294,12 @@ def test_each_row_shows_in_the_heartbeat_table_as_storage_that_is_read(
     assert line[READING] == 0
 
 
-def test_an_error_of_progress_ends_the_task_and_its_read(built: Callable[[str], Path]) -> None:
+def test_an_error_of_progress_ends_the_task_and_its_read(built):
     source = ImageFolder(built("webdataset"))
     items = items_of(range(4), SIDE)
     rows = memory(source, items)
 
-    def stop(row: int) -> None:
+    def stop(row):
         if row == 2:
             raise KeyboardInterrupt
 
@@ -318,7 +309,7 @@ def test_an_error_of_progress_ends_the_task_and_its_read(built: Callable[[str], 
     assert (rows[0][2:] == 77).all()
 
 
-def test_a_timed_task_has_a_read_and_a_resize_for_each_row(built: Callable[[str], Path]) -> None:
+def test_a_timed_task_has_a_read_and_a_resize_for_each_row(built):
     source = ImageFolder(built("webdataset"))
     memory, tasks = np.zeros(PAGE_WORDS, np.int64), 8
     page = StagePage(memory)
@@ -331,7 +322,7 @@ def test_a_timed_task_has_a_read_and_a_resize_for_each_row(built: Callable[[str]
     assert sum(count for count, _ in timings.sample_sizes.values()) == 6
 
 
-def test_wrong_arguments_are_rejected() -> None:
+def test_wrong_arguments_are_rejected():
     assert resize.compiled is not None
     images, rows = (bytes(27),), np.zeros((1, 4, 4, 3), np.uint8)
     placements, none = np.zeros((1, 16)), np.empty((0, 2), np.uint64)
@@ -375,7 +366,7 @@ def test_wrong_arguments_are_rejected() -> None:
         (np.inf, np.nan, 0, 0, 3, 3, 0, 0, 3, 3, 4, 4, 0, 0, 0, 0),
     ],
 )
-def test_a_row_whose_placement_is_not_in_its_image_is_left(placement: tuple[float, ...]) -> None:
+def test_a_row_whose_placement_is_not_in_its_image_is_left(placement):
     assert resize.compiled is not None
     rows = np.full((1, 4, 4, 3), 77, np.uint8)
     arguments = (bytes(27),), 0, np.array([placement], float), np.empty((0, 2), np.uint64), rows

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,18 +20,18 @@ Files = dict[str, bytes]
 
 
 @pytest.fixture
-def images(jpeg_folder: Path) -> list[bytes]:
+def images(jpeg_folder):
     return [path.read_bytes() for path in sorted(jpeg_folder.glob("*/*.jpg"))]
 
 
 @pytest.fixture(autouse=True)
-def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
 
 
-def samples(images: list[bytes], first: int, count: int, **more: Any) -> Files:
+def samples(images, first, count, **more):
     """Samples with an image, a class number, its name, and JSON."""
-    files: Files = {}
+    files = {}
     for number in range(first, first + count):
         label = number // 6
         files[f"{number:04d}.jpg"] = images[number]
@@ -45,7 +43,7 @@ def samples(images: list[bytes], first: int, count: int, **more: Any) -> Files:
 
 
 @pytest.fixture
-def shards(tmp_path: Path, images: list[bytes]) -> Path:
+def shards(tmp_path, images):
     """Three shards of four samples each."""
     root = tmp_path / "shards"
     root.mkdir()
@@ -54,7 +52,7 @@ def shards(tmp_path: Path, images: list[bytes]) -> Path:
     return root / "train-{000..002}.tar"
 
 
-def test_a_sample_has_the_name_of_its_shard_and_image(shards: Path) -> None:
+def test_a_sample_has_the_name_of_its_shard_and_image(shards):
     data = ImageList.from_webdataset(shards)
     assert (len(data), data.classes, data.skipped_samples) == (12, [], ())
     for sample in range(12):
@@ -75,16 +73,14 @@ def test_a_sample_has_the_name_of_its_shard_and_image(shards: Path) -> None:
         (None, Field("label", "int64", ()), 0, []),
     ],
 )
-def test_labels_of_every_kind(
-    shards: Path, label: str | None, field: Field, value: Any, classes: list[str]
-) -> None:
+def test_labels_of_every_kind(shards, label, field, value, classes):
     data = ImageList.from_webdataset(shards, label=label)
     assert data.fields(16)[1] == field
     assert data.targets[11].tolist() == value
     assert data.classes == classes
 
 
-def test_names_of_classes_go_with_numbers_and_with_names(shards: Path) -> None:
+def test_names_of_classes_go_with_numbers_and_with_names(shards):
     names = ["cats", "dogs", "owls"]
     by_number = ImageList.from_webdataset(shards, classes=names)
     by_name = ImageList.from_webdataset(shards, label="txt", classes=names[::-1])
@@ -94,7 +90,7 @@ def test_names_of_classes_go_with_numbers_and_with_names(shards: Path) -> None:
         ImageList.from_webdataset(shards, classes=["cats"])
 
 
-def test_samples_equal_those_of_webdataset(tmp_path: Path, images: list[bytes]) -> None:
+def test_samples_equal_those_of_webdataset(tmp_path, images):
     reading = pytest.importorskip("webdataset").tariterators
     files = {
         "__meta__/a.json": b"{}",
@@ -119,7 +115,7 @@ def test_samples_equal_those_of_webdataset(tmp_path: Path, images: list[bytes]) 
     assert ImageList.from_webdataset(path).store.read(1, 1) == images[3]
 
 
-def test_shards_with_equal_names_have_no_cache(shards: Path, tmp_path: Path) -> None:
+def test_shards_with_equal_names_have_no_cache(shards, tmp_path):
     data = ImageList.from_webdataset(shards, label="txt")
     twice = ImageList.from_webdataset([shards, shards])
     assert len(twice) == 24
@@ -135,11 +131,11 @@ def test_shards_with_equal_names_have_no_cache(shards: Path, tmp_path: Path) -> 
 # ------------------------------------------------------------------- retained state
 
 
-def test_shard_is_scanned_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    times: list[str] = []
+def test_shard_is_scanned_once(shards, monkeypatch):
+    times = []
     scan = webdataset._scan_shard
 
-    def counted(file: Any, size: int, path: str, *rest: Any) -> Any:
+    def counted(file, size, path, *rest):
         times.append(os.path.basename(path))
         return scan(file, size, path, *rest)
 
@@ -161,7 +157,7 @@ def test_shard_is_scanned_once(shards: Path, monkeypatch: pytest.MonkeyPatch) ->
 # ------------------------------------------------------------------- invalid input
 
 
-def test_incomplete_samples_raise_or_are_listed(tmp_path: Path, images: list[bytes]) -> None:
+def test_incomplete_samples_raise_or_are_listed(tmp_path, images):
     files = samples(images, 0, 4)
     del files["0001.jpg"]
     del files["0002.cls"]
@@ -186,16 +182,16 @@ def test_incomplete_samples_raise_or_are_listed(tmp_path: Path, images: list[byt
         ImageList.from_webdataset(path, image="gif", incomplete="skip")
 
 
-def longer_than_it_is(data: bytes) -> bytes:
+def longer_than_it_is(data):
     """The first header says that its file is as long as 8 TB, with a checksum that fits."""
     return resized(data, 0o77777777777)
 
 
-def shorter_than_it_is(data: bytes) -> bytes:
+def shorter_than_it_is(data):
     return resized(data, 100)
 
 
-def resized(data: bytes, size: int) -> bytes:
+def resized(data, size):
     head = bytearray(data[:512])
     head[124:136] = b"%011o\0" % size
     head[148:156] = b" " * 8
@@ -216,16 +212,14 @@ def resized(data: bytes, size: int) -> bytes:
         (lambda data: data.replace(b"0004.cls", b"0004.clx", 1), "truncated or damaged at byte"),
     ],
 )
-def test_damaged_shard_raises_instead_of_being_shortened(
-    shards: Path, damage: Any, said: str
-) -> None:
+def test_damaged_shard_raises_instead_of_being_shortened(shards, damage, said):
     path = shards.parent / "train-001.tar"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DatasetError, match=rf"train-001\.tar' .*({said})"):
         ImageList.from_webdataset(shards)
 
 
-def test_duplicate_keys_raise(tmp_path: Path, images: list[bytes]) -> None:
+def test_duplicate_keys_raise(tmp_path, images):
     path = tmp_path / "a.tar"
     names = ("1.jpg", "1.cls", "2.jpg", "2.cls", "1.jpg", "1.cls")
     write_tar(path, [(name, images[0] if name.endswith("jpg") else b"1") for name in names])
@@ -249,12 +243,12 @@ def test_duplicate_keys_raise(tmp_path: Path, images: list[bytes]) -> None:
         ({"transform": 5}, "transform"),
     ],
 )
-def test_invalid_arguments(shards: Path, options: dict[str, Any], said: str) -> None:
+def test_invalid_arguments(shards, options, said):
     with pytest.raises(UsageError, match=said):
         ImageList.from_webdataset(shards, **options)
 
 
-def test_invalid_label_names_sample(tmp_path: Path, images: list[bytes]) -> None:
+def test_invalid_label_names_sample(tmp_path, images):
     files = samples(images, 0, 3)
     files["0001.cls"] = b"cats"
     with pytest.raises(UsageError, match=r"labels of mixed types: 'cats' of sample 1"):
@@ -265,8 +259,8 @@ def test_invalid_label_names_sample(tmp_path: Path, images: list[bytes]) -> None
 
 
 def test_an_index_is_not_taken_for_that_of_another_shard_with_its_name_size_and_time(
-    tmp_path: Path, images: list[bytes]
-) -> None:
+    tmp_path, images
+):
     for name, label in (("a", b"1"), ("b", b"2")):
         write_tar(tmp_path / f"{name}.tar", {"0.cls": label, "0.jpg": images[0]})
         os.utime(tmp_path / f"{name}.tar", ns=(7, 7))
@@ -276,7 +270,7 @@ def test_an_index_is_not_taken_for_that_of_another_shard_with_its_name_size_and_
 
 
 @pytest.mark.parametrize("column", ["names", "places", "labels"])
-def test_impossible_index_is_replaced(tmp_path: Path, images: list[bytes], column: str) -> None:
+def test_impossible_index_is_replaced(tmp_path, images, column):
     path = write_tar(tmp_path / "a.tar", samples(images, 0, 3))
     expected = ImageList.from_webdataset(path)
     (saved,) = tmp_path.glob(".*.feedline")
@@ -298,9 +292,7 @@ def test_impossible_index_is_replaced(tmp_path: Path, images: list[bytes], colum
     assert saved.read_bytes() == before
 
 
-def test_labels_that_do_not_go_together_are_named_with_their_sample(
-    tmp_path: Path, images: list[bytes]
-) -> None:
+def test_labels_that_do_not_go_together_are_named_with_their_sample(tmp_path, images):
     labels = (".json", b'{"y": 7}'), (".cls", b"1"), (".cls", b"x")
     files = [
         (f"{number}{ending}", data)
@@ -313,15 +305,15 @@ def test_labels_that_do_not_go_together_are_named_with_their_sample(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     for name in ("a-0.tar", "a-1.tar", "b-0.tar", "odd{1}.tar"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "below").mkdir()
     return tmp_path
 
 
-def test_paths_are_filled_in_in_their_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def names(given: object) -> list[str]:
+def test_paths_are_filled_in_in_their_order(folder, monkeypatch):
+    def names(given):
         return [os.path.relpath(path, folder) for path in expand_shards(given)]
 
     assert names(folder / "a-{1..0}.tar") == ["a-1.tar", "a-0.tar"]
@@ -349,9 +341,7 @@ def test_paths_are_filled_in_in_their_order(folder: Path, monkeypatch: pytest.Mo
         ([None], "shards must be a path"),
     ],
 )
-def test_invalid_shard_raises_with_hint(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, given: object, said: str
-) -> None:
+def test_invalid_shard_raises_with_hint(folder, monkeypatch, given, said):
     monkeypatch.chdir(folder)
     with pytest.raises((DatasetError, UsageError), match=said):
         expand_shards(given)

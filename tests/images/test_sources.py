@@ -21,7 +21,7 @@ from torchvision_folder import image, item_row
 SIZE = 16
 
 
-def write_photos(root: Path, count: int) -> Path:
+def write_photos(root, count):
     """Create root/CLASS/N.jpg: images of one size, as an array needs them."""
     for number in range(count):
         path = root / ("cats", "dogs")[2 * number // count] / f"{number:02}.jpg"
@@ -30,7 +30,7 @@ def write_photos(root: Path, count: int) -> Path:
     return root
 
 
-def array_file(root: Path, scratch: Path, crop: Any) -> ImageArray:
+def array_file(root, scratch, crop):
     source = own_sources.array(root, scratch, crop)
     np.save(scratch / "images.npy", source.images)
     np.save(scratch / "labels.npy", source.targets)
@@ -52,15 +52,15 @@ FILES = [kind for kind in KINDS if not kind.startswith("array")]
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory):
     return write_photos(tmp_path_factory.mktemp("photos") / "photos", 12)
 
 
 @pytest.fixture(params=KINDS)
-def create(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], Any]:
+def create(request, tmp_path):
     """A function that makes a source of the images of a folder."""
 
-    def of(root: Path) -> Any:
+    def of(root):
         scratch = tmp_path / f"of {len(own_sources.files(root))}"
         scratch.mkdir()
         return KINDS[request.param](root, scratch, TrainCrop())
@@ -68,11 +68,11 @@ def create(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], A
     return of
 
 
-def batches(loader: Any) -> list[Any]:
+def batches(loader):
     return [(images.clone(), labels.clone()) for _ in range(2) for images, labels in loader]
 
 
-def same(ours: list[Any], theirs: list[Any]) -> bool:
+def same(ours, theirs):
     return len(ours) == len(theirs) and all(
         torch.equal(one, other)
         for pair in zip(ours, theirs, strict=True)
@@ -81,9 +81,7 @@ def same(ours: list[Any], theirs: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("crop", [TrainCrop(), EvalCrop()])
-def test_rows_equal_those_of_the_folder(
-    create: Callable[[Path], Any], photos: Path, crop: Any
-) -> None:
+def test_rows_equal_those_of_the_folder(create, photos, crop):
     source, folder = create(photos).with_transform(crop), ImageFolder(photos, crop)
     assert len(source) == len(folder) == 12
     assert source.targets.tolist() == folder.targets.tolist()
@@ -103,9 +101,7 @@ def test_rows_equal_those_of_the_folder(
 
 
 @pytest.mark.parametrize("sample", [-1, 12, 10**9])
-def test_samples_outside_the_source_are_refused(
-    create: Callable[[Path], Any], photos: Path, sample: int
-) -> None:
+def test_samples_outside_the_source_are_refused(create, photos, sample):
     source = create(photos)
     with pytest.raises(IndexError):
         item_row(source, sample, SIZE)
@@ -118,9 +114,7 @@ def test_samples_outside_the_source_are_refused(
 
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("sample", [-1, 12])
-def test_samples_outside_a_cache_are_refused(
-    photos: Path, tmp_path: Path, raw: bool, sample: int
-) -> None:
+def test_samples_outside_a_cache_are_refused(photos, tmp_path, raw, sample):
     build_cache(photos, tmp_path / "cache", (32,), raw=raw, workers=0)
     cache = ImageFolder(tmp_path / "cache")
     for source in (cache, ImageFolder(photos).cached(cache.store)):
@@ -132,10 +126,8 @@ def test_samples_outside_a_cache_are_refused(
 
 
 @pytest.mark.parametrize("create", [kind for kind in KINDS if ", " not in kind], indirect=True)
-def test_batches_and_states_are_those_of_the_folder(
-    create: Callable[[Path], Any], photos: Path
-) -> None:
-    options: dict[str, Any] = {"schedule": "8x1,16x1", "seed": 4, "prefetch": 1}
+def test_batches_and_states_are_those_of_the_folder(create, photos):
+    options = {"schedule": "8x1,16x1", "seed": 4, "prefetch": 1}
     source = create(photos)
     with DataLoader(ImageFolder(photos), 5, num_workers=0, **options) as loader:
         wanted = batches(loader)
@@ -149,9 +141,7 @@ def test_batches_and_states_are_those_of_the_folder(
         assert same(batches(loader), wanted[1:])
 
 
-def test_a_state_of_other_images_does_not_fit(
-    create: Callable[[Path], Any], photos: Path, tmp_path: Path
-) -> None:
+def test_a_state_of_other_images_does_not_fit(create, photos, tmp_path):
     other = create(write_photos(tmp_path / "photos", 11))
     with DataLoader(create(photos), 4, image_size=SIZE, seed=1) as loader:
         state = loader.state_dict()
@@ -163,7 +153,7 @@ def test_a_state_of_other_images_does_not_fit(
 
 
 @pytest.mark.parametrize("create", FILES, indirect=True)
-def test_a_broken_image_is_named_and_skipped(create: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_a_broken_image_is_named_and_skipped(create, tmp_path):
     root = write_photos(tmp_path / "photos", 6)
     (root / "cats" / "01.jpg").write_bytes(b"\xff\xd8\xff" + b"garbage" * 9)
     source = create(root)
@@ -176,9 +166,7 @@ def test_a_broken_image_is_named_and_skipped(create: Callable[[Path], Any], tmp_
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "hugging_face"])
-def test_relative_paths_are_found_from_elsewhere(
-    kind: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_paths_are_found_from_elsewhere(kind, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(photos, "photos")
     Path("scratch").mkdir()
@@ -190,7 +178,7 @@ def test_relative_paths_are_found_from_elsewhere(
 
 
 @pytest.mark.parametrize("kind", ["paths", "lmdb", "shards"])
-def test_a_cache_of_it_is_that_of_the_folder(kind: str, photos: Path, tmp_path: Path) -> None:
+def test_a_cache_of_it_is_that_of_the_folder(kind, photos, tmp_path):
     source = KINDS[kind](photos, tmp_path, TrainCrop())
     for name, data in (("ours", source), ("folder", photos)):
         build_cache(data, tmp_path / name, (24,), workers=0)

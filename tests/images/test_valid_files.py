@@ -26,35 +26,35 @@ pytestmark = pytest.mark.filterwarnings(ORIGINAL)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return write_files(tmp_path_factory.mktemp("files") / "set", all_files())
 
 
-def endings() -> set[str]:
+def endings():
     return {Path(name).suffix for name in all_files()}
 
 
-def whole(image: Image.Image) -> np.ndarray[Any, Any]:
+def whole(image):
     return np.array(image)
 
 
-def read_folder(root: Path, scratch: Path, **options: Any) -> Any:
+def read_folder(root, scratch, **options):
     return ImageFolder(root, EvalCrop(1.0), extensions=endings(), **options)
 
 
-def read_archive(root: Path, scratch: Path, **options: Any) -> Any:
+def read_archive(root, scratch, **options):
     with zipfile.ZipFile(scratch / "set.zip", "w") as archive:
         for name in all_files():
             archive.write(root / "class" / name, f"class/{name}")
     return ImageFolder(scratch / "set.zip", EvalCrop(1.0), extensions=endings(), **options)
 
 
-def read_list(root: Path, scratch: Path, **options: Any) -> Any:
+def read_list(root, scratch, **options):
     paths = [root / "class" / name for name in all_files()]
     return ImageList(paths, range(len(all_files())), whole, **options)
 
 
-def read_hugging_face(root: Path, scratch: Path, exif: bool) -> Any:
+def read_hugging_face(root, scratch, exif):
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     columns = {
@@ -66,12 +66,12 @@ def read_hugging_face(root: Path, scratch: Path, exif: bool) -> Any:
     return ImageList.from_hf(data, transform=whole, **({} if exif else {"exif": False}))
 
 
-def read_cache(root: Path, scratch: Path, **options: Any) -> Any:
+def read_cache(root, scratch, **options):
     feedline.build_cache(read_list(root, scratch, **options), scratch / "cache", (SIDE,), workers=0)
     return ImageFolder(scratch / "cache", EvalCrop(1.0), **options)
 
 
-def read_raw_cache(root: Path, scratch: Path, **options: Any) -> Any:
+def read_raw_cache(root, scratch, **options):
     source = read_folder(root, scratch, **options)
     feedline.build_cache(source, scratch / "cache", (SIDE,), raw=True, workers=0)
     return ImageFolder(scratch / "cache", whole, **options)
@@ -90,13 +90,13 @@ SOURCES: list[Callable[..., Any]] = [
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_every_source_reads_the_pixels_of_pillow(
-    folder: Path,
-    tmp_path: Path,
-    source: Callable[..., Any],
-    decoder: str,
-    exif: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    folder,
+    tmp_path,
+    source,
+    decoder,
+    exif,
+    monkeypatch,
+):
     if decoder == "simplejpeg":
         monkeypatch.setattr(jpeg, "compiled", None)
     data = source(folder, tmp_path, exif=exif)
@@ -114,7 +114,7 @@ def test_every_source_reads_the_pixels_of_pillow(
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
-def test_a_compiled_pipeline_reads_the_pixels_of_pillow(folder: Path, is_fused: bool) -> None:
+def test_a_compiled_pipeline_reads_the_pixels_of_pillow(folder, is_fused):
     steps = [transforms.CenterCrop(SIDE), transforms.PILToTensor()]
     if is_fused:
         steps.insert(0, transforms.Resize(SIDE))
@@ -131,7 +131,7 @@ def test_a_compiled_pipeline_reads_the_pixels_of_pillow(folder: Path, is_fused: 
     assert different == []
 
 
-def test_doctor_finds_nothing_broken(folder: Path) -> None:
+def test_doctor_finds_nothing_broken(folder):
     assert broken_images([folder / "class" / name for name in all_files()], workers=1) == []
 
 
@@ -144,12 +144,12 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("format", UNREADABLE)
-def test_a_format_that_is_not_read_is_named_by_every_source(tmp_path: Path, format: str) -> None:
+def test_a_format_that_is_not_read_is_named_by_every_source(tmp_path, format):
     root = write_files(tmp_path / "set", {"0.png": all_files()["format-PNG-RGB.png"]})
     path = root / "class" / "1.jpg"
     path.write_bytes(UNREADABLE[format])
     data = ImageFolder(root)
-    reads: list[Callable[[], Any]] = [
+    reads = [
         lambda: list(feedline.DataLoader(data, 1, image_size=SIDE)),
         lambda: feedline.build_cache(root, tmp_path / "cache", (SIDE,), workers=0),
         lambda: feedline.compile(transforms.Resize(SIDE))(path),
@@ -165,9 +165,7 @@ def test_a_format_that_is_not_read_is_named_by_every_source(tmp_path: Path, form
 
 
 @pytest.mark.parametrize(("name", "workers"), [("OWN", 0), ("JXL", 0), ("OWN", 2)])
-def test_a_format_that_was_added_to_pillow_is_read(
-    tmp_path: Path, name: str, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_format_that_was_added_to_pillow_is_read(tmp_path, name, workers, monkeypatch):
     """Also if feedline reads it with a package that is not installed, as JPEG XL."""
     if name == "JXL" and find_spec("pillow_jxl"):
         pytest.skip("pillow_jxl is installed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -34,33 +34,33 @@ from slow import slow
 DATA = Drawing(23)
 
 
-def generator(seed: int) -> torch.Generator:
+def generator(seed):
     return torch.Generator().manual_seed(seed)
 
 
 class AtOnce:
     """A batch sampler that draws its whole order when a pass begins, not with the first batch."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 5
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self):
         return iter(torch.randperm(23)[:20].reshape(5, 4).tolist())
 
 
 class Late:
     """A batch sampler that draws from its second batch on only."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 4
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self):
         yield [0, 1]
         for _ in range(3):
             yield torch.randint(23, (2,)).tolist()
 
 
-def distributed(seed: int) -> dict[str, Any]:
+def distributed(seed):
     return {"sampler": DistributedSampler(DATA, num_replicas=2, rank=1, seed=5)}
 
 
@@ -97,7 +97,7 @@ ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-def loader(order: str, seed: int, **options: Any) -> DataLoader[Any]:
+def loader(order, seed, **options):
     chosen = ORDERS[order](seed)
     if "batch_sampler" not in chosen:
         chosen = {"batch_size": 4, **chosen}
@@ -106,7 +106,7 @@ def loader(order: str, seed: int, **options: Any) -> DataLoader[Any]:
     return DataLoader(DATA, **chosen, **options)
 
 
-def one_epoch(batches: DataLoader[Any]) -> list[Any]:
+def one_epoch(batches):
     if isinstance(batches.sampler, DistributedSampler):
         batches.sampler.set_epoch(batches.epoch)
     return [plain(batch) for batch in batches]
@@ -117,7 +117,7 @@ SLOW += ("replacement by generator", "weighted", "persistent by generator")
 
 
 @pytest.mark.parametrize("order", [*(each for each in ORDERS if each not in SLOW), *slow(*SLOW)])
-def test_every_state_of_two_epochs_resumes_with_exact_remainder(order: str) -> None:
+def test_every_state_of_two_epochs_resumes_with_exact_remainder(order):
     torch.manual_seed(3)
     states, seen = [], []
     with loader(order, 1, num_workers=2) as batches:
@@ -149,17 +149,15 @@ def test_every_state_of_two_epochs_resumes_with_exact_remainder(order: str) -> N
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.parametrize("order", [*ORDERS, "schedule"])
-def test_distributed_checkpoint_loads_a_state_into_a_loader_at_any_position(
-    order: str, tmp_path: Path
-) -> None:
+def test_distributed_checkpoint_loads_a_state_into_a_loader_at_any_position(order, tmp_path):
     """It reads the entries that the loader's present state has."""
 
-    def new(seed: int) -> DataLoader[Any]:
+    def new(seed):
         if order == "schedule":
             return DataLoader(Sized(), seed=3, schedule="8x2@4", shuffle=True)
         return loader(order, seed)
 
-    def at(seed: int, steps: int | None) -> DataLoader[Any]:
+    def at(seed, steps):
         batches = new(seed)
         if steps is not None:
             for _ in batches if steps > len(batches) else zip(range(steps), batches, strict=False):
@@ -184,7 +182,7 @@ def test_distributed_checkpoint_loads_a_state_into_a_loader_at_any_position(
 
 @pytest.mark.parametrize("order", ["shuffle", "stateful by generator", "sequential", "persistent"])
 @pytest.mark.parametrize("steps", [0, 2])
-def test_states_of_version_2_still_load(order: str, steps: int) -> None:
+def test_states_of_version_2_still_load(order, steps):
     torch.manual_seed(3)
     with loader(order, 1, num_workers=1) as first:
         if steps:
@@ -213,10 +211,10 @@ def test_states_of_version_2_still_load(order: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize("rank", range(4))
-def test_any_state_of_four_ranks_resumes_on_two(rank: int) -> None:
+def test_any_state_of_four_ranks_resumes_on_two(rank):
     data = Drawing(48)
 
-    def of(rank: int, ranks: int, rows: int) -> DataLoader[Any]:
+    def of(rank, ranks, rows):
         sampler = DistributedSampler(data, num_replicas=ranks, rank=rank, seed=5)
         sampler.set_epoch(3)
         return DataLoader(data, rows, sampler=sampler)
@@ -234,11 +232,11 @@ def test_any_state_of_four_ranks_resumes_on_two(rank: int) -> None:
     assert sorted(seen) == list(range(48))
 
 
-def of(data: Any = DATA, rows: int = 4, **options: Any) -> Callable[[], DataLoader[Any]]:
+def of(data=DATA, rows=4, **options):
     return lambda: DataLoader(data, rows, **options)
 
 
-def second_rank(seed: int) -> Any:
+def second_rank(seed):
     return DistributedSampler(DATA, num_replicas=2, rank=1, seed=seed)
 
 
@@ -262,14 +260,14 @@ SHUFFLED, PLANNED = of(shuffle=True), of(shuffle=True, seed=4)
         (of(sampler=Unrepeatable(23)), of(sampler=Unrepeatable(23)), "gives other samples"),
     ],
 )
-def test_state_of_another_loader_is_rejected_by_name(saved: Any, loading: Any, said: str) -> None:
+def test_state_of_another_loader_is_rejected_by_name(saved, loading, said):
     first = saved()
     next(iter(first))
     with pytest.raises(StateError, match=said):
         loading().load_state_dict(first.state_dict())
 
 
-def test_batches_that_are_divided_otherwise_are_rejected() -> None:
+def test_batches_that_are_divided_otherwise_are_rejected():
     batches = [[0, 1], [2, 3, 4], [5, 6], [7]]
     first = DataLoader(DATA, batch_sampler=batches)
     epoch = iter(first)
@@ -282,8 +280,8 @@ def test_batches_that_are_divided_otherwise_are_rejected() -> None:
 
 
 @pytest.mark.parametrize("step", [0, 1])
-def test_drawing_with_replacement_is_not_drawing_without(step: int) -> None:
-    def drawing(replacement: bool) -> DataLoader[Any]:
+def test_drawing_with_replacement_is_not_drawing_without(step):
+    def drawing(replacement):
         return DataLoader(
             DATA, 4, sampler=RandomSampler(DATA, replacement, 23 if replacement else None)
         )
@@ -301,21 +299,21 @@ def test_drawing_with_replacement_is_not_drawing_without(step: int) -> None:
 class Lending(Stateful):
     """Returns its internal state without a copy, and then changes it."""
 
-    def __init__(self, length: int, seed: int) -> None:
-        self.kept: dict[str, Any] = {}
+    def __init__(self, length, seed):
+        self.kept = {}
         super().__init__(length, seed)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name, value):
         super().__setattr__(name, value)
         if name in ("given", "passes"):
             self.kept[name] = value
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return self.kept
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_sampler_may_return_its_internal_state(workers: int) -> None:
+def test_sampler_may_return_its_internal_state(workers):
     with DataLoader(DATA, 4, sampler=Lending(23, 5), num_workers=workers) as first:
         epoch = iter(first)
         next(epoch)
@@ -330,7 +328,7 @@ def test_sampler_may_return_its_internal_state(workers: int) -> None:
     assert one_epoch(other) == rest
 
 
-def places(state: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+def places(state, path=()):
     """All keys of a state, those within its mappings included."""
     found = []
     for key, value in state.items():
@@ -349,7 +347,7 @@ DAMAGES = [None, "x", -1, 3.5, [], {}, True, 10**30, [1], b"x"]
     "order",
     ["shuffle", "stateful by generator", "seed", *slow("generator", "distributed", "stateful")],
 )
-def test_damaged_states_are_rejected_without_side_effects(order: str) -> None:
+def test_damaged_states_are_rejected_without_side_effects(order):
     whole = loader(order, 1)
     epoch = iter(whole)
     next(epoch)
@@ -376,7 +374,7 @@ def test_damaged_states_are_rejected_without_side_effects(order: str) -> None:
     assert refused > 30
     for damage in DAMAGES:
         with pytest.raises(StateError):
-            loader(order, 1).load_state_dict(damage)  # type: ignore[arg-type]
+            loader(order, 1).load_state_dict(damage)
 
 
 @pytest.mark.parametrize(
@@ -384,8 +382,8 @@ def test_damaged_states_are_rejected_without_side_effects(order: str) -> None:
     [lambda: Stateful(23, 5), lambda: Drawn(23, 5), lambda: second_rank(5), lambda: None],
     ids=["stateful", "stateful by generator", "of an epoch", "generator"],
 )
-def test_a_rejected_state_leaves_sampler_and_generator_unchanged(make: Any) -> None:
-    def began(passes: int) -> tuple[Any, Any, DataLoader[Any]]:
+def test_a_rejected_state_leaves_sampler_and_generator_unchanged(make):
+    def began(passes):
         sampler, drawn_from = make(), generator(passes)
         if isinstance(sampler, DistributedSampler):
             sampler.set_epoch(passes)
@@ -410,24 +408,24 @@ def test_a_rejected_state_leaves_sampler_and_generator_unchanged(make: Any) -> N
 class Turning:
     """A sampler that draws from a generator and rotates the result by its epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.generator = generator(4)
         self.epoch = 0
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.epoch = epoch
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 23
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         order = torch.randperm(23, generator=self.generator)
         return iter(order.roll(self.epoch).tolist())
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_epoch_that_is_set_before_the_first_batch_draws_as_if_set_before(workers: int) -> None:
-    def seen(early: bool) -> list[Any]:
+def test_an_epoch_that_is_set_before_the_first_batch_draws_as_if_set_before(workers):
+    def seen(early):
         sampler, found = Turning(), []
         with DataLoader(DATA, 4, sampler=sampler, num_workers=workers) as loader:
             for epoch in (3, 4):
@@ -442,7 +440,7 @@ def test_an_epoch_that_is_set_before_the_first_batch_draws_as_if_set_before(work
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_epoch_can_be_set_after_restoring_within_iteration(workers: int) -> None:
+def test_epoch_can_be_set_after_restoring_within_iteration(workers):
     first = DataLoader(DATA, 4, shuffle=True)
     next(iter(first))
     state = first.state_dict()
@@ -455,7 +453,7 @@ def test_epoch_can_be_set_after_restoring_within_iteration(workers: int) -> None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_goes_back_within_an_epoch_and_comes_to_its_end(workers: int) -> None:
+def test_a_loader_goes_back_within_an_epoch_and_comes_to_its_end(workers):
     with DataLoader(DATA, 4, shuffle=True, num_workers=workers) as loader:
         epoch = iter(loader)
         start = loader.state_dict()
@@ -470,7 +468,7 @@ def test_a_loader_goes_back_within_an_epoch_and_comes_to_its_end(workers: int) -
         assert len(seen) == 6
 
 
-def test_epochs_after_restored_one_are_unchanged() -> None:
+def test_epochs_after_restored_one_are_unchanged():
     torch.manual_seed(4)
     whole = DataLoader(DATA, 4, shuffle=True)
     wanted = [plain(batch) for _ in range(4) for batch in whole]
@@ -487,17 +485,17 @@ class CountingOn(RandomSampler):
 
     epoch = 0
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.epoch = epoch
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         generator = torch.Generator().manual_seed(self.epoch)
         yield from torch.randperm(len(self), generator=generator).tolist()
         self.epoch += 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_sampler_with_own_epoch_counter_is_not_restarted(workers: int) -> None:
+def test_sampler_with_own_epoch_counter_is_not_restarted(workers):
     with DataLoader(list(range(23)), 8, sampler=CountingOn(DATA), num_workers=workers) as loader:
         for epoch in range(3):
             wanted = torch.randperm(len(DATA), generator=torch.Generator().manual_seed(epoch))
@@ -512,14 +510,12 @@ def test_sampler_with_own_epoch_counter_is_not_restarted(workers: int) -> None:
         *slow(("shuffle", 2), ("weighted", 2), ("at once", 2)),
     ],
 )
-def test_states_are_unaffected_by_draws_between_iter_and_first_batch(
-    order: str, workers: int
-) -> None:
+def test_states_are_unaffected_by_draws_between_iter_and_first_batch(order, workers):
     """Like another shuffled loader in a zip."""
 
-    def two() -> list[DataLoader[Any]]:
+    def two():
         shared, data = generator(9), list(range(23))
-        options: dict[str, dict[str, Any]] = {
+        options = {
             "shuffle": {"batch_size": 4, "shuffle": True},
             "weighted": {"batch_size": 4, "sampler": WeightedRandomSampler([1.0] * 23, 23)},
             "at once": {"batch_sampler": AtOnce()},
@@ -545,13 +541,13 @@ def test_states_are_unaffected_by_draws_between_iter_and_first_batch(
 class BatchByBatch:
     """A batch sampler that draws each batch lazily from torch's random state."""
 
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples):
         self._samples = samples
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 4
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self):
         for _ in range(4):
             yield torch.randint(self._samples, (4,)).tolist()
 
@@ -564,9 +560,9 @@ ASKED_SLOW = {*SLOW, "no batches", "replacement", "seed"} - {"stateful", "sequen
 @pytest.mark.parametrize(
     "order", [*(each for each in ASKED if each not in ASKED_SLOW), *slow(*sorted(ASKED_SLOW))]
 )
-def test_asking_for_a_state_at_any_moment_changes_nothing(order: str, workers: int) -> None:
-    def seen(ask: bool) -> list[Any]:
-        def draw() -> None:
+def test_asking_for_a_state_at_any_moment_changes_nothing(order, workers):
+    def seen(ask):
+        def draw():
             torch.rand(1)  # as the dropout of a model does
             if ask:
                 state = through_json(loader.state_dict())
@@ -592,7 +588,7 @@ def test_asking_for_a_state_at_any_moment_changes_nothing(order: str, workers: i
     assert seen(ask=True) == seen(ask=False)
 
 
-def of_order(order: str, workers: int) -> DataLoader[Any]:
+def of_order(order, workers):
     options = {"batch_size": 4, "num_workers": workers, **ASKED[order](1)}
     if "batch_sampler" in options:
         del options["batch_size"]
@@ -601,12 +597,10 @@ def of_order(order: str, workers: int) -> DataLoader[Any]:
     return DataLoader(DATA, **options)
 
 
-def test_sampler_is_read_lazily_without_workers(
-    jpeg_folder: Path,
-) -> None:
+def test_sampler_is_read_lazily_without_workers(jpeg_folder):
     data = ImageFolder(jpeg_folder, v2.Compose([v2.Resize((8, 8)), v2.ToImage()]))
 
-    def seen(kind: type[Any], **options: Any) -> list[Any]:
+    def seen(kind, **options):
         torch.manual_seed(0)
         loader = kind(data, **options)
         found = []
@@ -622,8 +616,8 @@ def test_sampler_is_read_lazily_without_workers(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_iterator_as_batch_sampler_continues_in_next_epoch(workers: int) -> None:
-    def epochs(kind: type[Any]) -> list[Any]:
+def test_iterator_as_batch_sampler_continues_in_next_epoch(workers):
+    def epochs(kind):
         batches = ([2 * k, 2 * k + 1] for k in itertools.count())
         data = list(range(100))
         loader = kind(data, batch_sampler=batches, num_workers=workers)
@@ -661,20 +655,20 @@ KEYS: dict[str, Callable[[int], Any]] = {
 class Keyed:
     """A sampler that makes its keys new in each pass."""
 
-    def __init__(self, key: Callable[[int], Any], start: int = 0) -> None:
+    def __init__(self, key, start=0):
         self.key, self.start = key, start
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 6
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         return map(self.key, range(self.start, self.start + 6))
 
 
 @pytest.mark.parametrize("form", KEYS)
-def test_keys_of_a_state_count_by_value(form: str) -> None:
-    def loader(start: int = 0) -> DataLoader[Any]:
-        sampler: Any = Keyed(KEYS[form], start)
+def test_keys_of_a_state_count_by_value(form):
+    def loader(start=0):
+        sampler = Keyed(KEYS[form], start)
         return DataLoader(Made(6, repr), 1, sampler=sampler, collate_fn=list)
 
     first = loader()
@@ -704,11 +698,11 @@ REORDERED: dict[str, Callable[[list[int]], Any]] = {
 
 
 @pytest.mark.parametrize("form", REORDERED)
-def test_sets_and_dicts_count_in_any_order(form: str) -> None:
+def test_sets_and_dicts_count_in_any_order(form):
     """0 and 8 are in a set in the order in which they were added, as texts are by their hashes."""
 
-    def loader(*numbers: int) -> DataLoader[Any]:
-        keys: Any = [REORDERED[form](list(numbers)) for _ in range(6)]
+    def loader(*numbers):
+        keys = [REORDERED[form](list(numbers)) for _ in range(6)]
         return DataLoader(Made(6, repr), 1, sampler=keys, collate_fn=list)
 
     assert list(loader(0, 8)) != list(loader(8, 0))
@@ -723,8 +717,8 @@ def test_sets_and_dicts_count_in_any_order(form: str) -> None:
         loader(0, 8, 16).load_state_dict(state)
 
 
-def test_integer_keys_keep_their_digest() -> None:
-    loader = DataLoader(DATA, 4, sampler=[5, 3, 0, 9, 1, 2, 8])  # type: ignore[arg-type]
+def test_integer_keys_keep_their_digest():
+    loader = DataLoader(DATA, 4, sampler=[5, 3, 0, 9, 1, 2, 8])
     next(iter(loader))
     assert loader.state_dict()["drawn"] == 2944524804
 
@@ -732,17 +726,17 @@ def test_integer_keys_keep_their_digest() -> None:
 class PlainDraws(Dataset[Any]):
     """Draws from Python's and numpy's generators for each sample."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 6
 
-    def __getitem__(self, index: int) -> tuple[int, float, float]:
+    def __getitem__(self, index):
         return index, random.random(), float(np.random.rand())
 
 
 @pytest.mark.parametrize("own", [None, 4])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_another_default_device_changes_no_seed_and_no_state(workers: int, own: int | None) -> None:
-    def loader() -> DataLoader[Any]:
+def test_another_default_device_changes_no_seed_and_no_state(workers, own):
+    def loader():
         drawn_from = None if own is None else generator(own)
         return DataLoader(
             PlainDraws(), 2, generator=drawn_from, collate_fn=list, num_workers=workers

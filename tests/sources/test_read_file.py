@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,7 +34,7 @@ sys.stdin.read()
 
 
 @contextmanager
-def leased(*files: Path) -> Iterator[None]:
+def leased(*files):
     """Another process holds leases on files, and releases them when the kernel asks."""
     command = [sys.executable, "-S", "-c", HOLDER, *map(str, files)]
     with subprocess.Popen(
@@ -51,7 +51,7 @@ def leased(*files: Path) -> Iterator[None]:
             holder.kill()
 
 
-def opened(path: Path) -> bytes:
+def opened(path):
     with open(path, "rb", opener=open_nonblocking) as file:
         return file.read()
 
@@ -67,7 +67,7 @@ pytestmark = pytest.mark.skipif(not hasattr(fcntl, "F_SETLEASE"), reason="needs 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_file_with_a_lease_is_read(way: str, tmp_path: Path) -> None:
+def test_a_file_with_a_lease_is_read(way, tmp_path):
     file = tmp_path / "file"
     file.write_bytes(b"data")
     with leased(file):
@@ -75,13 +75,13 @@ def test_a_file_with_a_lease_is_read(way: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["file", "part"])
-def test_a_pipe_is_not_waited_for(way: str, tmp_path: Path) -> None:
+def test_a_pipe_is_not_waited_for(way, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ImageError):
         WAYS[way](tmp_path / "pipe")
 
 
-def test_images_with_leases_come_in_batches(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_images_with_leases_come_in_batches(jpeg_folder, tmp_path):
     root = tmp_path / "images"
     shutil.copytree(jpeg_folder, root)
     files = sorted(root.rglob("*.jpg"))
@@ -90,7 +90,7 @@ def test_images_with_leases_come_in_batches(jpeg_folder: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_cache_with_leases_is_read(format: str, jpeg_folder: Path, tmp_path: Path) -> None:
+def test_a_cache_with_leases_is_read(format, jpeg_folder, tmp_path):
     root = tmp_path / "cache"
     made(jpeg_folder, root, format)
     expected = images(root)
