@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +47,13 @@ def drawn(box: Box) -> Iterator[None]:
         patch.setattr(v2.RandomResizedCrop, DRAW, lambda *_: params)
         patch.setattr(torch, "rand", lambda *_: torch.tensor([0.0 if box.flip else 0.999]))
         yield
+
+
+def seeded(seed: int, make: Callable[..., Any], *arguments: Any) -> Any:
+    """Result of a call after seeding torch and numpy."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    return make(*arguments)
 
 
 def own_step(picture: Image.Image) -> Image.Image:

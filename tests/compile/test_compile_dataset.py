@@ -20,19 +20,11 @@ from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.crops import TrainCrop, WindowCrop
 from feedline.order.batch_spec import Item
 from image_inputs import drawn
-from torchvision_folder import IMAGES, TENSOR_LEVELS, item_row, pixel_error
+from torchvision_folder import IMAGES, TENSOR_LEVELS, compiled_folder, item_row, pixel_error
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 V1_FLOATS = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
 V2_FLOATS = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-
-
-def recognised(root, *steps):
-    transform = steps[0] if len(steps) == 1 else v1.Compose(list(steps))
-    dataset = ImageFolder(str(root), transform)
-    recognition = compile_dataset(dataset)
-    assert recognition.pipeline is not None, recognition.reasons
-    return dataset, recognition
 
 
 BY_KIND = {torch.Tensor: None, "others": torch.float32}
@@ -127,7 +119,7 @@ def check_sample(source, number, theirs, label, seed=1):
 
 @pytest.mark.parametrize("case", FIXED)
 def test_deterministic_pipeline_has_torchvision_values(root, case):
-    dataset, recognition = recognised(root, *FIXED[case])
+    dataset, recognition = compiled_folder(root, *FIXED[case])
     source = recognition.pipeline
     assert recognition.unchanged == ()
     assert recognition.reasons == ()
@@ -145,8 +137,8 @@ def test_deterministic_pipeline_has_torchvision_values(root, case):
 
 def test_image_size_is_length_of_longer_side(root):
     steps = [v1.Resize((40, 24)), v1.CenterCrop((32, 20)), *V1_FLOATS]
-    _, recognition = recognised(root, *steps)
-    _, smaller = recognised(root, v1.Resize((20, 12)), v1.CenterCrop((16, 10)), *V1_FLOATS)
+    _, recognition = compiled_folder(root, *steps)
+    _, smaller = compiled_folder(root, v1.Resize((20, 12)), v1.CenterCrop((16, 10)), *V1_FLOATS)
     for sample in range(len(IMAGES)):
         row, _ = item_row(recognition.pipeline, sample, 16)
         assert row.shape == (3, 16, 10)
@@ -167,7 +159,7 @@ def test_loader_accepts_rectangular_images(root):
 
 @pytest.mark.parametrize("case", RANDOM)
 def test_random_pipeline_matches_torchvision_for_same_draws(root, case):
-    dataset, recognition = recognised(root, *RANDOM[case])
+    dataset, recognition = compiled_folder(root, *RANDOM[case])
     source = recognition.pipeline
     assert recognition.unchanged == ()
     flips = set()
@@ -191,35 +183,35 @@ def test_random_pipeline_matches_torchvision_for_same_draws(root, case):
 
 def test_scales_ratios_and_probabilities_are_those_of_pipeline(root):
     crop = v1.RandomResizedCrop(48, scale=[0.3, 0.9], ratio=(0.5, 2))
-    _, recognition = recognised(root, crop, v1.RandomHorizontalFlip(0.25), v1.ToTensor())
+    _, recognition = compiled_folder(root, crop, v1.RandomHorizontalFlip(0.25), v1.ToTensor())
     assert recognition.pipeline.fused.crop == TrainCrop((0.3, 0.9), (0.5, 2), 0.25)
     assert recognition.pipeline.image_size == 48
-    _, recognition = recognised(root, crop, v1.ToTensor())
+    _, recognition = compiled_folder(root, crop, v1.ToTensor())
     assert recognition.pipeline.fused.crop == TrainCrop((0.3, 0.9), (0.5, 2), 0.0)
     steps = [v2.Resize(40), v2.RandomHorizontalFlip(0.1), v2.RandomCrop(32), v2.PILToTensor()]
-    _, recognition = recognised(root, *steps)
+    _, recognition = compiled_folder(root, *steps)
     assert recognition.pipeline.fused.crop == WindowCrop(40, (32, 32), True, 0.1, True)
     steps = [v1.Resize(40), v1.CenterCrop(32), v1.RandomHorizontalFlip(0.1), v1.ToTensor()]
-    _, recognition = recognised(root, *steps)
+    _, recognition = compiled_folder(root, *steps)
     assert recognition.pipeline.fused.crop == WindowCrop(40, (32, 32), False, 0.1, False)
 
 
 @pytest.mark.parametrize("size", [16, 48])
 def test_an_item_may_ask_for_another_size(root, size):
-    _, recognition = recognised(root, v1.Resize(40), v1.CenterCrop(32), *V1_FLOATS)
+    _, recognition = compiled_folder(root, v1.Resize(40), v1.CenterCrop(32), *V1_FLOATS)
     source = recognition.pipeline
     other = v1.Compose([v1.Resize(40 * size // 32), v1.CenterCrop(size), *V1_FLOATS])
     for sample, (theirs, _) in enumerate(ImageFolder(str(root), other)):
         ours, _ = item_row(source, sample, size)
         assert pixel_error(ours, theirs) <= TENSOR_LEVELS
-    _, recognition = recognised(root, *RANDOM["v1 usual"])
+    _, recognition = compiled_folder(root, *RANDOM["v1 usual"])
     assert item_row(recognition.pipeline, 0, size)[0].shape == (3, size, size)
 
 
 def test_totensor_follows_torch_default_dtype(root):
     torch.set_default_dtype(torch.float64)
     try:
-        _, recognition = recognised(root, v1.RandomResizedCrop(48), *V1_FLOATS)
+        _, recognition = compiled_folder(root, v1.RandomResizedCrop(48), *V1_FLOATS)
         refused = compile_dataset(
             ImageFolder(str(root), v1.Compose([v1.RandomResizedCrop(9), v1.ToTensor(), np.sin]))
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import random
 
 import numpy as np
 import pytest
@@ -26,8 +25,10 @@ from image_inputs import (
     opened,
     own_step,
     random_pipeline,
+    seeded,
     usual_pipeline,
 )
+from pair_inputs import preset
 from torchvision_folder import image, pixel_error
 
 NAMES = (
@@ -46,35 +47,6 @@ def boxes_of(compiled, picture, seed):
     seed = int(torch.empty((), dtype=torch.int64).random_())
     item = Item(0, recognised.image_size, extend(seed, 0), 1.0)
     return recognised.crop.place(picture.height, picture.width, item)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_file_gives_same_result_in_every_form(pictures, name):
-    path, pipeline = pictures[name], usual_pipeline()
-    compiled = feedline.compile(pipeline)
-    theirs = pipeline(opened(path))
-    data = path.read_bytes()
-    forms = [str(path), path, data, bytearray(data), memoryview(data), opened(path)]
-    for given in forms:
-        state = torch.get_rng_state()
-        ours = compiled(given)
-        assert (type(ours), ours.dtype, ours.shape) == (type(theirs), theirs.dtype, theirs.shape)
-        assert pixel_error(ours, theirs) == 0
-        assert torch.equal(torch.get_rng_state(), state), "nothing is drawn here"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_lazily_opened_image_matches_pipeline(pictures, name):
-    pipeline = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.PILToTensor()])
-    compiled = feedline.compile(pipeline)
-    with Image.open(pictures[name]) as one, Image.open(pictures[name]) as other:
-        assert one.mode == other.mode
-        theirs, ours = pipeline(one), compiled(other)
-        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-        if one.mode == "RGB":
-            assert pixel_error(ours, theirs) == 0
-        else:
-            assert torch.equal(ours, theirs), "the pipeline itself ran"
 
 
 def test_random_crops_match_torchvision_for_same_draws(pictures):
@@ -107,10 +79,7 @@ def test_random_steps_follow_user_seeds(pictures):
     compiled = feedline.compile(pipeline)
 
     def made(seed):
-        torch.manual_seed(seed)
-        np.random.seed(seed)
-        random.seed(seed)
-        return [compiled(pictures["plain.jpg"]) for _ in range(4)]
+        return seeded(seed, lambda: [compiled(pictures["plain.jpg"]) for _ in range(4)])
 
     first = made(3)
     assert all(map(torch.equal, first, made(3)))
@@ -246,10 +215,7 @@ def test_images_of_other_modes_go_to_the_pipeline_itself(mode):
     assert torch.equal(feedline.compile(pipeline)(picture), pipeline(picture))
     assert picture.tobytes() == before
     pipeline = v1.Compose([v1.RandomResizedCrop(16), v1.ToTensor()])
-    made = []
-    for each in (pipeline, feedline.compile(pipeline)):
-        torch.manual_seed(3)
-        made.append(each(picture))
+    made = [seeded(3, each, picture) for each in (pipeline, feedline.compile(pipeline))]
     assert torch.equal(*made), "the draws are its own, too"
 
 
@@ -269,15 +235,22 @@ def test_closed_image_raises_pillow_error(pictures):
         compiled(closed)
 
 
-def test_unreadable_file_is_named_in_error(pictures, tmp_path):
-    compiled = feedline.compile(usual_pipeline())
-    with pytest.raises(ImageError, match=r"'nowhere/a\.jpg' cannot be loaded: .*No such file"):
-        compiled("nowhere/a.jpg")
-    with pytest.raises(ImageError, match="cannot be loaded: it is a folder"):
-        compiled(tmp_path)
-    with pytest.raises(ImageError, match="embedded null"):
-        compiled("a\0b")
+READERS = {
+    "fused": lambda pair: feedline.compile(usual_pipeline()),
+    "unchanged": lambda pair: feedline.compile(own_step),
+    "views": lambda pair: feedline.views(random_pipeline(), usual_pipeline()),
+    "unchanged view": lambda pair: feedline.views(own_step),
+    "pair": lambda pair: lambda file: feedline.pair(preset())(file, pair[1]),
+    "mask": lambda pair: lambda file: feedline.pair(preset())(pair[0], file),
+    "unchanged mask": lambda pair: lambda file: feedline.pair(lambda *them: them)(pair[0], file),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_unreadable_file_is_named_in_error(reader, pictures, pairs, tmp_path):
+    read = READERS[reader](pairs[0])
     bad = {
+        "missing.jpg": (None, "No such file"),
         "empty.jpg": (b"", "the file is empty"),
         "text.jpg": (b"<html>not found</html>", "a web page"),
         "noise.jpg": (
@@ -292,17 +265,27 @@ def test_unreadable_file_is_named_in_error(pictures, tmp_path):
     }
     for name, (data, why) in bad.items():
         path = tmp_path / name
-        path.write_bytes(data)
-        with pytest.raises(ImageError, match=why) as raised:
-            compiled(path)
+        if data is not None:
+            path.write_bytes(data)
+        with pytest.raises(ImageError, match=why if reader == "fused" else None) as raised:
+            read(path)
         assert str(path) in str(raised.value)
-        with pytest.raises(ImageError, match=f"an image of {len(data)} bytes"):
-            compiled(data)
-    with pytest.raises(ImageError):
-        feedline.compile(own_step)(tmp_path / "cut.png")
+        if data and "pair" not in reader and "mask" not in reader:
+            with pytest.raises(ImageError, match=f"an image of {len(data)} bytes"):
+                read(data)
+
+
+def test_paths_of_other_files_are_rejected(tmp_path):
+    compiled = feedline.compile(usual_pipeline())
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ImageError, match="it is a named pipe"):
-        compiled(tmp_path / "pipe")
+    for path, said in (
+        ("nowhere/a.jpg", r"'nowhere/a\.jpg' cannot be loaded: .*No such file"),
+        (tmp_path, "cannot be loaded: it is a folder"),
+        ("a\0b", "embedded null"),
+        (tmp_path / "pipe", "it is a named pipe"),
+    ):
+        with pytest.raises(ImageError, match=said):
+            compiled(path)
 
 
 def test_pillow_settings_apply_at_call_time(pictures, monkeypatch):
@@ -359,10 +342,8 @@ class Blurry(v2.GaussianBlur):
 def test_unknown_pipeline_runs_unchanged(pictures, pipeline):
     compiled = feedline.compile(pipeline)
     for seed in range(3):
-        torch.manual_seed(seed)
-        ours = compiled(pictures["plain.jpg"])
-        torch.manual_seed(seed)
-        theirs = pipeline(opened(pictures["plain.jpg"]))
+        ours = seeded(seed, compiled, pictures["plain.jpg"])
+        theirs = seeded(seed, pipeline, opened(pictures["plain.jpg"]))
         assert type(ours) is type(theirs)
         assert np.array_equal(np.asarray(ours), np.asarray(theirs))
     assert compiled.explain().startswith("unchanged   all: ")
@@ -418,11 +399,7 @@ def test_copy_behaves_equally(pictures, copied):
     compiled = feedline.compile(random_pipeline(32, own_step))
     compiled(pictures["plain.jpg"])
     other = copied(compiled)
-    results = []
-    for each in (compiled, other):
-        torch.manual_seed(2)
-        np.random.seed(2)
-        results.append(each(pictures["plain.jpg"]))
+    results = [seeded(2, each, pictures["plain.jpg"]) for each in (compiled, other)]
     assert torch.equal(*results)
     assert other.explain() == compiled.explain()
 

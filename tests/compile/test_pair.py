@@ -15,6 +15,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 
 import feedline
+import image_inputs
 from feedline.images.codec_registry import Decoder
 from pair_inputs import FILL, mask_of, preset, usual, values
 from torchvision_folder import TENSOR_LEVELS
@@ -67,8 +68,7 @@ OF_PILLOW = {
 
 def seeded(seed, make, *arguments):
     """Result of a call after seeding, and the random state afterwards."""
-    torch.manual_seed(seed)
-    return make(*arguments), torch.get_rng_state()
+    return image_inputs.seeded(seed, make, *arguments), torch.get_rng_state()
 
 
 def assert_same(pipeline, pairs, levels, seeds=6):

@@ -14,14 +14,9 @@ from torchvision.transforms import v2
 
 import feedline
 from feedline.errors import ImageError, UsageError
-from image_inputs import encoded
+from image_inputs import encoded, seeded
 from pair_inputs import mask_of, preset, usual, values
 from torchvision_folder import DRAW, image
-
-
-def seeded(seed, make, *arguments):
-    torch.manual_seed(seed)
-    return make(*arguments)
 
 
 def test_every_form_of_image_and_mask_gives_same_result(pairs):
@@ -198,24 +193,6 @@ def test_coloured_mask_raises(pairs, tmp_path):
         image(1, 120, 90, mode).save(coloured)
         with pytest.raises(ImageError, match=f"{mode}.png.*mode '{mode}', but masks have one"):
             feedline.pair(preset())(pairs[0][0], coloured)
-
-
-def test_unreadable_file_is_named_in_error(pairs, tmp_path):
-    path, mask = pairs[0]
-    broken, cut, none = tmp_path / "broken.png", tmp_path / "cut.png", tmp_path / "missing"
-    broken.write_bytes(b"no image at all")
-    cut.write_bytes(mask.read_bytes()[:150])
-    for joint in (feedline.pair(preset()), feedline.pair(lambda *sample: sample)):
-        for wrong in (broken, cut, none):
-            with pytest.raises(ImageError, match=wrong.name):
-                joint(path, wrong)
-        for wrong in (broken, none):
-            with pytest.raises(ImageError, match=wrong.name):
-                joint(wrong, mask)
-    truncated = tmp_path / "cut.jpg"
-    truncated.write_bytes(path.read_bytes()[:900])
-    with pytest.raises(ImageError, match=r"cut\.jpg"):
-        feedline.pair(v2.Compose([v2.Resize(20)]))(truncated, mask)
 
 
 def test_files_that_only_pillow_reads_are_fused(tmp_path):

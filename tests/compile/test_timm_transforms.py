@@ -14,7 +14,7 @@ from torchvision.datasets import ImageFolder
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.datasets import class_names, folder_fingerprint
 from feedline.order.batch_spec import Item
-from torchvision_folder import item_row, pixel_error
+from torchvision_folder import compiled_folder, item_row, pixel_error
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,18 +24,11 @@ def _timm():
     from timm.data import ImageDataset, auto_augment, create_transform, transforms
 
 
-def recognised(root, transform):
-    dataset = ImageFolder(str(root), transform)
-    recognition = compile_dataset(dataset)
-    assert recognition.pipeline is not None, recognition.reasons
-    return dataset, recognition
-
-
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("crop_pct", [0.875, 1.0])
 def test_evaluation_matches_timm_pixels(root, interpolation, crop_pct):
     transform = create_transform(32, interpolation=interpolation, crop_pct=crop_pct)
-    dataset, recognition = recognised(root, transform)
+    dataset, recognition = compiled_folder(root, transform)
     assert not recognition.unchanged
     assert recognition.pipeline.writes_rows
     for sample, (theirs, label) in enumerate(dataset):
@@ -49,7 +42,7 @@ def test_training_matches_timm_for_same_draws(root, interpolation, monkeypatch):
     transform = create_transform(
         32, is_training=True, color_jitter=None, hflip=0, interpolation=interpolation
     )
-    dataset, recognition = recognised(root, transform)
+    dataset, recognition = compiled_folder(root, transform)
     assert not recognition.unchanged
     crop = recognition.pipeline.fused.crop
     boxes = []
@@ -86,7 +79,7 @@ POLICIES = {
 @pytest.mark.parametrize("case", POLICIES)
 def test_policies_run_unchanged_and_rest_is_fused(root, case):
     options, rows = POLICIES[case]
-    _, recognition = recognised(root, create_transform(32, is_training=True, **options))
+    _, recognition = compiled_folder(root, create_transform(32, is_training=True, **options))
     fast = [step.partition("(")[0] for step in recognition.fused]
     assert fast[0] == "RandomResizedCropAndInterpolation"
     assert fast[-2:] == ["MaybeToTensor", "Normalize"]
@@ -107,7 +100,7 @@ def users_own(image, *_args, **_kwargs):
 def test_user_defined_operation_is_not_probed(root, monkeypatch):
     monkeypatch.setitem(auto_augment.NAME_TO_OP, "Invert", users_own)
     transform = create_transform(32, is_training=True, auto_augment="rand-m5-n2")
-    _, recognition = recognised(root, transform)
+    _, recognition = compiled_folder(root, transform)
     assert not recognition.pipeline.writes_rows
     assert "is known only to its own code" in recognition.reasons[-1]
 

@@ -13,20 +13,18 @@ import torch
 from PIL import Image
 from torchvision import transforms as v1
 from torchvision import tv_tensors
-from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import feedline
 from feedline.errors import SampleError, UsageError
 from feedline.images.compile import supported_transforms
-from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.fused_transform import TransformTail
 from feedline.images.compile.library_steps import step_text
 from feedline.images.compile.pipeline import STEPS
 from feedline.order.batch_spec import Field, Item
 from feedline.order.seeds import extend
 from feedline.randomness import seeded
-from torchvision_folder import TENSOR_LEVELS, item_row, pixel_error
+from torchvision_folder import TENSOR_LEVELS, compiled_folder, item_row, pixel_error
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 FLOATS = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
@@ -37,13 +35,6 @@ CROP = [v1.Resize(40), v1.CenterCrop(32)]
 def _steps_run_themselves(monkeypatch):
     """Unchanged steps, including those that `supported_transforms` would replace."""
     monkeypatch.setattr(supported_transforms, "photometric", None)
-
-
-def recognised(root, *steps):
-    dataset = ImageFolder(root, v1.Compose(list(steps)))
-    recognition = compile_dataset(dataset)
-    assert recognition.pipeline is not None, recognition.reasons
-    return dataset, recognition
 
 
 TO_FLOATS = v1.ConvertImageDtype(torch.float32)
@@ -109,7 +100,7 @@ def as_sample(pipeline, sample, seed=1, size=None):
 @pytest.mark.parametrize("case", AS_THEY_ARE)
 def test_sample_equals_steps_applied_to_fused_pixels(root, case):
     fast, steps = AS_THEY_ARE[case]
-    _, recognition = recognised(root, *steps)
+    _, recognition = compiled_folder(root, *steps)
     pipeline = recognition.pipeline
     between = tuple(
         map(step_text, takewhile(lambda step: type(step).__name__ not in POINTWISE, steps[fast:]))
@@ -126,7 +117,7 @@ def test_sample_equals_steps_applied_to_fused_pixels(root, case):
         not any(word in case for word in ("any", "one of", "func"))
     )
     # The same without the rest: input of the first of them, with the same random numbers.
-    _, before = recognised(root, *steps[:fast])
+    _, before = compiled_folder(root, *steps[:fast])
     for sample in range(4):
         value = as_sample(before.pipeline, sample, sample)
         with seeded(extend(sample, STEPS)):
@@ -150,7 +141,7 @@ def test_a_sample_follows_from_its_item_alone_and_changes_no_random_state(root, 
     torch.manual_seed(3), random.seed(4), np.random.seed(5)
     torch.randn(3), random.gauss(0, 1), np.random.randn(2)  # of numpy's normal deviates, a pair
     before = states()
-    pipeline = recognised(root, *AS_THEY_ARE[case][1])[1].pipeline
+    pipeline = compiled_folder(root, *AS_THEY_ARE[case][1])[1].pipeline
     assert states() == before
     other = pickle.loads(pickle.dumps(pipeline, protocol=5))
     made = []
@@ -171,7 +162,7 @@ def test_the_users_random_states_are_not_changed_by_a_step_that_fails(root):
         torch.rand(1), random.random(), np.random.rand()
         raise KeyError("not today")
 
-    _, recognition = recognised(root, *CROP, *FLOATS, fails)
+    _, recognition = compiled_folder(root, *CROP, *FLOATS, fails)
     before = states()
     with pytest.raises(KeyError, match="not today"):
         as_sample(recognition.pipeline, 0)
@@ -205,7 +196,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_step_receives_same_input_as_in_torchvision(root, form):
     seen = Seen()
-    dataset, recognition = recognised(root, *FORMS[form], seen)
+    dataset, recognition = compiled_folder(root, *FORMS[form], seen)
     for sample in range(len(dataset)):
         seen.values.clear()
         dataset[sample]
@@ -218,7 +209,7 @@ def test_step_receives_same_input_as_in_torchvision(root, form):
 def test_tensor_kept_by_step_is_not_overwritten(root):
     for form in FORMS:
         seen = Seen()
-        _, recognition = recognised(root, *FORMS[form], seen)
+        _, recognition = compiled_folder(root, *FORMS[form], seen)
         as_sample(recognition.pipeline, 0)
         before = pixels(seen.values[-1]).copy()
         as_sample(recognition.pipeline, 3)
@@ -241,7 +232,7 @@ def pixels(value):
 )
 def test_row_has_output_dtype_and_shape(root, step, field):
     erase = v1.RandomErasing(0.0)
-    _, recognition = recognised(root, *CROP, v1.ToTensor(), erase, step)
+    _, recognition = compiled_folder(root, *CROP, v1.ToTensor(), erase, step)
     assert recognition.pipeline.fields(32)[0] == field
     for sample in range(3):
         row, value = (
@@ -269,7 +260,7 @@ def forbidden(*_):
 def test_user_code_is_not_run_for_recognition(root, step, monkeypatch):
     seen = Seen()
     for steps in ([*CROP, step, seen], [*CROP, *FLOATS, seen, step], [*CROP, step]):
-        _, recognition = recognised(root, *steps)
+        _, recognition = compiled_folder(root, *steps)
         assert not recognition.pipeline.writes_rows
         assert seen.values == []
         assert "is known only to its own code. So samples are made" in recognition.reasons[-1]
@@ -297,7 +288,7 @@ NO_ROWS = {
 @pytest.mark.parametrize("case", NO_ROWS)
 def test_output_without_row_shape_is_collated_from_samples(root, case):
     steps, reason = NO_ROWS[case]
-    dataset, recognition = recognised(root, *steps)
+    dataset, recognition = compiled_folder(root, *steps)
     pipeline = recognition.pipeline
     assert not pipeline.writes_rows
     assert re.search(reason, recognition.reasons[-1])
@@ -324,7 +315,7 @@ def test_step_receives_size_and_strength_of_item(root):
         told.append((feedline.image_size(7), feedline.augmentation_strength(), image.shape[-1]))
         return image
 
-    pipeline = recognised(root, *CROP, v1.ToTensor(), tell)[1].pipeline
+    pipeline = compiled_folder(root, *CROP, v1.ToTensor(), tell)[1].pipeline
     for size, strength in ((48, 0.5), (None, 0.25)):
         pipeline.sample(Item(0, size, 1, strength))
     assert told == [(48, 0.5, 48), (7, 0.25, 32)]
@@ -340,7 +331,7 @@ def test_step_receives_size_and_strength_of_item(root):
 )
 def test_repeated_step_runs_unchanged(root, second):
     steps = [v1.Resize(40), v1.RandomHorizontalFlip(), v1.CenterCrop(32)]
-    _, recognition = recognised(root, *steps, second, v1.ToTensor())
+    _, recognition = compiled_folder(root, *steps, second, v1.ToTensor())
     assert [step.partition("(")[0] for step in recognition.fused] == [
         *("Resize", "RandomHorizontalFlip", "CenterCrop", "ToTensor")
     ]
@@ -361,7 +352,7 @@ def test_view_of_the_row_is_copied_with_its_strides():
 
 def test_output_that_does_not_fit_row_names_step(root):
     turned = v1.RandomRotation((0, 0), expand=True)
-    pipeline = recognised(root, *CROP, turned, v1.ToTensor())[1].pipeline
+    pipeline = compiled_folder(root, *CROP, turned, v1.ToTensor())[1].pipeline
     item_row(pipeline, 0)
     turned.degrees = 90.0, 90.0
     item_row(pipeline, 0)
@@ -372,7 +363,7 @@ def test_output_that_does_not_fit_row_names_step(root):
 
 def test_step_that_ignores_image_size_raises(root):
     steps = *CROP, v1.RandomRotation(9), v1.CenterCrop(32), v1.ToTensor()
-    pipeline = recognised(root, *steps)[1].pipeline
+    pipeline = compiled_folder(root, *steps)[1].pipeline
     item_row(pipeline, 0, 32)
     with pytest.raises(UsageError, match=r"is 48 px, but CenterCrop\(size=\(32, 32\)\) runs"):
         item_row(pipeline, 0, 48)
@@ -409,8 +400,8 @@ def test_output_of_user_step_is_passed_to_later_steps(root, step):
     steps = [*CROP, step, v1.ToTensor()]
     if step in (special, half):
         steps.append(v1.Normalize(MEAN, STD))
-    pipeline = recognised(root, *steps)[1].pipeline
-    before = recognised(root, *CROP)[1].pipeline
+    pipeline = compiled_folder(root, *steps)[1].pipeline
+    before = compiled_folder(root, *CROP)[1].pipeline
     assert pipeline.fused.tail.table is not None
     for sample in range(3):
         value = step(as_sample(before, sample))
@@ -421,7 +412,7 @@ def test_output_of_user_step_is_passed_to_later_steps(root, step):
 
 def test_steps_after_unknown_function_run_unchanged(root):
     swapped = v1.Normalize([0.5], [0.5])
-    _, recognition = recognised(root, *CROP, v1.ColorJitter(0.4), v1.ToTensor(), grow, swapped)
+    _, recognition = compiled_folder(root, *CROP, v1.ColorJitter(0.4), v1.ToTensor(), grow, swapped)
     assert [step.partition("(")[0] for step in recognition.fused][2:] == ["ToTensor"]
     assert [step.partition("(")[0] for step in recognition.unchanged] == [
         *("ColorJitter", "grow", "Normalize")

@@ -13,21 +13,15 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import feedline
-from feedline.errors import ImageError, UsageError
+from feedline.errors import UsageError
 from feedline.images.codec_registry import Decoder
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.compile_pipeline import compile_transform
 from feedline.images.compile.fused_transform import ViewCrops
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
-from image_inputs import drawn, opened, own_step, random_pipeline, usual_pipeline
+from image_inputs import drawn, opened, own_step, random_pipeline, seeded, usual_pipeline
 from torchvision_folder import image, pixel_error, write_images
-
-
-def seeded(seed, make):
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    return make()
 
 
 @pytest.mark.parametrize("name", ["plain.jpg", "wide.jpg", "plain.png", "grey.jpg"])
@@ -132,17 +126,6 @@ def test_a_step_that_has_another_image_decoded_disturbs_no_view(pictures):
     assert all(map(torch.equal, *both))
 
 
-def test_bad_files_are_named(pictures, tmp_path):
-    views = feedline.views(random_pipeline(), usual_pipeline())
-    cut = tmp_path / "cut.jpg"
-    cut.write_bytes(pictures["plain.jpg"].read_bytes()[:700])
-    for given in (cut, tmp_path / "missing.jpg"):
-        for each in (views, feedline.views(own_step)):
-            with pytest.raises(ImageError) as raised:
-                each(given)
-            assert str(given) in str(raised.value)
-
-
 def test_the_explanation_names_views_together_and_the_part_that_is_decoded():
     same = random_pipeline(32)
     said = feedline.views(same, same, random_pipeline(12, own_step), own_step).explain()
@@ -203,12 +186,3 @@ def test_sizes_keep_their_proportion():
     assert crops.sides_at(112) == (112, 48, 1)
     assert crops.sides_at(100) == (100, 43, 1)
     assert crops.largest == 224
-
-
-def test_a_loader_lists_the_steps_of_each_view(tmp_path):
-    large, small = (
-        v1.Compose([v1.RandomResizedCrop(k), v1.RandomHorizontalFlip()]) for k in (32, 12)
-    )
-    data = ImageFolder(str(write_images(tmp_path)), feedline.views(large, small))
-    with feedline.DataLoader(data, 4, num_workers=0) as loader:
-        assert str(loader.explain()).count("RandomHorizontalFlip") == 2

@@ -437,15 +437,6 @@ def test_pandas_categories_are_numbered_in_one_way(tmp_path, ordered):
     assert len({(*data.classes, *data.targets.tolist()) for data in ways_in(joined, file)}) == 1
 
 
-def test_categories_of_numbers_are_numbers(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
-    column = pandas.Categorical([30, 10, 30], categories=[30, 10, 5])
-    frame = pandas.DataFrame({"path": list("abc"), "label": column})
-    for data in ways_in(frame, tmp_path / "a.parquet"):
-        assert (data.classes, data.targets.tolist()) == ([], [30, 10, 30])
-
-
 def test_missing_category_is_no_class(tmp_path):
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
@@ -501,51 +492,65 @@ def test_metadata_of_enum_is_used_and_checked(tmp_path):
             assert ImageList.from_parquet(tmp_path / "a.parquet").classes == classes
 
 
-def test_arrow_columns_of_every_type_are_read(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    rows = [[1, 2], [3, 4]]
-    columns = [
-        (pyarrow.array(["b", "a"]), [1, 0]),
-        (pyarrow.array(["b", "a"], pyarrow.large_string()), [1, 0]),
-        (pyarrow.array(["b", "a"]).dictionary_encode(), [1, 0]),
-        (pyarrow.array([0.5, 2], pyarrow.float32()), [0.5, 2]),
-        (pyarrow.array([True, False]), [1, 0]),
-        (pyarrow.array(rows), rows),
-        (pyarrow.array(rows, pyarrow.list_(pyarrow.float32(), 2)), rows),
-        (pyarrow.array(rows, pyarrow.large_list(pyarrow.int16())), rows),
-    ]
-    if hasattr(pyarrow, "string_view"):
-        columns.append((pyarrow.array(["b", "a"], pyarrow.string_view()), [1, 0]))
-    if hasattr(pyarrow, "list_view"):
-        columns.append((pyarrow.array(rows, pyarrow.list_view(pyarrow.int64())), rows))
-    for column, targets in columns:
-        data = ImageList(
-            column if targets == [1, 0] and column.type == "string" else ["b", "a"], column
-        )
-        assert data.targets.tolist() == targets
-        chunked = pyarrow.chunked_array([column])
-        assert ImageList(pyarrow.array(["b", "a"]), chunked).targets.tolist() == targets
-        images = np.zeros((2, 8, 8, 3), np.uint8)
-        array = ImageArray(images, column)
-        assert array.targets.tolist() == targets
-        if column.type == "float":
-            assert array.targets.dtype == np.float32
+ROWS_OF_TWO = [[1, 2], [3, 4]]
+ARROW = {
+    "texts": (lambda pa: pa.array(["b", "a"]), [1, 0]),
+    "large texts": (lambda pa: pa.array(["b", "a"], pa.large_string()), [1, 0]),
+    "text views": (lambda pa: pa.array(["b", "a"], pa.string_view()), [1, 0]),
+    "categories": (lambda pa: pa.array(["b", "a"]).dictionary_encode(), [1, 0]),
+    "floats": (lambda pa: pa.array([0.5, 2], pa.float32()), [0.5, 2]),
+    "truths": (lambda pa: pa.array([True, False]), [1, 0]),
+    "lists": (lambda pa: pa.array(ROWS_OF_TWO), ROWS_OF_TWO),
+    "fixed lists": (lambda pa: pa.array(ROWS_OF_TWO, pa.list_(pa.float32(), 2)), ROWS_OF_TWO),
+    "large lists": (lambda pa: pa.array(ROWS_OF_TWO, pa.large_list(pa.int16())), ROWS_OF_TWO),
+    "list views": (lambda pa: pa.array(ROWS_OF_TWO, pa.list_view(pa.int64())), ROWS_OF_TWO),
+}
+FRAME = {"x": [1, 2], "y": [4, 5], "z": [7, 8]}
+GAPS = torch.tensor([[0.5, 1.0], [2.0, float("nan")]])
+COLUMNS = {
+    **{f"arrow {name}": ("pyarrow", *each) for name, each in ARROW.items()},
+    "arrow chunks": ("pyarrow", lambda pa: pa.chunked_array([["b"], ["a"]]), [1, 0]),
+    "pandas numbers": (
+        "pandas",
+        lambda pandas: pandas.Categorical([30, 10], categories=[30, 10, 5]),
+        [30, 10],
+    ),
+    **{
+        f"frame of {name}": (name, lambda library: library.DataFrame(FRAME), [[1, 4, 7], [2, 5, 8]])
+        for name in ("pandas", "polars")
+    },
+    **{
+        f"{dtype}, {name}": ("torch", lambda _, dtype=dtype, form=form: form(GAPS.to(dtype)), GAPS)
+        for dtype in (torch.bfloat16, torch.float16)
+        for name, form in (("tensor", lambda rows: rows), ("list of rows", list))
+    },
+}
+
+
+@pytest.mark.parametrize("case", COLUMNS)
+def test_columns_of_any_library_are_labels(tmp_path, case):
+    library, make, targets = COLUMNS[case]
+    try:
+        column = make(pytest.importorskip(library))
+    except AttributeError as error:  # of older versions
+        pytest.skip(str(error))
+    images, paths = np.zeros((2, 8, 8, 3), np.uint8), ["b", "a"]
+    ways = [ImageList(paths, column), ImageArray(images, column)]
+    if case == "pandas numbers":
+        frame = pytest.importorskip(library).DataFrame({"path": paths, "label": column})
+        ways += ways_in(frame, tmp_path / "a.parquet")
+    if library == "pyarrow":
+        pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+        ways.append(ImageList(pyarrow.array(paths), pyarrow.chunked_array([column])))
+        table = pyarrow.table({"path": paths, "label": column})
         try:
-            parquet.write_table(
-                pyarrow.table({"path": ["b", "a"], "label": column}), tmp_path / "a.parquet"
-            )
-        except pyarrow.ArrowNotImplementedError:  # older pyarrow's
-            continue
-        assert ImageList.from_parquet(tmp_path / "a.parquet").targets.tolist() == targets
-
-
-@pytest.mark.parametrize("package", ["pandas", "polars"])
-def test_frame_of_numbers_is_a_row_of_each_image(package):
-    frame = pytest.importorskip(package).DataFrame({"x": [1, 2, 3], "y": [4, 5, 6], "z": [7, 8, 9]})
-    images = np.zeros((3, 8, 8, 3), np.uint8)
-    for data in (ImageList(["a", "b", "c"], frame), ImageArray(images, frame)):
-        assert data.targets.tolist() == [[1, 4, 7], [2, 5, 8], [3, 6, 9]]
+            parquet.write_table(table, tmp_path / "a.parquet")
+            ways.append(ImageList.from_parquet(tmp_path / "a.parquet"))
+        except pyarrow.ArrowNotImplementedError:  # of older versions
+            pass
+    for data in ways:
+        assert np.array_equal(data.targets, targets, equal_nan=True)
+        assert case != "arrow floats" or data.targets.dtype == np.float32
 
 
 @pytest.mark.parametrize("package", ["pandas", "polars"])
@@ -556,15 +561,6 @@ def test_gap_among_whole_numbers_of_a_column_is_named(package):
         ImageList(["a", "b", "c"], column)
     with pytest.raises(UsageError, match="image 1 has no label"):
         ImageArray(np.zeros((3, 8, 8, 3), np.uint8), column)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_small_floats_are_labels(dtype):
-    rows = torch.tensor([[0.5, 1.0], [2.0, float("nan")]], dtype=dtype)
-    images = np.zeros((2, 8, 8, 3), np.uint8)
-    for labels in (rows, list(rows)):
-        for data in (ImageList(["a", "b"], labels), ImageArray(images, labels)):
-            assert np.array_equal(data.targets, [[0.5, 1], [2, np.nan]], equal_nan=True)
 
 
 # ------------------------------------------------------------------- repeats and gaps

@@ -146,27 +146,24 @@ def test_any_number_of_channels_has_torch_bytes(task, channels, down_first):
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("channels", [3, 1])
 @pytest.mark.parametrize(
-    ("shape", "size"),
-    [((1600, 2400), 112), ((3000, 4000), 224), ((40, 9000), 16), ((9000, 20), 2), ((3000, 70), 1)],
+    ("shape", "whole", "corner", "size"),
+    [
+        *(((h, w), (s, s), (0, 0), s) for h, w, s in ((375, 500, 224), (500, 333, 160))),
+        *(((h, w), (s, s), (0, 0), s) for h, w, s in ((1600, 2400, 112), (3000, 4000, 224))),
+        *(((h, w), (s, s), (0, 0), s) for h, w, s in ((40, 9000, 16), (9000, 20, 2))),
+        ((3000, 70), (NARROWEST, NARROWEST), (0, 0), NARROWEST),
+        ((40, 30), (4096, 4096), (4064, 2000), 32),
+        ((40, 30), (32, LARGEST), (0, LARGEST - 32), 32),
+    ],
 )
-def test_large_images_have_torch_bytes(shape, size, channels, mode):
-    size = max(size, NARROWEST)
+def test_large_images_and_resizes_have_torch_bytes(shape, whole, corner, size, channels, mode):
     image = np.random.default_rng(0).integers(0, 256, (*shape, channels), dtype=np.uint8)
-    row = np.zeros((size, size, channels), np.uint8)
-    whole = (0, 0, *shape)
-    assert resample(image, row, size, size, 0, 0, True, False, FILTERS.index(mode))
-    assert np.array_equal(row, torchs(image, whole, (size, size), (0, 0), size, True, mode))
-
-
-@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 333), (896, 600)])
-@pytest.mark.parametrize("size", [224, 160])
-def test_photographs_of_usual_sizes_have_torch_bytes(height, width, size):
-    image = noise(height, width)
-    row = np.zeros((size, size, 3), np.uint8)
-    for flip in (False, True):
-        part = (3, 5, height - 3, width - 5)
-        assert resample(cut(image, part), row, size, size, 0, 0, flip)
-        assert np.array_equal(row, torchs(image, part, (size, size), (0, 0), size, flip))
+    height, width = shape
+    for flip, part in ((True, (0, 0, *shape)), (False, (3, 5, height - 3, width - 5))):
+        row = np.zeros((size, size, channels), np.uint8)
+        numbers = (*whole, *corner, flip, False, FILTERS.index(mode))
+        assert resample(cut(image, part), row, *numbers)
+        assert np.array_equal(row, torchs(image, part, whole, corner, size, flip, mode))
 
 
 @pytest.mark.parametrize("size", [1, 5, 11, 32, 40])
@@ -261,15 +258,6 @@ def test_rows_may_be_strided_or_identical():
         part = (1, 2, height - 1, width - 2)
         assert resample(cut(image, part), row, 32, 30, 5, 4, True)
         assert np.array_equal(row, torchs(image, part, (32, 30), (5, 4), 24, True))
-
-
-def test_largest_supported_resize():
-    image, row = noise(40, 30), np.zeros((32, 32, 3), np.uint8)
-    assert resample(image, row, 4096, 4096, 4064, 2000, False)
-    assert np.array_equal(row, torchs(image, (0, 0, 40, 30), (4096, 4096), (4064, 2000), 32, False))
-    wide = LARGEST - 32
-    assert resample(image, row, 32, LARGEST, 0, wide, False)
-    assert np.array_equal(row, torchs(image, (0, 0, 40, 30), (32, LARGEST), (0, wide), 32, False))
 
 
 @st.composite
