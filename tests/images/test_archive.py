@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import pickle
@@ -14,7 +15,6 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +24,8 @@ from feedline.errors import DatasetError, FeedlineError, ImageError, UsageError
 from feedline.sources import archives
 from row_of import row
 from tars import write_tar
+
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 NAMES = ["cats/1.jpg", "cats/a-b/2.jpg", "cats/a/3.JPG", "cats/a/4.jpg", "dogs/5.jpg", "dogs/6.jpg"]
 
@@ -39,11 +41,6 @@ def pets(jpeg_folder, tmp_path):
     (root / "cats/notes.txt").write_text("no image")
     (root / "about.txt").write_text("no image")
     return root
-
-
-@pytest.fixture(autouse=True)
-def _own_caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
 
 
 def stored(root, path, **options):
@@ -183,7 +180,17 @@ def _numbered_classes(columns):
     return np.frombuffer(json.dumps(values).encode(), np.uint8)
 
 
-IMPOSSIBLE: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
+def _fewer_labels(columns):
+    values = json.loads(columns["about"].tobytes())
+    values["labels"].pop()
+    return np.frombuffer(json.dumps(values).encode(), np.uint8)
+
+
+def _moved(name):
+    return lambda columns: columns[name][::-1] + columns[name].dtype.type(1)
+
+
+IMPOSSIBLE = {
     "missing": ("labels", lambda columns: None),
     "another dtype": ("entries", lambda columns: columns["entries"].astype(np.float64)),
     "short": ("entries", lambda columns: columns["entries"][:-1]),
@@ -195,25 +202,36 @@ IMPOSSIBLE: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "no ends of names": ("blob", lambda columns: np.full_like(columns["blob"], ord("a"))),
     "no names of classes": ("about", _numbered_classes),
 }
+IMPOSSIBLE_SHARD = {
+    "other names": ("names", _moved("names")),
+    "other places": ("places", _moved("places")),
+    "fewer labels": ("about", _fewer_labels),
+}
 
 
-@pytest.mark.parametrize("change", IMPOSSIBLE)
-@pytest.mark.parametrize("kind", ["deflated.ZIP", "plain.tar"])
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        *itertools.product(["deflated.ZIP", "plain.tar"], IMPOSSIBLE),
+        *itertools.product(["shard.tar"], IMPOSSIBLE_SHARD),
+    ],
+)
 def test_impossible_index_is_replaced(pets, tmp_path, kind, change):
-    path = PACKED[kind](pets, tmp_path / kind)
-    expected = ImageFolder(path)
+    path = ALL[kind](pets, tmp_path / kind)
+    expected = opened(path)
     (saved,) = tmp_path.glob(".*.feedline")
     before = saved.read_bytes()
     columns = dict(np.load(saved))
-    column, value = IMPOSSIBLE[change]
+    column, value = (IMPOSSIBLE | IMPOSSIBLE_SHARD)[change]
     columns[column] = value(columns)
     columns = {name: values for name, values in columns.items() if values is not None}
     with saved.open("wb") as file:
         np.savez(file, **columns)
-    data = ImageFolder(path)
+    data = opened(path)
     assert data.fingerprint() == expected.fingerprint()
     assert data.targets.tolist() == expected.targets.tolist()
-    assert data.store.read(2, 16) == expected.store.read(2, 16)
+    for sample in range(len(data)):
+        assert data.store.read(sample, 16) == expected.store.read(sample, 16)
     assert saved.read_bytes() == before
 
 

@@ -18,11 +18,6 @@ from row_of import row
 lmdb = pytest.importorskip("lmdb")
 
 
-@pytest.fixture
-def images(jpeg_folder):
-    return [path.read_bytes() for path in sorted(jpeg_folder.glob("*/*.jpg"))]
-
-
 def written(path, entries, **options):
     environment = lmdb.open(str(path), map_size=1 << 24, **options)
     with environment.begin(write=True) as writing:
@@ -147,6 +142,13 @@ def test_non_image_values_are_named(tmp_path, images):
         assert [name for name, _ in loader.skipped] == [f"{path}/03"]
 
 
+def delete(root, key):
+    environment = lmdb.open(str(root), map_size=1 << 24)
+    with environment.begin(write=True) as writing:
+        writing.delete(key)
+    environment.close()
+
+
 def test_missing_keys_are_named(keyed, numbered):
     data = ImageList.from_lmdb(keyed, ["00000000", "nowhere"])
     with pytest.raises(ImageError, match=r"sample 1, .*/nowhere, .*the LMDB has no such entry"):
@@ -155,16 +157,10 @@ def test_missing_keys_are_named(keyed, numbered):
         ImageList.from_lmdb(keyed, ["00000000", "nowhere"], check=True)
     with pytest.raises(DatasetError, match=r"has no entries of 'image-%09d'.*it has '00000000'"):
         ImageList.from_lmdb(keyed, "image-%09d")
-    environment = lmdb.open(str(numbered), map_size=1 << 24)
-    with environment.begin(write=True) as writing:
-        writing.delete(b"label-000000004")
-    environment.close()
+    delete(numbered, b"label-000000004")
     with pytest.raises(UsageError, match="sample 3, 'image-000000004', has no label"):
         ImageList.from_lmdb(numbered, "image-%09d", "label-%09d")
-    environment = lmdb.open(str(numbered), map_size=1 << 24)
-    with environment.begin(write=True) as writing:
-        writing.delete(b"image-000000005")
-    environment.close()
+    delete(numbered, b"image-000000005")
     with pytest.raises(DatasetError, match=r"has 11 entries of .* but not 'image-000000005'"):
         ImageList.from_lmdb(numbered, "image-%09d")
 
@@ -236,12 +232,9 @@ def test_lmdb_already_open_in_process_raises_with_hint(keyed):
     assert len(ImageList.from_lmdb(keyed)) == 12
 
 
-def test_a_reading_process_that_ends_between_requests_is_an_image_error(tmp_path):
-    lmdb = pytest.importorskip("lmdb")
-    with lmdb.open(str(tmp_path / "data"), map_size=1 << 20) as env, env.begin(write=True) as txn:
-        txn.put(b"key", b"value")
+def test_a_reading_process_that_ends_between_requests_is_an_image_error(keyed):
     with pytest.raises(ImageError, match="SIGKILL"):
-        keys_of_killed_reader(str(tmp_path / "data"))
+        keys_of_killed_reader(str(keyed))
 
 
 def keys_of_killed_reader(path):

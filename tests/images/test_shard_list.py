@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 
-import numpy as np
 import pytest
 
 from feedline import DataLoader, ImageList, build_cache
@@ -16,17 +15,7 @@ from feedline.sources import webdataset
 from feedline.sources.webdataset import expand_shards
 from tars import write_tar
 
-Files = dict[str, bytes]
-
-
-@pytest.fixture
-def images(jpeg_folder):
-    return [path.read_bytes() for path in sorted(jpeg_folder.glob("*/*.jpg"))]
-
-
-@pytest.fixture(autouse=True)
-def _own_caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 def samples(images, first, count, **more):
@@ -267,29 +256,6 @@ def test_an_index_is_not_taken_for_that_of_another_shard_with_its_name_size_and_
     assert ImageList.from_webdataset(tmp_path / "a.tar").targets.tolist() == [1]
     os.replace(tmp_path / "b.tar", tmp_path / "a.tar")
     assert ImageList.from_webdataset(tmp_path / "a.tar").targets.tolist() == [2]
-
-
-@pytest.mark.parametrize("column", ["names", "places", "labels"])
-def test_impossible_index_is_replaced(tmp_path, images, column):
-    path = write_tar(tmp_path / "a.tar", samples(images, 0, 3))
-    expected = ImageList.from_webdataset(path)
-    (saved,) = tmp_path.glob(".*.feedline")
-    before = saved.read_bytes()
-    columns = dict(np.load(saved))
-    if column == "labels":
-        values = json.loads(columns["about"].tobytes())
-        values["labels"].pop()
-        columns["about"] = np.frombuffer(json.dumps(values).encode(), np.uint8)
-    else:
-        columns[column] = columns[column][::-1] + columns[column].dtype.type(1)
-    with saved.open("wb") as file:
-        np.savez(file, **columns)
-    data = ImageList.from_webdataset(path)
-    assert data.targets.tolist() == expected.targets.tolist()
-    assert [data.store.read(k, 16) for k in range(3)] == [
-        expected.store.read(k, 16) for k in range(3)
-    ]
-    assert saved.read_bytes() == before
 
 
 def test_labels_that_do_not_go_together_are_named_with_their_sample(tmp_path, images):

@@ -38,26 +38,34 @@ def generator(seed):
     return torch.Generator().manual_seed(seed)
 
 
-class AtOnce:
-    """A batch sampler that draws its whole order when a pass begins, not with the first batch."""
+class Batches:
+    """A batch sampler whose batches come from a function."""
+
+    def __init__(self, length, draw):
+        self.length, self.draw = length, draw
 
     def __len__(self):
-        return 5
+        return self.length
 
     def __iter__(self):
-        return iter(torch.randperm(23)[:20].reshape(5, 4).tolist())
+        return self.draw()
 
 
-class Late:
-    """A batch sampler that draws from its second batch on only."""
+def at_once():
+    """Draw the whole order when a pass begins, not with the first batch."""
+    return iter(torch.randperm(23)[:20].reshape(5, 4).tolist())
 
-    def __len__(self):
-        return 4
 
-    def __iter__(self):
-        yield [0, 1]
-        for _ in range(3):
-            yield torch.randint(23, (2,)).tolist()
+def late():
+    """Draw from the second batch on only."""
+    yield [0, 1]
+    for _ in range(3):
+        yield torch.randint(23, (2,)).tolist()
+
+
+def batch_by_batch(samples=23):
+    for _ in range(4):
+        yield torch.randint(samples, (4,)).tolist()
 
 
 def distributed(seed):
@@ -81,8 +89,8 @@ ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
         "generator": generator(seed),
     },
     "batches": lambda seed: {"batch_sampler": BatchSampler(RandomSampler(DATA), 4, True)},
-    "drawn late": lambda seed: {"batch_sampler": Late()},
-    "drawn at once": lambda seed: {"batch_sampler": AtOnce()},
+    "drawn late": lambda seed: {"batch_sampler": Batches(4, late)},
+    "drawn at once": lambda seed: {"batch_sampler": Batches(5, at_once)},
     "stateful": lambda seed: {"sampler": Stateful(23, 5)},
     "stateful by generator": lambda seed: {"sampler": Drawn(23, 5)},
     "tensor": lambda seed: {"sampler": torch.arange(22, -1, -1)},
@@ -97,13 +105,16 @@ ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
+ALL = {**ORDERS, "batch by batch": lambda seed: {"batch_sampler": Batches(4, batch_by_batch)}}
+
+
 def loader(order, seed, **options):
-    chosen = ORDERS[order](seed)
-    if "batch_sampler" not in chosen:
-        chosen = {"batch_size": 4, **chosen}
+    options = {"batch_size": 4, **ALL[order](seed), **options}
+    if "batch_sampler" in options:
+        del options["batch_size"]
     if not options.get("num_workers"):
-        chosen.pop("persistent_workers", None)
-    return DataLoader(DATA, **chosen, **options)
+        options.pop("persistent_workers", None)
+    return DataLoader(DATA, **options)
 
 
 def one_epoch(batches):
@@ -518,7 +529,7 @@ def test_states_are_unaffected_by_draws_between_iter_and_first_batch(order, work
         options = {
             "shuffle": {"batch_size": 4, "shuffle": True},
             "weighted": {"batch_size": 4, "sampler": WeightedRandomSampler([1.0] * 23, 23)},
-            "at once": {"batch_sampler": AtOnce()},
+            "at once": {"batch_sampler": Batches(5, at_once)},
             "one generator for both": {"batch_size": 4, "shuffle": True, "generator": shared},
         }
         return [DataLoader(data, num_workers=workers, **options[order]) for _ in range(2)]
@@ -538,63 +549,39 @@ def test_states_are_unaffected_by_draws_between_iter_and_first_batch(order, work
             assert [batch.tolist() for batch in again] == [batches[k] for batches in rests]
 
 
-class BatchByBatch:
-    """A batch sampler that draws each batch lazily from torch's random state."""
-
-    def __init__(self, samples):
-        self._samples = samples
-
-    def __len__(self):
-        return 4
-
-    def __iter__(self):
-        for _ in range(4):
-            yield torch.randint(self._samples, (4,)).tolist()
-
-
-ASKED = {**ORDERS, "batch by batch": lambda seed: {"batch_sampler": BatchByBatch(23)}}
 ASKED_SLOW = {*SLOW, "no batches", "replacement", "seed"} - {"stateful", "sequential"}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
-    "order", [*(each for each in ASKED if each not in ASKED_SLOW), *slow(*sorted(ASKED_SLOW))]
+    "order", [*(each for each in ALL if each not in ASKED_SLOW), *slow(*sorted(ASKED_SLOW))]
 )
 def test_asking_for_a_state_at_any_moment_changes_nothing(order, workers):
     def seen(ask):
         def draw():
             torch.rand(1)  # as the dropout of a model does
             if ask:
-                state = through_json(loader.state_dict())
+                state = through_json(read.state_dict())
                 if order not in ("drawn late", "batch by batch"):  # others draw in between
                     batches.load_state_dict(state)
 
         torch.manual_seed(0)
         found = []
-        with of_order(order, workers) as loader, of_order(order, 0) as batches:
+        with loader(order, 1, num_workers=workers) as read, loader(order, 1) as batches:
             for epoch in range(3):
                 draw()
-                iteration = iter(loader)
-                if isinstance(loader.sampler, DistributedSampler):
-                    loader.sampler.set_epoch(epoch)
+                iteration = iter(read)
+                if isinstance(read.sampler, DistributedSampler):
+                    read.sampler.set_epoch(epoch)
                 draw()
-                if ask and epoch == 0 and isinstance(loader.sampler, Stateful) and not workers:
-                    assert loader.sampler.given == 0
+                if ask and epoch == 0 and isinstance(read.sampler, Stateful) and not workers:
+                    assert read.sampler.given == 0
                 for batch in iteration:
                     found.append(plain(batch))
                     draw()
         return [found, torch.get_rng_state().tolist()]
 
     assert seen(ask=True) == seen(ask=False)
-
-
-def of_order(order, workers):
-    options = {"batch_size": 4, "num_workers": workers, **ASKED[order](1)}
-    if "batch_sampler" in options:
-        del options["batch_size"]
-    if not workers:
-        options.pop("persistent_workers", None)
-    return DataLoader(DATA, **options)
 
 
 def test_sampler_is_read_lazily_without_workers(jpeg_folder):
@@ -611,7 +598,10 @@ def test_sampler_is_read_lazily_without_workers(jpeg_folder):
                 found += [labels.tolist(), torch.rand(1).item()]
         return found
 
-    for options in ({"batch_size": 4, "shuffle": True}, {"batch_sampler": BatchByBatch(12)}):
+    for options in (
+        {"batch_size": 4, "shuffle": True},
+        {"batch_sampler": Batches(4, lambda: batch_by_batch(12))},
+    ):
         assert seen(DataLoader, **options) == seen(torch.utils.data.DataLoader, **options)
 
 
@@ -655,38 +645,21 @@ KEYS: dict[str, Callable[[int], Any]] = {
 class Keyed:
     """A sampler that makes its keys new in each pass."""
 
-    def __init__(self, key, start=0):
-        self.key, self.start = key, start
+    def __init__(self, key):
+        self.key = key
 
     def __len__(self):
         return 6
 
     def __iter__(self):
-        return map(self.key, range(self.start, self.start + 6))
+        return map(self.key, range(6))
 
 
-@pytest.mark.parametrize("form", KEYS)
-def test_keys_of_a_state_count_by_value(form):
-    def loader(start=0):
-        sampler = Keyed(KEYS[form], start)
-        return DataLoader(Made(6, repr), 1, sampler=sampler, collate_fn=list)
-
-    first = loader()
-    batches = iter(first)
-    next(batches), next(batches)
-    state = through_json(first.state_dict())
-    other = loader()
-    other.load_state_dict(state)
-    assert len(list(other)) == 4
-    with pytest.raises(StateError, match="Keyed"):
-        loader(1).load_state_dict(state)
-
-
-class Tags(set[Any]):
+class Tags(set):
     """A set of a class of its own."""
 
 
-REORDERED: dict[str, Callable[[list[int]], Any]] = {
+REORDERED = {
     "set": set,
     "set in a tuple": lambda numbers: (1, frozenset(numbers)),
     "sets in a set": lambda numbers: {frozenset(numbers), frozenset([5])},
@@ -695,26 +668,34 @@ REORDERED: dict[str, Callable[[list[int]], Any]] = {
     "set in an object": lambda numbers: Place(set(numbers)),
     "set of a class": Tags,
 }
+# A sampler's keys, equal ones, and others.
+EQUAL_KEYS = {
+    **{form: (key, key, lambda n, key=key: key(n + 1)) for form, key in KEYS.items()},
+    # 0 and 8 are in a set in the order in which they were added, as texts are by their hashes.
+    **{
+        f"{form} in another order": tuple(
+            lambda _, form=form, numbers=numbers: REORDERED[form](numbers)
+            for numbers in ([0, 8], [8, 0], [0, 8, 16])
+        )
+        for form in REORDERED
+    },
+}
 
 
-@pytest.mark.parametrize("form", REORDERED)
-def test_sets_and_dicts_count_in_any_order(form):
-    """0 and 8 are in a set in the order in which they were added, as texts are by their hashes."""
-
-    def loader(*numbers):
-        keys = [REORDERED[form](list(numbers)) for _ in range(6)]
-        return DataLoader(Made(6, repr), 1, sampler=keys, collate_fn=list)
-
-    assert list(loader(0, 8)) != list(loader(8, 0))
-    first = loader(0, 8)
+@pytest.mark.parametrize("form", EQUAL_KEYS)
+def test_keys_of_a_state_count_by_value_and_in_sets_in_any_order(form):
+    first, same, other = (
+        DataLoader(Made(6, repr), 1, sampler=Keyed(key), collate_fn=list)
+        for key in EQUAL_KEYS[form]
+    )
+    assert "order" not in form or list(first) != list(same)
     batches = iter(first)
     next(batches), next(batches)
     state = through_json(first.state_dict())
-    other = loader(8, 0)
-    other.load_state_dict(state)
-    assert len(list(other)) == 4
-    with pytest.raises(StateError, match="gives other samples"):
-        loader(0, 8, 16).load_state_dict(state)
+    same.load_state_dict(state)
+    assert len(list(same)) == 4
+    with pytest.raises(StateError, match="Keyed"):
+        other.load_state_dict(state)
 
 
 def test_integer_keys_keep_their_digest():
