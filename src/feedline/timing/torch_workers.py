@@ -100,23 +100,21 @@ def _start_worker(
     """Call the user's `worker_init_fn`, then start recording."""
     if init is not None:
         init(worker)
-    if worker < worker_count:
-        with contextlib.suppress(Exception):  # then nothing is recorded
-            _record_fetchers(StagePage(_map_pages(path, worker_count)[worker]))
+    if worker >= worker_count:
+        return
+    with contextlib.suppress(Exception):  # then nothing is recorded
+        page = StagePage(_map_pages(path, worker_count)[worker])
+        kinds: Any = sys.modules["torch.utils.data"]._DatasetKind
+        create = kinds.create_fetcher
+        time_transforms()
 
+        def create_timed(*args: Any) -> Any:
+            fetcher = create(*args)
+            with contextlib.suppress(Exception):  # of a kind that this does not know
+                _time_fetcher(fetcher, page)
+            return fetcher
 
-def _record_fetchers(page: StagePage) -> None:
-    kinds: Any = sys.modules["torch.utils.data"]._DatasetKind
-    create = kinds.create_fetcher
-    time_transforms()
-
-    def create_timed(*args: Any) -> Any:
-        fetcher = create(*args)
-        with contextlib.suppress(Exception):  # of a kind that this does not know
-            _time_fetcher(fetcher, page)
-        return fetcher
-
-    kinds.create_fetcher = staticmethod(create_timed)  # in this process, which is the worker's own
+        kinds.create_fetcher = staticmethod(create_timed)  # in this process, the worker's own
 
 
 def _time_fetcher(fetcher: Any, page: StagePage) -> None:
@@ -189,18 +187,16 @@ def _create_file(nbytes: int) -> tuple[str, Callable[[], None]]:
     """Create a file of zeros for other processes. Return its path and a release function."""
     owner = os.getpid()
     if sys.platform == "linux":
-        descriptor = _unlinked_file()
         try:
-            os.posix_fallocate(descriptor, 0, nbytes)
+            file: Any = open(os.memfd_create("feedline-timings"), "r+b")  # noqa: SIM115
+        except (AttributeError, OSError):  # an old C library, or refused by a sandbox
+            file = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            os.posix_fallocate(file.fileno(), 0, nbytes)
         except OSError:
-            os.close(descriptor)
+            file.close()
             raise
-
-        def close() -> None:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-
-        return f"/proc/{owner}/fd/{descriptor}", close
+        return f"/proc/{owner}/fd/{file.fileno()}", file.close
     handle, path = tempfile.mkstemp(prefix="feedline-pages-")
     os.close(handle)
     os.truncate(path, nbytes)
@@ -211,14 +207,6 @@ def _create_file(nbytes: int) -> tuple[str, Callable[[], None]]:
                 os.unlink(path)
 
     return path, remove
-
-
-def _unlinked_file() -> int:
-    try:
-        return os.memfd_create("feedline-timings")
-    except (AttributeError, OSError):  # an old C library, or refused by a sandbox
-        with tempfile.TemporaryFile() as file:
-            return os.dup(file.fileno())
 
 
 def _map_pages(path: str, worker_count: int) -> NDArray[np.int64]:

@@ -147,10 +147,9 @@ class TunableFeedlineLoader(TunableLoader):
         self._original = {name: getattr(loader, name) for name in ("num_workers", *names)}
         self._adapts = loader.adapts
         self._state = loader.state_dict()
-        self._here: DataLoader[Any] | None = None  # makes batches in this process
         loader.adapts = False
         self._batches = _endless(loader)
-        self._batches_here: Generator[Any, None, None] | None = None
+        self._here: Generator[Any, None, None] | None = None  # batches made in this process
         prefetch, task_ms = loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR, None
         allocated = access.allocated_prefetch(loader)
         if self._makes_rows:
@@ -188,8 +187,7 @@ class TunableFeedlineLoader(TunableLoader):
     def change(self, setting: LoaderSetting) -> int:
         loader = self._loader
         if not setting.workers:
-            if self._batches_here is None:
-                self._begin_here()
+            self._here = self._here or self._batches_without_workers()
             return 0
         self._end_here()
         stale = access.batches_in_flight(loader)
@@ -203,11 +201,11 @@ class TunableFeedlineLoader(TunableLoader):
 
     @property
     def all_started(self) -> bool:  # type: ignore[override]
-        here = self._batches_here is not None
-        return here or len(self._loader.worker_pids) == self._loader.num_workers
+        loader = self._loader
+        return self._here is not None or len(loader.worker_pids) == loader.num_workers
 
     def next(self) -> Any:
-        return next(self._batches if self._batches_here is None else self._batches_here)
+        return next(self._here or self._batches)
 
     def stage_timings(self) -> StageTimings:
         return sum_timings(access.stage_timings(self._loader).values())
@@ -240,23 +238,22 @@ class TunableFeedlineLoader(TunableLoader):
         loader.adapts = self._adapts
         super().close()
 
-    def _begin_here(self) -> None:
+    def _batches_without_workers(self) -> Generator[Any, None, None]:
         build, (kind, arguments), _ = self._loader.__reduce__()
         of_workers = ("prefetch_factor", "prefetch", "task_ms", "multiprocessing_context")
         arguments = {**arguments, **dict.fromkeys((*of_workers, "start_method"))}
         arguments |= {"num_workers": 0, "persistent_workers": False, "timeout": 0}
         if not self._makes_rows:
             arguments["dataset"] = _copy_dataset(self._loader.dataset)
-        self._here = build(kind, arguments)
-        if self._phase is not None:
-            access.repeat_phase(self._here, self._phase)
-        self._batches_here = _endless(self._here)
+        with build(kind, arguments) as loader:
+            if self._phase is not None:
+                access.repeat_phase(loader, self._phase)
+            yield from _endless(loader)
 
     def _end_here(self) -> None:
-        if self._here is not None and self._batches_here is not None:
-            self._batches_here.close()
+        if self._here is not None:
             self._here.close()
-        self._here = self._batches_here = None
+        self._here = None
 
 
 class TunableTorchLoader(TunableLoader):
