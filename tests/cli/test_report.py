@@ -14,7 +14,8 @@ import pytest
 from command_line import Command, assert_refused, run_on_terminal
 
 import preloaded
-from feedline.profile.finding import Diagnosis, Finding, PhaseSplit
+from feedline.profile.diagnose import Diagnosis, PhaseSplit
+from feedline.profile.finding import Finding
 from feedline.profile.report import load_report
 from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from feedline.profile.finding import ComputeBound, Diagnosis, Finding, Gain, PhaseSplit
+from feedline.profile.diagnose import ComputeBound, Diagnosis, PhaseSplit
+from feedline.profile.finding import Finding, Gain
 from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import (

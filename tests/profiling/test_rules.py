@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import feedline
-from feedline.profile.diagnose import diagnose
-from feedline.profile.finding import Diagnosis
+from feedline.profile.diagnose import Diagnosis, diagnose
 from feedline.timing.run import Event, Pass, RankTimes, Run, SlowSample, TimelineSample
 from profiling.diagnosed_runs import LOADER, a_run, finding_of, one_pass, rules_of, times
 

@@ -49,7 +49,7 @@ def report(
         return
     assert run is not None
 
-    from feedline.profile.report import load_report, report_status, to_json
+    from feedline.profile.report import load_report, to_json
     from feedline.profile.terminal import ReportView
 
     facts = load_report(run)
@@ -60,7 +60,7 @@ def report(
         write_text(html, page(facts, str(run)))
         echo("", f"wrote {html}")
     write_json(json, to_json(facts))
-    raise typer.Exit(report_status(facts))
+    raise typer.Exit({"healthy": 0, "finding": 1, "inconclusive": 3}[facts.state])
 
 
 def _compare(runs: tuple[Path, Path], json: Path | None) -> None:

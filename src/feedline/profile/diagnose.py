@@ -7,29 +7,123 @@ loss.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
 from feedline.profile import rules_data, rules_step, rules_workers
 from feedline.profile.facts import PhaseFacts, RunFacts, summarise_phases
 from feedline.profile.finding import (
     DEFECT,
     RULES,
-    TIME_PARTS,
-    Bound,
-    ComputeBound,
-    Diagnosis,
     Finding,
-    PhaseSplit,
     TimePart,
+    compute_bound_ms,
+    possible_gain,
+    time_split_ms,
 )
-from feedline.profile.gains import compute_bound_ms, possible_gain, time_split_ms
 from feedline.profile.lanes import LEAST_MS
 from feedline.text import as_ms, as_share
 from feedline.throughput.step_model import is_compute_bound
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.timing.run import Histogram, Run
 
-__all__ = ["RULES", "diagnose"]
+__all__ = ["RULES", "Bound", "Diagnosis", "PhaseSplit", "diagnose"]
 
 assert rules_workers  # importing a module registers its rules
+
+
+Bound = Literal[
+    "not input-bound",
+    "moderately input-bound",
+    "highly input-bound",
+    "inconclusive",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseSplit:
+    """Steps of one phase, in ms per batch: median, 95th percentile, longest.
+
+    None is a value that was not measured.
+
+    Args:
+        image_size: of the phase, in pixels.
+        batch_size: samples of a batch.
+        epochs: first and last epoch of the phase, from 0.
+        steps: number of measured steps.
+        images_per_s: rate over the phase, without start-ups.
+        wait_ms: data wait.
+        copy_ms: wait for copies.
+        compute_ms: the rest.
+        hidden_ms: work of the workers for a batch during the steps, per worker.
+        wait_pct: data wait in percent of all steps.
+    """
+
+    image_size: int | None
+    batch_size: int | None
+    epochs: tuple[int, int]
+    steps: int
+    images_per_s: float | None
+    wait_ms: tuple[float, float, float] | None
+    copy_ms: tuple[float, float, float] | None
+    compute_ms: tuple[float, float, float] | None
+    hidden_ms: float | None
+    wait_pct: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComputeBound:
+    """Compute-bound throughput of training: data costs no time.
+
+    Args:
+        images_per_s: throughput without waiting for data or for a core, and without the slow first
+            steps at a new image size; no gain exceeds its ratio to the measured throughput.
+        storage_images_per_s: rate of the storage alone; None if not measured.
+        workers_images_per_s: rate of the workers on data in memory; None if not measured.
+    """
+
+    images_per_s: float
+    storage_images_per_s: float | None = None
+    workers_images_per_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """Bottleneck of a run, the share of time lost, and what to change.
+
+    All shares are of the time from the first batch on, including the starts of later passes and the
+    time between passes.
+
+    Args:
+        bound: how far the run is input-bound.
+        images_per_s: measured throughput; None if images could not be counted.
+        wait_pct: data wait in percent: that of steps, and the starts of later passes.
+        time_split_s: seconds by part: "starts" of passes after the first, "wait" for batches,
+            "copy" to the device, waiting for a "core", excess of the first steps at a new "shape",
+            "compute", time "between" passes; they add up to the whole. None if not measured.
+        phases: the split of each phase.
+        epochs: the split of each pass.
+        compute_bound: compute-bound throughput; None if it cannot be computed.
+        findings: most important first; never empty: "compute-bound" or "inconclusive" if there is
+            nothing to fix.
+    """
+
+    bound: Bound
+    images_per_s: float | None
+    wait_pct: float | None
+    time_split_s: dict[TimePart, float | None]
+    phases: list[PhaseSplit] = field(default_factory=list)
+    epochs: list[PhaseSplit] = field(default_factory=list)
+    compute_bound: ComputeBound | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def state(self) -> Literal["finding", "healthy", "inconclusive"]:
+        """Result of the diagnosis: a cause was found, there is none, or too little was measured."""
+        first = self.findings[0].rule if self.findings else "inconclusive"
+        if self.bound == "inconclusive" or first == "inconclusive":
+            return "inconclusive"
+        return "healthy" if first == "compute-bound" else "finding"
 
 
 def diagnose(run: Run) -> Diagnosis:
@@ -117,7 +211,7 @@ def _unexplained_finding(facts: RunFacts) -> Finding:
 
 def _time_split(facts: RunFacts) -> dict[TimePart, float | None]:
     if not facts.steps:
-        return dict.fromkeys(TIME_PARTS)
+        return dict.fromkeys(get_args(TimePart))
     split: dict[TimePart, float | None] = {}
     for part, ms in time_split_ms(facts).items():
         split[part] = None if part == "copy" and facts.copy_ms is None else ms / 1000

@@ -19,7 +19,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from feedline.profile.finding import Diagnosis, as_gain
+from feedline.profile.diagnose import Diagnosis
+from feedline.profile.finding import as_gain
 from feedline.profile.report import (
     EpochMetrics,
     RateInterval,

@@ -22,9 +22,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from feedline import __version__
-from feedline.profile.diagnose import diagnose
+from feedline.profile.diagnose import Diagnosis, diagnose
 from feedline.profile.facts import StepMeans, find_slow_rank
-from feedline.profile.finding import Diagnosis, TimePart
+from feedline.profile.finding import TimePart
 from feedline.profile.timeline import Timeline, timelines_of
 from feedline.text import (
     as_date,
@@ -67,7 +67,6 @@ __all__ = [
     "rate_intervals",
     "read_epoch_metrics",
     "recording_of",
-    "report_status",
     "to_json",
 ]
 
@@ -476,23 +475,17 @@ def check_limits(
     report: ReportData, max_wait_pct: float | None, min_images_per_s: float | None
 ) -> list[LimitCheck]:
     """Check each limit that is not None. A run of too few steps neither passes nor fails."""
-    found, is_decided = [], report.bound != "inconclusive"
+    is_decided, found = report.bound != "inconclusive", list[LimitCheck]()
+    wait, rate = report.wait_pct, report.images_per_s
     if (most := max_wait_pct) is not None:
-        wait = report.wait_pct
         passed = wait <= most if is_decided and wait is not None else None
         text = f"data wait: {as_percent(wait)} of the time, limit {most:g}%"
         found.append(LimitCheck("wait_pct", most, wait, passed, text))
     if (least := min_images_per_s) is not None:
-        rate = report.images_per_s
         passed = rate >= least if is_decided and rate is not None else None
         text = f"throughput: {as_rate(rate)}, minimum {least:g} images/s"
         found.append(LimitCheck("images_per_s", least, rate, passed, text))
     return found
-
-
-def report_status(report: ReportData) -> int:
-    """Return the exit status of a report: 0 nothing to fix, 1 a finding, 3 inconclusive."""
-    return {"healthy": 0, "finding": 1, "inconclusive": 3}[report.state]
 
 
 if __name__ == "__main__":

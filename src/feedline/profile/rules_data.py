@@ -8,14 +8,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from feedline.profile.facts import RunFacts
-from feedline.profile.finding import DEFECT, Finding, Gain, rule, work_rule
-from feedline.profile.gains import (
+from feedline.profile.finding import (
+    DEFECT,
+    Finding,
+    Gain,
     best_workers,
     gain_of,
     gain_of_more_workers,
     gain_of_saved,
     less_work,
+    rule,
     without_collate,
+    work_rule,
 )
 from feedline.profile.lanes import WorkerLanes, WorkerStage
 from feedline.text import as_bytes, as_ms, as_ratio, as_share

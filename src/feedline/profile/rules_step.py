@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from feedline.profile.facts import RunFacts, StepMeans
-from feedline.profile.finding import DEFECT, Finding, rule
-from feedline.profile.gains import Change, gain_of, gain_of_saved, without_core_ms
+from feedline.profile.finding import (
+    DEFECT,
+    Change,
+    Finding,
+    gain_of,
+    gain_of_saved,
+    rule,
+    without_core_ms,
+)
 from feedline.profile.lanes import LEAST_MS
 from feedline.text import as_bytes, as_ms, as_share, plural
 from feedline.throughput.step_model import StepLoad

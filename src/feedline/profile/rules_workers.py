@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from feedline.profile.facts import RunFacts
-from feedline.profile.finding import DEFECT, Finding, rule, work_rule
-from feedline.profile.gains import (
+from feedline.profile.finding import (
+    DEFECT,
+    Finding,
     best_workers,
     gain_of,
     gain_of_more_workers,
     gain_of_saved,
     less_work,
+    rule,
     step_load,
+    work_rule,
 )
 from feedline.profile.lanes import WorkerLanes
 from feedline.profile.rules_data import CONVERTING, device_caveat, sends_floats

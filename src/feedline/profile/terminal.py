@@ -19,7 +19,8 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from feedline.profile.finding import Diagnosis, as_gain
+from feedline.profile.diagnose import Diagnosis
+from feedline.profile.finding import as_gain
 from feedline.profile.page import diagnosis_html
 from feedline.profile.report import (
     RateInterval,
@@ -48,7 +49,6 @@ __all__ = [
     "HistoryView",
     "ReportView",
     "TimelinesView",
-    "diagnosis_text",
     "make_console",
     "show",
     "table_view",
@@ -105,15 +105,6 @@ def make_console() -> Console:
     return console
 
 
-def diagnosis_text(diagnosis: Diagnosis) -> str:
-    """Format a diagnosis as text, in lines of at most 100 columns, without colours."""
-    # In a notebook rich would also display the captured text, as an empty box.
-    console = Console(width=_WIDTH, color_system=None, force_jupyter=False, highlight=False)
-    with console.capture() as captured:
-        console.print(DiagnosisView(diagnosis))
-    return captured.get().rstrip("\n")
-
-
 def show(diagnosis: Diagnosis) -> None:
     """Print a diagnosis: as HTML in a notebook, with colours in a terminal, as text elsewhere."""
     view = DiagnosisView(diagnosis)
@@ -134,7 +125,11 @@ class DiagnosisView:
         self.diagnosis = diagnosis
 
     def __str__(self) -> str:
-        return diagnosis_text(self.diagnosis)
+        # In a notebook rich would also display the captured text, as an empty box.
+        console = Console(width=_WIDTH, color_system=None, force_jupyter=False, highlight=False)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get().rstrip("\n")
 
     __repr__ = __str__
 

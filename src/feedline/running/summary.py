@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from feedline.errors import FeedlineError
-from feedline.profile.diagnose import diagnose
-from feedline.profile.finding import Diagnosis, Finding, as_gain
+from feedline.profile.diagnose import Diagnosis, diagnose
+from feedline.profile.finding import Finding, as_gain
 from feedline.profile.report import parts_of_time
 from feedline.running.launch import PatchSettings
 from feedline.text import as_percent, as_rate, as_seconds, finite, plural, printable
