@@ -22,14 +22,8 @@ from feedline import machine
 from feedline.engine.defaults import DEFAULT_PREFETCH, auto_workers
 from feedline.errors import UsageError
 from feedline.profile import doctor_machine
-from feedline.profile.doctor import CHECK_IDS, examine
-from feedline.profile.doctor_checks import (
-    CheckResult,
-    CheckRun,
-    NotMeasuredError,
-    Status,
-    answer_within,
-)
+from feedline.profile.doctor import CHECK_IDS, CheckRun, answer_within, examine
+from feedline.profile.doctor_machine import CheckResult, NotMeasuredError, Status
 from machine_files import write_files
 
 ROOT = Path(__file__).parents[2]

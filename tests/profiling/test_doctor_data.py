@@ -14,7 +14,6 @@ from feedline import build_cache
 from feedline.errors import UsageError
 from feedline.machine import FilePart, ReadFrom, find_disk, stays_in_memory
 from feedline.profile import doctor_data
-from feedline.profile.doctor_checks import CheckResult
 from feedline.profile.doctor_data import (
     DECODED_BYTES_PER_S,
     DataFolder,
@@ -30,6 +29,7 @@ from feedline.profile.doctor_data import (
     sample_files,
     scan_folder,
 )
+from feedline.profile.doctor_machine import CheckResult
 from feedline.sources.folder import IMAGE_EXTENSIONS
 from feedline.system import MemoryLimits
 from machine_files import write_files

@@ -22,11 +22,11 @@ from feedline import DataLoader
 from feedline.engine.start_pool import pool_bytes
 from feedline.images import jpeg, resize
 from feedline.images.array import ImageArray
-from feedline.profile.doctor_checks import CheckResult
 from feedline.profile.doctor_machine import (
     BATCH_ROWS,
     BATCH_SLOTS,
     IMAGE_PX,
+    CheckResult,
     check_cores,
     check_decoders,
     check_libraries,

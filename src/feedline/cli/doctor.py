@@ -21,7 +21,7 @@ from feedline.errors import UsageError
 from feedline.text import format_table, shell_command
 
 if TYPE_CHECKING:
-    from feedline.profile.doctor_checks import CheckResult
+    from feedline.profile.doctor_machine import CheckResult
 
 __all__ = ["doctor"]
 
@@ -77,8 +77,13 @@ def _check_machine(folder: str | None, measure: bool, json: Path | None) -> None
 
     from feedline import __version__
     from feedline.cache.source import list_splits
-    from feedline.profile.doctor import CHECK_IDS, examine
-    from feedline.profile.doctor_checks import DEADLINE_S, NoAnswerError, answer_within
+    from feedline.profile.doctor import (
+        CHECK_IDS,
+        DEADLINE_S,
+        NoAnswerError,
+        answer_within,
+        examine,
+    )
     from feedline.sources.remote_filesystem import is_url
 
     if folder is not None and not is_url(folder):

@@ -1,19 +1,23 @@
 """Checks of this machine for problems that slow training down, and settings to start with.
 
-Guarantees: each check is reported once, even if it fails or hangs. Torch is imported only if
-measuring was requested and torch can use a GPU; nothing is written.
+Guarantees: each check gives one result, whatever happens: an exception or a missed deadline is a
+result, too. A fact that several checks need is found once. Torch is imported only if measuring was
+requested and torch can use a GPU; nothing is written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from feedline.engine.defaults import (
     DEFAULT_PREFETCH,
@@ -23,25 +27,32 @@ from feedline.engine.defaults import (
 )
 from feedline.machine import find_disk, find_gpus
 from feedline.profile import doctor_data, doctor_gpu, doctor_machine
-from feedline.profile.doctor_checks import (
-    DEADLINE_S,
-    CheckResult,
-    CheckRun,
-    NoAnswerError,
-    answer_within,
-)
 from feedline.profile.doctor_data import require_folder
 from feedline.profile.doctor_machine import (
     BATCH_ROWS,
     BATCH_SLOTS,
     IMAGE_PX,
+    CheckResult,
+    NotMeasuredError,
     describe_cores,
     slot_bytes,
 )
 from feedline.system import CoreLimits, MemoryLimits, core_limits, memory_limits
 from feedline.text import as_bytes
 
-__all__ = ["CHECK_IDS", "DoctorReport", "StartingSetting", "examine", "suggest_settings"]
+__all__ = [
+    "CHECK_IDS",
+    "DEADLINE_S",
+    "CheckRun",
+    "DoctorReport",
+    "NoAnswerError",
+    "StartingSetting",
+    "answer_within",
+    "examine",
+    "suggest_settings",
+]
+
+DEADLINE_S = 10.0
 
 _FACTS: dict[str, Callable[..., Any]] = {
     "limits": core_limits,
@@ -83,6 +94,95 @@ _UNLIMITED = ("opencv-threads", "copy_rate")  # they call libraries, which must 
 CHECK_IDS = tuple(_CHECKS)
 """Ids of all checks, in their order."""
 _ONLY_WITH_FOLDER = ("disk", "read-rate", "page-cache")
+
+
+Answer = TypeVar("Answer")
+
+
+class NoAnswerError(Exception):
+    """Something did not end within its deadline."""
+
+
+def answer_within(deadline_s: float | None, work: Callable[[], Answer]) -> Answer:
+    """Return the result of `work`, or raise its exception, or NoAnswerError after a deadline.
+
+    Then `work` is abandoned in a daemon thread. Without a deadline it is not, as abandoning a
+    thread in a library may crash the process at its end.
+    """
+    if deadline_s is None:
+        return work()
+    answer: Future[Answer] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([answer], deadline_s).done:
+        raise NoAnswerError(f"no answer within {deadline_s:g} s")
+    return answer.result()
+
+
+class CheckRun:
+    """One run of checks.
+
+    The parameters of a function name the facts that it needs. If a fact cannot be found, a
+    parameter with a default has its default.
+
+    Args:
+        checks: functions that return a result, by ids in kebab-case that never change.
+        facts: functions that find a fact, or raise an exception, e.g. NotMeasuredError, by names.
+        given: facts that are known.
+        deadline_s: of each function; see `answer_within`.
+        unlimited: names of functions without a deadline.
+    """
+
+    def __init__(
+        self,
+        checks: Mapping[str, Callable[..., CheckResult]],
+        facts: Mapping[str, Callable[..., Any]],
+        given: Mapping[str, Any],
+        *,
+        deadline_s: float = DEADLINE_S,
+        unlimited: Collection[str] = (),
+    ) -> None:
+        self._checks, self._facts = checks, facts
+        self._deadline_s, self._unlimited = deadline_s, unlimited
+        self._found = dict(given)  # an Exception if a fact cannot be found
+
+    def fact(self, name: str, *default: Any) -> Any:
+        """Return a fact, which is found once, or `default` instead of raising its exception."""
+        if name not in self._found:
+            try:
+                self._found[name] = self._call(name, self._facts[name])
+            except Exception as error:
+                self._found[name] = error
+        found = self._found[name]
+        if isinstance(found, Exception) and not default:
+            raise found
+        return default[0] if isinstance(found, Exception) else found
+
+    def check(self, name: str) -> CheckResult:
+        """Return the result of a check."""
+        try:
+            return self._call(name, self._checks[name])
+        except NotMeasuredError as error:
+            return CheckResult("unknown", error.reason, fix=error.fix)
+        except NoAnswerError as error:
+            fix = "a file server, a disk or a driver hangs: `dmesg` may name it"
+            return CheckResult("fail", str(error), fix=fix)
+        except Exception as error:  # an unusual machine may raise anything
+            return CheckResult("unknown", f"{type(error).__name__}: {error}")
+
+    def _call(self, name: str, function: Callable[..., Answer]) -> Answer:
+        arguments = {}
+        for each in inspect.signature(function).parameters.values():
+            default = () if each.default is each.empty else (each.default,)
+            arguments[each.name] = self.fact(each.name, *default)
+        deadline_s = None if name in self._unlimited else self._deadline_s
+        return answer_within(deadline_s, partial(function, **arguments))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from statistics import mean
 
 from feedline.errors import DatasetError, UsageError
 from feedline.machine import Disk, DiskKind, FilePart, ReadFrom, drop_from_memory
-from feedline.profile.doctor_checks import CheckResult, NotMeasuredError, Status
+from feedline.profile.doctor_machine import CheckResult, NotMeasuredError, Status
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.folder import IMAGE_EXTENSIONS
 from feedline.sources.manifest import is_cache, read_manifest, repair_command

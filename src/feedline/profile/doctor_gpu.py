@@ -18,8 +18,14 @@ from typing import Any
 import numpy as np
 
 from feedline.machine import Gpus
-from feedline.profile.doctor_checks import CheckResult, NotMeasuredError, Status
-from feedline.profile.doctor_machine import BATCH_ROWS, IMAGE_PX, slot_bytes
+from feedline.profile.doctor_machine import (
+    BATCH_ROWS,
+    IMAGE_PX,
+    CheckResult,
+    NotMeasuredError,
+    Status,
+    slot_bytes,
+)
 from feedline.text import as_bytes
 
 __all__ = ["TorchBuild"]

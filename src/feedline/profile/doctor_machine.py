@@ -1,4 +1,4 @@
-"""Checks of the machine: cores, other programs, memory, open files, threads and libraries.
+"""Results of checks, and those of the machine: cores, memory, open files, threads and libraries.
 
 Guarantees: torch is not imported; OpenCV only to measure its threads.
 """
@@ -13,7 +13,9 @@ import platform
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 from feedline import __version__
 from feedline.engine.buffers import batch_bytes
@@ -28,9 +30,8 @@ from feedline.engine.start_pool import pool_bytes
 from feedline.images.native import COMPILE_HINT, NATIVE_MODULES
 from feedline.machine import OtherPrograms, cpu_model, package_version
 from feedline.order.batch_spec import Field
-from feedline.profile.doctor_checks import CheckResult, Status
 from feedline.system import CoreLimits, MemoryLimits
-from feedline.text import as_bytes, plural
+from feedline.text import as_bytes, plural, printable
 from feedline.throughput.thresholds import THRESHOLDS
 
 try:
@@ -38,12 +39,64 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-__all__ = ["BATCH_ROWS", "BATCH_SLOTS", "IMAGE_PX", "describe_cores"]
+__all__ = [
+    "BATCH_ROWS",
+    "BATCH_SLOTS",
+    "IMAGE_PX",
+    "CheckResult",
+    "NotMeasuredError",
+    "Status",
+    "describe_cores",
+]
 
+Status: TypeAlias = Literal["ok", "note", "warn", "fail", "unknown"]
+"""note: no fault, worth knowing. warn: costs speed, or may fail. fail: does not work. unknown: not
+measured."""
+
+_MAX_CHARACTERS = 1000
 BATCH_ROWS, IMAGE_PX = 256, 224
 BATCH_SLOTS = slots_for(DEFAULT_PREFETCH)
 _FLOAT_BATCH_BYTES = BATCH_ROWS * 3 * IMAGE_PX * IMAGE_PX * 4  # float32: torch's workers send it
 _PREFETCH_FACTOR = 2  # as in torch: batches for each worker
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Result of one check.
+
+    Args:
+        status: see `Status`.
+        summary: one line.
+        details: plain values for programs, with the unit in the key; None if unknown.
+        fix: what to do, one line; required for a fault, i.e. a warning or failure.
+    """
+
+    status: Status
+    summary: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+    fix: str = ""
+
+    def __post_init__(self) -> None:
+        if self.is_fault and not self.fix:
+            raise ValueError(f"{self.summary}: a warning or failure needs a fix")
+        # They may contain text from outside: file names, GPU names, messages of a driver.
+        for name in ("summary", "fix"):
+            shown = printable(" ".join(getattr(self, name).splitlines()))
+            cut = f"{shown[:_MAX_CHARACTERS]}..." if len(shown) > _MAX_CHARACTERS else shown
+            object.__setattr__(self, name, cut)
+
+    @property
+    def is_fault(self) -> bool:
+        """True for a warning or failure."""
+        return self.status in ("warn", "fail")
+
+
+class NotMeasuredError(Exception):
+    """A fact is not measured on this machine or with these options; `fix` says how to do it."""
+
+    def __init__(self, reason: str, fix: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.fix = reason, fix
 
 
 def slot_bytes() -> int:
