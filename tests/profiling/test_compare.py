@@ -56,7 +56,9 @@ def test_a_run_that_is_too_short_is_inconclusive() -> None:
     assert found.status == 3
     assert "1.20x as fast as A; a run is too short" in found.said
     unknown = facts(phases=[replace(PHASE, images_per_s=None)])
-    assert compare(facts(), unknown).status == 3
+    found = compare(facts(), unknown)
+    assert found.status == 3
+    assert [pair.wait_pct for pair in found.phases] == [(PHASE.wait_pct, PHASE.wait_pct)]
     assert compare(facts(1000), facts(1200, bound="inconclusive")).status == 3
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from feedline.errors import UsageError
-from feedline.profile.finding import Bound, TimePart
+from feedline.profile.diagnose import Bound, PhaseSplit
+from feedline.profile.finding import TimePart
 from feedline.profile.report import PART_NAMES, RateInterval, ReportData, part_shares
 from feedline.profile.tables import ReportTable
 from feedline.profile.terminal import table_view
@@ -91,19 +92,22 @@ def compare(first: ReportData, second: ReportData) -> Comparison:
         )
     before, after = _phases_of(first), _phases_of(second)
     rates = _total_rate(first, before, before), _total_rate(second, after, before)
-    pairs, total_s = list[PhasePair](), sum(each.images for each in before.values()) / rates[1]
+    pairs, total_s = list[PhasePair](), sum(map(_images, before.values())) / rates[1]
     spreads = [0.0]  # that of each phase, by its share of the time in the second run
     for (size, batch_size), old in before.items():
         new = after[size, batch_size]
-        spread = math.hypot(*(_spread_at(size, run) for run in (first, second)))
-        spreads.append(spread * old.images / new.rate / total_s if spread < 1 else math.inf)
+        seconds = [_seconds(_images(old), each.images_per_s) for each in (old, new)]
+        histories = first.throughput_history, second.throughput_history
+        same_size = ([each for each in history if each.image_size == size] for history in histories)
+        spread = math.hypot(*map(relative_spread, same_size))
+        spreads.append(spread * seconds[1] / total_s if spread < 1 else math.inf)
         pairs.append(
             PhasePair(
                 image_size=size,
                 batch_size=batch_size,
-                rates=(finite(old.rate), finite(new.rate)),
-                wait_pct=(finite(old.wait_pct), finite(new.wait_pct)),
-                ratio=_ratio(new.rate / old.rate, spread),
+                rates=(old.images_per_s or None, new.images_per_s or None),
+                wait_pct=(old.wait_pct, new.wait_pct),
+                ratio=_ratio(seconds[0] / seconds[1], spread),
             )
         )
     ratio = _ratio(rates[1] / rates[0], math.hypot(*spreads))
@@ -144,36 +148,18 @@ def _conclude(first: ReportData, second: ReportData, ratio: Ratio | None) -> tup
     return (_FINE if faster else _SLOWER), f"B is {ratio} as fast as A: {word}, beyond the spread."
 
 
-class _Phase(NamedTuple):
-    """Sums of the phases of one image size and batch size; NaN if not measured."""
-
-    images: float
-    seconds: float
-    waited_s: float
-
-    @property
-    def rate(self) -> float:
-        return self.images / self.seconds
-
-    @property
-    def wait_pct(self) -> float:
-        return 100 * self.waited_s / self.seconds
+def _phases_of(run: ReportData) -> dict[_PhaseKey, PhaseSplit]:
+    """Return the phases that have steps by image size and batch size, in order."""
+    return {(each.image_size, each.batch_size): each for each in run.phases if each.steps}
 
 
-def _phases_of(run: ReportData) -> dict[_PhaseKey, _Phase]:
-    """Group the phases that have steps by image size and batch size, in order."""
-    found: dict[_PhaseKey, _Phase] = {}
-    for phase in run.phases:
-        if phase.steps:
-            images = float(phase.steps * (phase.batch_size or 1))
-            seconds = images / (phase.images_per_s or math.nan)
-            wait_pct = math.nan if phase.wait_pct is None else phase.wait_pct
-            key = phase.image_size, phase.batch_size
-            own = found.get(key, _Phase(0.0, 0.0, 0.0))
-            found[key] = _Phase(
-                own.images + images, own.seconds + seconds, own.waited_s + seconds * wait_pct / 100
-            )
-    return found
+def _images(phase: PhaseSplit) -> int:
+    return phase.steps * (phase.batch_size or 1)
+
+
+def _seconds(images: int, images_per_s: float | None) -> float:
+    """Time of images at a rate; NaN if the rate was not measured."""
+    return images / (images_per_s or math.nan)
 
 
 def _ratio(times: float, spread: float) -> Ratio | None:
@@ -186,23 +172,21 @@ def _ratio(times: float, spread: float) -> Ratio | None:
 
 
 def _total_rate(
-    run: ReportData, own: Mapping[_PhaseKey, _Phase], weights: Mapping[_PhaseKey, _Phase]
+    run: ReportData,
+    own: Mapping[_PhaseKey, PhaseSplit],
+    weights: Mapping[_PhaseKey, PhaseSplit],
 ) -> float:
     """Images/s for as many images of each phase as `weights` has, with the run's own overhead.
 
     NaN if not measured.
     """
-    if not weights:
+    images, own_images = (sum(map(_images, each.values())) for each in (weights, own))
+    if not images:
         return math.nan
-    images, own_images = (sum(p.images for p in each.values()) for each in (weights, own))
-    steps_s = sum(phase.images / own[key].rate for key, phase in weights.items())
-    own_s = own_images / (run.images_per_s or math.nan)
-    overhead_s = own_s - sum(phase.seconds for phase in own.values())
+    steps_s = sum(_seconds(_images(each), own[key].images_per_s) for key, each in weights.items())
+    own_s = sum(_seconds(_images(each), each.images_per_s) for each in own.values())
+    overhead_s = _seconds(own_images, run.images_per_s) - own_s
     return images / (steps_s + overhead_s / own_images * images)
-
-
-def _spread_at(image_size: int | None, run: ReportData) -> float:
-    return relative_spread([e for e in run.throughput_history if e.image_size == image_size])
 
 
 def relative_spread(intervals: Sequence[RateInterval]) -> float:
@@ -226,17 +210,14 @@ def _differences(first: ReportData, second: ReportData) -> list[str]:
     ]
     if not math.isclose(one.memory_bytes, two.memory_bytes, rel_tol=_SAME_MEMORY):
         pairs.append(("memory", one.memory_bytes, two.memory_bytes))
-    for old, new in zip(first.loaders, second.loaders, strict=False):
-        for name, a, b in (
-            ("dataset", old.dataset or None, new.dataset or None),
-            ("samples", old.samples, new.samples),
-            ("batch size", old.batch_size, new.batch_size),
-        ):
-            if a is not None and b is not None:
-                pairs.append((name, a, b))
-    before, after = list(_phases_of(first)), list(_phases_of(second))
+    for loaders in zip(first.loaders, second.loaders, strict=False):
+        for name in ("dataset", "samples", "batch_size"):
+            old, new = (getattr(loader, name) for loader in loaders)
+            if old not in ("", None) and new not in ("", None):
+                pairs.append((name.replace("_", " "), old, new))
+    before, after = _phases_of(first), _phases_of(second)
     found = [f"{name} {_quoted(a)} and {_quoted(b)}" for name, a, b in pairs if a != b]
-    if set(before) != set(after):
+    if before.keys() != after.keys():
         names = (", ".join(_label(*key) for key in keys) or "none" for keys in (before, after))
         found.append(f"phases {' and '.join(names)}")
     return list(dict.fromkeys(found))
