@@ -126,24 +126,21 @@ def test_images_are_measured_and_broken_ones_named(photos: Path, tmp_path: Path)
     (root / "dogs" / "5.jpg").write_bytes(b"")
     folder = sample_folder(ImageFolder(root), seed=0)
     heard: list[tuple[str, int, int]] = []
-    survey = survey_images(folder, 64, 60, lambda *told: heard.append(told))
-    images, skipped = survey.images, survey.broken
+    survey = survey_images(folder, 91, 60, lambda *told: heard.append(told))
+    numbers, data = survey.numbers, survey.data
 
     assert [(done, total) for _, done, total in heard] == [(k, 20) for k in range(1, 21)]
-    broken = {Path(path).name: reason for path, reason in skipped.items()}
+    broken = {Path(path).name: reason for path, reason in survey.broken.items()}
     assert sorted(broken) == ["3.jpg", "5.jpg"]
     assert "ends before its last pixel" in broken["3.jpg"]
     assert "0 bytes" in broken["5.jpg"]
-    assert len(images) == 18
-    assert [number for number, _, _ in images] == sorted(number for number, _, _ in images)
-    for number, file, sides in images:
-        path = Path(folder.path(number))
-        assert file.bytes == path.stat().st_size
-        assert sides == ((100, 90) if path.name == "0.jpg" else (200, 260))
-    summary = survey.summary(91)
-    assert (summary["height_px_median"], summary["width_px_median"]) == (200, 260)
-    assert (summary["images_measured"], summary["images_shorter_than_size"]) == (18, 2)
-    assert survey.summary(90)["images_shorter_than_size"] == 0
+    assert len(numbers) == 18
+    assert numbers == sorted(numbers)
+    lengths = [Path(folder.path(number)).stat().st_size for number in numbers]
+    assert data["file_bytes_mean"] == pytest.approx(sum(lengths) / 18)
+    assert (data["height_px_median"], data["width_px_median"]) == (200, 260)
+    assert (data["images_measured"], data["images_shorter_than_size"]) == (18, 2)
+    assert survey_images(folder, 90, 1e-9, quiet).data["images_shorter_than_size"] == 0
 
 
 def test_only_broken_images_raises_and_shows_one(tmp_path: Path) -> None:
@@ -159,7 +156,7 @@ def test_survey_ends_with_time_limit_after_the_first_few(photos: Path, tmp_path:
     for number in range(40):
         shutil.copy(photos / "cats" / "0.jpg", tmp_path / "cats" / f"{number:02}.jpg")
     survey = survey_images(ImageFolder(tmp_path), 64, 1e-9, quiet)
-    assert [number for number, _, _ in survey.images] == list(range(32))
+    assert survey.numbers == list(range(32))
     assert survey.costs["images"] == 8
 
 

@@ -329,7 +329,7 @@ def drawn(steps: Steps, panel: Panel, seconds: int) -> None:
     begun_s = panel._drawn_s
     for second in range(1, seconds + 1):
         steps.step()
-        panel.tick(begun_s + 1.01 * second)
+        panel.update(begun_s + 1.01 * second)
 
 
 def test_a_terminal_gets_one_line_that_is_gone_at_the_end(
@@ -344,7 +344,7 @@ def test_a_terminal_gets_one_line_that_is_gone_at_the_end(
     assert "data wait" in terminal.getvalue()
     assert "\x1b[1m" in terminal.getvalue()
     assert "\n" not in terminal.getvalue()
-    panel.end(6.0)
+    panel.update(6.0, at_end=True)
     assert terminal.getvalue().endswith("\x1b[2K")
 
 
@@ -354,7 +354,7 @@ def test_no_color_is_respected(on_terminal: MakeTerminal, monkeypatch: pytest.Mo
     steps = Steps()
     panel = Panel(steps.recorder)
     drawn(steps, panel, 3)
-    panel.end(6.0)
+    panel.update(6.0, at_end=True)
     assert terminal.getvalue().count("feedline") >= 3
     assert "\x1b[3" not in terminal.getvalue()
 
@@ -366,8 +366,8 @@ def test_panel_is_drawn_at_most_once_per_second(on_terminal: MakeTerminal) -> No
     begun_s = panel._drawn_s
     for k in range(1000):
         steps.step()
-        panel.tick(begun_s + 1.0 + k / 250)
-    panel.end(6.0)
+        panel.update(begun_s + 1.0 + k / 250)
+    panel.update(6.0, at_end=True)
     assert 3 <= terminal.getvalue().count("feedline") <= 5
 
 
@@ -380,7 +380,7 @@ def test_lines_are_printed_on_request_without_terminal(
     panel = create_panel(steps.recorder, True)
     assert panel is not None
     drawn(steps, panel, 95)
-    panel.end(96.0)
+    panel.update(96.0, at_end=True)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert all(each.startswith("feedline  ") and "data wait 10%" in each for each in lines)
@@ -438,7 +438,7 @@ def test_program_output_is_unaffected_by_panel(
         assert sys.stdout is stdout
         print("[/red] epoch", end="", flush=True)
         drawn(steps, panel, 2)
-        panel.end(9.0)
+        panel.update(9.0, at_end=True)
         print("!")
         assert stdout.getvalue() == "[/red] epoch!\n"
     assert "epoch" not in terminal.getvalue()
@@ -469,17 +469,17 @@ def test_a_file_is_written_for_a_hundredth_of_the_time_at_most() -> None:
     clock, cost_s, written = Clock(), 1.0, list[float]()
     output = Output("a file", write, clock)
     for clock.now in (29.0, 30.0, 130.0):
-        output.tick(clock.now)
+        output.update(clock.now)
     assert written == [30.0]
     clock.now = 130.0
-    output.end(clock.now)
+    output.update(clock.now, at_end=True)
     assert written == [30.0], "writing took a second: it is not written for a hundred"
     clock.now, cost_s = 131.0, 0.125
-    output.end(clock.now)
+    output.update(clock.now, at_end=True)
     assert written == [30.0, 131.0]
     for clock.now in (143.0, 144.0):
-        output.end(clock.now)
-        output.tick(clock.now)
+        output.update(clock.now, at_end=True)
+        output.update(clock.now)
     assert written == [30.0, 131.0, 144.0]
 
 

@@ -13,9 +13,9 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import mean, median
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,12 +26,7 @@ from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.images.codec_registry import Decoder
 from feedline.images.folder import ImageFolder, sample_folder
 from feedline.images.resize import fill
-from feedline.machine import (
-    FilePart,
-    OtherPrograms,
-    drop_from_memory,
-    environment,
-)
+from feedline.machine import FilePart, OtherPrograms, drop_from_memory, environment
 from feedline.order.batch_spec import Item
 from feedline.order.schedule import MAX_IMAGE_SIZE
 from feedline.order.seeds import mix
@@ -116,8 +111,7 @@ def run_benchmark(
         progress("importing torchvision", 0, 1)
         _import_torchvision()
     survey = survey_images(folder, image_size, seconds, progress)
-    sample = ImageSample(folder, [number for number, _, _ in survey.images])
-    costs, left_out = survey.costs, dict[str, str]()
+    sample, left_out = ImageSample(folder, survey.numbers), dict[str, str]()
     progress("starting the loaders", 0, 1)
     with contextlib.ExitStack() as stack:
         batches = sample, batch_size, image_size, count
@@ -145,13 +139,9 @@ def run_benchmark(
         "workers": count,
         "cores_used": cores,
         "other_cores": other_cores,
-        "data": {
-            "images": len(everything),
-            "classes": len(folder.classes),
-            **survey.summary(image_size),
-        },
+        "data": {"images": len(everything), "classes": len(folder.classes), **survey.data},
         "rows": make_rows(turns, cores),
-        "one_image": costs,
+        "one_image": survey.costs,
         "left_out": [{"what": name, "reason": why} for name, why in left_out.items()],
         "skipped": [{"file": file, "reason": why} for file, why in sorted(broken.items())],
         **environment("simplejpeg"),
@@ -190,29 +180,18 @@ def _last_line(error: Exception) -> str:
     return [type(error).__name__, *str(error).splitlines()][-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """Images of a folder that can be decoded, in order, and the cost of one of them."""
+class Survey(NamedTuple):
+    """Images of a folder that can be decoded, and the cost of one of them."""
 
-    images: Sequence[tuple[int, FilePart, tuple[int, int]]]
-    """Number, file, and height and width in pixels of each."""
-    costs: Mapping[str, Any]
+    numbers: list[int]
+    data: Result
+    """How many they are, and their sizes."""
+    costs: Result
     """Means in one process, in ms: "read_ms" from memory, "read_cold_ms" from the disk (None for
     the reason "cold_not_measured"), "decode_ms" of as many pixels as the crop needs, "resize_ms" of
     the crop, "total_ms" from memory; and the number of timed "images"."""
-    broken: Mapping[str, str]
+    broken: dict[str, str]
     """Reasons by path."""
-
-    def summary(self, size: int) -> dict[str, Any]:
-        """Numbers and sizes of the images, JSON-able."""
-        sides = [sides for _, _, sides in self.images]
-        return {
-            "images_measured": len(sides),
-            "images_shorter_than_size": sum(min(each) < size for each in sides),
-            "file_bytes_mean": mean(file.bytes for _, file, _ in self.images),
-            "height_px_median": round(median(height for height, _ in sides)),
-            "width_px_median": round(median(width for _, width in sides)),
-        }
 
 
 def survey_images(
@@ -227,8 +206,8 @@ def survey_images(
     Raises:
         DatasetError: none of them can be decoded.
     """
-    decoder, images = Decoder(), list[tuple[int, FilePart, tuple[int, int]]]()
-    spans: list[list[float]] = []
+    decoder, spans = Decoder(), list[list[float]]()
+    numbers, files, sides = list[int](), list[FilePart](), list[tuple[int, int]]()
     row = np.zeros((size, size, 3), np.uint8), np.zeros((), np.int64)
     broken: dict[str, str] = {}
     start = time.monotonic()
@@ -238,18 +217,20 @@ def survey_images(
             break
         try:
             data = read_file(path := folder.files.path(sample))
-            sides = decoder.open(data)
+            height_and_width = decoder.open(data)
             decoder.read()
         except ImageError as error:
             broken[folder.name(sample)] = error.message
         else:
-            images.append((sample, FilePart(path, 0, len(data)), sides))
+            numbers.append(sample)
+            files.append(FilePart(path, 0, len(data)))
+            sides.append(height_and_width)
             if len(spans) < _MIN_TIMED or elapsed_s < _STAGES_SHARE * seconds:
                 item = Item(sample, size, mix(sample), 1.0)
                 runs = [_time_stages(folder, item, row, decoder) for _ in range(_REPEATS)]
                 spans.append([min(times) for times in zip(*runs, strict=True)])
         progress("timing images", sample + 1, len(folder))
-    if not images:
+    if not numbers:
         name, problem = next(iter(broken.items()))
         raise DatasetError(
             f"{folder.root}: none of {len(broken)} images tried can be decoded. First error: "
@@ -257,7 +238,15 @@ def survey_images(
             hint="check that the images were downloaded and unpacked completely",
         )
     read_ms, resize_ms, load_ms = (mean(times) for times in zip(*spans, strict=True))
-    cold_ms, why_not = _read_cold_ms([file for _, file, _ in images[: len(spans)]])
+    cold_ms, why_not = _read_cold_ms(files[: len(spans)])
+    heights, widths = zip(*sides, strict=True)
+    about = {
+        "images_measured": len(numbers),
+        "images_shorter_than_size": sum(min(each) < size for each in sides),
+        "file_bytes_mean": mean(file.bytes for file in files),
+        "height_px_median": round(median(heights)),
+        "width_px_median": round(median(widths)),
+    }
     costs = {
         "images": len(spans),
         "read_ms": read_ms,
@@ -267,7 +256,7 @@ def survey_images(
         "resize_ms": resize_ms,
         "total_ms": max(load_ms, read_ms + resize_ms),
     }
-    return Survey(images, costs, broken)
+    return Survey(numbers, about, costs, broken)
 
 
 def _time_stages(
@@ -343,17 +332,18 @@ def make_rows(turns: Mapping[MeasuredLoader, Sequence[Turn]], cores: int) -> lis
         rates = [turn.images_per_s for turn in taken]
         cpu_s, images = sum(turn.cpu_s for turn in taken), sum(turn.images for turn in taken)
         ratios = [rate / own for rate, own in zip(rates, ours, strict=True)]
-        row = {
-            "name": loader.name,
-            "loader": "torch" if rows else "feedline",
-            "images_per_s": _spread(rates),
-            "images_per_s_per_core": median(rates) / cores,
-            "ratio_to_feedline": _spread(ratios),
-            "first_batch_s": loader.first_batch_s,
-            "cpu_s_per_1000_images": 1000 * cpu_s / images,
-            "turns": [asdict(turn) for turn in taken],
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "name": loader.name,
+                "loader": "torch" if rows else "feedline",
+                "images_per_s": _spread(rates),
+                "images_per_s_per_core": median(rates) / cores,
+                "ratio_to_feedline": _spread(ratios),
+                "first_batch_s": loader.first_batch_s,
+                "cpu_s_per_1000_images": 1000 * cpu_s / images,
+                "turns": [asdict(turn) for turn in taken],
+            }
+        )
     return rows
 
 

@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -220,21 +221,19 @@ def feedline_loader(
     sample: ImageSample, batch_size: int, size_px: int, workers: int
 ) -> MeasuredLoader:
     """Return feedline's loader over a sample, in its order; `workers` 0 loads in this process."""
-
-    def build() -> Iterable[Any]:
-        return DataLoader(
-            sample,
-            batch_size,
-            image_size=size_px,
-            shuffle=False,  # the sample is in random order already
-            num_workers=workers,
-            prefetch=PREFETCH,
-            on_error="skip",
-            rank=0,  # all images, even if the environment sets a rank
-            world_size=1,
-            seed=0,
-        )
-
+    build = partial(
+        DataLoader,
+        sample,
+        batch_size,
+        image_size=size_px,
+        shuffle=False,  # the sample is in random order already
+        num_workers=workers,
+        prefetch=PREFETCH,
+        on_error="skip",
+        rank=0,  # all images, even if the environment sets a rank
+        world_size=1,
+        seed=0,
+    )
     return MeasuredLoader("feedline", build, ahead=PREFETCH + 1 if workers else 0)
 
 

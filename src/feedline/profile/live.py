@@ -50,12 +50,12 @@ class MetricsReader:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._at_s = recorder.now_s()
-        self._steps, self._batches, self._samples = self._counts()
+        self._last = self._counts()
 
-    def _counts(self) -> tuple[int, int, int | None]:
+    def _counts(self) -> tuple[float, int, int, int | None]:
+        """Time since the run's start, and the steps, batches and samples so far."""
         recorder = self._recorder
-        return recorder.steps, recorder.batches, recorder.samples
+        return recorder.now_s(), recorder.steps, recorder.batches, recorder.samples
 
     def read(self) -> dict[str, float]:
         """Return the metrics since the last reading, by names with units.
@@ -65,17 +65,17 @@ class MetricsReader:
         """
         recorder = self._recorder
         recorder.flush()
-        now_s, counts = recorder.now_s(), self._counts()
-        seconds = max(1e-9, now_s - self._at_s)
-        steps, batches, samples = counts
+        last_s, last_steps, last_batches, last_samples = self._last
+        now_s, steps, batches, samples = self._last = self._counts()
+        seconds = max(1e-9, now_s - last_s)
         figures = {
             "feedline/batches": float(batches),
-            "feedline/batches_per_s": (batches - self._batches) / seconds,
+            "feedline/batches_per_s": (batches - last_batches) / seconds,
         }
-        if samples is not None and self._samples is not None:
-            figures["feedline/images_per_s"] = (samples - self._samples) / seconds
+        if samples is not None and last_samples is not None:
+            figures["feedline/images_per_s"] = (samples - last_samples) / seconds
         latest = list(recorder.recent)
-        new = min(len(latest), steps - self._steps)
+        new = min(len(latest), steps - last_steps)
         times = list(islice(latest, len(latest) - new, None))
         parts = {
             "wait": [step[0] for step in times],
@@ -90,9 +90,7 @@ class MetricsReader:
         total = sum(map(sum, parts.values()))
         if total > 0:
             figures["feedline/wait_pct"] = 100 * sum(parts["wait"]) / total
-        figures |= {f"feedline/{name}": value for name, value in recorder.latest().items()}
-        self._at_s, (self._steps, self._batches, self._samples) = now_s, counts
-        return figures
+        return figures | {f"feedline/{name}": value for name, value in recorder.latest().items()}
 
 
 def create_panel(recorder: Recorder, wanted: bool | str) -> Panel | None:
@@ -122,18 +120,18 @@ class Panel:
         with unbroken(), seeded(0):  # importing rich draws from Python's random state
             import rich.live  # noqa: F401
 
-    def tick(self, now_s: float) -> None:
-        """Draw or print the line if it is time; `now_s` is the time since the run's start."""
-        on_terminal = _on_terminal()
-        if now_s - self._drawn_s >= (_REFRESH_S if on_terminal else _LINE_S):
-            self._drawn_s = now_s
-            self._draw(format_line(self._metrics.read()), on_terminal)
+    def update(self, now_s: float, *, at_end: bool = False) -> None:
+        """Draw or print the line if it is time; remove it at the end of a pass.
 
-    def end(self, now_s: float) -> None:
-        """Remove the line at the end of a pass."""
-        if self._live is not None:
+        `now_s` is the time since the run's start.
+        """
+        on_terminal = _on_terminal()
+        if at_end and self._live is not None:
             self._live.stop()
             self._live = None
+        elif not at_end and now_s - self._drawn_s >= (_REFRESH_S if on_terminal else _LINE_S):
+            self._drawn_s = now_s
+            self._draw(format_line(self._metrics.read()), on_terminal)
 
     def _draw(self, text: Text, on_terminal: bool) -> None:
         from rich.console import Console

@@ -73,16 +73,15 @@ class Output:
         self._every_s, self._end_s, self._share = every_s, end_s, share
         self._written_s, self._cost_s = recorder.now_s(), -1.0
 
-    def tick(self, now_s: float) -> None:
-        """Write if it is time; `now_s` is the time since the run's start."""
-        self._write_after(now_s, self._every_s)
+    def update(self, now_s: float, *, at_end: bool = False) -> None:
+        """Write if it is time, at the end of a pass earlier, as the next one may start much later.
 
-    def end(self, now_s: float) -> None:
-        """Write at the end of a pass, as the next one may start much later."""
-        self._write_after(now_s, self._end_s if self._cost_s >= 0 else 0.0)
-
-    def _write_after(self, now_s: float, seconds: float) -> None:
-        if now_s - self._written_s >= max(seconds, self._cost_s / self._share):
+        `now_s` is the time since the run's start.
+        """
+        interval_s = self._every_s
+        if at_end:
+            interval_s = self._end_s if self._cost_s >= 0 else 0.0
+        if now_s - self._written_s >= max(interval_s, self._cost_s / self._share):
             self._written_s = self._recorder.now_s()
             self._write()
             self._cost_s = self._recorder.now_s() - self._written_s
@@ -191,12 +190,12 @@ class RunOutputs:
                 return
             self._started = True
             self._due_ns = time.monotonic_ns() + _TICK_NS
-            self._call(lambda output, now_s: output.tick(now_s))
+            self._update(at_end=False)
 
     def end(self) -> None:
         """Update the outputs at the end of a pass."""
         if os.getpid() == self._owner:
-            self._call(lambda output, now_s: output.end(now_s))
+            self._update(at_end=True)
 
     def save(self) -> None:
         """Write the files now.
@@ -234,11 +233,11 @@ class RunOutputs:
                         effect="the files keep their former state",
                     )
 
-    def _call(self, function: Callable[[Output | Panel, float], object]) -> None:
+    def _update(self, *, at_end: bool) -> None:
         now_s = self._recorder.now_s()
         for output in list(self._outputs):
             try:
-                function(output, now_s)
+                output.update(now_s, at_end=at_end)
             except Exception as error:
                 self._outputs.remove(output)
                 self._note(f"{output.name} was disabled", error)

@@ -67,13 +67,87 @@ class ReportTable:
 
 def report_tables(report: ReportData) -> list[ReportTable]:
     """Return all tables of a report that have rows."""
+    all_ms = sum(each.total_ms for each in report.stages)
+    more = len(report.epochs_trained) - _EPOCHS
     numbers = [f" {k}" for k in range(_LOADERS)] if len(report.loaders) > 1 else [""]
     made = [
-        _phases(report),
-        _ranks(report),
-        _epochs(report),
-        _stages(report),
-        _processes(report),
+        _table(
+            "Phases",
+            report.phases,
+            {
+                "px @batch": lambda each: (
+                    _text(each.image_size)
+                    + ("" if each.batch_size is None else f" @{each.batch_size}")
+                ),
+                "epochs": lambda each: "-".join(str(k + 1) for k in dict.fromkeys(each.epochs)),
+                "steps": lambda each: str(each.steps),
+                "images/s": lambda each: as_rate(each.images_per_s).removesuffix(" images/s"),
+                "wait": lambda each: as_percent(each.wait_pct),
+                "wait ms": lambda each: _quantiles(each.wait_ms),
+                "copy ms": lambda each: _quantiles(each.copy_ms),
+                "compute ms": lambda each: _quantiles(each.compute_ms),
+                "hidden": lambda each: as_ms(each.hidden_ms).removesuffix(" ms"),
+            },
+            "Steps alone, without the starts of passes. px @batch: image size and batch size. "
+            "Parts of a step in ms: median/95th percentile/longest; computing includes waits for a "
+            "core. hidden: work of the workers for a batch during the steps, in ms per worker.",
+        ),
+        _table(
+            "Ranks",
+            report.ranks,
+            {
+                "rank": lambda each: f"{each.rank} on {printable(each.host)}",
+                "slow": lambda each: each.slow,
+                "step": lambda each: as_ms(each.step_ms),
+                "data wait": lambda each: as_ms(each.wait_ms),
+                "workers": lambda each: as_ms(each.worker_ms),
+                "on a core": lambda each: as_ms(each.on_core_ms),
+                "steps": lambda each: str(each.steps),
+            },
+            "Means per step; on a core: computing of the training thread. Ranks that synchronise "
+            "gradients have equal steps: all wait for the slowest input or computing.",
+        ),
+        _table(
+            "Learning",
+            report.epochs_trained[-_EPOCHS:],
+            {
+                "epoch": lambda each: str(each.epoch),
+                "px": lambda each: _text(each.size_px),
+                "loss": lambda each: _text(each.train_loss, ".4g"),
+                "val loss": lambda each: _text(each.val_loss, ".4g"),
+                "top-1": lambda each: _text(each.val_top1, ".1%"),
+                "top-5": lambda each: _text(each.val_top5, ".1%"),
+                "lr": lambda each: _text(each.lr, ".3g"),
+                "trained for": lambda each: as_seconds(each.ended_s),
+            },
+            f"The latest {_EPOCHS}; the JSON has {more} more." if more > 0 else "",
+        ),
+        _table(
+            "Stages of making a sample",
+            report.stages,
+            {
+                "stage": lambda each: printable(each.name),
+                "share": lambda each: _share(each.total_ms, all_ms),
+                "mean": lambda each: as_ms(each.total_ms / each.count if each.count > 0 else None),
+                "longest": lambda each: as_ms(each.longest_ms),
+                "on a core": lambda each: _share(each.cpu_ms, each.total_ms),
+                "times": lambda each: str(each.count),
+            },
+            "From the workers' timed tasks, which are a part of all tasks.",
+        ),
+        _table(
+            "Processes",
+            report.use.processes,
+            {
+                "process": lambda each: f"{each.role} {each.pid}",
+                "watched": lambda each: as_seconds(each.seconds),
+                "on a core": lambda each: _share(each.cpu_s, finite(each.seconds)),
+                "waited for a core": lambda each: _share(each.queued_s, finite(each.seconds)),
+                "read from disk": lambda each: as_bytes(each.read_bytes),
+                "page faults": lambda each: _text(each.major_faults, missing=NOT_MEASURED),
+            },
+            "From the kernel's counters: the trainer, and the longest-lived workers.",
+        ),
         _table(
             "Slowest samples",
             report.slowest[:_SLOWEST],
@@ -114,106 +188,12 @@ def _text(value: object, form: str = "", missing: str = "-") -> str:
     return missing if value is None else format(value, form)
 
 
+def _quantiles(ms: tuple[float, float, float] | None) -> str:
+    return NOT_MEASURED if ms is None else "/".join(as_ms(q).removesuffix(" ms") for q in ms)
+
+
 def _share(part: float | None, whole: float | None) -> str:
     return as_share(None if part is None or not whole or whole < 0 else min(1.0, part / whole))
-
-
-def _phases(report: ReportData) -> ReportTable:
-    def three(figures: tuple[float, float, float] | None) -> str:
-        if figures is None:
-            return NOT_MEASURED
-        return "/".join(as_ms(each).removesuffix(" ms") for each in figures)
-
-    return _table(
-        "Phases",
-        report.phases,
-        {
-            "px @batch": lambda each: (
-                _text(each.image_size) + ("" if each.batch_size is None else f" @{each.batch_size}")
-            ),
-            "epochs": lambda each: "-".join(str(k + 1) for k in dict.fromkeys(each.epochs)),
-            "steps": lambda each: str(each.steps),
-            "images/s": lambda each: as_rate(each.images_per_s).removesuffix(" images/s"),
-            "wait": lambda each: as_percent(each.wait_pct),
-            "wait ms": lambda each: three(each.wait_ms),
-            "copy ms": lambda each: three(each.copy_ms),
-            "compute ms": lambda each: three(each.compute_ms),
-            "hidden": lambda each: as_ms(each.hidden_ms).removesuffix(" ms"),
-        },
-        "Steps alone, without the starts of passes. px @batch: image size and batch size. "
-        "Parts of a step in ms: median/95th percentile/longest; computing includes waits for a "
-        "core. hidden: work of the workers for a batch during the steps, in ms per worker.",
-    )
-
-
-def _ranks(report: ReportData) -> ReportTable:
-    return _table(
-        "Ranks",
-        report.ranks,
-        {
-            "rank": lambda each: f"{each.rank} on {printable(each.host)}",
-            "slow": lambda each: each.slow,
-            "step": lambda each: as_ms(each.step_ms),
-            "data wait": lambda each: as_ms(each.wait_ms),
-            "workers": lambda each: as_ms(each.worker_ms),
-            "on a core": lambda each: as_ms(each.on_core_ms),
-            "steps": lambda each: str(each.steps),
-        },
-        "Means per step; on a core: computing of the training thread. Ranks that synchronise "
-        "gradients have equal steps: all wait for the slowest input or computing.",
-    )
-
-
-def _epochs(report: ReportData) -> ReportTable:
-    more = len(report.epochs_trained) - _EPOCHS
-    return _table(
-        "Learning",
-        report.epochs_trained[-_EPOCHS:],
-        {
-            "epoch": lambda each: str(each.epoch),
-            "px": lambda each: _text(each.size_px),
-            "loss": lambda each: _text(each.train_loss, ".4g"),
-            "val loss": lambda each: _text(each.val_loss, ".4g"),
-            "top-1": lambda each: _text(each.val_top1, ".1%"),
-            "top-5": lambda each: _text(each.val_top5, ".1%"),
-            "lr": lambda each: _text(each.lr, ".3g"),
-            "trained for": lambda each: as_seconds(each.ended_s),
-        },
-        f"The latest {_EPOCHS}; the JSON has {more} more." if more > 0 else "",
-    )
-
-
-def _stages(report: ReportData) -> ReportTable:
-    all_ms = sum(each.total_ms for each in report.stages)
-    return _table(
-        "Stages of making a sample",
-        report.stages,
-        {
-            "stage": lambda each: printable(each.name),
-            "share": lambda each: _share(each.total_ms, all_ms),
-            "mean": lambda each: as_ms(each.total_ms / each.count if each.count > 0 else None),
-            "longest": lambda each: as_ms(each.longest_ms),
-            "on a core": lambda each: _share(each.cpu_ms, each.total_ms),
-            "times": lambda each: str(each.count),
-        },
-        "From the workers' timed tasks, which are a part of all tasks.",
-    )
-
-
-def _processes(report: ReportData) -> ReportTable:
-    return _table(
-        "Processes",
-        report.use.processes,
-        {
-            "process": lambda each: f"{each.role} {each.pid}",
-            "watched": lambda each: as_seconds(each.seconds),
-            "on a core": lambda each: _share(each.cpu_s, finite(each.seconds)),
-            "waited for a core": lambda each: _share(each.queued_s, finite(each.seconds)),
-            "read from disk": lambda each: as_bytes(each.read_bytes),
-            "page faults": lambda each: _text(each.major_faults, missing=NOT_MEASURED),
-        },
-        "From the kernel's counters: the trainer, and the longest-lived workers.",
-    )
 
 
 def _fields(facts: Any, **shown: str) -> dict[str, str]:
