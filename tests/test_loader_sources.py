@@ -240,12 +240,6 @@ def test_source_with_own_items_runs_unchanged(jpeg_folder):
         assert labels.tolist() == [0] * 6 + [2] * 6
 
 
-@pytest.mark.parametrize("transform", [7, "crop", TrainCrop, v1.Compose])
-def test_invalid_transform_is_rejected(transform, jpeg_folder):
-    with pytest.raises(UsageError, match="transform must be TrainCrop"):
-        ImageFolder(jpeg_folder, transform)
-
-
 def test_a_loader_keeps_the_kind_of_its_transform(jpeg_folder):
     data = ImageFolder(jpeg_folder, colours())
     with DataLoader(data, 4) as loader:

@@ -19,6 +19,8 @@ from feedline.sources.cache_formats import _LmdbMerger
 from feedline.sources.lmdb_reader import LMDB_FILE
 from feedline.sources.manifest import MANIFEST, UNFINISHED, shard_name
 
+lmdb = pytest.importorskip("lmdb")
+
 PER_CLASS = 40  # three units
 LEVELS = ("16", "24")
 
@@ -106,8 +108,6 @@ def watch(disk, root, levels=LEVELS):
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("format", FORMATS)
 def test_unit_is_recorded_as_done_only_after_it_is_on_disk(disk, source, tmp_path, format, raw):
-    if format == "lmdb":
-        pytest.importorskip("lmdb")
     root = tmp_path / "cache"
     watch(disk, root)
     made(source, root, format, raw=raw)
@@ -118,8 +118,6 @@ def test_unit_is_recorded_as_done_only_after_it_is_on_disk(disk, source, tmp_pat
 def test_transferred_unit_is_recorded_only_after_it_is_on_disk(
     disk, source, tmp_path, monkeypatch, format
 ):
-    if format == "lmdb":
-        pytest.importorskip("lmdb")
     # As if those who make units saw another folder than the builder's.
     elsewhere = ShardTransfer(token="a lock that is nowhere")
     monkeypatch.setattr(destination.Destination, "transfer", lambda self, is_remote: elsewhere)
@@ -142,7 +140,6 @@ def test_added_level_is_recorded_after_it_is_on_disk(disk, source, tmp_path):
 
 
 def test_lmdb_is_flushed_before_its_tar_files_are_removed(disk, source, tmp_path, monkeypatch):
-    lmdb = pytest.importorskip("lmdb")
     root, opened, put = tmp_path / "cache", [], _LmdbMerger.put
     really_open, unlink = lmdb.open, Path.unlink
     began = []
@@ -175,8 +172,6 @@ def test_lmdb_is_flushed_before_its_tar_files_are_removed(disk, source, tmp_path
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_folder_has_its_manifest_or_its_records(disk, tmp_path, monkeypatch, format):
-    if format == "lmdb":
-        pytest.importorskip("lmdb")
     source, root = photos(tmp_path / "photos", PER_CLASS), tmp_path / "cache"
     remove, unlink = os.unlink, Path.unlink
 

@@ -143,16 +143,17 @@ def views(made):
     return [each for part in made for each in views(part) if not isinstance(each, int)]
 
 
-def fused_text(root, transform):
+def explained(root, transform, line):
+    """The lines of a loader's explanation that begin with a word."""
     dataset = datasets.ImageFolder(str(root), transform=transform)
     with feedline.DataLoader(dataset, batch_size=3, num_workers=0) as loader:
-        lines = [line for line in loader.explain().splitlines() if line.startswith("fused")]
+        lines = [each for each in loader.explain().splitlines() if each.startswith(line)]
         return "\n".join(lines)
 
 
 def test_a_validation_pipeline_in_an_object_is_fused_bit_for_bit(root):
     made = batches(root, Preset(eval_pipeline()), num_workers=0)
-    assert "CenterCrop" in fused_text(root, Preset(eval_pipeline()))
+    assert "CenterCrop" in explained(root, Preset(eval_pipeline()), "fused")
     assert all(map(torch.equal, made, unfused(root, Preset(eval_pipeline()))))
 
 
@@ -160,7 +161,7 @@ def test_a_validation_pipeline_in_an_object_is_fused_bit_for_bit(root):
     "create", [lambda: Preset(train_pipeline()), lambda: TwoCrops(train_pipeline()), MultiCrop]
 )
 def test_fused_pipelines_draw_as_the_library_does(root, create):
-    assert "RandomResizedCrop" in fused_text(root, create())
+    assert "RandomResizedCrop" in explained(root, create(), "fused")
     made, stock = views(batches(root, create(), num_workers=0)), views(unfused(root, create()))
     assert len(made) == len(stock)
     for one, other in zip(made, stock, strict=True):
@@ -220,7 +221,7 @@ def test_own_steps_between_fused_ones_get_images_like_pillow_s(root, version):
         assert own.images
         assert all(image.tobytes() == pixels for image, pixels in own.images), "overwritten"
         stock = unfused(root, TwoCrops(pipeline), collate)
-        assert "RandomResizedCrop" in fused_text(root, TwoCrops(pipeline))
+        assert "RandomResizedCrop" in explained(root, TwoCrops(pipeline), "fused")
         for one, other in zip(views(made), views(stock), strict=True):
             assert type(one) is type(other)
             assert np.array_equal(np.asarray(one), np.asarray(other))
@@ -290,12 +291,6 @@ def test_a_pipeline_replaced_between_epochs_takes_effect(root, kind):
         assert next(iter(loader))[0].shape[-1] == 24
 
 
-def engine_of(root, transform):
-    dataset = datasets.ImageFolder(str(root), transform=transform)
-    with feedline.DataLoader(dataset, batch_size=3, num_workers=0) as loader:
-        return next(line for line in loader.explain().splitlines() if line.startswith("engine"))
-
-
 class OwnTensor:
     """Conversion in a class of its own, as in lightly."""
 
@@ -312,7 +307,7 @@ def test_objects_that_only_call_a_pipeline_make_rows_like_it(root):
         Passing(eval_pipeline()),
         Passing(Passing(v2.Compose([*crop, OwnTensor(), normalize]))),
     ):
-        assert "row" in engine_of(root, transform)
+        assert "row" in explained(root, transform, "engine")
         made, stock = batches(root, transform, num_workers=0), unfused(root, transform)
         assert all(map(torch.equal, made, stock))
 
@@ -343,7 +338,7 @@ class Twice(Preset):
 
 @pytest.mark.parametrize("kind", [Preset, WithDefault, WithProperty, WithLookup, Twice])
 def test_objects_that_may_do_more_make_samples(root, kind):
-    assert "row" not in engine_of(root, kind(eval_pipeline()))
+    assert "row" not in explained(root, kind(eval_pipeline()), "engine")
 
 
 class OwnTable(torch.utils.data.Dataset[Any]):
@@ -428,7 +423,7 @@ def test_timm_pipelines_are_fused(root):
     create_transform = pytest.importorskip("timm.data").create_transform
     for is_training in (True, False):
         pipeline = create_transform(32, is_training=is_training, interpolation="bilinear")
-        assert "Crop" in fused_text(root, Preset(pipeline))
+        assert "Crop" in explained(root, Preset(pipeline), "fused")
         made, stock = (
             batches(root, Preset(pipeline), num_workers=0),
             unfused(root, Preset(pipeline)),
