@@ -28,6 +28,7 @@ from feedline.errors import UsageError
 from feedline.profile import watch as watching
 from feedline.profile.watch import WatchedLoader
 from feedline.randomness import seed_all
+from feedline.timing.passes import PassRecord
 from feedline.timing.run import Loader, Pass
 from feedline.timing.run_file import read_run
 from sets import Drawing, Made, plain
@@ -216,20 +217,23 @@ def test_an_empty_loader_has_a_pass_without_batches() -> None:
     assert (only(watched).batches, only(watched).ended) == (0, "exhausted")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_loader_that_raises_may_continue(workers: int) -> None:
-    def make(index: int) -> int:
-        if index == 2:
-            raise KeyError("sample 2 is broken")
-        return index
+def broken_at_2(index: int) -> int:
+    if index == 2:
+        raise KeyError("sample 2 is broken")
+    return index
 
-    watched = watch(DataLoader(Made(4, make), 1, num_workers=workers))
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [DataLoader, feedline.DataLoader])
+def test_loader_that_raises_may_continue(kind: Any, workers: int) -> None:
+    watched = watch(kind(Made(4, broken_at_2), 1, num_workers=workers))
     batches = iter(watched)
     assert [int(next(batches)), int(next(batches))] == [0, 1]
     with pytest.raises(KeyError, match="sample 2 is broken"):
         next(batches)
     assert only(watched).ended == "raised"
     assert int(next(batches)) == 3
+    assert only(watched).ended == ""
     with pytest.raises(StopIteration):
         next(batches)
     with pytest.raises(StopIteration):
@@ -318,6 +322,11 @@ def test_the_same_loader_watched_in_each_epoch_is_one_with_its_epochs() -> None:
     assert len(run.loaders) == 1
     assert [entry.epoch for entry in run.passes] == [0, 1, 2]
     assert run.tasks == 18, "the workers of the first epoch are still seen"
+    data = [torch.zeros(4)] * 3
+    for _ in range(20):
+        list(watch(data, name="a list"))
+    last = watch(data, name="a list").run.passes[-1]
+    assert (last.built, last.epoch) == (1, 19)
 
 
 def test_loader_rebuilt_each_epoch_is_one_and_is_released() -> None:
@@ -385,14 +394,13 @@ def test_unwatchable_object_is_rejected() -> None:
         watch([], metrics=print, every_s=0)
 
 
+def broken(*_: object) -> None:
+    raise ArithmeticError("the record is broken")
+
+
 def test_a_record_that_fails_ends_no_loop(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from feedline.timing.passes import PassRecord
-
-    def broken(*_: object) -> None:
-        raise ArithmeticError("the record is broken")
-
     monkeypatch.setattr(PassRecord, "add_batch", broken)
     for loader in (DataLoader(Drawing(), 4), feedline.DataLoader(Drawing(), 4)):
         caplog.clear()
@@ -419,24 +427,43 @@ for loader in loaders:
     for _ in watched: pass
     assert [entry.batches for entry in watched.run.passes] == [4, 4], watched.run.passes
     assert watched.run.tasks >= 0
-print("well")
 """
 
+FORKED_WITHIN = """
+import os, sys, feedline
+told = []
+watched = feedline.watch([1, 2, 3], panel=False, run="run", trace="t.json", metrics=told.append)
+list(watched)
+watched.save()
+files = [open(name).read() for name in ("run/trace.json", "t.json")]
+child = os.fork()
+if not child:
+    told.clear()
+    assert list(watched) == list(watched) == [1, 2, 3]
+    assert [entry.batches for entry in watched.run.passes] == [3, 3]
+    assert not told
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert [open(name).read() for name in ("run/trace.json", "t.json")] == files
+"""
 
-def run_script(text: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return preloaded.run(
-        [sys.executable, "-c", text],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-
-
-def test_forked_process_has_its_own_run(tmp_path: Path) -> None:
-    done = run_script(FORKED, tmp_path)
-    assert (done.stdout, done.returncode) == ("well\n", 0), done.stderr
+CHILDREN = """
+import multiprocessing, sys, feedline
+from feedline.timing.run_file import read_run
+def work():
+    watched = feedline.watch(list(range(100)), panel=False, run="run")
+    work.kept = iter(watched)  # until the process ends
+    for _ in range(51):
+        next(work.kept)
+    sys.exit()
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        child = multiprocessing.get_context(method).Process(target=work)
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        assert read_run("run").passes[0].batches == 51
+"""
 
 
 WORKER_KILLED = """
@@ -456,13 +483,7 @@ else:
     raise SystemExit("the worker was not killed")
 gc.collect()
 assert [entry.ended for entry in watched.run.passes] == ["raised"], watched.run.passes
-print("well")
 """
-
-
-def test_killed_worker_raises_torch_error_and_is_recorded(tmp_path: Path) -> None:
-    done = run_script(WORKER_KILLED, tmp_path)
-    assert (done.stdout, done.returncode) == ("well\n", 0), done.stderr
 
 
 WORKER_KILLED_WHILE_RECORDING = """
@@ -492,13 +513,7 @@ else:
 del batches
 gc.collect()
 assert [entry.ended for entry in watched.run.passes] == ["raised"], watched.run.passes
-print("well")
 """
-
-
-def test_an_error_of_torch_that_interrupts_the_recording_is_raised(tmp_path: Path) -> None:
-    done = run_script(WORKER_KILLED_WHILE_RECORDING, tmp_path)
-    assert (done.stdout, done.returncode) == ("well\n", 0), done.stderr
 
 
 UNTOUCHED = """
@@ -507,14 +522,32 @@ from torch.utils.data import DataLoader, TensorDataset
 loader = DataLoader(TensorDataset(torch.arange(8)), 2, num_workers=1)
 feedline.watch(loader, panel=False)
 multiprocessing.set_start_method("spawn")
-print("well")
 """
+
+PROGRAMS = {
+    "a forked process has its own run": FORKED,
+    "a process forked within a run leaves its files alone": FORKED_WITHIN,
+    "a killed worker raises torch's error": WORKER_KILLED,
+    "torch's error is raised while a batch is recorded": WORKER_KILLED_WHILE_RECORDING,
+    "the start method can still be set": UNTOUCHED,
+}
+
+
+@pytest.mark.parametrize("name", [*list(PROGRAMS)[:4], *slow(*list(PROGRAMS)[4:])])
+def test_programs_with_other_processes_are_recorded(name: str, tmp_path: Path) -> None:
+    done = preloaded.run(
+        [sys.executable, "-c", PROGRAMS[name]], cwd=tmp_path, capture_output=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
-def test_multiprocessings_start_method_can_still_be_set(tmp_path: Path) -> None:
-    done = run_script(UNTOUCHED, tmp_path)
-    assert (done.stdout, done.returncode) == ("well\n", 0), done.stderr
+def test_a_process_of_multiprocessings_writes_its_run_when_it_ends(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(CHILDREN)
+    done = preloaded.run(
+        [sys.executable, "main.py"], cwd=tmp_path, capture_output=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
 
 
 KILLED = """
@@ -609,15 +642,6 @@ def test_an_iterator_with_a_state_stays_in_its_place_and_its_time_is_seen() -> N
     assert {"dataset", "collate"} <= {stage.name for stage in watched.run.stages}
 
 
-def test_a_list_that_is_watched_in_each_epoch_leaves_nothing_behind() -> None:
-    data = [torch.zeros(4)] * 3
-    for _ in range(20):
-        for _ in watch(data):
-            pass
-    last = watch(data).run.passes[-1]
-    assert (last.built, last.epoch) == (1, 19)
-
-
 def test_equal_or_unhashable_loaders_are_distinguished() -> None:
     class Equal(DataLoader[Any]):
         def __eq__(self, other: object) -> bool:
@@ -640,75 +664,11 @@ def test_watched_loader_has_truth_value_of_loader() -> None:
     assert not watch([])
 
 
-FORKED_WITHIN = """
-import os, sys, feedline
-from feedline.timing.run_file import read_run
-told = []
-watched = feedline.watch([1, 2, 3], panel=False, run="run", trace="t.json", metrics=told.append)
-list(watched)
-watched.save()
-files = [open(name).read() for name in ("run/trace.json", "t.json")]
-child = os.fork()
-if not child:
-    told.clear()
-    assert list(watched) == list(watched) == [1, 2, 3]
-    assert [entry.batches for entry in watched.run.passes] == [3, 3]
-    assert not told
-    sys.exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-assert [open(name).read() for name in ("run/trace.json", "t.json")] == files
-print("well")
-"""
-
-
-def test_a_process_that_is_forked_within_a_run_leaves_its_files_alone(tmp_path: Path) -> None:
-    done = run_script(FORKED_WITHIN, tmp_path)
-    assert (done.stdout, done.returncode) == ("well\n", 0), done.stderr
-
-
-CHILDREN = """
-import multiprocessing, sys, feedline
-from feedline.timing.run_file import read_run
-def work():
-    watched = feedline.watch(list(range(100)), panel=False, run="run")
-    work.kept = iter(watched)  # until the process ends
-    for _ in range(51):
-        next(work.kept)
-    sys.exit()
-if __name__ == "__main__":
-    for method in ("fork", "spawn"):
-        child = multiprocessing.get_context(method).Process(target=work)
-        child.start()
-        child.join()
-        assert child.exitcode == 0
-        print(read_run("run").passes[0].batches)
-"""
-
-
-@pytest.mark.slow
-def test_a_process_of_multiprocessings_writes_its_run_when_it_ends(tmp_path: Path) -> None:
-    (tmp_path / "main.py").write_text(CHILDREN)
-    done = preloaded.run(
-        [sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
-    )
-    assert (done.stdout, done.returncode) == ("51\n51\n", 0), done.stderr
-
-
 def test_a_record_that_cannot_be_summed_up_changes_no_exception(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from feedline.timing.passes import PassRecord
-
-    def broken(*_: object) -> None:
-        raise ArithmeticError("the record is broken")
-
-    def make(index: int) -> int:
-        if index == 2:
-            raise KeyError("sample 2 is broken")
-        return index
-
     for kind in (DataLoader, feedline.DataLoader):
-        batches = iter(watch(kind(Made(4, make), 1)))
+        batches = iter(watch(kind(Made(4, broken_at_2), 1)))
         assert int(next(batches)) == 0
         with monkeypatch.context() as patch:
             patch.setattr(PassRecord, "_flush", broken)
