@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 import preloaded
+from processes import eventually
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,37 @@ def assert_refused(ended: Ended, *words: str) -> None:
     assert "Traceback" not in ended.err
     for word in words:
         assert word in " ".join(ended.err.split()), ended.err
+
+
+def interrupt(
+    arguments: Sequence[object],
+    is_ready: Callable[[list[psutil.Process]], object],
+    signum: signal.Signals,
+    *,
+    script: str = "from feedline.cli.app import main; main()",
+    **env: object,
+) -> Ended:
+    """Send a signal to a script, with arguments, once its processes are ready; all end by it."""
+    run = preloaded.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **{name: str(env[name]) for name in env}},
+    )
+    process = psutil.Process(run.pid)
+    try:
+        assert eventually(lambda: is_ready(process.children(recursive=True)), 60)
+        family = process.children(recursive=True)
+        # As a terminal sends Ctrl-C: to all processes.
+        (os.killpg if signum == signal.SIGINT else os.kill)(run.pid, signum)
+        out, err = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert psutil.wait_procs(family, timeout=30)[1] == []
+    assert run.returncode == 128 + signum, err
+    return Ended(run.returncode, out, err)
 
 
 def run_on_terminal(

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import simplejpeg
 from command_line import Command, assert_refused
 
-import preloaded
-from processes import eventually, newcomers, own_family
+from processes import newcomers, own_family
 
 QUICK = ("--seconds", 0.05, "--batch-size", 4)
 
@@ -107,43 +102,6 @@ def test_torch_is_measured_on_request(
     assert result["versions"]["torchvision"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--image-size", 0), ("--image-size", "1 to 16384", "0")),
-        (("--image-size", -224), ("got -224",)),
-        (("--image-size", 10**6), ("got 1000000",)),
-        (("--image-size", 16384, "--batch-size", 10**6), ("MiB of memory", "--batch-size")),
-        (("--batch-size", 0), ("--batch-size", "0")),
-        (("--workers", "many"), ("--workers", "'many'")),
-        (("--workers", -1), ("--workers", "'-1'")),
-        (("--workers", 100_000), ("--workers", "100000")),
-        (("--seconds", 0), ("--seconds", "0.0")),
-        (("--seconds", "nan"), ("--seconds", "nan")),
-        (("--against", "jax"), ("jax", "torch")),
-        (("--json", "/nowhere/at/all.json"), ("--json /nowhere/at/all.json",)),
-    ],
-)
-def test_unusable_setting_is_rejected(
-    feedline: Command,
-    photos: Path,
-    temporary: Path,
-    arguments: tuple[object, ...],
-    words: tuple[str, ...],
-) -> None:
-    ended = feedline("bench", photos, *arguments)
-    assert_refused(ended, *words)
-    assert ended.out == ""
-    assert list(temporary.iterdir()) == []
-
-
-def test_folders_without_images_are_rejected(feedline: Command, tmp_path: Path) -> None:
-    assert_refused(feedline("bench", tmp_path / "nowhere"), "no such folder", "demo-data")
-    assert_refused(feedline("bench", tmp_path), "no class folders, it is empty")
-    (tmp_path / "ant").mkdir()
-    assert_refused(feedline("bench", tmp_path), "without images, 1 of 1: 'ant'")
-
-
 def test_missing_torchvision_raises_with_install_hint(
     feedline: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,39 +116,3 @@ def test_nothing_but_broken_images_is_rejected(feedline: Command, tmp_path: Path
     (tmp_path / "ant" / "a.jpg").write_bytes(b"no image")
     ended = feedline("bench", tmp_path, *QUICK, "--workers", 1)
     assert_refused(ended, "of 1 images", "a.jpg: it is not a supported image", "downloaded")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
-@pytest.mark.slow
-def test_signal_leaves_no_process(photos: Path, tmp_path: Path) -> None:
-    statuses = {signal.SIGINT: 130, signal.SIGTERM: 143}
-    runs: dict[signal.Signals, tuple[subprocess.Popen[str], Path]] = {}
-    for signum in statuses:  # both at once: most of their time is imports
-        folder = tmp_path / signum.name
-        folder.mkdir()
-        script = "from feedline.cli.app import main; main()"
-        command = [sys.executable, "-c", script, "bench", str(photos), "--image-size", "80"]
-        run = preloaded.Popen(
-            [*command, "--workers", "1", "--seconds", "60"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "TMPDIR": str(folder)},
-        )
-        runs[signum] = run, folder
-    for signum, (run, folder) in runs.items():
-        started = psutil.Process(run.pid)
-        assert eventually(lambda started=started: bool(started.children(recursive=True)), 60)
-        family = started.children(recursive=True)
-        if signum == signal.SIGINT:
-            os.killpg(run.pid, signum)  # as a terminal does it: all processes get it
-        else:
-            run.send_signal(signum)
-        out, err = run.communicate(timeout=60)
-        assert run.returncode == statuses[signum], err
-        assert out == ""
-        assert err.endswith("interrupted\n") == (signum == signal.SIGINT)
-        _, alive = psutil.wait_procs(family, timeout=30)
-        assert alive == []
-        assert list(folder.iterdir()) == []

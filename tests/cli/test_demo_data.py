@@ -32,9 +32,3 @@ def test_foreign_folder_is_rejected(feedline: Command, tmp_path: Path) -> None:
     assert ended.status == 2
     assert "thesis.tex" in ended.err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_too_many_classes_are_rejected(feedline: Command, tmp_path: Path) -> None:
-    ended = feedline("demo-data", tmp_path / "demo", "--num-classes", 99)
-    assert ended.status == 2
-    assert "classes must be from 2 to 12, got 99" in ended.err

@@ -6,18 +6,16 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from command_line import Command, Ended, run_on_terminal
 
 import preloaded
 from feedline.profile.doctor import CHECK_IDS
-from processes import eventually, newcomers, own_family
+from processes import newcomers, own_family
 
 COMMAND = [sys.executable, "-m", "feedline", "doctor"]
 WORDS = "ok|note|warn|fail|not measured"
@@ -94,21 +92,6 @@ def test_affinity_to_one_core_is_reported(tiny_set: Path) -> None:
     assert (words["usable-cores"], words["omp-threads"]) == ("warn", "warn")
     assert done.returncode == 1
     assert "export OMP_NUM_THREADS=1" in done.stdout
-
-
-@pytest.mark.parametrize("name", ["gone", "file"])
-def test_invalid_folder_is_usage_error(feedline: Command, tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").write_text("x")
-    ended = feedline("doctor", tmp_path / name)
-    assert (ended.status, ended.out) == (2, "")
-    message, hint = ended.err.splitlines()
-    assert message.startswith("error: ")
-    assert hint.startswith("hint: ")
-
-
-def test_a_json_file_that_cannot_be_written_is_wrong_use(feedline: Command, tmp_path: Path) -> None:
-    ended = feedline("doctor", "--json", tmp_path / "nowhere" / "x.json")
-    assert (ended.status, ended.out) == (2, "")
 
 
 def test_json_may_go_to_the_screen() -> None:
@@ -231,45 +214,3 @@ def test_verify_of_a_sound_set_is_status_0(feedline: Command, tiny_set: Path) ->
     ended = feedline("doctor", tiny_set, "--verify", "--workers", 1)
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.count("\n") == 1
-
-
-def test_verify_of_empty_folder_or_cache_is_usage_error(
-    feedline: Command, tiny_set: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    assert feedline("cache", "build", tiny_set / "train", cache, "--sizes", 16).status == 0
-    for arguments in ((), (tmp_path / "gone",), (cache,), (tiny_set, "--measure")):
-        ended = feedline("doctor", *arguments, "--verify")
-        assert ended.status == 2, ended
-        assert ended.out == ""
-    assert f"feedline cache verify {cache} --decode" in feedline("doctor", cache, "--verify").err
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
-def test_ctrl_c_ends_verify_and_its_workers(tiny_set: Path, tmp_path: Path) -> None:
-    started = tmp_path / "started"
-    script = (
-        "import sys, time\n"
-        "from pathlib import Path\n"
-        "from feedline.images.codec_registry import Decoder\n"
-        "from feedline.cli.app import main\n"
-        "def read(*_):\n"
-        "    Path(sys.argv.pop(1)).touch()\n"
-        "    time.sleep(600)\n"
-        "Decoder.read = read\n"
-        "main(sys.argv[2:])\n"
-    )
-    run = preloaded.Popen(
-        [sys.executable, "-c", script, started, "doctor", tiny_set, "--verify", "--workers", "1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=environment(),
-    )
-    assert eventually(started.exists, 60)
-    family = psutil.Process(run.pid).children(recursive=True)
-    os.killpg(run.pid, signal.SIGINT)  # as a terminal sends it: to all processes
-    out, err = run.communicate(timeout=60)
-    assert (run.returncode, out, err) == (130, "", "interrupted\n")
-    assert psutil.wait_procs(family, timeout=30)[1] == []

@@ -57,36 +57,6 @@ def test_images_are_classified_as_tsv(feedline: Command, tiny_set: Path, trained
     assert float(chance) >= float(other)
 
 
-@pytest.mark.parametrize(
-    ("command", "option", "value"),
-    [
-        ("predict", "--topk", 0),
-        ("predict", "--image-size", 0),
-        ("predict", "--on-error", "no"),
-        ("predict", "--batch-size", 0),
-        ("evaluate", "--image-size", 0),
-        ("evaluate", "--workers", "many"),
-        ("evaluate", "--amp-dtype", "int8"),
-    ],
-)
-def test_invalid_option_is_named(
-    feedline: Command, tiny_set: Path, trained: Path, command: str, option: str, value: object
-) -> None:
-    assert_refused(feedline(command, trained, tiny_set, *PLAIN, option, value), option, str(value))
-
-
-def test_missing_images_and_weights_are_named(
-    feedline: Command, tiny_set: Path, trained: Path, tmp_path: Path
-) -> None:
-    for arguments in (
-        ("predict", trained, tmp_path / "none.jpg"),
-        ("predict", trained, tmp_path),
-        ("evaluate", tmp_path, tiny_set),
-        ("evaluate", trained, tmp_path),
-    ):
-        assert_refused(feedline(*arguments), str(tmp_path))
-
-
 def test_broken_image_raises_or_is_skipped(
     feedline: Command, tiny_set: Path, trained: Path, tmp_path: Path
 ) -> None:

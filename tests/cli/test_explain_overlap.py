@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-import psutil
 import pytest
-from command_line import Command, assert_refused
+from command_line import Command
 
-import preloaded
 from processes import newcomers, own_family
 
 QUICK = ("--image-size", 32, "--batch-size", 4, "--seconds", 0.05)
@@ -73,62 +66,9 @@ def test_without_workers_loading_is_not_hidden(
         assert span["stage"] in ("make", "unknown") or span["cause"] in ("behind", "nobody")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--workers", 0), "--workers"),
-        (("--workers", "many"), "--workers"),
-        (("--step-ms", 0), "--step-ms"),
-        (("--step-ms", "nan"), "--step-ms"),
-        (("--image-size", 0), "--image-size"),
-        (("--batch-size", -4), "--batch-size"),
-        (("--seconds", 0), "--seconds"),
-        (("--svg", "/nowhere/o.svg"), "--svg /nowhere/o.svg"),
-    ],
-)
-def test_usage_error_is_reported_before_measuring(
-    feedline: Command, tiny_set: Path, arguments: tuple[object, ...], words: str
-) -> None:
-    ended = feedline("explain-overlap", tiny_set, *arguments)
-    assert (ended.status, ended.out) == (2, "")
-    assert words in " ".join(ended.err.split())
-
-
-def test_folder_without_images_is_reported(feedline: Command, tmp_path: Path) -> None:
-    assert_refused(feedline("explain-overlap", tmp_path), str(tmp_path))
-
-
 def test_broken_image_is_named_in_error(feedline: Command, tmp_path: Path) -> None:
     (tmp_path / "cats").mkdir()
     (tmp_path / "cats" / "torn.jpg").write_bytes(b"\xff\xd8\xff\xe0 torn")
     ended = feedline("explain-overlap", tmp_path, *QUICK, "--workers", 1)
     assert ended.status == 1
     assert "torn.jpg" in ended.err
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_images_are_generated_by_default_and_removed_on_ctrl_c(tmp_path: Path) -> None:
-    process = preloaded.Popen(
-        [
-            *(sys.executable, "-m", "feedline", "explain-overlap", "--seconds", "3"),
-            *("--image-size", "32", "--batch-size", "8", "--workers", "2", "--step-ms", "10"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        children: list[psutil.Process] = []
-        while len(children) < 2 and process.poll() is None:  # until workers are at work
-            time.sleep(0.02)
-            children = psutil.Process(process.pid).children(recursive=True)
-        assert list(tmp_path.glob("feedline-*/demo/train/*/*.jpg"))
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, out, err) == (130, b"", b"interrupted\n")
-    assert not list(tmp_path.glob("feedline*"))
-    _, alive = psutil.wait_procs(children, timeout=30)
-    assert not alive

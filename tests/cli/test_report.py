@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import Command, assert_refused, run_on_terminal
+from command_line import Command, run_on_terminal
 
 import preloaded
 from feedline.profile.diagnose import Diagnosis, PhaseSplit
@@ -134,8 +134,6 @@ def test_json_alone_may_be_written_to_stdout(feedline: Command, judged: Judge, r
     assert json.loads(ended.out)["findings"][0]["rule"] == "a-rule"
     assert "Highly input-bound" in ended.err
     assert feedline("report", run).err == ""  # the next command prints its tables on stdout
-    ended = feedline("report", run, "--json", "-", "--html", "-")
-    assert (ended.status, ended.out) == (2, "")
 
 
 def test_run_with_default_rules_ends_without_error(
@@ -168,29 +166,6 @@ def test_a_file_that_is_not_a_run_is_wrong_use(
     ended = feedline(*command, run)
     assert (ended.status, ended.out) == (2, "")
     assert str(run) in ended.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--html", "x.html"), "--compare"),
-        (("a", "--compare", "b", "c"), "--compare"),
-        (("--compare", "b", "c", "--html", "x.html"), "--html"),
-        (("a", "--html", "/nowhere/r.html"), "--html /nowhere/r.html"),
-        (("a", "--json", "/nowhere/r.json"), "--json /nowhere/r.json"),
-        (("nowhere",), "nowhere"),
-    ],
-)
-def test_usage_error_of_report_is_printed(
-    feedline: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    arguments: tuple[str, ...],
-    words: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert_refused(feedline("report", *arguments), words)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -231,22 +206,6 @@ def test_check_of_run_without_data_is_inconclusive(
     assert "inconclusive" in ended.out
     assert "400 steps" in ended.out
     assert json.loads((tmp_path / "c.json").read_text())["passed"] is None
-
-
-@pytest.mark.parametrize(
-    ("limits", "words"),
-    [
-        ((), "--max-wait-pct"),
-        (("--max-wait-pct", -1), "from 0 to 100, got -1.0"),
-        (("--max-wait-pct", "nan"), "from 0 to 100, got nan"),
-        (("--min-images-per-s", 0), "above 0, got 0.0"),
-        (("--min-images-per-s", "inf"), "above 0, got inf"),
-    ],
-)
-def test_wrong_limits_are_rejected(
-    feedline: Command, run: Path, limits: tuple[object, ...], words: str
-) -> None:
-    assert_refused(feedline("check", run, *limits), words)
 
 
 @pytest.mark.parametrize(("rate", "status"), [(1000, 0), (2000, 0), (600, 1)])

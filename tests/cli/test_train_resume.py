@@ -115,11 +115,6 @@ def test_missing_folder_is_named_with_its_option(
         assert feedline("train", "--resume", own, f"--{name.replace('_', '-')}", "none").status == 0
 
 
-def test_without_images_and_without_a_run_the_message_names_both(feedline: Command) -> None:
-    hints = ("feedline train DIR", "feedline train --resume RUN")
-    assert_refused(feedline("train", *QUICK), *hints)
-
-
 def test_printed_resume_command_resumes(
     feedline: Command, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -115,34 +114,6 @@ def test_usage_error_in_worker_prints_one_line(feedline: Command, code: str) -> 
     assert "Traceback" not in done.err
     assert "Caught" not in done.err
     assert "nothing in Numbers asked for the size" in done.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--step-ms", "nan"], "--step-ms"),
-        (["--step-ms", "3", "--budget", "1"], "--budget"),
-        (["--step-ms", "3", "--batch-size", "few"], "--batch-size"),
-        (["--step-ms", "3", "--schedule", "16"], "schedule"),
-        (["--step-ms", "3", "--what-if", "disk=1"], "disk=1"),
-    ],
-)
-def test_arguments_are_rejected_before_large_imports(
-    arguments: list[str], said: str, tmp_path: Path
-) -> None:
-    script = (
-        "import sys, typer\nfrom feedline.cli.app import main\ntry:\n    main(sys.argv[1:])\n"
-        "finally:\n    print('torch' in sys.modules)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, "tune", str(tmp_path), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr
-    assert said in done.stderr
-    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.usefixtures("quick_trials")
