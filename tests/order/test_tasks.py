@@ -49,3 +49,4 @@ def test_fast_batches_stay_whole_while_tasks_remain() -> None:
     assert rows_per_task(64, 3, row_ns=1e3, batches=3) == 48
     assert rows_per_task(64, 8, row_ns=1e3, batches=3) == 21
     assert rows_per_task(64, 2, row_ns=1e3, batches=1) == 32
+    assert rows_per_task(64, 1, row_ns=1e3) == rows_per_task(64, 0, row_ns=1e3) == 64

@@ -115,14 +115,12 @@ class Weights:
     def draw_with_replacement(self, rng: np.random.RandomState) -> NDArray[np.int64]:
         """Draw a sample for each position of an epoch, shape (length,)."""
         points = rng.random_sample(len(self))
-        points *= self._cumulative[-1]
+        points *= self._cumulative[-1]  # below it: the largest point is 1 - 2**-53
         # Sorting, searching and shuffling takes a third of the time of searching unsorted points.
         points.sort()
         samples = np.searchsorted(self._cumulative, points, side="right").astype(
             np.int64, copy=False
         )
-        # A point may be rounded up to the end of the last interval.
-        np.minimum(samples, np.searchsorted(self._cumulative, self._cumulative[-1]), out=samples)
         rng.shuffle(samples)
         return samples
 
