@@ -61,7 +61,6 @@ _FORM = (
 _WHOLE = re.compile(r"[0-9]{1,9}", re.ASCII)
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _MEASURED = "measured"
-_NOTHING = "nothing was measured, so nothing can be {}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,16 +283,13 @@ class WhatIf:
         return _text(f"what if {self.changes} ({self.unit})", rows, notes)
 
 
-def what_if(phases: Iterable[Rates], changes: str | Changes) -> WhatIf:
-    """Predict each measured phase after changes, as text or parsed.
+def what_if(measured: Sequence[Rates], changes: str | Changes) -> WhatIf:
+    """Predict each of at least one measured phase after changes, as text or parsed.
 
     Raises:
-        UsageError: invalid changes; nothing was measured.
+        UsageError: invalid changes.
     """
     parsed = changes if isinstance(changes, Changes) else Changes.parse(changes)
-    measured = list(phases)
-    if not measured:
-        raise UsageError(_NOTHING.format("predicted"), hint="give it more time")
     found = tuple(_predict_phase(rates, parsed) for rates in measured)
     return WhatIf(changes=parsed, phases=found, unit=measured[0].unit)
 
@@ -437,12 +433,10 @@ def forecast(
     Times are known if the number of `images` in an epoch is.
 
     Raises:
-        UsageError: nothing was measured; the schedule has sizes and the measured phases have none;
-            invalid numbers of images or workers.
+        UsageError: the schedule has sizes and the measured phases have none; invalid numbers of
+            images or workers.
     """
     phases = Schedule.of(schedule).phases
-    if not measured:
-        raise UsageError(_NOTHING.format("estimated"), hint="give it more time")
     if images is not None and (not is_count(images) or images < 1):
         raise UsageError(f"must be a whole number of at least 1, got {images!r}", argument="images")
     Changes(workers=workers)  # checks the number
