@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import simplejpeg
+from command_line import Command
 
 from feedline.cli.demo_set import CLASS_NAMES, DemoSet, demo_jpeg, demo_pixels, write_demo_set
 from feedline.errors import DatasetError, UsageError
@@ -149,3 +151,33 @@ def test_a_device_name_of_windows_is_refused_there(
     with pytest.raises(UsageError, match="'con'"):
         write_demo_set(tmp_path / "con", SMALL)
     assert not list(tmp_path.iterdir())
+
+
+# The command
+
+
+OPTIONS = ("--num-classes", 2, "--train-per-class", 2, "--val-per-class", 1)
+
+
+def test_demo_set_is_written_once_and_reused(feedline: Command, tmp_path: Path) -> None:
+    first = feedline("demo-data", tmp_path / "demo", *OPTIONS, "--json", tmp_path / "a.json")
+    assert first.status == 0
+    begun, done = first.out.splitlines()
+    assert "writing 6 images of 2 classes" in begun
+    assert "wrote 6 images of 2 classes" in done
+    assert json.loads((tmp_path / "a.json").read_text())["written"] is True
+    assert len(list((tmp_path / "demo").rglob("*.jpg"))) == 6
+
+    second = feedline("demo-data", tmp_path / "demo", *OPTIONS, "--json", tmp_path / "b.json")
+    assert second.status == 0
+    assert "already there" in second.out
+    assert json.loads((tmp_path / "b.json").read_text())["written"] is False
+    assert first.err == second.err == ""
+
+
+def test_foreign_folder_is_rejected(feedline: Command, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    ended = feedline("demo-data", tmp_path)
+    assert ended.status == 2
+    assert "thesis.tex" in ended.err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

@@ -391,11 +391,12 @@ for loader in DataLoader(Kept(range(8)), 4), DataLoader(list(range(8)), 4), Othe
 
 
 def test_loaders_can_stay_those_of_torch(tmp_path: Path) -> None:
-    command = [*FEEDLINE, "--off", "Kept", "--off=Other", script(tmp_path, OFF)]
-    result = run(command, tmp_path)
+    some = ["--off", "Kept", "--off=Other", "--compare", "1"]
+    result = run([*FEEDLINE, *some, script(tmp_path, OFF)], tmp_path)
     modules = result.stdout.splitlines()
     assert modules == ["typing", "feedline.loader.dataloader", "torch.utils.data.dataloader"]
-    text = "\n".join(summary_of(result))
+    text = "\n".join(result.stderr.splitlines())
+    assert text.count("1 batch: torch ") == 1
     assert "--off Kept" in text
     assert "--off Other" in text
 
@@ -492,6 +493,9 @@ import multiprocessing
 import random
 import sys
 
+import feedline
+patched = feedline.patch(compare=int(sys.argv[2]))
+
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -540,11 +544,19 @@ print(torch.rand(1), random.random(), np.random.rand(), own.get_state().sum(), N
 def test_a_comparison_with_torch_changes_nothing_for_the_program(tmp_path: Path) -> None:
     images = write_images(tmp_path / "images")
     path = script(tmp_path, COMPARED)
-    results = [run([*FEEDLINE, *some, path, images], tmp_path) for some in ([], ["--compare", "3"])]
+    results = [
+        preloaded.run(
+            [sys.executable, path, images, compare],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        for compare in ("0", "3")
+    ]
     assert [result.returncode for result in results] == [0, 0], results[-1].stderr
     assert results[0].stdout == results[1].stdout
-    lines = [line for line in results[1].stderr.splitlines() if line.startswith("feedline run: ")]
-    *compared, stream, _ = lines
+    *compared, stream = results[1].stderr.splitlines()
     plain, crop, numbers = compared[1::2]
     for line in compared[::2]:
         assert "3 batches: torch " in line

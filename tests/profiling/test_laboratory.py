@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import preloaded
 from slow import slow
 
 LABORATORY = Path(__file__).parents[2] / "laboratory" / "run.py"
@@ -31,7 +31,7 @@ def test_planted_bottleneck_is_named_first(name: str, planted: str, tmp_path: Pa
     file = tmp_path / "table.json"
     command = [sys.executable, str(LABORATORY), "--only", name, "--named-only"]
     command += ["--patience", "0", "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = preloaded.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = json.loads(file.read_text())["rows"]
     assert (row["planted"], row["named"]) == (planted, planted)

@@ -94,7 +94,9 @@ class Forks:
 @contextmanager
 def forks() -> Iterator[Forks]:
     """The running script as a context."""
-    with subprocess.Popen(
+    import preloaded  # which a script that torchrun starts does not find
+
+    with preloaded.Popen(
         [sys.executable, __file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -97,26 +97,17 @@ def test_damaged_or_foreign_file_is_rejected_and_runs_nothing(
     assert not (tmp_path / "sprung").exists()
 
 
-def test_torn_checkpoint_is_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "last.pt"
-    save_checkpoint(path, {"weights": torch.zeros(1000)})
-    path.write_bytes(path.read_bytes()[:-500])
-    with pytest.raises(StateError, match="damaged"):
-        load_checkpoint(path)
-
-
-def test_other_torch_file_is_rejected(tmp_path: Path) -> None:
-    torch.save({"state_dict": {}}, tmp_path / "other.pt")
-    with pytest.raises(StateError, match="got another file"):
-        load_checkpoint(tmp_path / "other.pt")
-
-
-def test_missing_checkpoint_is_rejected(tmp_path: Path) -> None:
+def test_other_files_are_rejected_with_their_kind(tmp_path: Path) -> None:
+    last, best = tmp_path / "last.pt", tmp_path / "best.pt"
     with pytest.raises(StateError, match="no such file"):
         load_checkpoint(tmp_path)
-
-
-def test_weights_file_is_rejected_with_checkpoint_to_use(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "best.pt", {"weights": torch.arange(3)}, kind=WEIGHTS)
+    save_checkpoint(last, {"weights": torch.zeros(1000)})
+    last.write_bytes(last.read_bytes()[:-500])
+    with pytest.raises(StateError, match="damaged"):
+        load_checkpoint(tmp_path)
+    torch.save({"state_dict": {}}, last)
+    with pytest.raises(StateError, match="got another file"):
+        load_checkpoint(tmp_path)
+    save_checkpoint(best, {"weights": torch.arange(3)}, kind=WEIGHTS)
     with pytest.raises(StateError, match=r"(?s)got feedline model weights.*name last\.pt"):
-        load_checkpoint(tmp_path / "best.pt")
+        load_checkpoint(best)

@@ -58,12 +58,9 @@ def test_setting_out_of_range_raises_with_value(setting: str, value: object) -> 
         Recipe(**{setting: value})  # type: ignore[arg-type]
 
 
-def test_schedule_that_does_not_parse_is_rejected() -> None:
+def test_unusable_schedule_is_rejected() -> None:
     with pytest.raises(ScheduleError, match="cannot read 'large'"):
         Recipe(schedule="112x2,large")
-
-
-def test_schedule_without_sizes_is_rejected() -> None:
     with pytest.raises(UsageError, match="needs an image size, got ownx2"):
         Recipe(schedule="ownx2")
 
@@ -232,7 +229,3 @@ def test_sizes_of_a_schedule_are_used_unchanged() -> None:
     recipe = Recipe(schedule="100x1,150x1", val_image_size=170)
     assert recipe.sizes == (100, 150, 170)
     assert all(size % GRID_PX == 0 for size in Recipe().sizes), "no hint on the defaults"
-
-
-def test_validation_size_is_not_part_of_recipe() -> None:
-    check_resumable(Recipe(val_image_size=256), Recipe(val_image_size=224).as_dict())

@@ -6,6 +6,7 @@ import csv
 import errno
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_training import Recorder, assert_same_training
@@ -57,8 +59,12 @@ def uninterrupted(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def test_run_learns_and_records_history(tiny_set: Path, tmp_path: Path) -> None:
-    report = Recorder()
+    def random_states() -> tuple[Any, ...]:
+        return random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[union-attr]
+
+    report, before = Recorder(), random_states()
     result = run(tiny_set, tmp_path / "out", report, lr=0.01)
+    assert random_states() == before
     assert result.stopped_by is None
     assert result.classes == ["class0", "class1"]
     assert report.steps == list(range(1, 16))
@@ -249,35 +255,32 @@ def test_torch_compile_trains(tiny_set: Path, tmp_path: Path) -> None:
     assert not any("_orig_mod" in name for name in saved)
 
 
-def test_damaged_checkpoint_is_reported_and_previous_one_is_resumed(
-    tiny_set: Path, uninterrupted: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    stop = Recorder(after=9, do=stop_with(signal.SIGTERM))
-    run(tiny_set, out, stop, checkpoint_every=4)
-    (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:-500])
-    second = Recorder()
-    run(tiny_set, out, second, resume="auto")
-    assert any("damaged" in note and "previous.pt" in note for note in second.notes)
-    assert second.steps[0] == 9
-    assert_same_training(out, uninterrupted)
-
-
-def test_missing_checkpoint_is_reported_and_previous_one_is_resumed(
-    tiny_set: Path, uninterrupted: Path, tmp_path: Path
+@pytest.mark.parametrize("lost", ["damaged", "missing"])
+def test_checkpoint_before_a_lost_one_is_resumed(
+    tiny_set: Path, uninterrupted: Path, tmp_path: Path, lost: str
 ) -> None:
     out = tmp_path / "out"
     run(tiny_set, out, Recorder(after=9, do=stop_with(signal.SIGTERM)), checkpoint_every=4)
-    (out / "last.pt").unlink()
+    last = out / "last.pt"
+    if lost == "damaged":
+        last.write_bytes(last.read_bytes()[:-500])
+    else:
+        last.unlink()
     second = Recorder()
-    run(tiny_set, out, second, resume=str(out))
-    assert any("last.pt is missing; resuming from" in note for note in second.notes)
+    run(tiny_set, out, second, resume="auto" if lost == "damaged" else str(out))
+    (note,) = (note for note in second.notes if "last.pt" in note and lost in note)
+    assert "previous.pt" in note
     assert second.steps[0] == 9
     assert_same_training(out, uninterrupted)
+
+
+def test_missing_checkpoints_are_named(tiny_set: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(uninterrupted, out)
     (out / "last.pt").unlink()
-    third = Recorder()
-    run(tiny_set, out, third, resume=str(out / "last.pt"))
-    assert any("last.pt is missing; resuming from" in note for note in third.notes)
+    second = Recorder()
+    run(tiny_set, out, second, resume=str(out / "last.pt"))
+    assert any("last.pt is missing; resuming from" in note for note in second.notes)
     for name in ("last.pt", "previous.pt"):
         (out / name).unlink()
     with pytest.raises(StateError, match=r"(?s)last.pt is missing.*--initial-checkpoint .*best.pt"):
@@ -427,11 +430,6 @@ def test_share_of_several_processes_is_rejected(
         run(tiny_set, tmp_path / "out", Recorder())
 
 
-def test_a_folder_with_a_checkpoint_is_not_overwritten(tiny_set: Path, uninterrupted: Path) -> None:
-    with pytest.raises(UsageError, match=r"(?s)earlier run.*--resume "):
-        run(tiny_set, uninterrupted, Recorder())
-
-
 def test_resume_auto_without_run_starts_a_new_one(tiny_set: Path, tmp_path: Path) -> None:
     report = Recorder()
     run(tiny_set, tmp_path / "new", report, resume="auto", schedule="32x1")
@@ -470,16 +468,3 @@ def test_run_without_validation_images_reports_it_and_keeps_last_weights(
     assert result.best_top1 is None
     assert result.as_dict()["final"]["val_top1"] is None
     assert torch.load(tmp_path / "out" / "best.pt", weights_only=True)["epoch"] == 2
-
-
-def test_training_leaves_pythons_and_numpys_random_state_alone(
-    tiny_set: Path, tmp_path: Path
-) -> None:
-    import random
-
-    import numpy as np
-
-    before = (random.getstate(), np.random.get_state()[1].tobytes())  # type: ignore[union-attr]
-    run(tiny_set, tmp_path / "out", Recorder(), schedule="32x1")
-    after = (random.getstate(), np.random.get_state()[1].tobytes())  # type: ignore[union-attr]
-    assert before == after

@@ -18,42 +18,26 @@ def make(root: Path, *folders: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", VAL_NAMES)
-def test_validation_images_are_found_under_usual_names(tmp_path: Path, name: str) -> None:
-    splits = find_splits(make(tmp_path, "train/ant", f"{name}/ant"))
-    assert splits.train == tmp_path / "train"
-    assert splits.val == tmp_path / name
-    assert splits.note == ""
-
-
-def test_missing_validation_images_list_searched_folders(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("folders", "train", "val", "notes"),
+    [
+        *((f"train/ant {name}/ant", "train", name, []) for name in VAL_NAMES),
+        ("train/ant val/ant test/ant", "train", "val", ["test/"]),
+        ("train/ant train/bee", "train", None, [f"{name}/" for name in VAL_NAMES]),
+        ("ant bee", "", None, ["--val-dir"]),
+        # Classes that are called train and test, with folders in them or without.
+        ("bus train test", "", None, ["--val-dir"]),
+        ("bus/red train/steam train/diesel test", "", None, ["--val-dir"]),
+    ],
+)
+def test_training_and_validation_images_are_found_by_name(
+    folders: str, train: str, val: str | None, notes: list[str], tmp_path: Path
 ) -> None:
-    splits = find_splits(make(tmp_path, "train/ant", "train/bee"))
-    assert splits.val is None
-    assert all(f"{name}/" in splits.note for name in VAL_NAMES)
-
-
-def test_val_is_preferred_to_test_and_reported(tmp_path: Path) -> None:
-    splits = find_splits(make(tmp_path, "train/ant", "val/ant", "test/ant"))
-    assert splits.val == tmp_path / "val"
-    assert "test/" in splits.note
-
-
-def test_a_folder_of_class_folders_is_trained_on_whole(tmp_path: Path) -> None:
-    splits = find_splits(make(tmp_path, "ant", "bee"))
-    assert (splits.train, splits.val) == (tmp_path, None)
-    assert "--val-dir" in splits.note
-
-
-def test_folder_named_train_without_subfolders_is_a_class(tmp_path: Path) -> None:
-    splits = find_splits(make(tmp_path, "bus", "train", "test"))
-    assert splits.train == tmp_path
-
-
-def test_a_class_called_train_with_folders_in_it_is_a_class_among_others(tmp_path: Path) -> None:
-    splits = find_splits(make(tmp_path, "bus/red", "train/steam", "train/diesel", "test"))
-    assert splits.train == tmp_path
+    splits = find_splits(make(tmp_path, *folders.split()))
+    assert splits.train == tmp_path / train
+    assert splits.val == (val and tmp_path / val)
+    assert all(note in splits.note for note in notes)
+    assert bool(splits.note) == bool(notes)
 
 
 def test_invalid_class_folders_do_not_hide_train(tmp_path: Path) -> None:
@@ -68,26 +52,22 @@ def test_a_named_validation_folder_wins(tmp_path: Path) -> None:
     assert splits.val == tmp_path / "mine"
 
 
-def test_missing_folder_file_and_empty_folder_raise_different_errors(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("nowhere", "no such folder"),
+        ("file", "a file, expected a folder"),
+        ("empty", "no class folders"),
+        ("judged", "found val/ but no train/"),
+        ("s3://bucket/train-cache", "is a URL; this command reads local folders"),
+        ("https://host/cache", "is a URL; this command reads local folders"),
+    ],
+)
+def test_unusable_folder_is_rejected_with_its_reason(place: str, said: str, tmp_path: Path) -> None:
+    make(tmp_path, "empty", "judged/val/ant", "judged/val/bee")
     (tmp_path / "file").touch()
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DatasetError, match="no such folder"):
-        find_splits(tmp_path / "nowhere")
-    with pytest.raises(DatasetError, match="a file, expected a folder"):
-        find_splits(tmp_path / "file")
-    with pytest.raises(DatasetError, match="no class folders"):
-        find_splits(tmp_path / "empty")
-
-
-def test_url_differs_from_missing_folder() -> None:
-    for url in ("s3://bucket/train-cache", "https://host/cache"):
-        with pytest.raises(DatasetError, match="is a URL; this command reads local folders"):
-            find_splits(Path(url))
-
-
-def test_val_without_train_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="found val/ but no train/"):
-        find_splits(make(tmp_path, "val/ant", "val/bee"))
+    with pytest.raises(DatasetError, match=said):
+        find_splits(Path(place) if "://" in place else tmp_path / place)
 
 
 def test_one_class_is_rejected(tmp_path: Path) -> None:
