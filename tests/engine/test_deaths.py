@@ -182,11 +182,12 @@ def test_a_sample_whose_workers_are_killed_from_outside_is_named_and_not_skipped
         assert not loader.skipped
 
 
-@pytest.mark.slow
 @pytest.mark.own_fork_server
-def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte() -> None:
+@pytest.mark.parametrize("method", ["fork", *slow("forkserver")])
+def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte(method: str) -> None:
     options = {"batch_size": 16, "image_size": 8, "shuffle": True, "seed": 0}
-    with DataLoader(Steady(200, row_s=0.002), num_workers=2, **options) as loader:  # type: ignore[arg-type]
+    source = Steady(200, row_s=0.002)
+    with DataLoader(source, num_workers=2, start_method=method, **options) as loader:  # type: ignore[arg-type]
         seen = []
         for epoch in range(3):
             for step, (images, labels) in enumerate(loader):

@@ -8,12 +8,16 @@ import signal
 import threading
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
 import pytest
 import torch
+from faulty import Deadly, Steady
+from feeds import expected, feed_on, order_of, planned, slot_bytes, take
 
+from feedline.engine.start_pool import start_pool
 from feedline.errors import UsageError
 from feedline.loader import DataLoader
 from loader_reading import planned_epoch, read
@@ -286,6 +290,34 @@ class TestWorkersOfOneEpoch:
                 assert tuple(numbers(loader)) == self.expected
         finally:
             signal.signal(signal.SIGCHLD, usual)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
+@pytest.mark.parametrize(
+    ("method", "is_for_epoch"),
+    [("spawn", False), ("forkserver", False), ("fork", False), ("fork", True)],
+)
+def test_the_task_of_a_worker_that_the_pool_kills_is_repeated(
+    method: str, is_for_epoch: bool, tmp_path: Path
+) -> None:
+    order = order_of(Steady(96), 6)
+    first = int(order.batch(0, 0).samples[0])
+    source = Deadly({first: "hang"}, tmp_path)
+    pool = start_pool(
+        source,
+        slots_bytes=4 * slot_bytes(source, 6),
+        workers=2,
+        method=method,
+        is_for_epoch=is_for_epoch,
+    )
+    with contextlib.closing(feed_on(pool, source, 6, slots=4, workers=2)) as feed:
+        feed.start(planned(order))
+        assert eventually((tmp_path / str(first)).exists)
+        assert eventually(lambda: len(pool.busy()) == 1)
+        (worker_id,) = pool.busy()
+        pool.kill(worker_id, "it was stuck")
+        assert take(feed, source) == expected(Steady(96), order)
+        assert feed.deaths == ["it was stuck"]
 
 
 class _interrupt_after:
