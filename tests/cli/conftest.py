@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,20 @@ def tiny_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pixels = np.full((48, 48, 3), level + number, dtype=np.uint8)
                 (place / f"{number}.jpg").write_bytes(simplejpeg.encode_jpeg(pixels))
     return root
+
+
+@pytest.fixture
+def photos(tiny_set: Path) -> Path:
+    """16 images of 48 px of two classes."""
+    return tiny_set / "train"
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "temporary"
 
 
 @pytest.fixture(scope="session")

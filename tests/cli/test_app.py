@@ -56,14 +56,20 @@ def commands(command: Any, *names: str) -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("command", list(commands(typer.main.get_command(app))), ids=" ".join)
-def test_help_has_an_example_and_no_type_of_flags(
+def test_help_fits_80_columns_and_has_an_example(
     feedline: Command, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
+    found: Any = typer.main.get_command(app)
+    for name in command:
+        found = found.commands[name]
     ended = feedline(*command, "--help")
     assert ended.status == 0
     assert "Example: feedline" in ended.out
     assert "<bool>" not in ended.out
+    assert "\u2026" not in ended.out
+    for each in found.params:
+        assert not each.opts[0].startswith("--") or each.opts[0] in ended.out
 
 
 def test_an_option_has_one_help_text_in_all_commands() -> None:
@@ -132,20 +138,6 @@ def test_unsupported_timm_option_prints_alternative(
     assert error == f"error: no such option: {unknown}"
     assert hint in advice
     assert "--val-dir" not in advice
-
-
-@pytest.mark.parametrize("command", list(commands(typer.main.get_command(app))), ids=" ".join)
-def test_option_names_fit_80_columns(
-    feedline: Command, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    found: Any = typer.main.get_command(app)
-    for name in command:
-        found = found.commands[name]
-    out = feedline(*command, "--help").out
-    assert "\u2026" not in out
-    for each in found.params:
-        assert not each.opts[0].startswith("--") or each.opts[0] in out
 
 
 def test_an_error_names_the_argument_in_python(tiny_set: Path, tmp_path: Path) -> None:

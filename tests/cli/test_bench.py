@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -34,15 +33,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "train" / "ant" / "empty.jpg").touch()
     (root / "train" / "bee" / "torn.jpg").write_bytes(b"\xff\xd8\xff\xe0 torn")
     return root
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for temporary files."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
 
 
 def test_a_run_prints_a_table_and_writes_its_results(

@@ -19,12 +19,6 @@ from feedline.text import as_bytes
 from slow import slow
 
 
-@pytest.fixture
-def photos(tiny_set: Path) -> Path:
-    """16 images of 48 px of two classes."""
-    return tiny_set / "train"
-
-
 def test_build_prints_its_estimate_and_its_result(
     feedline: Command, photos: Path, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,20 +11,9 @@ from command_line import Command
 QUICK = ("--seconds", 0.01, "--workers", 0)
 
 
-@pytest.fixture
-def photos(tiny_set: Path) -> Path:
-    """16 images of 48 px of two classes."""
-    return tiny_set / "train"
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for temporary files, and turns that are as short as can be."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+@pytest.fixture(autouse=True)
+def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feedline.cache.rates._MIN_TURN_S", 0.0)
-    return folder
 
 
 def test_a_plan_is_a_table_with_a_reason_and_a_command(

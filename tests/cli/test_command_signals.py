@@ -28,12 +28,6 @@ main(sys.argv[2:])
 """
 
 
-@pytest.fixture
-def temporary(tmp_path: Path) -> Path:
-    (tmp_path / "temporary").mkdir()
-    return tmp_path / "temporary"
-
-
 @pytest.mark.parametrize("signum", [signal.SIGINT, *slow(signal.SIGTERM)])
 def test_a_plan_removes_its_caches(tiny_set: Path, temporary: Path, signum: signal.Signals) -> None:
     plan = ("cache", "plan", tiny_set / "train", "--schedule", "16x1,32x1", "--workers", 1)

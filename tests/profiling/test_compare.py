@@ -29,25 +29,23 @@ def facts(rate: float = 1000.0, **changed: object) -> ReportData:
     return replace(made, **{"images_per_s": rate, **changed})  # type: ignore[arg-type]
 
 
-def test_a_run_that_is_faster_beyond_the_spread_is_called_so() -> None:
-    found = compare(facts(1000), facts(1200))
+@pytest.mark.parametrize(
+    ("rate", "status", "said"),
+    [
+        (1200, 0, "faster, beyond the spread."),
+        (900, 1, "slower, beyond the spread."),
+        (999, 0, "no difference beyond the spread."),
+    ],
+)
+def test_a_difference_beyond_the_spread_is_reported(rate: float, status: int, said: str) -> None:
+    found = compare(facts(1000), facts(rate))
+    assert (found.status, found.said.endswith(said)) == (status, True)
     assert found.ratio is not None
-    assert found.ratio.times == pytest.approx(1.2)
+    assert found.ratio.times == pytest.approx(rate / 1000)
     assert found.ratio.low is not None
-    assert 1.1 < found.ratio.low < 1.2
-    assert (found.status, found.said.endswith("faster, beyond the spread.")) == (0, True)
+    assert 0.9 < found.ratio.low / found.ratio.times < 1
     (pair,) = found.phases
-    assert pair.rates == (1000, 1200)
-
-
-def test_a_run_that_is_slower_beyond_the_spread_fails() -> None:
-    found = compare(facts(1000), facts(900))
-    assert (found.status, found.said.endswith("slower, beyond the spread.")) == (1, True)
-
-
-def test_difference_within_spread_is_not_reported() -> None:
-    found = compare(facts(1000), facts(999))
-    assert (found.status, found.said.endswith("no difference beyond the spread.")) == (0, True)
+    assert pair.rates == (1000, rate)
 
 
 def test_a_run_that_is_too_short_is_inconclusive() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import LOADER, MACHINE, PHASE, UNKNOWN, named, points, recorded, verdict
+from runs import LOADER, MACHINE, UNKNOWN, named, points, recorded, verdict
 
-from feedline.profile.diagnose import diagnose
+from feedline.profile.diagnose import Diagnosis, diagnose
 from feedline.profile.report import (
     EpochMetrics,
     ReportData,
@@ -258,33 +258,26 @@ def test_facts_are_finite_for_any_figures_in_a_file(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "least", "passed"),
+    ("judged", "most", "least", "passed"),
     [
-        (50.0, None, [True]),
-        (41.0, None, [True]),
-        (5.0, None, [False]),
-        (None, 1000.0, [True]),
-        (None, 1000.1, [False]),
-        (5.0, 900.0, [False, True]),
+        (verdict(), 50.0, None, [True]),
+        (verdict(), 41.0, None, [True]),
+        (verdict(), 5.0, None, [False]),
+        (verdict(), None, 1000.0, [True]),
+        (verdict(), None, 1000.1, [False]),
+        (verdict(), 5.0, 900.0, [False, True]),
+        # Values that were not measured, and runs of too few steps, neither pass nor fail.
+        (UNKNOWN, 5.0, 900.0, [None, None]),
+        (verdict(bound="inconclusive", wait_pct=1.0), 5.0, 900.0, [None, None]),
     ],
 )
-def test_limits_pass_or_fail(most: float | None, least: float | None, passed: list[bool]) -> None:
-    found = check_limits(build_report(Run(machine=MACHINE), verdict()), most, least)
+def test_limits_pass_or_fail(
+    judged: Diagnosis, most: float | None, least: float | None, passed: list[bool | None]
+) -> None:
+    found = check_limits(build_report(Run(machine=MACHINE), judged), most, least)
     assert [each.passed for each in found] == passed
-
-
-def test_unmeasured_values_neither_pass_nor_fail() -> None:
-    found = check_limits(build_report(Run(machine=MACHINE), UNKNOWN), 5.0, 900.0)
-    assert [(each.measured, each.passed) for each in found] == [(None, None), (None, None)]
-    assert all("not measured" in each.said for each in found)
-
-
-def test_a_run_of_too_few_steps_neither_passes_nor_fails() -> None:
-    facts = build_report(
-        Run(machine=MACHINE), verdict(bound="inconclusive", wait_pct=1.0, phases=[PHASE])
-    )
-    found = check_limits(facts, 5.0, 900.0)
-    assert [(each.measured, each.passed) for each in found] == [(1.0, None), (1000.0, None)]
+    for each in found:
+        assert ("not measured" in each.said) == (judged is UNKNOWN)
 
 
 def line(epoch: int, size: int = 64, **changes: Any) -> dict[str, Any]:

@@ -190,29 +190,22 @@ def test_a_verdict_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "There are too few steps." in printed
 
 
-def test_notebook_shows_html(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_notebook_shows_html_and_ipython_in_a_terminal_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, in_notebook: bool
 ) -> None:
     shown: list[DiagnosisView] = []
     ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
-    ipython.get_ipython = lambda: SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
+    shell = SimpleNamespace(kernel=object()) if in_notebook else SimpleNamespace()
+    ipython.get_ipython = lambda: shell  # type: ignore[attr-defined]
     display.display = shown.append  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     show(verdict())
+    said = [each._repr_html_() for each in shown] if in_notebook else [capsys.readouterr().out]
+    assert len(shown) == in_notebook
+    assert "Highly input-bound" in said[0]
     assert capsys.readouterr().out == ""
-    (why,) = shown
-    assert "Highly input-bound" in why._repr_html_()
-
-
-def test_ipython_in_a_terminal_gets_text(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ipython = ModuleType("IPython")
-    ipython.get_ipython = lambda: SimpleNamespace()  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    show(verdict())
-    assert "Highly input-bound" in capsys.readouterr().out
 
 
 def test_loaders_have_a_why_method(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import http.server
 import os
@@ -31,18 +30,6 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
     served = RangeServer(tmp_path)
     yield served
     served.stop()
-
-
-def test_temporary_failure_is_retried(server: RangeServer, pauses: list[float]) -> None:
-    def twice(answer: Answer) -> bool:
-        if len(server.requests) > 2:
-            return False
-        answer.give(503, b"overloaded")
-        return True
-
-    server.fault = twice
-    assert RemoteFolder(server.url).read("some") == bytes(range(100))
-    assert len(pauses) == 2
 
 
 @pytest.mark.parametrize(
@@ -174,26 +161,6 @@ def test_the_objects_of_a_process_share_a_filesystem_and_a_pickle_holds_none(
     again = pickle.loads(pickle.dumps(one))
     assert again.opened()[0] is shared
     assert again.read("some") == bytes(range(100))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_process_that_was_forked_opens_its_own(server: RangeServer) -> None:
-    there = RemoteFolder(server.url)
-    shared = there.opened()[0]
-    assert there.read("some") == bytes(range(100))
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        with contextlib.suppress(BaseException):
-            own = there.opened()[0] is not shared
-            os.write(writing, b"own" if own and there.read("some")[1] == 1 else b"no")
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as said:
-        assert said.read() == b"own"
-    os.waitpid(child, 0)
-    assert there.read("some")[2] == 2
 
 
 LENGTHS = st.one_of(st.integers(1, 100_000), st.integers(1, 2 * BLOCK_BYTES))

@@ -83,8 +83,11 @@ def test_a_worker_that_was_there_before_counts_from_then_on(
 
 def test_ended_process_keeps_its_last_values(proc: Proc) -> None:
     watch = ResourceWatch(proc.folder)
-    proc.process(7, cpu_s=2.0)
+    proc.process(7, cpu_s=2.0, read=500)
     watch.update([7])
+    (proc.folder / "7" / "io").unlink()  # it ends while it is read
+    watch.update([7])
+    assert (watch.summarise().processes[1].read_bytes, watch.disk_bytes()) == (500, 500)
     proc.end(7)
     watch.update([7])
     assert [process.cpu_s for process in watch.summarise().processes] == [0.0, 2.0]
@@ -160,16 +163,6 @@ def test_real_process_is_measured() -> None:
     assert len(watch.summarise().processes) == 2
 
 
-def test_process_ending_during_reading_keeps_its_last_values(proc: Proc) -> None:
-    watch = ResourceWatch(proc.folder)
-    proc.process(7, cpu_s=2.0, read=500)
-    watch.update([7])
-    (proc.folder / "7" / "io").unlink()
-    watch.update([7])
-    assert watch.summarise().processes[1].read_bytes == 500
-    assert watch.disk_bytes() == 500
-
-
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A program with initialised CUDA, whose device is lost at the end of these percentages."""
@@ -179,16 +172,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return shares
 
 
-def test_the_mean_and_the_latest_utilisation_of_the_device_are_known(device: list[int]) -> None:
+def test_utilisation_of_the_device_is_known_until_it_is_lost(device: list[int]) -> None:
     use = DeviceWatch()
     for _ in range(3):
         use.update()
     assert (use.busy, use.latest) == (pytest.approx(0.4), 0.6)
-
-
-def test_lost_device_keeps_its_last_values(device: list[int]) -> None:
-    use = DeviceWatch()
-    for _ in range(6):
+    for _ in range(3):
         use.update()
     device.append(0)
     use.update()

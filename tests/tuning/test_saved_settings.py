@@ -10,17 +10,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from feedline import DataLoader, ImageArray, TrainCrop
+from feedline import DataLoader
 from feedline.errors import UsageError
 from feedline.loader.saved_settings import SavedSettings
-
-
-def images() -> ImageArray:
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 24, 24, 3), np.uint8)
-    return ImageArray(pixels, np.arange(64) % 10, transform=TrainCrop())
+from tuning.samples import images
 
 
 @pytest.fixture
