@@ -32,17 +32,11 @@ _stock_convert: Any = None
 
 @dataclass(frozen=True, eq=False)
 class UndecodedJpeg:
-    """File of an image that was not decoded. It takes the place of the pixels in `Image._im`.
-
-    Args:
-        data: all bytes of the file.
-        filename: its path; "" if unknown.
-        size: width and height in pixels.
-    """
+    """File of an image that was not decoded. It replaces the pixels in `Image._im`."""
 
     data: bytes
-    filename: str
-    size: tuple[int, int]
+    filename: str  # "" if unknown
+    size: tuple[int, int]  # width and height in pixels
 
     # Pillow reads these without decoding the image.
     mode: ClassVar[str] = "RGB"

@@ -445,13 +445,10 @@ def added_formats() -> list[PillowCodec]:
 
 @dataclass(frozen=True)
 class AddedFormat(_OtherFormat):
-    """A format that was added to Pillow.
-
-    Args:
-        opener: its reader and test of the first bytes, as in `Image.OPEN`.
-    """
+    """A format that was added to Pillow."""
 
     opener: tuple[Any, Any] = (None, None)
+    """Reader, and test of the first bytes, as in `Image.OPEN`."""
 
     def register(self) -> None:
         """Add it in this process, unless Pillow has one of this name."""

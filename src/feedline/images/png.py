@@ -48,11 +48,7 @@ _HARMLESS = (b"tEXt", b"tIME")
 def decode_png(
     data: bytes, reader: Any, options: DecodeOptions, part: Part | None
 ) -> DecodedPixels | None:
-    """Decode a part of a PNG, or all; None if Pillow must decode it.
-
-    Args:
-        reader: a function that makes Pillow's image from a file object, without its pixels.
-    """
+    """Decode a part of a PNG, or all; None if Pillow, whose class `reader` is, must decode it."""
     try:
         return _decode(data, reader, options, part) if compiled else None
     except MemoryError:
@@ -109,9 +105,7 @@ def _inflate(content: bytes, size: int, *, is_whole: bool) -> bytes | None:
 def _pixel_chunks(data: bytes, at: int, *, is_whole: bool, may_turn: bool) -> bytes | None:
     """Content of the chunks from `at` on that hold pixels; None if one is damaged.
 
-    Args:
-        is_whole: also check that the chunks after them are harmless.
-        may_turn: a text may hold the orientation, so it is not harmless.
+    If `is_whole`, those after them must be harmless; if `may_turn`, a text may hold an orientation.
     """
     view, contents, name = memoryview(data), [], b"IDAT"
     while name == b"IDAT":

@@ -493,12 +493,7 @@ def sample_label(label: Any) -> Any:
 
 
 class ImageSubset(ImageSource[SelectedStore]):
-    """Selected images of a source.
-
-    Args:
-        whole: the source.
-        numbers: int64 (n), sample indices in order.
-    """
+    """Selected images of a source, by their sample indices in order, int64 (n)."""
 
     def __init__(self, whole: ImageSource[Any], numbers: Numbers) -> None:
         self.whole = whole

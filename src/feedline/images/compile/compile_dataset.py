@@ -72,14 +72,10 @@ _TIMM_MAX_TRIES = 50
 
 @dataclass(frozen=True)
 class CompiledDataset:
-    """Result of compiling a dataset.
+    """Result of compiling a dataset: a pipeline, None if nothing was compiled, and texts.
 
-    Args:
-        pipeline: makes its rows or samples; None if nothing was compiled.
-        fused: fused steps of its pipeline, as text.
-        unchanged: steps that the pipeline calls unchanged, between or after the fused ones.
-        reasons: why it, or a part of it, was not compiled, or makes no rows, as sentences.
-        fix: what to change, as a sentence, if the reason itself does not say it.
+    `reasons` are sentences: why it, or a part of it, was not compiled, or makes no rows. `fix` says
+    what to change, if the reason itself does not.
     """
 
     pipeline: SamplePipeline | None

@@ -23,9 +23,15 @@ import torch
 
 from feedline.errors import ImageError
 from feedline.images.canvas import Canvas, Colour, image_on, mask_on
-from feedline.images.compile.compile_pipeline import TableBuilder, interpolation_name, step_filter
+from feedline.images.compile.compile_pipeline import (
+    POINTWISE,
+    TableBuilder,
+    interpolation_name,
+    step_filter,
+)
 from feedline.images.compile.fused_transform import Form, TransformTail, contain
 from feedline.images.compile.library_steps import (
+    CONTAINERS,
     SIZE_ATTRIBUTES,
     CompileError,
     Step,
@@ -47,7 +53,7 @@ from feedline.images.compile.supported_transforms import (
     draw_step_params,
     pixel_step,
 )
-from feedline.images.crops import Filter, Part, Shape, cut
+from feedline.images.crops import Filter, Part, Shape, centre_corner, cut
 from feedline.images.resize import ResizeMode
 from feedline.sources.store import Pixels
 from feedline.timing.stage_timer import end_stage
@@ -55,7 +61,6 @@ from feedline.timing.stage_timer import end_stage
 __all__ = ["FusedPair", "JointParams", "compile_pair"]
 
 _CONVERSIONS = ("Identity", "PILToTensor", "ToImage", "ToTensor")
-_VALUE_STEPS = (*_CONVERSIONS, "ConvertImageDtype", "Normalize", "ToDtype", "ToPureTensor")
 _COLOUR_STEPS = frozenset(
     (
         *("ColorJitter", "GaussianBlur", "RandomGrayscale"),
@@ -63,7 +68,6 @@ _COLOUR_STEPS = frozenset(
         *("RandomAdjustSharpness", "RandomAutocontrast", "RandomEqualize"),
     )
 )
-_CONTAINERS = ("Compose", "RandomApply", "RandomChoice", "RandomOrder")
 _FLIPS = ("RandomHorizontalFlip", "RandomVerticalFlip")
 _RESIZES = ("RandomResize", "RandomResizedCrop", "RandomShortestSize", "Resize", "ScaleJitter")
 # uint16: from torch 2.3
@@ -121,11 +125,10 @@ def _random_crop(canvas: Canvas, step: Any, params: dict[str, Any], size: Shape)
 
 
 def _centre_crop(canvas: Canvas, step: Any, params: dict[str, Any], size: Shape) -> Canvas:
-    # As torchvision rounds: padding has its odd pixel at the end, the corner is at the even number.
+    # As torchvision rounds: padding has its odd pixel at the end.
     tall, wide = (max(0, to - now) for to, now in zip(size, canvas.size, strict=True))
     canvas = canvas.pad(wide // 2, tall // 2, (wide + 1) // 2, (tall + 1) // 2)
-    top, left = (round((now - to) / 2.0) for to, now in zip(size, canvas.size, strict=True))
-    return canvas.crop(top, left, *size)
+    return canvas.crop(*centre_corner(*canvas.size, *size), *size)
 
 
 _GeometricStep: TypeAlias = Callable[[Canvas, Any, dict[str, Any], Shape], Canvas]
@@ -235,22 +238,16 @@ class PairGeometry:
 class FusedPair:
     """Fused pipeline that makes a sample of an image and its other parts.
 
-    Args:
-        geometry: steps that transform all parts.
-        shape: height and width after these, in pixels; None if they differ, or if a later step sets
-            a size of its own.
-        tail: transform of the image's pixels. Other parts pass the steps of its table themselves.
-        after: steps that run unchanged, on the whole sample.
-        fused: fused steps, as text.
-        notes: reasons for unchanged steps, as sentences.
+    `shape` is that of the image after the geometric steps; None if it differs between images, or if
+    a later step sets a size of its own. Other parts pass the steps of the tail's table themselves.
     """
 
     geometry: PairGeometry
     shape: Shape | None
     tail: TransformTail
-    after: tuple[Step, ...]
+    after: tuple[Step, ...]  # run unchanged, on the whole sample
     fused: tuple[str, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # reasons for unchanged steps, as sentences
 
     @property
     def unchanged(self) -> tuple[str, ...]:
@@ -360,7 +357,7 @@ class _FusiblePairSteps:
     def add(self, step: Any) -> None:
         """Add a step, or raise CompileError without a change."""
         name = _v2_name(step)
-        if name in _VALUE_STEPS:
+        if name in POINTWISE:
             self._builder.add(step)
             self._values.append(step)
         elif name in _GEOMETRY:
@@ -428,7 +425,7 @@ def _is_conversion(step: Any) -> bool:
 def _is_colour_step(step: Any) -> bool:
     """Return True if a step changes only colours, and so only the image."""
     name = _v2_name(step)
-    if name in _CONTAINERS:
+    if name in CONTAINERS:
         return all(map(_is_colour_step, step.transforms))
     return name in _COLOUR_STEPS
 

@@ -55,10 +55,10 @@ from feedline.images.crops import (
 )
 from feedline.images.resize import ResizeMode
 
-__all__ = ["TableBuilder", "compile_transform", "interpolation_name", "step_filter"]
+__all__ = ["POINTWISE", "TableBuilder", "compile_transform", "interpolation_name", "step_filter"]
 
 _TENSOR_FILTERS = ("bilinear", "bicubic", "nearest")
-_POINTWISE = frozenset(
+POINTWISE = frozenset(
     (
         *("ConvertImageDtype", "Normalize", "PILToTensor", "ToTensor"),
         *("Identity", "ToDtype", "ToImage", "ToPureTensor"),
@@ -105,7 +105,7 @@ def compile_transform(transform: object, sizes: PerSizeResolver | None = None) -
         fixed_size_step=next(
             (step_text(step) for step in tail.unchanged if sets_own_size(step)), ""
         ),
-        geometry=tuple(step for step in steps[:count] if library_name(step) not in _POINTWISE),
+        geometry=tuple(step for step in steps[:count] if library_name(step) not in POINTWISE),
     )
     check_fused((*steps[:count], *tail.table_steps), fused)
     return fused
@@ -113,7 +113,7 @@ def compile_transform(transform: object, sizes: PerSizeResolver | None = None) -
 
 def _tail_around_table(table: TableBuilder, rest: Sequence[Step]) -> TransformTail | None:
     """Tail with unchanged steps before a table; None if that is not possible."""
-    pointwise = [library_name(step) in _POINTWISE for step in rest]
+    pointwise = [library_name(step) in POINTWISE for step in rest]
     if not any(pointwise) or not table.is_identity:
         return None
     start = pointwise.index(True)
@@ -167,7 +167,7 @@ class _FusibleSteps:
     def add(self, step: Any) -> None:
         """Add a step, or raise CompileError without a change."""
         name = library_name(step)
-        if name in _POINTWISE:
+        if name in POINTWISE:
             self.table.add(step)
         elif name in ("RandomResizedCrop", "timm.RandomResizedCropAndInterpolation"):
             self._check_resize(step)

@@ -43,12 +43,10 @@ _TOO_DEEP = f"is nested more than {_MAX_DEPTH} levels deep."
 
 @dataclass(frozen=True, eq=False)
 class FolderSelection:
-    """Selected samples of folders.
+    """Selected samples of folders, which are listed once each, in the order of their first use.
 
-    Args:
-        folders: each once, in the order of their first use.
-        indices: int64, indices into the concatenation of all folders, in the dataset's order; None
-            for all samples of a single folder.
+    `indices` count from the start of the first folder through all of them, in the dataset's order;
+    None selects all samples of a single folder.
     """
 
     folders: list[Any]

@@ -84,29 +84,20 @@ Form: TypeAlias = Literal["pil", "tensor", "image"]
 class TransformTail:
     """Transform of the resized pixels: steps, a table, more steps.
 
-    Args:
-        input_form: container of the pixels for the first steps.
-        before: steps on the pixels, each with its pixel operation; None if it runs unchanged.
-        table: (3, 256), the value of each grey level, for each channel; None: the following step,
-            or the user, gets the pixels themselves.
-        table_steps: steps that the table replaces. They run instead of the table if the steps
-            before them do not return RGB pixels in `input_form`.
-        form: container of the values, or of the pixels if there is no table.
-        after: unchanged steps after that.
-        dtype: numpy dtype string of a row; "" if it makes no rows.
-        channels: channels of a row.
-        well_behaved: the steps draw only from torch's generator, and keep no input.
+    The table, (3, 256), has the value of each grey level, for each channel; without one the
+    following step, or the user, gets the pixels themselves. The steps that it replaces run instead
+    of it if those before them do not return RGB pixels in `input_form`.
     """
 
-    input_form: Form = "pil"
-    before: tuple[tuple[Step, PixelStep | None], ...] = ()
+    input_form: Form = "pil"  # for the first steps
+    before: tuple[tuple[Step, PixelStep | None], ...] = ()  # None: the step runs unchanged
     table: np.ndarray[Any, Any] | None = None
     table_steps: tuple[Step, ...] = ()
-    form: Form = "pil"
+    form: Form = "pil"  # after the table
     after: tuple[Step, ...] = ()
-    dtype: str = ""
+    dtype: str = ""  # of a row; "" if it makes no rows
     channels: int = 0
-    well_behaved: bool = False
+    well_behaved: bool = False  # the steps draw only from torch's generator, and keep no input
 
     @property
     def unchanged_between(self) -> tuple[Step, ...]:
@@ -137,16 +128,10 @@ class TransformTail:
         return (self.dtype, self.channels) == (self.table.dtype.name, len(self.table))
 
     def write(self, pixels: Pixels, seed: int, row: np.ndarray[Any, Any]) -> None:
-        """Write the row.
+        """Write the row, (channels, height, width) of this dtype, C-contiguous.
 
-        Args:
-            pixels: uint8 (height, width, 3), RGB, C-contiguous; a step may keep or change them.
-            seed: 64 bits, for the unchanged steps.
-            row: (channels, height, width) of this dtype, C-contiguous.
-
-        Raises:
-            SampleError: the steps did not return such a row.
-            Exception: any error of a step.
+        Steps may keep or change the pixels, uint8 (height, width, 3), RGB, C-contiguous, and raise
+        any error; SampleError if they do not return such a row.
         """
         if self.table is not None and not self.steps:
             apply_lut(pixels, self.table, row)
@@ -183,9 +168,8 @@ class TransformTail:
             return _run_all(self.after, self._values(rgb, row))
 
     def write_pixels(self, pixels: Pixels, seed: int, row: Pixels) -> None:
-        """Write the pixels that the table will be applied to elsewhere.
-
-        Arguments and errors are those of `write`, except for the row: uint8 (height, width, 3).
+        """Write the pixels that the table will be applied to elsewhere, like `write`; the row is
+        uint8 (height, width, 3).
         """
         rgb: Pixels | None = pixels
         if self.before:
@@ -341,31 +325,22 @@ def _difference(output: torch.Tensor, row: np.ndarray[Any, Any]) -> str:
 
 @dataclass(frozen=True)
 class FusedTransform:
-    """Fused pipeline that makes a row or a sample of an image.
+    """Fused pipeline that makes a row or a sample of an image: crop, resize and tail.
 
-    Args:
-        crop: selects the visible part of the image.
-        resize_mode: how that is resized.
-        shape: height and width of the pipeline's own output, in pixels.
-        tail: transform of the part's pixels.
-        fused: fused steps, as text.
-        unchanged: unchanged steps, as text.
-        notes: reasons for those, as sentences.
-        no_rows: reason why it makes no rows, a sentence; "" if it does.
-        fixed_size_step: unchanged step that sets a size of its own, as text; "" if none does.
-        geometry: the steps that the crop replaces.
+    Texts describe its fused and unchanged steps, the reasons for the latter, and why it makes no
+    rows ("" if it does).
     """
 
     crop: Transform
     resize_mode: ResizeMode
-    shape: Shape
+    shape: Shape  # of the pipeline's own output
     tail: TransformTail
     fused: tuple[str, ...]
     unchanged: tuple[str, ...]
     notes: tuple[str, ...]
     no_rows: str
-    fixed_size_step: str = ""
-    geometry: tuple[Step, ...] = ()
+    fixed_size_step: str = ""  # unchanged step that sets a size of its own
+    geometry: tuple[Step, ...] = ()  # the steps that the crop replaces
 
     @property
     def image_size(self) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from feedline.errors import ImageError, UsageError, note
-from feedline.images.codec_registry import DecodeOptions, ThreadDecoder
+from feedline.images.codec_registry import DecodeOptions, Decoder, ThreadDecoder
 from feedline.images.compile.library_steps import error_text, step_text
 from feedline.images.crops import Part, cut
 from feedline.images.lazy_images import read_unloaded_jpeg, undecoded
@@ -49,16 +49,10 @@ __all__ = [
 
 
 class PillowSettings(NamedTuple):
-    """Pillow's reading limits, which are sent to workers because they do not inherit them.
+    """Pillow's reading limits, which are sent to workers because they do not inherit them."""
 
-    Args:
-        warned_pixels: `Image.MAX_IMAGE_PIXELS`; images with twice as many are an error, None has no
-            limit.
-        truncated: `ImageFile.LOAD_TRUNCATED_IMAGES`.
-    """
-
-    warned_pixels: int | None
-    truncated: bool
+    warned_pixels: int | None  # `Image.MAX_IMAGE_PIXELS`; twice as many are an error
+    truncated: bool  # `ImageFile.LOAD_TRUNCATED_IMAGES`
 
     @classmethod
     def now(cls) -> PillowSettings:
@@ -94,11 +88,9 @@ def decode_with_pillow(data: bytes, settings: PillowSettings) -> Pixels:
 class ReadOptions(DecodeOptions):
     """Settings for reading the images of a dataset.
 
-    Args:
-        pillow: settings with which Pillow reads files that feedline's decoders reject; None: that
-            raises an ImageError.
-        max_tries: samples tried if images cannot be read: the following ones replace them, as in
-            timm, with a warning each.
+    With `pillow` settings Pillow reads the files that feedline's decoders reject; for None these
+    raise an ImageError. Up to `max_tries` samples are tried: the following one replaces an image
+    that cannot be read, as in timm, with a warning.
     """
 
     pillow: PillowSettings | None = None
@@ -136,6 +128,11 @@ def _thread_decoder(max_pixels: int) -> ThreadDecoder:
     return ThreadDecoder(DecodeOptions(max_pixels))
 
 
+def _decoder() -> Decoder:
+    """Decoder of this thread, with Pillow's current limit."""
+    return _thread_decoder(PillowSettings.now().max_pixels).decoder
+
+
 def open_with_pillow(file: FileBytes, why: ImageError | None) -> Image.Image:
     """Open a file like torchvision's loader, or with feedline's decoder, whose error is `why` if it
     failed.
@@ -144,7 +141,7 @@ def open_with_pillow(file: FileBytes, why: ImageError | None) -> Image.Image:
         return Image.open(io.BytesIO(file.data)).convert("RGB")
     except Exception as error:
         if why is None:
-            decoder = _thread_decoder(PillowSettings.now().max_pixels).decoder
+            decoder = _decoder()
             try:
                 decoder.open(file.data)
                 if isinstance(error, UnidentifiedImageError):
@@ -253,7 +250,7 @@ class LazyImage:
     def __init__(self, file: FileBytes | None, image: Any) -> None:
         self._image = image
         self._file = _undecoded_file(image) if file is None else file
-        self._decoder = _thread_decoder(PillowSettings.now().max_pixels).decoder
+        self._decoder = _decoder()
         self._whole: Pixels | None = None
         self.size: tuple[int, int] = (0, 0)
         """Height and width in pixels."""
@@ -296,7 +293,7 @@ class LazyImage:
     def reopen(self) -> None:
         """Allow another read, also if the thread's decoder has opened another file since."""
         if self._file is not None and self._whole is None:
-            self._decoder = _thread_decoder(PillowSettings.now().max_pixels).decoder
+            self._decoder = _decoder()
             try:
                 self._decoder.open(self._file.data)
             except ImageError as why:

@@ -35,6 +35,7 @@ from feedline.randomness import seeded, unbroken
 from feedline.system import find_attribute
 
 __all__ = [
+    "CONTAINERS",
     "SIZE_ATTRIBUTES",
     "CompileError",
     "PerSizeResolver",
@@ -75,7 +76,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _ALL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _MAX_TEXT = 120
 
-_CONTAINERS = frozenset(("Compose", "RandomApply", "RandomChoice", "RandomOrder"))
+CONTAINERS = frozenset(("Compose", "RandomApply", "RandomChoice", "RandomOrder"))
 _CALLERS = frozenset(("Lambda", "SanitizeBoundingBoxes"))
 """Steps that call a user-defined function."""
 _POLICIES = {"timm.RandAugment": "ops", "timm.AutoAugment": "policy", "timm.AugMixAugment": "ops"}
@@ -261,13 +262,13 @@ def is_well_behaved(step: Step) -> bool:
     name = library_name(step)
     if name in ("Compose", "RandomApply"):
         return _children(step) is not None and all(map(is_well_behaved, _children(step)))
-    return bool(name) and name not in _CONTAINERS | _CALLERS and not name.startswith("timm.")
+    return bool(name) and name not in CONTAINERS | _CALLERS and not name.startswith("timm.")
 
 
 def is_library_step(step: object) -> bool:
     """Return True if a step runs only code of torchvision and timm."""
     name = library_name(step)
-    if name in _CONTAINERS:
+    if name in CONTAINERS:
         return _children(step) is not None and all(map(is_library_step, _children(step)))
     if name in _POLICIES:
         return _are_timm_operations(getattr(step, _POLICIES[name], None))

@@ -318,11 +318,8 @@ class PipelinePerSize(SamplePipeline):
     """Images of a compiled dataset with a different pipeline at each size.
 
     Each process creates a pipeline when its size first occurs, so none is pickled. The first one is
-    for items without a size.
-
-    Args:
-        pipelines: by size in pixels, for the loader's sizes.
-        create: creates the pipeline at any size; raises CompileError if it cannot be compiled.
+    for items without a size. `pipelines` are those of the loader's sizes, in pixels; `create`, for
+    other sizes, raises CompileError if the pipeline cannot be compiled.
     """
 
     def __init__(

@@ -96,11 +96,9 @@ class _DifferenceError(Exception):
 
 
 def check_fused(steps: Sequence[Step], fused: FusedTransform) -> None:
-    """Raise CompileError if a fused pipeline differs from the libraries' steps that it replaces.
+    """Raise CompileError if a fused pipeline differs from the steps that became its crop and table.
 
-    Args:
-        steps: those that became its crop and its table.
-        fused: its other fused steps are checked one by one.
+    Its other fused steps are checked one by one.
     """
     tail = replace(fused.tail, before=(), after=())
 
@@ -129,12 +127,9 @@ def check_steps(
     others: Callable[[int, int], tuple[Any, ...]],
     pixel_steps: Sequence[Step],
 ) -> None:
-    """Raise CompileError if the fused form of steps differs from these steps of the libraries.
+    """Raise CompileError if the fused form of a sample's steps, or a pixel step, differs from them.
 
-    Args:
-        steps: steps of a whole sample.
-        fused: the same, and `others` makes the parts besides an image of this height and width.
-        pixel_steps: further steps, of the image only.
+    `others` makes the parts of a sample besides its image of a height and width.
     """
 
     def check() -> None:

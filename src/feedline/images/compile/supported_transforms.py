@@ -71,9 +71,17 @@ def pixel_step(step: Any) -> PixelStep | None:
         case "GaussianBlur" if max(step.kernel_size) <= _MAX_TAPS:
             return partial(_blur, step)
         case "timm.AutoAugment" | "timm.RandAugment":
-            return partial(_run_itself, _on_pixels(step)) if is_library_step(step) else None
+            if not is_library_step(step):
+                return None
+            name = "ops" if hasattr(step, "ops") else "policy"
+            operations = _operations_on_pixels(getattr(step, name))
+            return partial(_run_itself, _with_attributes(step, **{name: operations}))
         case "AutoAugment" | "RandAugment" | "TrivialAugmentWide":
-            return _policy_v2(step) if is_v2(step) else _PolicyV1(step)
+            if not is_v2(step):
+                return _PolicyV1(step)
+            method = "_apply_image_or_video_transform"
+            apply = partial(_apply_torchvision, getattr(step, method), 255.0)
+            return partial(_run_itself, _with_attributes(step, **{method: apply}))
         case "RandomAffine" | "RandomRotation":
             return None if getattr(step, "expand", False) else partial(_run_itself, step)
         case "Identity":
@@ -214,7 +222,7 @@ class _PolicyV1:
     def __call__(self, pixels: Pixels) -> Pixels:
         forward = type(self._stock).forward
         names = dict(forward.__globals__)
-        names["_apply_op"] = partial(_apply_v1, names["_apply_op"])
+        names["_apply_op"] = partial(_apply_torchvision, names["_apply_op"], 1.0)
         run = FunctionType(forward.__code__, names, closure=forward.__closure__)
         return pixels_of(run(self._step, ArrayImage(pixels)))
 
@@ -227,49 +235,29 @@ class _PolicyV1:
         return space
 
 
-def _policy_v2(step: Any) -> PixelStep:
-    """Run a policy of version 2 itself, except for the operations that have a replacement."""
-    policy = _with_attributes(step, _apply_image_or_video_transform=partial(_apply_v2, step))
-    return partial(_run_itself, policy)
-
-
-def _apply_v2(
-    step: Any, image: Image.Image, name: str, magnitude: float, *args: Any, **others: Any
+def _apply_torchvision(
+    stock: Callable[..., Image.Image],
+    threshold_scale: float,
+    image: Image.Image,
+    name: str,
+    magnitude: float,
+    *args: Any,
+    **others: Any,
 ) -> Image.Image:
-    output = _apply(image, name, 255.0 * magnitude if name == "Solarize" else magnitude)
-    if output is None:
-        output = step._apply_image_or_video_transform(image, name, magnitude, *args, **others)
-    return output
+    """Apply a policy's operation to an image, by its stock function if it has no replacement.
 
-
-def _apply_v1(
-    stock: Any, image: Image.Image, name: str, magnitude: float, *args: Any, **others: Any
-) -> Image.Image:
-    output = _apply(image, name, magnitude)
-    return stock(image, name, magnitude, *args, **others) if output is None else output
-
-
-def _apply(image: Image.Image, name: str, magnitude: float) -> Image.Image | None:
-    """Apply a torchvision operation to an image; None if it must run itself.
-
-    Its pixels may be overwritten: no policy reads an image again.
+    The image's pixels may be overwritten: no policy reads an image again.
     """
     operation = _TORCHVISION_OPERATIONS.get(name)
     if operation is None or (name == "Posterize" and not 1 <= int(magnitude) <= 8):
-        return None
+        return stock(image, name, magnitude, *args, **others)
+    if name == "Solarize":
+        magnitude = threshold_scale * magnitude
     return ArrayImage(operation(pixels_of(image), magnitude))
 
 
-def _on_pixels(step: Any) -> Any:
-    """timm policy whose operations run on the pixels of an `ArrayImage`."""
-    policy = copy.copy(step)
-    name = "ops" if hasattr(step, "ops") else "policy"
-    setattr(policy, name, _operations_on_pixels(getattr(step, name)))
-    return policy
-
-
 def _operations_on_pixels(operations: Any) -> Any:
-    """timm operations, in lists of any depth."""
+    """timm operations, in lists of any depth, that run on the pixels of an `ArrayImage`."""
     if isinstance(operations, list):
         return list(map(_operations_on_pixels, operations))
     operation = copy.copy(operations)
@@ -413,10 +401,7 @@ class ArrayImage(Image.Image):
     are used in Pillow's memory.
 
     A round trip to Pillow takes as long as an affine map, so `_photometric` does such maps, lookups
-    and blurs.
-
-    Args:
-        pixels: uint8 (height, width, 3), C-contiguous.
+    and blurs. `pixels` are uint8 (height, width, 3), C-contiguous.
     """
 
     def __init__(self, pixels: Pixels) -> None:
