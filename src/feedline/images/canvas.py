@@ -33,26 +33,17 @@ class Axis:
 
     Some of its pixels are resized, some of those are visible, and they are placed on the canvas,
     whose rest is padding.
-
-    Args:
-        first, extent: source pixels that are resized.
-        resized: their number after resizing.
-        mirrored: the source pixels are mirrored before the resize.
-        start, count: visible range of the resized pixels.
-        flip: the visible pixels are mirrored.
-        at: position of the first visible pixel on the canvas.
-        length: length of the canvas, in pixels.
     """
 
-    first: int
+    first: int  # source pixel from which `extent` pixels are resized
     extent: int
-    resized: int
-    mirrored: bool
-    start: int
+    resized: int  # their number after resizing
+    mirrored: bool  # the source pixels are mirrored before the resize
+    start: int  # resized pixel from which `count` are visible
     count: int
-    flip: bool
-    at: int
-    length: int
+    flip: bool  # the visible pixels are mirrored
+    at: int  # position of the first visible pixel on the canvas
+    length: int  # of the canvas, in pixels
 
     @classmethod
     def of(cls, pixels: int) -> Axis:
@@ -179,15 +170,10 @@ def image_on(
     mode: ResizeMode,
     colour: Colour,
 ) -> Pixels:
-    """Visible pixels of an image on a canvas.
+    """Visible pixels of an image on a canvas, with padding of a colour (red, green, blue).
 
-    Args:
-        read: returns a part of the image, uint8 (height, width, 3); None for all of it.
-        mode: rounding, "pillow" or "bytes".
-        colour: colour of the padding: red, green, blue.
-
-    Returns:
-        uint8 (height, width, 3), C-contiguous, in new memory.
+    `read` returns a part of the image, for None all of it. Both it and the result are uint8
+    (height, width, 3); the result is C-contiguous, in new memory. The mode is "pillow" or "bytes".
     """
     down, across = canvas.down, canvas.across
     if canvas.is_empty:

@@ -327,21 +327,13 @@ class WindowCrop:
 
     At another image size than the crop's longer side everything is scaled alike: for a square,
     Resize(round(resize * size / side)) and a crop of that size.
-
-    Args:
-        resize: shorter side of the resized image in pixels, or its height and width.
-        crop: height and width of the crop; no side is larger than the resized image's.
-        random: the crop is placed uniformly at random; otherwise in the centre.
-        flip: probability of mirroring left and right.
-        flip_first: the image is mirrored before the crop, not after it.
-        filter: resize filter.
     """
 
-    resize: int | Shape
-    crop: Shape
-    random: bool = False
-    flip: float = 0.0
-    flip_first: bool = False
+    resize: int | Shape  # shorter side of the resized image, or its height and width
+    crop: Shape  # no side is larger than the resized image's
+    random: bool = False  # placed uniformly at random; otherwise in the centre
+    flip: float = 0.0  # probability of mirroring left and right
+    flip_first: bool = False  # the image is mirrored before the crop, not after it
     filter: Filter = "bilinear"
     uses_strength: ClassVar[bool] = False
 

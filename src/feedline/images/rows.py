@@ -254,15 +254,10 @@ class RowPipeline(Generic[Store]):
         begin_row: Callable[[int], None],
         end_row: Callable[[int], None] | None,
     ) -> Iterable[int]:
-        """Fill rows of raw pixels together, each as `load` does.
+        """Fill rows of raw pixels together, each as `load` does: arrays of n rows, C-contiguous.
 
-        Args:
-            items: requests for the rows.
-            rows: arrays as in `fields`, of n rows, C-contiguous, written in place.
-            begin_row, end_row: called with a row's number before and after it is made.
-
-        Returns:
-            numbers of the rows that were not made: damaged ones, and all if they are no raw pixels.
+        `begin_row` and `end_row` are called with a row's number before and after it is made.
+        Returns the rows that were not made: damaged ones, and all if they are no raw pixels.
         """
         every = range(len(items.samples))
         raw_copies = getattr(self.store, "raw_copies", None)

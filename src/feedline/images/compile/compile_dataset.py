@@ -132,10 +132,6 @@ class _Recipe:
             raise CompileError(f"At {sizes.size} px the transform makes images of {size} px.")
         return pipeline
 
-    def compile_at(self, store: SampleStore, size: int) -> SamplePipeline:
-        """Compile the transforms at a size in pixels."""
-        return self.compile(store, PerSizeResolver(size))
-
 
 def _compile_views(views: Views, sizes: PerSizeResolver) -> tuple[FusedTransform, ...]:
     """Compile several views; CompileError if one of them runs unchanged."""
@@ -189,7 +185,7 @@ def _compile(dataset: object, sizes: tuple[int | None, ...]) -> SamplePipeline:
         for resolver in resolvers:
             resolver.forget()
         raise
-    return PipelinePerSize(pipelines, recipe.compile_at)
+    return PipelinePerSize(pipelines, recipe.compile)
 
 
 def find_source(dataset: object) -> ImageSource[Any] | None:

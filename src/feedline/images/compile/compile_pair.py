@@ -29,7 +29,7 @@ from feedline.images.compile.compile_pipeline import (
     interpolation_name,
     step_filter,
 )
-from feedline.images.compile.fused_transform import Form, TransformTail, contain
+from feedline.images.compile.fused_transform import Form, FusedSteps, TransformTail, contain
 from feedline.images.compile.library_steps import (
     CONTAINERS,
     SIZE_ATTRIBUTES,
@@ -39,7 +39,6 @@ from feedline.images.compile.library_steps import (
     flatten,
     is_v2,
     library_name,
-    names_of,
     run_quietly,
     sets_own_size,
     step_text,
@@ -235,7 +234,7 @@ class PairGeometry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FusedPair:
+class FusedPair(FusedSteps):
     """Fused pipeline that makes a sample of an image and its other parts.
 
     `shape` is that of the image after the geometric steps; None if it differs between images, or if
@@ -246,13 +245,6 @@ class FusedPair:
     shape: Shape | None
     tail: TransformTail
     after: tuple[Step, ...]  # run unchanged, on the whole sample
-    fused: tuple[str, ...]
-    notes: tuple[str, ...]  # reasons for unchanged steps, as sentences
-
-    @property
-    def unchanged(self) -> tuple[str, ...]:
-        """Unchanged steps, as text."""
-        return tuple(map(step_text, self.after))
 
     def draw(self, height: int, width: int, size: int | None, strength: float) -> JointParams:
         """Draw the parameters of the steps for an image size in pixels."""
@@ -282,9 +274,6 @@ class FusedPair:
             end_stage(f"transform: {type(step).__name__}")
         return sample
 
-    def __str__(self) -> str:
-        return names_of(self.fused, self.unchanged)
-
 
 def compile_pair(transforms: object) -> FusedPair:
     """Compile a pipeline; CompileError if it must run unchanged."""
@@ -303,6 +292,7 @@ def compile_pair(transforms: object) -> FusedPair:
         tail=tail,
         after=after,
         fused=tuple(map(step_text, steps[:count])),
+        unchanged=tuple(map(step_text, after)),
         notes=tuple(note for note in notes if note),
     )
     _check(steps[:count], fused)

@@ -32,7 +32,6 @@ from feedline.images.compile.library_steps import (
     full_step_text,
     is_library_step,
     is_well_behaved,
-    names_of,
     run_quietly,
     steps_text,
 )
@@ -65,6 +64,7 @@ from feedline.timing.stage_timer import end_stage, is_timing
 
 __all__ = [
     "Form",
+    "FusedSteps",
     "FusedTransform",
     "PlacedViews",
     "TransformTail",
@@ -323,21 +323,33 @@ def _difference(output: torch.Tensor, row: np.ndarray[Any, Any]) -> str:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class FusedSteps:
+    """Fused and unchanged steps of a pipeline, as text, and notes on the latter, in sentences."""
+
+    fused: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        fused, unchanged = (
+            ", ".join(step.partition("(")[0] for step in steps)
+            for steps in (self.fused, self.unchanged)
+        )
+        return f"{fused}; unchanged: {unchanged}" if unchanged else fused
+
+
 @dataclass(frozen=True)
-class FusedTransform:
+class FusedTransform(FusedSteps):
     """Fused pipeline that makes a row or a sample of an image: crop, resize and tail.
 
-    Texts describe its fused and unchanged steps, the reasons for the latter, and why it makes no
-    rows ("" if it does).
+    `no_rows` is the reason why it makes no rows, a sentence; "" if it does.
     """
 
     crop: Transform
     resize_mode: ResizeMode
     shape: Shape  # of the pipeline's own output
     tail: TransformTail
-    fused: tuple[str, ...]
-    unchanged: tuple[str, ...]
-    notes: tuple[str, ...]
     no_rows: str
     fixed_size_step: str = ""  # unchanged step that sets a size of its own
     geometry: tuple[Step, ...] = ()  # the steps that the crop replaces
@@ -403,9 +415,6 @@ class FusedTransform:
         digest.update("\n".join(map(full_step_text, steps)).encode(errors="backslashreplace"))
         text = without_addresses(", ".join((*self.fused, *self.unchanged)))
         return f"{text} [{digest.hexdigest()}]"
-
-    def __str__(self) -> str:
-        return names_of(self.fused, self.unchanged)
 
 
 class PlacedViews(NamedTuple):

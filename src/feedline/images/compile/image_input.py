@@ -250,19 +250,24 @@ class LazyImage:
     def __init__(self, file: FileBytes | None, image: Any) -> None:
         self._image = image
         self._file = _undecoded_file(image) if file is None else file
-        self._decoder = _decoder()
         self._whole: Pixels | None = None
         self.size: tuple[int, int] = (0, 0)
         """Height and width in pixels."""
         if self._file is not None:
-            try:
-                self.size = self._decoder.open(self._file.data)
-                if self._file.size in (None, self.size[::-1]):
-                    return
+            self._open(self._file)
+        if self._file is None:
+            self.size = self._image.height, self._image.width
+
+    def _open(self, file: FileBytes) -> None:
+        """Open the file with the thread's decoder, or with Pillow if that rejects it."""
+        self._decoder = _decoder()
+        try:
+            self.size = self._decoder.open(file.data)
+        except ImageError as why:
+            self._open_with_pillow(why)
+        else:
+            if file.size not in (None, self.size[::-1]):
                 self._file = None  # the opened image has another size than its file
-            except ImageError as why:
-                self._open_with_pillow(why)
-        self.size = self._image.height, self._image.width
 
     def read(self, part: Part | None) -> Pixels:
         """Pixels of a part, or of all: uint8 (height, width, 3), valid until the next read."""
@@ -293,11 +298,7 @@ class LazyImage:
     def reopen(self) -> None:
         """Allow another read, also if the thread's decoder has opened another file since."""
         if self._file is not None and self._whole is None:
-            self._decoder = _decoder()
-            try:
-                self._decoder.open(self._file.data)
-            except ImageError as why:
-                self._open_with_pillow(why)
+            self._open(self._file)
 
     def keep_whole(self) -> None:
         """Decode the whole image once, for all reads that follow."""

@@ -53,7 +53,6 @@ __all__ = [
     "is_well_behaved",
     "leaves",
     "library_name",
-    "names_of",
     "replaced_function",
     "replaced_method",
     "run_quietly",
@@ -338,14 +337,6 @@ def step_text(step: object) -> str:
 def steps_text(steps: Iterable[object]) -> str:
     """Steps as a user would write them, shortened, with commas."""
     return ", ".join(map(step_text, steps))
-
-
-def names_of(fused: tuple[str, ...], unchanged: tuple[str, ...]) -> str:
-    """Names of fused and unchanged steps, without their arguments."""
-    fused_names, unchanged_names = (
-        ", ".join(step.partition("(")[0] for step in steps) for steps in (fused, unchanged)
-    )
-    return f"{fused_names}; unchanged: {unchanged_names}" if unchanged_names else fused_names
 
 
 def error_text(error: Exception) -> str:

@@ -32,7 +32,7 @@ from feedline.images.compile.image_input import (
     read_input,
 )
 from feedline.images.compile.library_steps import attempt, error_text, step_text
-from feedline.images.compile.views import View, format_facts
+from feedline.images.compile.views import View
 from feedline.order.requested_size import augmentation_strength, image_size
 from feedline.private_names import find_private
 from feedline.timing.stage_timer import end_stage
@@ -166,8 +166,7 @@ class Pair:
 
     def explain(self) -> str:
         """Describe fused steps, unchanged steps with the reasons, and fast inputs, one per line."""
-        view = self._view
-        return format_facts((*view.facts(), ("inputs", _FAST_INPUTS if view.fused else "")))
+        return self._view.explain(_FAST_INPUTS)
 
     def __repr__(self) -> str:
         return f"feedline.pair({self._view})"

@@ -26,7 +26,7 @@ from feedline.images.compile.fused_transform import (
     view_crops,
 )
 from feedline.images.compile.image_input import ReadOptions, decode_with_pillow
-from feedline.images.compile.library_steps import CompileError
+from feedline.images.compile.library_steps import CompileError, PerSizeResolver
 from feedline.images.crops import Placement, Transform, format_shape
 from feedline.images.rows import RowPipeline, sample_label
 from feedline.order.batch_spec import Field, Item
@@ -325,7 +325,7 @@ class PipelinePerSize(SamplePipeline):
     def __init__(
         self,
         pipelines: Mapping[int, SamplePipeline],
-        create: Callable[[SampleStore, int], SamplePipeline],
+        create: Callable[[SampleStore, PerSizeResolver], SamplePipeline],
     ) -> None:
         self._create = create
         self._sizes = tuple(pipelines)
@@ -353,7 +353,7 @@ class PipelinePerSize(SamplePipeline):
 
     def _create_at(self, size: int) -> SamplePipeline:
         try:
-            pipeline = self._create(self.store, size)
+            pipeline = self._create(self.store, PerSizeResolver(size))
         except CompileError as why:
             raise _unlike_others(size, str(why)) from why
         if pipeline.options != self.options:  # copies in a cache are rotated already

@@ -80,7 +80,7 @@ def pixel_step(step: Any) -> PixelStep | None:
             if not is_v2(step):
                 return _PolicyV1(step)
             method = "_apply_image_or_video_transform"
-            apply = partial(_apply_torchvision, getattr(step, method), 255.0)
+            apply = partial(_apply_torchvision, getattr(step, method, None), 255.0)
             return partial(_run_itself, _with_attributes(step, **{method: apply}))
         case "RandomAffine" | "RandomRotation":
             return None if getattr(step, "expand", False) else partial(_run_itself, step)
@@ -118,26 +118,14 @@ def _run_sequence(operations: tuple[PixelStep, ...], pixels: Pixels) -> Pixels:
 def _operation(name: str, step: Any) -> PixelStep | None:
     """Operation that a step applies to the whole image; None if the step is not supported."""
     match name:
-        case "RandomHorizontalFlip":
-            return horizontal_flip
-        case "RandomVerticalFlip":
-            return vertical_flip
-        case "RandomGrayscale":
-            return partial(adjust, kind=GREY, factor=1.0)
-        case "RandomInvert":
-            return invert
         case "RandomPosterize" if type(step.bits) is int and 1 <= step.bits <= 8:
             return partial(posterize, bits=step.bits)
         case "RandomSolarize" if isinstance(step.threshold, (int, float)):
             return partial(solarize, threshold=float(step.threshold))
-        case "RandomEqualize":
-            return equalize
-        case "RandomAutocontrast":
-            return auto_contrast
         case "RandomAdjustSharpness" if isinstance(step.sharpness_factor, (int, float)):
             if math.isfinite(step.sharpness_factor):
                 return partial(sharpness, factor=float(step.sharpness_factor))
-    return None
+    return _STEP_OPERATIONS.get(name)
 
 
 def draw_step_params(step: Any, inputs: list[Any]) -> dict[str, Any]:
@@ -504,6 +492,16 @@ def pixels_of(image: Image.Image) -> Pixels:
     """Pixels of an RGB image, C-contiguous."""
     return image.pixels if isinstance(image, ArrayImage) else np.asarray(image)
 
+
+_STEP_OPERATIONS: dict[str, PixelStep] = {
+    "RandomAutocontrast": auto_contrast,
+    "RandomEqualize": equalize,
+    "RandomGrayscale": partial(adjust, kind=GREY, factor=1.0),
+    "RandomHorizontalFlip": horizontal_flip,
+    "RandomInvert": invert,
+    "RandomVerticalFlip": vertical_flip,
+}
+"""Operations of steps without parameters."""
 
 _TORCHVISION_OPERATIONS: dict[str, Callable[[Pixels, float], Pixels]] = {
     "AutoContrast": lambda pixels, _: auto_contrast(pixels),

@@ -46,7 +46,7 @@ from feedline.order.requested_size import (
 from feedline.sources.store import Pixels
 from feedline.timing.stage_timer import end_stage
 
-__all__ = ["Compiled", "View", "Views", "compile", "format_facts", "views"]
+__all__ = ["Compiled", "View", "Views", "compile", "views"]
 
 _FAST_INPUTS = (
     "fast with a path, the bytes of a file, an unloaded image from Image.open (of a JPEG only the "
@@ -84,14 +84,15 @@ class View:
             return [*steps, because, ("size", size)]
         return [*steps, because, ("size", f"{size}; cannot follow the size of a schedule")]
 
+    def explain(self, fast_inputs: str) -> str:
+        """Description, with the fast inputs of a fused pipeline, one fact per line."""
+        return _format_facts((*self.facts(), ("inputs", fast_inputs if self.fused else "")))
+
     def __str__(self) -> str:
-        if self.fused is None:
-            return f"unchanged: {step_text(self.transform)}"
-        return str(self.fused)
+        return f"unchanged: {step_text(self.transform)}" if self.fused is None else str(self.fused)
 
 
-def format_facts(facts: Iterable[tuple[str, str]]) -> str:
-    """Format facts, one per line, without empty ones."""
+def _format_facts(facts: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"{name:<11} {fact}" for name, fact in facts if fact)
 
 
@@ -144,13 +145,8 @@ class Views:
         item = self._item()
         whole = image.loaded() if len(self._fused) < len(self.views) else None
         placed = self._crops.place(*image.size, item)
-        resized = iter(
-            zip(
-                resize_views(self._fused, placed, image.read(placed.part)),
-                placed.sides,
-                strict=True,
-            )
-        )
+        pixels = resize_views(self._fused, placed, image.read(placed.part))
+        resized = iter(zip(pixels, placed.sides, strict=True))
         return [
             _run_tail(view.fused, *next(resized))
             if isinstance(view.fused, FusedTransform)
@@ -187,7 +183,7 @@ class Views:
             decoded = "once, by Pillow"
         facts.append(("decoded", decoded))
         facts.append(("inputs", _FAST_INPUTS if self._fused else ""))
-        return format_facts(facts)
+        return _format_facts(facts)
 
     def __repr__(self) -> str:
         return f"feedline.views({'; '.join(map(str, self.views))})"
@@ -222,8 +218,7 @@ class Compiled:
 
     def explain(self) -> str:
         """Describe fused steps, unchanged steps with the reasons, and fast inputs, one per line."""
-        (view,) = self._views.views
-        return format_facts((*view.facts(), ("inputs", _FAST_INPUTS if view.fused else "")))
+        return self._views.views[0].explain(_FAST_INPUTS)
 
     def __repr__(self) -> str:
         return f"feedline.compile({'; '.join(map(str, self._views.views))})"
