@@ -79,19 +79,12 @@ _warning_filters = threading.RLock()
 
 @dataclass(frozen=True)
 class PillowCodec(Codec):
-    """A format that Pillow decodes.
+    """A format that Pillow decodes."""
 
-    Args:
-        reader: module and class of the reader, imported when a file needs it.
-        requires: package and version that has the reader, for the error without it.
-        is_quiet: False if damaged files make Pillow warn.
-        is_upright: True if Pillow itself rotates images by their orientation.
-    """
-
-    reader: str = ""
-    requires: str = "pillow"
-    is_quiet: bool = True
-    is_upright: bool = False
+    reader: str = ""  # module and class, imported when a file needs it
+    requires: str = "pillow"  # package and version that has the reader
+    is_quiet: bool = True  # False if damaged files make Pillow warn
+    is_upright: bool = False  # True if Pillow itself rotates images by their orientation
 
     def open_file(self, data: bytes, part: Part | None) -> Any:
         """Pillow's image of a file, of which a part is needed, not decoded yet."""
