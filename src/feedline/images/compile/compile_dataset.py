@@ -96,10 +96,11 @@ def compile_dataset(dataset: object, sizes: Sequence[int] = ()) -> CompiledDatas
     """
     try:
         pipeline = _compile(dataset, tuple(dict.fromkeys(sizes)) or (None,))
-        fused, unchanged, reasons = pipeline.describe()
+        steps = pipeline.describe()
+        unchanged = steps.unchanged
         if pipeline.target_transform is not None:
             unchanged += (f"target_transform {step_text(pipeline.target_transform)}",)
-        return CompiledDataset(pipeline, fused, unchanged, reasons)
+        return CompiledDataset(pipeline, steps.fused, unchanged, steps.notes)
     except CompileError as why:
         return CompiledDataset(None, reasons=(str(why),), fix=why.fix)
     except Exception as error:

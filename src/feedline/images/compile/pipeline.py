@@ -14,12 +14,14 @@ import copy
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 
 from feedline.errors import ImageError, UsageError
 from feedline.images.compile.fused_transform import (
+    FusedSteps,
     FusedTransform,
     PlacedViews,
     resize_views,
@@ -49,9 +51,6 @@ STEPS, _TARGET = 1, 2
 """Constants that separate the seeds of unchanged steps and the target_transform from the crop's."""
 
 TargetTransform: TypeAlias = Callable[[int], Any]
-
-Description: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-"""Fused and unchanged steps, as text, and reasons for unchanged steps, as sentences."""
 
 _log = logging.getLogger("feedline")
 
@@ -175,7 +174,7 @@ class SamplePipeline(RowPipeline[SampleStore]):
         """Names of the steps."""
         raise NotImplementedError
 
-    def describe(self) -> Description:
+    def describe(self) -> FusedSteps:
         raise NotImplementedError
 
 
@@ -260,11 +259,12 @@ class ImagePipeline(SamplePipeline):
         output = self.fused.tail.dtype or "samples"
         return f"{self.fused}, to {output} of {format_shape(self.fused.shape)}"
 
-    def describe(self) -> Description:
-        fused, notes = self.fused, self.fused.notes
-        if fused.no_rows:
-            notes += (f"{fused.no_rows} So samples are made, and collated afterwards.",)
-        return fused.fused, fused.unchanged, notes
+    def describe(self) -> FusedSteps:
+        fused = self.fused
+        if not fused.no_rows:
+            return fused
+        why = f"{fused.no_rows} So samples are made, and collated afterwards."
+        return replace(fused, notes=(*fused.notes, why))
 
 
 class ViewsPipeline(SamplePipeline):
@@ -307,11 +307,9 @@ class ViewsPipeline(SamplePipeline):
     def _text(self) -> str:
         return "; ".join(map(str, self.views))
 
-    def describe(self) -> Description:
-        views = {view: f"view {self.views.index(view) + 1}" for view in self.views}
-        return _join(
-            (name, (view.fused, view.unchanged, view.notes)) for view, name in views.items()
-        )
+    def describe(self) -> FusedSteps:
+        different = dict.fromkeys(self.views)
+        return _join((f"view {self.views.index(view) + 1}", view) for view in different)
 
 
 class PipelinePerSize(SamplePipeline):
@@ -421,7 +419,7 @@ class PipelinePerSize(SamplePipeline):
     def sample(self, item: Item) -> tuple[Any, Any]:
         return self.at(item.image_size).sample(item)
 
-    def describe(self) -> Description:
+    def describe(self) -> FusedSteps:
         described = ((f"at {size} px", self.at(size).describe()) for size in self._sizes)
         return _join(described, repeats=False)
 
@@ -435,15 +433,15 @@ class PipelinePerSize(SamplePipeline):
         return f"{self.at(self._sizes[0])._text()}, at {sizes} px"
 
 
-def _join(described: Iterable[tuple[str, Description]], *, repeats: bool = True) -> Description:
+def _join(described: Iterable[tuple[str, FusedSteps]], *, repeats: bool = True) -> FusedSteps:
     """Join the descriptions of named pipelines. `repeats`: list fused steps per pipeline."""
     fused, unchanged, notes = list[str](), dict[str, None](), dict[str, None]()
-    for name, (steps, more_unchanged, more_notes) in described:
-        new = [step for step in steps if repeats or step not in fused]
+    for name, steps in described:
+        new = [step for step in steps.fused if repeats or step not in fused]
         fused += [f"{name}: {new[0]}", *new[1:]] if new else []
-        unchanged |= dict.fromkeys(more_unchanged)
-        notes |= dict.fromkeys(more_notes)
-    return tuple(fused), tuple(unchanged), tuple(notes)
+        unchanged |= dict.fromkeys(steps.unchanged)
+        notes |= dict.fromkeys(steps.notes)
+    return FusedSteps(fused=tuple(fused), unchanged=tuple(unchanged), notes=tuple(notes))
 
 
 def _are_equal(one: np.ndarray[Any, Any] | None, other: np.ndarray[Any, Any] | None) -> bool:
