@@ -421,8 +421,7 @@ class PlacedViews(NamedTuple):
     """Placement of each view: for `RowPipeline` one placement, whose part contains all views."""
 
     placements: tuple[Placement, ...]
-    sides: tuple[int, ...] = ()
-    """Sides of the views, in pixels, if they may be decoded at a reduced size."""
+    sides: tuple[int, ...]  # of the views, in pixels
 
     def shrink(self, height: int, width: int, size: int) -> int:
         """Factor, 1, 2, 4 or 8, by which the (height, width) image may be reduced when decoded."""
