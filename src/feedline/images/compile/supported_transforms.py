@@ -80,7 +80,8 @@ def pixel_step(step: Any) -> PixelStep | None:
             if not is_v2(step):
                 return _PolicyV1(step)
             method = "_apply_image_or_video_transform"
-            apply = partial(_apply_torchvision, getattr(step, method, None), 255.0)
+            stock: Any = getattr(step, method, None)
+            apply = partial(_apply_torchvision, stock, 255.0)
             return partial(_run_itself, _with_attributes(step, **{method: apply}))
         case "RandomAffine" | "RandomRotation":
             return None if getattr(step, "expand", False) else partial(_run_itself, step)
