@@ -29,9 +29,11 @@ def environment(**changes: str | None) -> dict[str, str]:
     return {**kept, **{name: text for name, text in changes.items() if text is not None}}
 
 
-def run(*arguments: object, **changes: str) -> Ended:
+def run(*arguments: object, before: str = "", **changes: str) -> Ended:
+    """Run the command, after a statement that changes its process."""
+    script = f"{before}\nfrom feedline.cli.app import main\nmain()"
     done = preloaded.run(
-        [*COMMAND, *map(str, arguments)],
+        [sys.executable, "-c", script, "doctor", *map(str, arguments)],
         capture_output=True, text=True, timeout=120, env=environment(**changes),
     )  # fmt: skip
     return Ended(done.returncode, done.stdout, done.stderr)
@@ -44,7 +46,7 @@ def statuses(out: str) -> dict[str, str]:
 
 def test_each_check_is_one_line_with_symbol_and_word(tiny_set: Path, tmp_path: Path) -> None:
     target = tmp_path / "doctor.json"
-    ended = run(tiny_set, "--json", target, PYTHONIOENCODING="utf-8")
+    ended = run(tiny_set, "--json", target)
     (note,) = ended.err.splitlines()
     assert str(tiny_set / "train") in note
     words = statuses(ended.out)
@@ -67,31 +69,25 @@ def test_each_check_is_one_line_with_symbol_and_word(tiny_set: Path, tmp_path: P
 def test_no_fault_is_status_0_and_a_fault_is_1(tiny_set: Path, tmp_path: Path) -> None:
     """Two runs that only differ in a limit on the process."""
     counts = []
-    for limit in ("2048", "512"):
+    for limit in (2048, 512):
         target = tmp_path / "doctor.json"
-        shell = f'ulimit -Sn {limit} && exec "$@"'
-        done = subprocess.run(
-            ["sh", "-c", shell, "sh", *COMMAND, tiny_set, "--json", target],
-            capture_output=True, text=True, timeout=120, env=environment(),
-        )  # fmt: skip
+        files = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, 2048))"
+        ended = run(tiny_set, "--json", target, before=files)
         checks = {check["id"]: check for check in json.loads(target.read_text())["checks"]}
         faults = {name for name, check in checks.items() if check["status"] in ("warn", "fail")}
-        assert done.returncode == bool(faults), done.stderr
+        assert ended.status == bool(faults), ended.err
         counts.append(faults - {"other-programs"})
     assert counts[1] - counts[0] == {"open-files"}
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
-def test_affinity_to_one_core_is_reported(tiny_set: Path) -> None:
-    core = min(os.sched_getaffinity(0))
-    done = subprocess.run(
-        COMMAND, capture_output=True, text=True, timeout=120,
-        env=environment(OMP_NUM_THREADS="64"), preexec_fn=lambda: os.sched_setaffinity(0, {core}),
-    )  # fmt: skip
-    words = statuses(done.stdout)
+def test_affinity_to_one_core_is_reported() -> None:
+    one = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
+    ended = run(before=one, OMP_NUM_THREADS="64", SLURM_CPUS_PER_TASK="2")
+    words = statuses(ended.out)
     assert (words["usable-cores"], words["omp-threads"]) == ("warn", "warn")
-    assert done.returncode == 1
-    assert "export OMP_NUM_THREADS=1" in done.stdout
+    assert ended.status == 1
+    assert "export OMP_NUM_THREADS=1" in ended.out
 
 
 def test_json_may_go_to_the_screen() -> None:
@@ -103,21 +99,17 @@ def test_json_may_go_to_the_screen() -> None:
 
 def on_a_terminal(**changes: str | None) -> str:
     """Output of the command on a pseudo-terminal."""
-    env = environment(**{"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **changes})
+    env = environment(**{"TERM": "xterm-256color", **changes})
     return run_on_terminal(COMMAND, env)[2].decode().replace("\r\n", "\n")
 
 
-def test_colour_is_only_used_on_terminals(tiny_set: Path) -> None:
-    coloured = on_a_terminal()
+def test_colour_is_only_used_on_terminals_that_show_it() -> None:
+    coloured, plain = on_a_terminal(), run().out
     assert "\x1b[32m\u2713 ok" in coloured
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
-    assert set(statuses(plain)) == set(statuses(run().out))
-
-
-def test_no_color_is_respected() -> None:
+    assert {*statuses(re.sub(r"\x1b\[[0-9;]*m", "", coloured))} == {*statuses(plain)}
+    assert "\x1b" not in plain
     assert "\x1b[3" not in on_a_terminal(NO_COLOR="1")
     assert "\x1b" not in on_a_terminal(TERM="dumb")
-    assert "\x1b" not in run().out
 
 
 def test_ascii_terminal_gets_ascii_symbols(tmp_path: Path) -> None:

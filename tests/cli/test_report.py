@@ -245,7 +245,7 @@ def test_pipe_gets_plain_text_and_ascii_terminal_ascii(run: Path) -> None:
             env={**os.environ, **environ},
         ).stdout
 
-    text = printed(PYTHONIOENCODING="utf-8").decode()
+    text = printed().decode()
     assert "\x1b" not in text
     assert "█" in text
     assert max(map(len, text.splitlines())) <= 100

@@ -95,29 +95,6 @@ def test_json_has_numbers_and_null_for_no_limit() -> None:
     assert (details["affinity_cores"], details["quota_cores"]) == (4, None)
 
 
-CORES = """
-import json, os, sys
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from feedline.profile.doctor_machine import check_cores
-from feedline.system import core_limits
-check = check_cores(core_limits())
-print(json.dumps(dict(check.details, status=check.status)))
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
-def test_real_affinity_of_one_core_is_detected() -> None:
-    environ = {"SLURM_CPUS_PER_TASK": "2", "PATH": os.environ["PATH"]}
-    environ |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-    done = subprocess.run(
-        [sys.executable, "-c", CORES], capture_output=True, text=True, timeout=60, env=environ
-    )
-    assert done.returncode == 0, done.stderr
-    cores = json.loads(done.stdout)
-    assert (cores["affinity_cores"], cores["usable_cores"], cores["status"]) == (1, 1, "warn")
-    assert cores["slurm_cores"] == 2
-
-
 @pytest.mark.parametrize(
     ("cores", "other_cores", "status"),
     [(2, 2.0, "warn"), (2, 1.0, "warn"), (2, 0.4, "note"), (2, 0.1, "ok"), (16, 1.0, "ok")],
@@ -300,24 +277,6 @@ def test_more_threads_than_cores_are_a_warning(
     check = check_openmp(limits, {} if given is None else {"OMP_NUM_THREADS": given})
     assert check.status == status
     assert (check.fix == "export OMP_NUM_THREADS=4") == (status == "warn")
-
-
-THREADS = """
-import torch
-print(torch.get_num_threads())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it takes two cores")
-def test_invalid_thread_count_is_ignored() -> None:
-    environ = {name: text for name, text in os.environ.items() if not name.endswith("_THREADS")}
-    environ["OMP_NUM_THREADS"] = "many"
-    done = subprocess.run(
-        [sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=60, env=environ
-    )
-    # One for each core, or for each that is no second thread of another.
-    assert 1 <= int(done.stdout) <= len(os.sched_getaffinity(0))
 
 
 @pytest.fixture
