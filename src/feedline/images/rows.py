@@ -135,10 +135,8 @@ class RowPipeline(Generic[Store]):
         self._begin()
 
     def cached(self, cache: CacheStore) -> RowPipeline[Any]:
-        """The same rows, from the smaller copies of the same files in a cache.
-
-        Raises:
-            UsageError: it lacks some of the images, or they are not files.
+        """The same rows, from the smaller copies of the same files in a cache; UsageError if it
+        lacks some of the images, or they are not files.
         """
         other: RowPipeline[Any] = copy.copy(self)
         files = self.originals()
@@ -150,10 +148,8 @@ class RowPipeline(Generic[Store]):
         return other
 
     def originals(self) -> FileStore[Any]:
-        """Files of the images, possibly at URLs, of which a cache may hold copies.
-
-        Raises:
-            UsageError: the images are in an archive, a cache or elsewhere.
+        """Files of the images, possibly at URLs, of which a cache may hold copies; UsageError if
+        the images are in an archive, a cache or elsewhere.
         """
         store: Any = self.store
         inner = _unselected(store)
@@ -199,10 +195,8 @@ class RowPipeline(Generic[Store]):
         self.store.close()
 
     def fields(self, image_size: int | None) -> tuple[Field, ...]:
-        """Arrays of a row at this image size, in pixels, which must be given.
-
-        Raises:
-            UsageError: the store has no images that are large enough.
+        """Arrays of a row at this image size, in pixels, which must be given; UsageError if the
+        store has no images that are large enough.
         """
         assert image_size is not None, "stored images have no common size"
         self.level_at(image_size)

@@ -89,10 +89,7 @@ def compile_dataset(dataset: object, sizes: Sequence[int] = ()) -> CompiledDatas
     """Compile a torchvision or timm image folder, or Subsets and ConcatDatasets of such folders.
 
     Also accepts feedline sources with transforms of other libraries, and Subsets of such sources.
-
-    Args:
-        sizes: image sizes of the loader, in pixels: a `feedline.per_size` in the transform is
-            compiled at each of them; without one, at its default.
+    A `feedline.per_size` is compiled at each size of the loader, in pixels, or else at its default.
     """
     try:
         pipeline = _compile(dataset, tuple(dict.fromkeys(sizes)) or (None,))

@@ -130,10 +130,8 @@ class PerSizeResolver:
     """Replaces each `feedline.per_size` by its transform at one image size.
 
     The user's function is called once per size, because `PerSize` caches the result, and with the
-    global random states seeded: it makes the same transform in every process.
-
-    Args:
-        size: in pixels; None for the default of the first `per_size`, which is `size` from then on.
+    global random states seeded: it makes the same transform in every process. The size is in
+    pixels; None for the default of the first `per_size`, which is `size` from then on.
     """
 
     def __init__(self, size: int | None) -> None:
