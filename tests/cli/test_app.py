@@ -34,7 +34,6 @@ SHARED = {
     *("--image-size", "--batch-size", "--workers", "--on-error", "--device", "--amp-dtype"),
     *("--json", "--svg", "--cache"),
 }
-PANELS = ("Start", "Data", "Understand", "Use a model")
 
 
 def test_the_version_is_printed(feedline: Command) -> None:
@@ -86,13 +85,6 @@ def test_an_option_has_one_help_text_in_all_commands() -> None:
     # `run` changes loaders that a script has given their own workers and caches.
     several = {"--batch-size", "--cache", "--workers"}
     assert {name for name, found in texts.items() if len(found) > 1} <= several
-
-
-def test_commands_are_grouped(feedline: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    out = feedline("--help").out
-    places = [out.index(f"─ {title} ─") for title in PANELS]
-    assert places == sorted(places)
 
 
 @pytest.mark.parametrize(

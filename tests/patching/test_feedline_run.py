@@ -18,6 +18,7 @@ from feedline.running.launch import python_command
 from feedline.timing.run_file import read_run
 from packages import needs
 from ranks import said_by_ranks
+from slow import slow
 from torchvision_folder import write_images
 
 FEEDLINE = [sys.executable, "-m", "feedline", "run"]
@@ -121,6 +122,7 @@ def test_a_deterministic_training_has_the_same_losses_on_each_rank(
         assert sum(each.samples or 0 for each in record.passes) == (14 if ranks == 1 else 8)
 
 
+START_METHODS = ["spawn", "fork", "forkserver"] if sys.platform != "win32" else ["spawn"]
 SPAWNED = """
 import multiprocessing
 import sys
@@ -143,13 +145,15 @@ if __name__ == "__main__":
 """
 
 
-def test_children_of_all_start_methods_use_feedline(tmp_path: Path) -> None:
-    ways = ["spawn", "fork", "forkserver"] if sys.platform != "win32" else ["spawn"]
+@pytest.mark.parametrize(
+    "ways", [START_METHODS[:2], *slow(*filter(None, [START_METHODS[2:]]))], ids=" ".join
+)
+def test_children_of_all_start_methods_use_feedline(ways: list[str], tmp_path: Path) -> None:
     result = run([*FEEDLINE, script(tmp_path, SPAWNED), *ways], tmp_path)
     batches = [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert result.stdout.splitlines() == [f"{way} feedline {batches}" for way in ways]
     assert result.returncode == 0
-    assert f"feedline run: {len(ways)} loaders" in summary_of(result)[0]
+    assert f"feedline run: {len(ways)} loader" in summary_of(result)[0]
 
 
 RANKS = """
