@@ -28,7 +28,7 @@ from feedline.cache.spec import ShardRange, Spec
 from feedline.errors import FeedlineError, ImageError
 from feedline.sources.cache_folder import refuse_link, sees_lock
 from feedline.sources.cache_format_base import CacheSample
-from feedline.sources.cache_formats import cache_format, level_reader
+from feedline.sources.cache_formats import cache_format
 from feedline.sources.files import report_disk_errors, write_atomic
 from feedline.sources.manifest import COLUMNS, ENTRY, CacheIndex, Manifest, checksum, load_entries
 from feedline.sources.remote_files import RemoteFolder
@@ -198,9 +198,8 @@ class ExistingCopies:
     ) -> None:
         self._damaged = damaged
         self._index = CacheIndex(root, manifest)
-        self._readers = [
-            level_reader(root, manifest, level, self._index) for level in manifest.levels
-        ]
+        reader = cache_format(manifest.format).reader
+        self._readers = [reader(root, manifest, level, self._index) for level in manifest.levels]
         self._rows = {self._index.name(row): row for row in range(manifest.samples)}
 
     def has(self, name: str, stamp: int) -> bool:

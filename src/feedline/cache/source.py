@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from feedline.errors import DatasetError, ImageError, StorageError, UsageError
+from feedline.errors import DatasetError, ImageError, StorageError, UsageError, hide_secrets
 from feedline.images.codec_registry import codec_of
 from feedline.images.compile.datasets import FolderSelection, file_store
 from feedline.images.compile.library_steps import CompileError
@@ -47,7 +47,7 @@ from feedline.sources.folder import (
 )
 from feedline.sources.manifest import MANIFEST, Manifest
 from feedline.sources.remote_files import THREADS, LocalFolder, RemoteFolder
-from feedline.sources.remote_filesystem import is_url, shown
+from feedline.sources.remote_filesystem import is_url
 from feedline.sources.remote_images import is_unreachable, url_folder_store
 from feedline.sources.rows import IMAGE_NAMES, LABEL_NAMES, ParquetStore, first_of
 from feedline.sources.store import PathTable, Pixels, SampleStore, check_unique_keys, first_names
@@ -122,8 +122,7 @@ def open_source(source: Any, *, check_splits: bool = True) -> CacheSource:
     """
     if isinstance(source, str | os.PathLike):
         if check_splits and (splits := list_splits(source)):
-            path = os.fspath(source)
-            raise UsageError(split_hint(shown(path) if is_url(path) else path, splits))
+            raise UsageError(split_hint(hide_secrets(os.fspath(source)), splits))
         return _open_originals(source)
     if isinstance(source, ImageFolder):
         _check_no_cache(source.root, is_cache=os.path.exists(os.path.join(source.root, MANIFEST)))

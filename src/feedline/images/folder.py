@@ -43,7 +43,7 @@ from feedline.sources.folder import (
 from feedline.sources.local_copies import disk_budget
 from feedline.sources.manifest import is_cache
 from feedline.sources.remote_cache import open_location
-from feedline.sources.remote_filesystem import NoCacheError, is_url, shown
+from feedline.sources.remote_filesystem import NoCacheError, is_url
 from feedline.sources.remote_images import RemoteStore, local_files_error, url_folder_store
 
 __all__ = ["ENOUGH_IMAGES", "ImageFiles", "ImageFolder", "sample_folder"]
@@ -150,7 +150,7 @@ class ImageFolder(ImageFiles["FileStore[Any] | ArchiveStore | CacheStore"]):
     ) -> None:
         options = decode_options("RGB" if mode is None else mode, decode, exif, max_pixels)
         if is_url(root):
-            check_no_archive(shown(os.fspath(root)))
+            check_no_archive(os.fspath(root))
         location = open_location(
             root, local_dir=local_dir, local_bytes=local_bytes, storage_options=storage_options
         )

@@ -58,7 +58,7 @@ from feedline.sources.manifest import (
     shard_name,
 )
 
-__all__ = ["cache_format", "incomplete_files", "level_reader"]
+__all__ = ["cache_format", "incomplete_files"]
 
 _MAX_MAPS = 256
 _BLOCK = 512  # bytes, of tar
@@ -514,8 +514,3 @@ def incomplete_files(root: str, format: str) -> list[str]:
         rf"{re.escape(MANIFEST)}|{INDEX}/[\w-]+\.npy|{files}"
         rf"|{UNFINISHED}(-\d+)?/(?:{BUILD_FILES}|{files})",
     )
-
-
-def level_reader(root: str, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:
-    """Reader of a resolution of a local cache."""
-    return cache_format(manifest.format).reader(root, manifest, level, index)

@@ -19,7 +19,7 @@ import numpy as np
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.order.batch_spec import Field
 from feedline.sources.cache_format_base import LevelReader
-from feedline.sources.cache_formats import cache_format, level_reader
+from feedline.sources.cache_formats import cache_format
 from feedline.sources.folder import FileStore
 from feedline.sources.manifest import CacheIndex, Level, Manifest, read_manifest
 from feedline.sources.store import (
@@ -65,7 +65,7 @@ class CacheLocation:
 
     def reader(self, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:
         """Reader of one of its resolutions; raises DatasetError."""
-        return level_reader(self.root, manifest, level, index)
+        return cache_format(manifest.format).reader(self.root, manifest, level, index)
 
     def describe(self) -> str:
         """Source of the copies, and the folder where fetched ones are stored."""

@@ -17,13 +17,13 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from feedline.errors import DatasetError, UsageError
+from feedline.errors import DatasetError, UsageError, hide_secrets
 from feedline.sources.cache_format_base import NPY_HEADER_BYTES, CopyBytes, LevelReader
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_store import CacheLocation, CacheStore
@@ -56,7 +56,6 @@ from feedline.sources.remote_filesystem import (
     RemoteError,
     check_local,
     is_url,
-    shown,
 )
 from feedline.sources.remote_reader import BLOCK_BYTES, ImageFetcher, Range, RemoteReader
 
@@ -107,11 +106,11 @@ class _RemoteLocation(CacheLocation):
         scheme = url.partition("://")[0]
         if "::" in url or ("?" in url and scheme.startswith("http")):
             raise UsageError(
-                f"{shown(url)!r} is not a folder of readable files: use PROTOCOL://HOST/FOLDER, "
+                f"{url!r} is not a folder of readable files: use PROTOCOL://HOST/FOLDER, "
                 "without a query and without another protocol around it"
             )
         self.url = url.rstrip("/")
-        super().__init__(shown(self.url))
+        super().__init__(hide_secrets(self.url))
         self._reader = RemoteReader([url], options)
         self._budget, self._stores_copies = budget, stores_copies
 
@@ -252,11 +251,8 @@ class _RemoteShards(ImageFetcher, LevelReader):
     ) -> None:
         LevelReader.__init__(self, root, manifest, level, index)
         ImageFetcher.__init__(self, reader)
-        self._cache = shown(url)
+        self._cache = hide_secrets(url)
         self._url, self._copies = url, copies
-
-    def prepare(self, samples: Sequence[int]) -> None:
-        self.prefetch(samples)
 
     def _name(self, shard: int) -> str:
         return f"{self.level.name}/{shard_name(shard)}"

@@ -206,7 +206,7 @@ class RemoteFolder(Filesystem):
             except DatasetError:
                 raise
             except Exception as error:  # each filesystem has exceptions of its own
-                why = self.describe(error)
+                why = f"{type(error).__name__}: {error}"
                 raise RemoteError(f"{self.path(name)!r} cannot be read: {why}") from error
 
     def read(self, name: str) -> bytes:

@@ -40,7 +40,6 @@ __all__ = [
     "host_of",
     "is_url",
     "request_options",
-    "shown",
     "was_url",
 ]
 
@@ -144,11 +143,6 @@ def was_url(path: str | os.PathLike[str]) -> bool:
     return _LOST_SLASH.match(os.fspath(path)) is not None and not os.path.exists(path)
 
 
-def shown(url: str) -> str:
-    """A URL without user, password and query, for messages, names of samples and reports."""
-    return hide_secrets(url)
-
-
 def host_of(url: str) -> str:
     """Beginning of a URL, up to its host or bucket: "s3://bucket"."""
     return "/".join(url.split("/", 3)[:3])
@@ -196,11 +190,7 @@ class Filesystem:
         self.opened()
 
     def __str__(self) -> str:
-        return shown(self.url)
-
-    def describe(self, error: BaseException) -> str:
-        """Type and message of an error, without secrets of URLs."""
-        return f"{type(error).__name__}: {hide_secrets(str(error))}"
+        return hide_secrets(self.url)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_unreachable_until": 0.0}
@@ -225,7 +215,7 @@ class Filesystem:
             ) from error
         except Exception as error:
             raise UsageError(
-                f"'{self}' cannot be opened by fsspec: {self.describe(error)}",
+                f"'{self}' cannot be opened by fsspec: {type(error).__name__}: {error}",
                 hint="check the protocol, and that storage_options are those of its filesystem",
             ) from error
 
@@ -299,7 +289,7 @@ class Filesystem:
             # Otherwise each of the next would take as long to fail.
             self._unreachable_until = time.monotonic() + _UNREACHABLE_S
         often = "" if tries == 1 else f" (tried {tries} times in {spent_s:.0f} s)"
-        raised = RemoteError(f"{failure}{often}: {self.describe(last)}. {_advice(last)}")
+        raised = RemoteError(f"{failure}{often}: {type(last).__name__}: {last}. {_advice(last)}")
         raised.is_missing_file = isinstance(last, (FileNotFoundError, AlteredError, RangeError))
         raise raised from last
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 
-from feedline.errors import ImageError, UsageError
+from feedline.errors import ImageError, UsageError, hide_secrets
 from feedline.sources.folder import (
     FileStore,
     FolderIndex,
@@ -37,7 +37,6 @@ from feedline.sources.remote_filesystem import (
     RemoteError,
     host_of,
     request_options,
-    shown,
 )
 from feedline.sources.remote_reader import ImageFetcher, Range, RemoteReader
 from feedline.sources.store import Numbers, PathTable, make_stamp
@@ -71,7 +70,7 @@ class RemoteStore(ImageFetcher, FileStore[Paths]):
         if budget is not None:
             digest = hashlib.blake2b(folder, digest_size=8)
             digest.update(paths.blob.data)
-            where = shown(os.fsdecode(folder.removesuffix(b"/")))
+            where = hide_secrets(os.fsdecode(folder.removesuffix(b"/")))
             place = copies_folder(budget.folder, where, digest.hexdigest())
             self._copies = ImageCopies(place, budget)
 
@@ -87,9 +86,6 @@ class RemoteStore(ImageFetcher, FileStore[Paths]):
     def url(self, sample: int) -> str:
         """URL of a sample's file; raises an IndexError if there is no such sample."""
         return os.fsdecode(self.path(sample))
-
-    def prepare(self, samples: Sequence[int], side: int) -> None:
-        self.prefetch(samples)
 
     def read(self, sample: int, side: int) -> bytes:
         return self.image(sample, self._range(sample))
@@ -134,7 +130,7 @@ class RemoteStore(ImageFetcher, FileStore[Paths]):
 
     def name(self, sample: int) -> str:
         """URL of a sample's file, without user and password."""
-        return shown(super().name(sample))
+        return hide_secrets(super().name(sample))
 
     def local_path(self, sample: int) -> str:
         return ""

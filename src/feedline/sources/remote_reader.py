@@ -27,7 +27,6 @@ from feedline.sources.remote_filesystem import (
     RemoteError,
     host_of,
     request_options,
-    shown,
 )
 
 __all__ = ["BLOCK_BYTES", "ImageFetcher", "Range", "RemoteReader", "join_ranges"]
@@ -58,7 +57,7 @@ class Range(NamedTuple):
         return None if self.length is None else self.first + self.length
 
     def __str__(self) -> str:
-        url = repr(shown(self.url))
+        url = repr(self.url)
         if self.length is None:
             return url
         return f"{self.length} bytes of {url} from byte {self.first} on"
@@ -77,7 +76,7 @@ class RemoteReader:
         for url in urls:
             if "::" in url:
                 raise UsageError(
-                    f"{shown(url)!r} uses one protocol within another: use PROTOCOL://HOST/FILE"
+                    f"{url!r} uses one protocol within another: use PROTOCOL://HOST/FILE"
                 )
             if host_of(url) not in self._hosts:
                 self._hosts[host_of(url)] = Filesystem(url, others, requests=self._requests)
@@ -218,7 +217,7 @@ class ImageFetcher:
     def _store(self, sample: int, data: bytes) -> None:
         raise NotImplementedError
 
-    def prefetch(self, samples: Sequence[int]) -> None:
+    def prepare(self, samples: Sequence[int], side: int = 0) -> None:
         """Fetch images that are about to be read, in place of those prefetched before."""
         self._prefetched = prefetched = {}
         missing: dict[Range, list[int]] = {}  # a file may be that of two samples

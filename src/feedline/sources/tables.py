@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from feedline.errors import DatasetError, UsageError
+from feedline.errors import DatasetError, UsageError, hide_secrets
 from feedline.sources.column_types import check_cells, convert_texts, fill_gaps, ordered
 from feedline.sources.folder import FileStore
-from feedline.sources.remote_filesystem import check_local, host_of, is_url, shown
+from feedline.sources.remote_filesystem import check_local, host_of, is_url
 from feedline.sources.remote_images import url_store
 from feedline.sources.store import PathTable, common_folder
 from feedline.system import slashed
@@ -263,7 +263,7 @@ def _local_file(kind: str, path: Any) -> tuple[str, str]:
         )
     if is_url(path):
         raise UsageError(
-            f"expected a local {kind} file, got {shown(str(path))!r}: download it; the images it "
+            f"expected a local {kind} file, got {str(path)!r}: download it; the images it "
             "lists may be at URLs"
         )
     return f"the {kind} file {os.fspath(path)!r}", os.path.expanduser(os.fspath(path))
@@ -361,7 +361,7 @@ def path_store(
     if is_url(root) or any("://" in name and is_url(name) for name in names):
         folder, names = _below_url(names, root)
         store = url_store(PathTable.of(list(map(os.fsencode, names)), labels), folder, **remote)
-        return shown(folder.rstrip("/")), store
+        return hide_secrets(folder.rstrip("/")), store
     check_local(names[0], **remote)
     base = os.getcwd() if root is None else os.path.expanduser(os.fspath(root))
     folder = os.path.join(os.path.abspath(base), "")
@@ -387,7 +387,7 @@ def _below_url(names: list[str], root: Any) -> tuple[str, list[str]]:
         None,
     )
     if local is not None:
-        there = repr(shown(names[urls.index(True)])) if any(urls) else f"root={shown(folder)!r}"
+        there = repr(names[urls.index(True)]) if any(urls) else f"root={folder!r}"
         raise UsageError(
             f"sample {local} is a local path, {names[local]!r}, but {there} is a URL: write the "
             f"path as a URL, {Path(names[local]).absolute().as_uri()!r}, or copy all files to one "
