@@ -200,8 +200,11 @@ class ReplacedLoader(DataLoader[Any]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         before, kind = dict(vars(self)), self.torch_class  # attributes set by a subclass
-        with _mark_building(self):
+        _building.add(id(self))
+        try:
             why = self._build(args, kwargs)
+        finally:
+            _building.discard(id(self))
         patched = _active
         if why:
             vars(self).clear()
@@ -329,15 +332,6 @@ def _reduce(self: Any) -> tuple[Any, ...]:
 
 def _rebuild(rebuild: Callable[..., Any], kind: Any, arguments: dict[str, Any]) -> Any:
     return rebuild(_replacement(kind), arguments)
-
-
-@contextlib.contextmanager
-def _mark_building(loader: object) -> Iterator[None]:
-    _building.add(id(loader))
-    try:
-        yield
-    finally:
-        _building.discard(id(loader))
 
 
 def _build_torch(*args: Any, **kwargs: Any) -> TorchDataLoader[Any]:

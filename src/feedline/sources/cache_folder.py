@@ -100,21 +100,15 @@ def _open_lock(root: str, flags: int = 0) -> int:
 
 def _wait_for_lock(descriptor: int, root: str, patience_s: float) -> None:
     deadline = time.monotonic() + patience_s
-    while not _lock(descriptor, root):
-        if time.monotonic() < deadline:
-            time.sleep(0.05)
-            continue
-        process, *_ = read_at(descriptor, _MAX_BYTES, 0).decode("ascii", "replace").split() or [""]
-        raise UsageError(
-            f"another build is running in {root!r} (process {process or 'unknown'})",
-            hint="wait for it, or use another folder",
-        )
-
-
-def _lock(descriptor: int, root: str) -> bool:
-    """Lock an open file. Return True if no other process has it locked."""
     try:
-        return lock_file(descriptor)
+        while not lock_file(descriptor):
+            if time.monotonic() >= deadline:
+                owner = read_at(descriptor, _MAX_BYTES, 0).decode("ascii", "replace").split()
+                raise UsageError(
+                    f"another build is running in {root!r} (process {[*owner, 'unknown'][0]})",
+                    hint="wait for it, or use another folder",
+                )
+            time.sleep(0.05)
     except OSError as error:
         raise ResourceError(
             f"the cache folder {root!r} cannot be locked: {error.strerror or error}",
