@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from range_server import Answer, RangeServer
 
-from feedline.errors import DatasetError, UsageError
+from feedline.errors import DatasetError, UsageError, hide_secrets
 from feedline.sources.remote_files import RemoteFolder
-from feedline.sources.remote_filesystem import is_url, shown
+from feedline.sources.remote_filesystem import is_url
 from feedline.sources.remote_reader import BLOCK_BYTES, GAP_BYTES, Range, join_ranges
 
 pytest.importorskip("aiohttp")
@@ -95,7 +95,7 @@ def test_a_password_is_not_shown(server: RangeServer) -> None:
 )
 def test_url_is_shown_without_credentials(url: str, wanted: str) -> None:
     assert is_url(url)
-    assert shown(url) == wanted
+    assert hide_secrets(url) == wanted
 
 
 def test_a_folder_is_walked_as_on_a_disk(tmp_path: Path) -> None:
