@@ -37,20 +37,26 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
-_LARGE_IMPORTS = {
+# Tests that import large packages, in the order in which they run: tunings, which take long, before
+# files of a few seconds, so that processes of pytest-xdist end together.
+_LARGE_IMPORTS = (
+    "tuning",
     "cache",
     "cli",
     "frameworks",
     "remote",
     "test_docs_examples.py",
     "train",
-    "tuning",
-}
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run tests that import large packages last: a large process forks slowly."""
-    items.sort(key=lambda item: not _LARGE_IMPORTS.isdisjoint(item.path.parts))
+    items.sort(
+        key=lambda item: max(
+            name in item.path.parts and k for k, name in enumerate(_LARGE_IMPORTS, 1)
+        )
+    )
 
 
 def pytest_collection_finish() -> None:
