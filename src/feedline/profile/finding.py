@@ -44,6 +44,7 @@ __all__ = [
     "less_work",
     "possible_gain",
     "rule",
+    "scaled",
     "step_load",
     "time_split_ms",
     "without_collate",
@@ -177,20 +178,17 @@ def step_load(facts: RunFacts, phase: PhaseFacts) -> StepLoad:
     )
 
 
+def scaled(load: StepLoad, **factors: float) -> StepLoad:
+    """Return a load with some of its times multiplied, by their names."""
+    return replace(load, **{name: getattr(load, name) * by for name, by in factors.items()})
+
+
 def less_work(facts: RunFacts, cpu_ms: float, blocked_ms: float) -> Change:
     """Return a change that removes this much work per mean batch, in proportion in each phase."""
     lanes = facts.lanes
     of_cpu = min(1.0, cpu_ms / lanes.cpu_ms) if lanes and lanes.cpu_ms > 0 else 0.0
     of_blocked = min(1.0, blocked_ms / lanes.blocked_ms) if lanes and lanes.blocked_ms > 0 else 0.0
-
-    def change(load: StepLoad) -> StepLoad:
-        return replace(
-            load,
-            work_cpu_ms=load.work_cpu_ms * (1 - of_cpu),
-            work_blocked_ms=load.work_blocked_ms * (1 - of_blocked),
-        )
-
-    return change
+    return lambda load: scaled(load, work_cpu_ms=1 - of_cpu, work_blocked_ms=1 - of_blocked)
 
 
 def without_collate(facts: RunFacts, stage: WorkerStage) -> Change:

@@ -76,8 +76,10 @@ class LoaderProbe:
         description = _describe(iterable, inner)
         if because:
             description = replace(description, because=because)
-        self._own = weakref.ref(inner) if isinstance(inner, DataLoader) else None
-        if inner is not None and self._own is None:
+        self._own: Callable[[], DataLoader[Any] | None] = lambda: None
+        if isinstance(inner, DataLoader):
+            self._own = weakref.ref(inner)
+        elif inner is not None:
             with contextlib.suppress(OSError):  # no memory for a few pages
                 self._pages = TorchWorkers(description.workers or 0)
         self.workers = _ANY_CHILD
@@ -124,14 +126,12 @@ class LoaderProbe:
         return None if inner is None else sample_path(inner.dataset, number)
 
     def _stage_timings(self) -> dict[int, StageTimings]:
-        own = None if self._own is None else self._own()
-        if own is not None:
+        if (own := self._own()) is not None:
             return access.stage_timings(own)
         return {} if self._pages is None else self._pages.stage_timings()
 
     def _worker_pids(self) -> list[int]:
-        own = None if self._own is None else self._own()
-        if own is not None:
+        if (own := self._own()) is not None:
             return own.worker_pids
         if self._pids is not None:
             return self._pids

@@ -12,6 +12,7 @@ from feedline.profile.finding import (
     gain_of,
     gain_of_saved,
     rule,
+    scaled,
     without_core_ms,
 )
 from feedline.profile.lanes import LEAST_MS
@@ -98,19 +99,12 @@ def _busy_machine(facts: RunFacts) -> Finding | None:
         evidence.append(f"a step of {as_ms(facts.step_ms)} has no core for {as_ms(lost_ms)}")
     if not evidence:
         return None
-
-    def alone(load: StepLoad) -> StepLoad:
-        return replace(
-            load,
-            compute_ms=load.compute_ms * (1 - lost_ms / max(lost_ms, facts.compute_ms, LEAST_MS)),
-            work_cpu_ms=load.work_cpu_ms / of_workers,
-            beside_cpu_ms=load.beside_cpu_ms / of_workers,
-            hand_ms=load.hand_ms / facts.crowding,
-            copy_ms=load.copy_ms / facts.crowding,
-            step_cpu_ms=load.step_cpu_ms / facts.crowding,
-        )
-
-    gain = gain_of(facts, alone)
+    alone = {
+        "compute_ms": 1 - lost_ms / max(lost_ms, facts.compute_ms, LEAST_MS),
+        **dict.fromkeys(("work_cpu_ms", "beside_cpu_ms"), 1 / of_workers),
+        **dict.fromkeys(("hand_ms", "copy_ms", "step_cpu_ms"), 1 / facts.crowding),
+    }
+    gain = gain_of(facts, lambda load: scaled(load, **alone))
     used = f"; {facts.cores_used:.1f} of them are this run's" if facts.cores_used else ""
     return Finding(
         rule="busy-machine",

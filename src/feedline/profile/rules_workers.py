@@ -14,6 +14,7 @@ from feedline.profile.finding import (
     gain_of_saved,
     less_work,
     rule,
+    scaled,
     step_load,
     work_rule,
 )
@@ -213,12 +214,8 @@ def _small_batch(facts: RunFacts) -> Finding | None:
         return None
     work = lanes.own_ms / max(1, lanes.workers) if lanes is not None else 0.0
     by = max(2, int(64 / max(1.0, samples)))
-
-    def change(load: StepLoad) -> StepLoad:
-        # Scaled to one of the current batches: the fixed cost of a batch shrinks.
-        parts = ("hand_ms", "copy_ms", "hand_cpu_ms", "beside_cpu_ms")
-        return replace(load, **{name: getattr(load, name) / by for name in parts})
-
+    # Scaled to one of the current batches: the fixed cost of a batch shrinks.
+    less = dict.fromkeys(("hand_ms", "copy_ms", "hand_cpu_ms", "beside_cpu_ms"), 1 / by)
     return Finding(
         rule="small-batch",
         cause=f"Batches of {plural(round(samples), 'sample')} are so small that their fixed cost "
@@ -228,7 +225,7 @@ def _small_batch(facts: RunFacts) -> Finding | None:
         "cost of any batch",
         fix=f"Set a larger batch_size, for example {int(samples * by)}, or implement __getitems__ "
         "in the dataset to return many samples at once.",
-        gain=gain_of(facts, change, at_least=True),
+        gain=gain_of(facts, lambda load: scaled(load, **less), at_least=True),
     )
 
 
@@ -360,19 +357,15 @@ def _float_copy(facts: RunFacts) -> Finding | None:
     less = 1 - 1 / value_bytes
     cpu = blocked = converting = 0.0
     if lanes is not None:
-        scaled = lanes.of(*CONVERTING, "collate", "pack")
+        sent = lanes.of(*CONVERTING, "collate", "pack")
         converting = lanes.of(*CONVERTING).ms
         # torchvision's and albumentations' Normalize moves to the device, where it costs nothing.
         gone = lanes.of("transform: Normalize")
-        cpu = less * scaled.cpu_ms + gone.cpu_ms
-        blocked = less * scaled.blocked_ms + gone.blocked_ms
+        cpu = less * sent.cpu_ms + gone.cpu_ms
+        blocked = less * sent.blocked_ms + gone.blocked_ms
     reduce = less_work(facts, cpu, blocked)
-
-    def change(load: StepLoad) -> StepLoad:
-        own = reduce(load)
-        parts = ("hand_ms", "hand_cpu_ms", "beside_cpu_ms", *(("copy_ms",) if copied else ()))
-        return replace(own, **{name: (1 - less) * getattr(own, name) for name in parts})
-
+    parts = ("hand_ms", "hand_cpu_ms", "beside_cpu_ms", *(("copy_ms",) if copied else ()))
+    by_part = dict.fromkeys(parts, 1 - less)
     return Finding(
         rule="float-copy",
         cause=f"Images are sent to the step as floats: {value_bytes} times the bytes of uint8 "
@@ -387,7 +380,11 @@ def _float_copy(facts: RunFacts) -> Finding | None:
         + (f"; a step waits {as_ms(copied)} for copies" if copied else ""),
         fix=_as_pixels(facts) + device_caveat(facts),
         # Conversions in the dataset's own code are not timed.
-        gain=gain_of(facts, change, at_least=lanes is not None and not converting),
+        gain=gain_of(
+            facts,
+            lambda load: scaled(reduce(load), **by_part),
+            at_least=lanes is not None and not converting,
+        ),
     )
 
 
