@@ -455,7 +455,7 @@ healthy(
 healthy(
     "equal-shards",
     "A stream with equal shards.",
-    Loop(data=lambda: Shards(*[600] * CORES, ms=0.8), ms=30),
+    Loop(data=lambda: Shards(*[600] * CORES, ms=0.8), ms=45),
 )
 healthy(
     "evaluating",

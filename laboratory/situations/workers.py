@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
 import feedline
 import images
@@ -100,6 +101,42 @@ def short_epochs(fixed: bool) -> Outcome:
     if fixed:
         loader = feedline.DataLoader(data, 16, seed=0, **options)
     return train(loader, paced(30), epochs=15)
+
+
+@situation("epoch-starts", "feedline")
+def short_epochs_without_a_seed(fixed: bool) -> Outcome:
+    """The same epochs over feedline's kept workers; fix: seed=0."""
+    loader = feedline.DataLoader(
+        Computed(8 * 16, 3.0),
+        16,
+        shuffle=True,
+        seed=0 if fixed else None,
+        num_workers=CORES,
+        persistent_workers=True,
+    )
+    return train(loader, paced(30), epochs=15)
+
+
+class _Balanced(Sampler[int]):
+    """An order that is computed sample by sample, or at once."""
+
+    def __init__(self, length: int, ms: float) -> None:
+        self.length, self.ms = length, ms
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        burn(self.ms)
+        return iter(torch.randperm(self.length).tolist())
+
+
+@situation("epoch-starts", "torch")
+def slow_sampler(fixed: bool) -> Outcome:
+    """A sampler that computes for 0.5 s before each epoch; fix: it does not."""
+    data, sampler = Computed(20 * 16, 0.5), _Balanced(20 * 16, 0.0 if fixed else 500.0)
+    loader = DataLoader(data, 16, sampler=sampler, num_workers=CORES, persistent_workers=True)
+    return train(loader, paced(30), epochs=6)
 
 
 @situation("workers-restarted", "torch")

@@ -225,8 +225,18 @@ def test_short_epochs_of_torch_wait_for_their_first_batches() -> None:
     persistent, passes = {"persistent_workers": True}, epochs(10, steps=8, start=100.0)
     run = a_run(*passes, loader=persistent)
     reported(run, "epoch-starts", gain=(80 * 50 + 900) / (80 * 50))
-    for other in ({"persistent_workers": False}, {"kind": "feedline", **persistent}):
-        silent("epoch-starts", a_run(*passes, loader=other))
+    silent("epoch-starts", a_run(*passes, loader={"persistent_workers": False}))
+    unseeded = a_run(*passes, loader={"kind": "feedline", **persistent})
+    assert "seed=" in reported(unseeded, "epoch-starts").fix
+    waiting = epochs(10, steps=8, start=30.0, wait=30.0)
+    silent("epoch-starts", a_run(*waiting, loader={"kind": "feedline", **persistent}))
+
+
+def test_epochs_that_begin_long_before_a_batch_is_made_have_a_slow_sampler() -> None:
+    run = a_run(*epochs(10, steps=8, start=1000.0), work=40.0)
+    reported(
+        run, "epoch-starts", cause="sampler", gain=(80 * 50 + 9000) / (80 * 50 + 9 * 40), rel=0.02
+    )
 
 
 def test_a_loader_for_each_epoch_or_batch_size_is_rebuilt() -> None:
@@ -286,6 +296,8 @@ def test_cores_used_by_other_programs_are_reported() -> None:
     one_rank = busy(machine={**RANKS, "shared_by": 1}, **ranks)
     reported(one_rank, "busy-machine", first=False)
     silent("busy-machine", busy(machine=CORES), busy(machine=RANKS, **ranks))
+    silent("busy-machine", busy(machine=CORES, use={"other_cores": 0.1}, **queued))
+    reported(busy(machine=CORES, use={"other_cores": 1.0}, **queued), "busy-machine", first=False)
 
 
 def test_other_programs_on_cores_of_step_are_named() -> None:
@@ -412,6 +424,8 @@ def test_uncompiled_transform_is_reported_first_with_reason() -> None:
 def test_idle_workers_with_wait_in_each_step_indicate_hand_over() -> None:
     copied = one_pass(wait=30.0, wait_cpu_ms=25.0 * 100, bytes=40 << 20)
     reported(a_run(copied, work=20.0), "hand-over", "shallow-prefetch")
+    short = one_pass(wait=8.0, wait_cpu_ms=2.0 * 100)
+    reported(a_run(short, work=120.0), "hand-over", "shallow-prefetch", gain=58 / 50)
     pinned = one_pass(wait=30.0, wait_cpu_ms=0.2 * 100, pinned=True, device_clock=True)
     run = a_run(pinned, work=20.0, loader={"pin_memory": True}, machine=GPU)
     alone("hand-over", run)

@@ -141,6 +141,9 @@ class RunFacts(_PassMeans):
             # Ranks of one machine start at the same time, after each exchange of gradients: the
             # first processes find a core at once, the last when the others are done.
             own = max(own, (1 + (1 + self.workers) / self.cores) / 2)
+        others = run.use.other_cores
+        if others is not None and others < THRESHOLDS.other_cores * self.cores:
+            own = math.inf  # who waits for a core, waits for this run, for its own wake-up at most
         waiting = worker_queued if self.workers else queued
         self.lanes = summarise_workers(run, self.loader, self.step_ms, self.pause_ms, waiting, own)
         """Time of the workers; None if not measured."""

@@ -153,15 +153,29 @@ def _workers_restarted(facts: RunFacts) -> Finding | None:
 @rule(0.5)
 def _epoch_starts(facts: RunFacts) -> Finding | None:
     number, starts_ms, evidence = _epoch_starts_of(facts)
-    if not number or facts.loader.kind != "torch" or not facts.loader.persistent_workers:
+    if not number or not facts.loader.persistent_workers:
         return None
+    # Beyond making a batch, only the order and the dataset's own start are left.
+    others_ms = starts_ms - number * THRESHOLDS.long_start * _refill_ms(facts)
+    if facts.lanes is not None and others_ms > starts_ms / 2:
+        return Finding(
+            rule="epoch-starts",
+            cause="An epoch begins long before its first batch is made: by its sampler, or by the "
+            "dataset's __iter__.",
+            evidence=evidence,
+            fix="Draw the sampler's order at once, with torch.randperm for example, or in advance; "
+            "do in the dataset's constructor what its __iter__ repeats.",
+            gain=gain_of_saved(facts, starts_ms - number * _refill_ms(facts)),
+        )
+    is_torch = facts.loader.kind == "torch"
     return Finding(
         rule="epoch-starts",
-        cause="torch's workers have no batch ready when an epoch begins.",
+        cause="The workers have no batch ready when an epoch begins.",
         evidence=evidence,
-        fix="Use feedline.DataLoader(seed=...), whose workers make the first batches of an epoch "
-        "during the last steps of the one before; or make epochs longer.",
-        gain=gain_of_saved(facts, starts_ms),
+        fix=("Use feedline.DataLoader(seed=...)" if is_torch else "Pass seed= to the loader")
+        + ": its workers make the first batches of an epoch during the last steps of the one "
+        "before. Or make epochs longer.",
+        gain=gain_of_saved(facts, starts_ms - number * facts.wait_ms),
     )
 
 
@@ -229,14 +243,23 @@ def _small_batch(facts: RunFacts) -> Finding | None:
     )
 
 
+def _waits_alike(facts: RunFacts, lanes: WorkerLanes) -> bool:
+    """Return True if steps wait about equally long, although workers have time.
+
+    Late batches let few steps wait for long; to take a batch over lasts equally long each time.
+    """
+    usual = facts.total.wait.quantile(0.5) or 0.0
+    return lanes.busy < THRESHOLDS.at_work and usual >= facts.wait_ms / 2
+
+
 def _hand_over_limits(facts: RunFacts, lanes: WorkerLanes) -> bool:
     """Return True if steps wait for batches to be taken over, rather than to be made."""
-    hand = facts.hand_cpu_ms or 0.0
-    idle = lanes.busy < THRESHOLDS.at_rest and facts.waited > THRESHOLDS.nearly_all_steps
+    alike = _waits_alike(facts, lanes)
     pins = facts.loader.kind == "torch" and facts.loader.pin_memory is True and facts.device
-    if idle and pins and not lanes.idle_workers:
+    if alike and pins and not lanes.idle_workers:
         return True
-    return hand >= (THRESHOLDS.some_work if idle else 0.5) * facts.wait_ms
+    share = THRESHOLDS.some_work if alike else 0.5
+    return (facts.hand_cpu_ms or 0.0) >= share * facts.wait_ms
 
 
 @work_rule(2)
@@ -274,7 +297,10 @@ def _hand_over(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
         fix="Return batches as few large tensors, not as many small ones or as Python objects; "
         "feedline.DataLoader hands over shared memory. A custom sampler also runs in this thread: "
         "draw its whole order at once.",
-        gain=gain_of(facts, change),
+        # The thread also waits for threads of the workers, which pass a batch's tensors on.
+        gain=gain_of_saved(facts, facts.wait_ms * facts.steps)
+        if _waits_alike(facts, lanes)
+        else gain_of(facts, change),
     )
 
 

@@ -87,7 +87,7 @@ class Thresholds:
     trivial: float = 0.1  # of the possible gain: less does not explain a run
     sure_gain: float = 1.1  # reported although the interval of a noisy run holds 1.0
     at_work: float = 0.7  # busy share below which steps do not wait for the workers' work
-    at_rest: float = 0.4  # busy share below which batches are ready, and steps wait to receive them
+    long_start: float = 4.0  # times the work of a batch: workers do not explain a longer start
     nearly_all_steps: float = 0.7  # that wait: no queue of batches ever fills
     even: float = 0.65  # of the workers share the work: below, some have no data
     full: float = 0.8  # of shared memory or of the cores

@@ -70,6 +70,12 @@ def _age_s(started_ticks: int) -> float | None:
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / _TICKS)
 
 
+def _busy_s() -> float:
+    """CPU time of all programs since the machine started, and what its host took from it."""
+    times = psutil.cpu_times()._asdict()
+    return float(sum(times.get(name, 0.0) for name in ("user", "nice", "system", "steal")))
+
+
 @dataclass(slots=True)
 class _Watched:
     role: Literal["trainer", "worker"]
@@ -90,6 +96,8 @@ class ResourceWatch:
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._begun_s = time.monotonic()
+        self._others: tuple[float, float, float] | None = None
+        """Time, and CPU time of all programs and of this run's, at the first update."""
         self._watched: dict[int, _Watched] = {}
         self._worker_starts = 0
         self._worker_threads: int | None = None
@@ -107,6 +115,8 @@ class ResourceWatch:
     def update(self, workers: list[int]) -> None:
         """Read the counters, with these workers; about 100 us, and 50 us per process."""
         self._update_processes(workers)
+        if self._others is None:
+            self._others = time.monotonic(), _busy_s(), self._own_s()
         if self._throttled_s is not None:
             self._throttled_s = throttled_s()
         self._device.update()
@@ -151,6 +161,28 @@ class ResourceWatch:
         processes.sort(key=lambda each: (each.role != "trainer", -each.seconds))
         return processes[:_MAX_PROCESSES]
 
+    def _own_s(self) -> float:
+        """CPU time of the trainer and its workers in this run, and all of other child processes."""
+        own_s = sum(each.grown("cpu_s") for each in self._watched.values())
+        children = set[int]()
+        with contextlib.suppress(OSError, ValueError):
+            for path in self._proc.glob(f"{os.getpid()}/task/*/children"):
+                children |= {*map(int, path.read_text().split())}
+        found = [_count(pid, self._proc) for pid in children - self._watched.keys()]
+        return float(own_s + sum(each[0]["cpu_s"] for each in found if each is not None))
+
+    def _other_cores(self) -> float | None:
+        """Mean number of cores that other programs used since the first update."""
+        if self._others is None or not self._proc.is_dir():
+            return None
+        then_s, then_busy_s, then_own_s = self._others
+        seconds = time.monotonic() - then_s
+        busy_s, own_s = _busy_s() - then_busy_s, self._own_s() - then_own_s
+        # A sandbox may report no CPU time, or not that of its own processes.
+        if seconds < 25 * _ROUNDED_S or busy_s < own_s / 2:
+            return None
+        return max(0.0, busy_s - own_s) / seconds
+
     def disk_bytes(self) -> int | None:
         """Bytes read from a disk by observed processes; None if the kernel does not report it."""
         read = [each.grown("read_bytes") for each in self._watched.values()]
@@ -165,6 +197,7 @@ class ResourceWatch:
             worker_starts=self._worker_starts,
             worker_deaths=deaths,
             throttled_s=None if first is None or last is None else max(0.0, last - first),
+            other_cores=self._other_cores(),
             gpu_busy=self._device.busy,
             threads=None if torch is None else int(torch.get_num_threads()),
             worker_threads=self._worker_threads,

@@ -174,6 +174,8 @@ class ResourceUse:
         worker_starts: number of observed worker processes.
         worker_deaths: number of workers that died and were replaced.
         throttled_s: time for which the CPU quota throttled processes; None without a quota.
+        other_cores: mean number of the machine's cores that other programs used, at most; None if
+            not measured.
         gpu_busy: share of the time, 0 to 1, that the device was busy, by its own counter.
         threads: number of threads that torch computes with, in the trainer.
         worker_threads: number of threads of the busiest worker.
@@ -186,6 +188,7 @@ class ResourceUse:
     worker_starts: int = 0
     worker_deaths: int = 0
     throttled_s: float | None = None
+    other_cores: float | None = None
     gpu_busy: float | None = None
     threads: int | None = None
     worker_threads: int | None = None
