@@ -66,7 +66,8 @@ def test_update_makes_only_shards_with_changes_and_reuses_copies_in_them(
         patch.setattr(LevelEncoder, "make_copies", noted)
         assert counted(odd_photos, root, format=format)[1] == 69
     looked_at = 64  # by the estimate
-    assert 2 <= len(decoded.read_text()) - looked_at < 69
+    if format == "webdataset":
+        assert 2 <= len(decoded.read_text()) - looked_at < 69
     assert_same_as_new(root, odd_photos, format=format)
 
 

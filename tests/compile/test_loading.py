@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -14,28 +12,16 @@ import feedline
 from feedline.errors import ImageError, UsageError
 from feedline.order.requested_size import SampleRequest
 from image_inputs import Pictures, own_step, random_pipeline, usual_pipeline
-from pair_inputs import Scenes, preset, usual, write_pairs
+from pair_inputs import Scenes, preset, usual
 from sets import plain
 from slow import slow
-from torchvision_folder import write_images
 
-Pairs = list[tuple[Path, Path]]
 GLOBAL, LOCAL = random_pipeline(32), random_pipeline(12)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return write_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
 def paths(root):
     return [path for path, _ in ImageFolder(str(root)).samples]
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    return write_pairs(tmp_path_factory.mktemp("pairs"))
 
 
 def batches(loader, seed=3):
