@@ -241,6 +241,7 @@ READERS = {
     "views": lambda pair: feedline.views(random_pipeline(), usual_pipeline()),
     "unchanged view": lambda pair: feedline.views(own_step),
     "pair": lambda pair: lambda file: feedline.pair(preset())(file, pair[1]),
+    "unchanged pair": lambda pair: lambda file: feedline.pair(lambda *them: them)(file, pair[1]),
     "mask": lambda pair: lambda file: feedline.pair(preset())(pair[0], file),
     "unchanged mask": lambda pair: lambda file: feedline.pair(lambda *them: them)(pair[0], file),
 }
