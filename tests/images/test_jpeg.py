@@ -196,8 +196,10 @@ def test_invalid_arguments_raise_and_decoder_stays_usable():
 
 @compiled
 @pytest.mark.parametrize("kind", ["420", "progressive 4:2:0"])
-def test_damage_in_one_image_does_not_affect_the_next(kind):
+@pytest.mark.parametrize("reads_codes", [True, False])  # otherwise libjpeg reads them, and warns
+def test_damage_in_one_image_does_not_affect_the_next(kind, reads_codes):
     decoder, data, other = compiled_decoder(), encoded(), KINDS[kind]()
+    decoder.reads_codes = reads_codes
     short = other[: len(other) // 2] + b"\xff\xd9"
     for _ in range(20):
         assert read(decoder, short, (HEIGHT - 10, 0, 10, 10)) is None
