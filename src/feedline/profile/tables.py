@@ -36,6 +36,7 @@ _LABELS = {
     "made_by": "engine",
     "gpu": "GPU",
     "gpu_busy": "GPU busy",
+    "other_cores": "cores of other programs",
     "quota_cores": "CPU quota",
     "throttled_s": "throttled by the CPU quota",
     "shared_by": "training processes",
@@ -229,7 +230,8 @@ def _loader(loader: Loader) -> dict[str, str]:
 def _use(report: ReportData) -> dict[str, str]:
     use, quota = report.use, report.machine.quota_cores
     throttled = "no quota" if use.throttled_s is quota is None else as_seconds(use.throttled_s)
-    return _fields(use, gpu_busy=as_share(use.gpu_busy), throttled_s=throttled)
+    others = _text(use.other_cores, ".1f", NOT_MEASURED)
+    return _fields(use, gpu_busy=as_share(use.gpu_busy), throttled_s=throttled, other_cores=others)
 
 
 def _machine(machine: Machine) -> dict[str, str]:
