@@ -432,6 +432,12 @@ def test_idle_workers_with_wait_in_each_step_indicate_hand_over() -> None:
     reported(run, "hand-over", cause="pins")
 
 
+def test_causes_too_small_for_a_change_are_listed() -> None:
+    run = a_run(one_pass(wait=3.0, wait_cpu_ms=1.6 * 100), work=170.0)
+    found = reported(run, "inconclusive", "hand-over", cause="small", evidence=r"hand-over 1\.06")
+    assert found.fix
+
+
 def test_small_batches_are_reported_instead_of_collate() -> None:
     def tiny(size: int, **more: Any) -> Pass:
         samples, shape = 1001 * size, {"wait": 0.8, "compute": 0.1, "steps": 1000}

@@ -8,6 +8,7 @@ loss.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Literal, get_args
 
 from feedline.profile import rules_data, rules_step, rules_workers
@@ -22,7 +23,7 @@ from feedline.profile.finding import (
     time_split_ms,
 )
 from feedline.profile.lanes import LEAST_MS
-from feedline.text import as_ms, as_share
+from feedline.text import as_ms, as_ratio, as_share
 from feedline.throughput.step_model import is_compute_bound
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.timing.run import Histogram, Run
@@ -156,9 +157,14 @@ def _findings(facts: RunFacts) -> list[Finding]:
     part of the work comes first.
     """
     unique: dict[str, tuple[Finding, float]] = {}
+    small = list[Finding]()
     for look, weight in RULES:
-        if (each := look(facts)) is not None and _is_worth_a_change(each):
+        if (each := look(facts)) is None:
+            continue
+        if _is_worth_a_change(each):
             unique.setdefault(each.rule, (each, weight))
+        else:
+            small.append(each)
     by_gain = [(g.predicted - 1, w, each) for each, w in unique.values() if (g := each.gain)]
     by_gain.sort(key=lambda entry: -entry[0] * entry[1])
     least = THRESHOLDS.trivial * (possible_gain(facts) - 1) if facts.waits else 0.0
@@ -172,7 +178,7 @@ def _findings(facts: RunFacts) -> list[Finding]:
             rest = [each for each in trivial + others if each.rule != last.rule]
             return [last, *rest]
         if not others and not is_compute_bound(facts.wait_pct / 100):
-            return [_unexplained_finding(facts)]
+            return [_unexplained_finding(facts, small)]
     return defects + ordered + trivial + others or [rules_step.compute_bound(facts)]
 
 
@@ -187,8 +193,18 @@ def _is_worth_a_change(found: Finding) -> bool:
     return gain.predicted >= THRESHOLDS.min_gain and gain.low > 1.0
 
 
-def _unexplained_finding(facts: RunFacts) -> Finding:
-    """Finding for steps that wait for a reason that no rule knows."""
+def _unexplained_finding(facts: RunFacts, small: list[Finding]) -> Finding:
+    """Finding for steps that wait for a reason that no rule knows, or for several small ones."""
+    waited = f"a step waits {as_ms(facts.wait_ms)} of {as_ms(facts.step_ms)}"
+    gains = sorted(((each.gain.predicted, each) for each in small if each.gain), key=itemgetter(0))
+    if gains and gains[-1][0] > 1.0:
+        parts = (f"{each.rule} {as_ratio(gain)}" for gain, each in reversed(gains))
+        return Finding(
+            rule="inconclusive",
+            cause="Steps wait for small causes, none of which is sure to be worth a change.",
+            evidence=f"{waited}; {', '.join(parts)}",
+            fix=gains[-1][1].fix,
+        )
     lanes = facts.lanes
     if lanes is None:
         maker = facts.loader.name or facts.loader.kind
@@ -203,8 +219,7 @@ def _unexplained_finding(facts: RunFacts) -> Finding:
     return Finding(
         rule="inconclusive",
         cause="Steps wait for their batches, and the measurements do not show why.",
-        evidence=f"a step waits {as_ms(facts.wait_ms)} of {as_ms(facts.step_ms)}; {why}"
-        + "".join(f"; {note}" for note in facts.run.notes[:3]),
+        evidence=f"{waited}; {why}" + "".join(f"; {note}" for note in facts.run.notes[:3]),
         fix=fix,
     )
 

@@ -108,7 +108,8 @@ def _busy_machine(facts: RunFacts) -> Finding | None:
     used = f"; {facts.cores_used:.1f} of them are this run's" if facts.cores_used else ""
     return Finding(
         rule="busy-machine",
-        cause="Other programs use the cores that this run is ready for.",
+        cause="Other programs, or other processes of this one, use the cores that the run is ready "
+        "for.",
         evidence=f"{'; '.join(evidence)}; {cores} can be used{used}",
         fix="Stop the other programs, or run on a machine without them. Figures of a busy machine "
         "do not apply to an idle one.",

@@ -36,7 +36,7 @@ _LABELS = {
     "made_by": "engine",
     "gpu": "GPU",
     "gpu_busy": "GPU busy",
-    "other_cores": "cores of other programs",
+    "other_cores": "cores of other processes",
     "quota_cores": "CPU quota",
     "throttled_s": "throttled by the CPU quota",
     "shared_by": "training processes",

@@ -162,17 +162,11 @@ class ResourceWatch:
         return processes[:_MAX_PROCESSES]
 
     def _own_s(self) -> float:
-        """CPU time of the trainer and its workers in this run, and all of other child processes."""
-        own_s = sum(each.grown("cpu_s") for each in self._watched.values())
-        children = set[int]()
-        with contextlib.suppress(OSError, ValueError):
-            for path in self._proc.glob(f"{os.getpid()}/task/*/children"):
-                children |= {*map(int, path.read_text().split())}
-        found = [_count(pid, self._proc) for pid in children - self._watched.keys()]
-        return float(own_s + sum(each[0]["cpu_s"] for each in found if each is not None))
+        """CPU time of the trainer and its workers in this run."""
+        return float(sum(each.grown("cpu_s") for each in self._watched.values()))
 
     def _other_cores(self) -> float | None:
-        """Mean number of cores that other programs used since the first update."""
+        """Mean number of cores that other processes used since the first update."""
         if self._others is None or not self._proc.is_dir():
             return None
         then_s, then_busy_s, then_own_s = self._others

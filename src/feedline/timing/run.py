@@ -174,8 +174,8 @@ class ResourceUse:
         worker_starts: number of observed worker processes.
         worker_deaths: number of workers that died and were replaced.
         throttled_s: time for which the CPU quota throttled processes; None without a quota.
-        other_cores: mean number of the machine's cores that other programs used, at most; None if
-            not measured.
+        other_cores: mean number of cores that other processes than trainer and workers used; None
+            if not measured.
         gpu_busy: share of the time, 0 to 1, that the device was busy, by its own counter.
         threads: number of threads that torch computes with, in the trainer.
         worker_threads: number of threads of the busiest worker.
