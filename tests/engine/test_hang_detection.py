@@ -49,13 +49,13 @@ class Workers:
         self.killed.append(worker_id)
 
 
-def patience_on(workers: Workers) -> HangDetector:
+def patience_on(workers: Workers, limit_s: float = LIMIT_S) -> HangDetector:
     """Each task is a row of one batch, by its id."""
 
     def locate_row(task_id: int, row: int) -> RowLocation:
         return RowLocation(0, task_id % 100, task_id, f"sample {task_id}")
 
-    return HangDetector(workers, LIMIT_S, locate_row)  # type: ignore[arg-type]
+    return HangDetector(workers, limit_s, locate_row)  # type: ignore[arg-type]
 
 
 def check(patience: HangDetector, seconds: int = 6) -> None:
@@ -74,6 +74,17 @@ def test_single_stuck_worker_is_replaced_when_others_are_idle() -> None:
     workers.rows, workers.ready = {1: CurrentRow(107, 0, since_ns=30)}, {0}
     check(patience)
     assert workers.killed == [0, 1]
+
+
+def test_without_a_timeout_a_row_may_take_two_minutes() -> None:
+    workers = Workers()
+    patience = patience_on(workers, 0.0)
+    workers.rows, workers.ready = {0: CurrentRow(7, 0, since_ns=10)}, {1}
+    patience.record_finished_task(1, 20)
+    check(patience, 100)
+    assert workers.killed == []
+    check(patience, 30)
+    assert workers.killed == [0]
 
 
 def test_workers_that_are_all_stuck_cause_one_warning(
