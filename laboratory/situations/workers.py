@@ -117,8 +117,8 @@ def short_epochs_without_a_seed(fixed: bool) -> Outcome:
     return train(loader, paced(30), epochs=15)
 
 
-class _Balanced(Sampler[int]):
-    """An order that is computed sample by sample, or at once."""
+class _ComputedOrder(Sampler[int]):
+    """A random order, after some time of computing in each epoch."""
 
     def __init__(self, length: int, ms: float) -> None:
         self.length, self.ms = length, ms
@@ -134,7 +134,7 @@ class _Balanced(Sampler[int]):
 @situation("epoch-starts", "torch")
 def slow_sampler(fixed: bool) -> Outcome:
     """A sampler that computes for 0.5 s before each epoch; fix: it does not."""
-    data, sampler = Computed(20 * 16, 0.5), _Balanced(20 * 16, 0.0 if fixed else 500.0)
+    data, sampler = Computed(20 * 16, 0.5), _ComputedOrder(20 * 16, 0.0 if fixed else 500.0)
     loader = DataLoader(data, 16, sampler=sampler, num_workers=CORES, persistent_workers=True)
     return train(loader, paced(30), epochs=6)
 

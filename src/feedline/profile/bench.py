@@ -185,7 +185,7 @@ class Survey(NamedTuple):
 
     numbers: list[int]
     data: Result
-    """How many they are, and their sizes."""
+    """Numbers and sizes of the images, JSON-able."""
     costs: Result
     """Means in one process, in ms: "read_ms" from memory, "read_cold_ms" from the disk (None for
     the reason "cold_not_measured"), "decode_ms" of as many pixels as the crop needs, "resize_ms" of

@@ -143,7 +143,7 @@ class RunFacts(_PassMeans):
             own = max(own, (1 + (1 + self.workers) / self.cores) / 2)
         others = run.use.other_cores
         if others is not None and others < THRESHOLDS.other_cores * self.cores:
-            own = math.inf  # who waits for a core, waits for this run, for its own wake-up at most
+            own = math.inf  # waiting for a core is then for own processes, or to wake up
         waiting = worker_queued if self.workers else queued
         self.lanes = summarise_workers(run, self.loader, self.step_ms, self.pause_ms, waiting, own)
         """Time of the workers; None if not measured."""

@@ -281,12 +281,10 @@ def _hand_over(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
             fix="Return batches as few large tensors: this thread copies them one by one, and "
             "shares the GIL with the step. feedline.DataLoader needs no such thread.",
         )
-    taken_ms = hand * facts.crowding
     outside = max(0.0, (lanes.all_cpu_ms or 0.0) - lanes.cpu_ms)
 
     def change(load: StepLoad) -> StepLoad:
-        left = max(0.0, load.hand_ms - taken_ms)
-        return replace(load, hand_ms=left, hand_cpu_ms=0.0, beside_cpu_ms=0.0)
+        return replace(load, hand_ms=0.0, hand_cpu_ms=0.0, beside_cpu_ms=0.0)
 
     return Finding(
         rule="hand-over",

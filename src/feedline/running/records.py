@@ -45,7 +45,7 @@ class LoaderRecord:
     dataset: Callable[[], object] = lambda: None
     """Dataset of the latest loader, while it exists."""
     recorder: Recorder = field(default_factory=Recorder)
-    folder: Path | None = None  # of the run, once a pass has begun
+    folder: Path | None = None  # of the run; None before its first pass
     rank: tuple[int, int] = (0, 1)  # and number of ranks, when the latest pass began
     saved_at: float = 0.0
     passes: int = 0

@@ -166,7 +166,11 @@ class ResourceWatch:
         return float(sum(each.grown("cpu_s") for each in self._watched.values()))
 
     def _other_cores(self) -> float | None:
-        """Mean number of cores that other processes used since the first update."""
+        """Mean number of cores that other processes used since the first update.
+
+        Those of the whole machine, to be sure that nothing else used the cores of this process;
+        `machine.OtherPrograms` estimates its usable cores alone.
+        """
         if self._others is None or not self._proc.is_dir():
             return None
         then_s, then_busy_s, then_own_s = self._others

@@ -344,9 +344,9 @@ class _Tuning:
 
     def search_phase(self, phase: Phase, step: Step, warmup_batches: int) -> SearchStatus:
         """Search in one phase and store its result. Return how it ended."""
-        tunable, begun = self._tunable, time.monotonic()
+        tunable, start_s = self._tunable, time.monotonic()
         self._size = phase.image_size
-        self._until = begun + (self._end - begun) / (len(self.planned) - len(self.phases))
+        self._until = start_s + (self._end - start_s) / (len(self.planned) - len(self.phases))
         limits = WorkerLimits(cores=usable_cores())
         search = Search(limits, tunable.start, space=tunable.search_space)
         benchmark, ready_s = StepBenchmark(tunable, step), 0.0
@@ -361,7 +361,7 @@ class _Tuning:
                 ahead = batch_bytes = 0
             memory = memory_budget(tunable.start.workers, ahead, batch_bytes)
             search.limits = replace(limits, memory=memory)
-            ready_s = time.monotonic() - begun
+            ready_s = time.monotonic() - start_s
             status = self._run_trials(search, benchmark, 1 / search.ceiling)
         except KeyboardInterrupt:
             status = "interrupted"
