@@ -39,7 +39,7 @@ from feedline import build_cache
 from feedline.cache.job import BuildState
 from feedline.cache.level_encoder import LevelEncoder
 from feedline.cache.spec import make_levels
-from feedline.images.codec_registry import DecodeOptions
+from feedline.images.codec_base import DecodeOptions
 from feedline.system import usable_cores
 
 PACKAGES = ("feedline", "torch", "numpy", "simplejpeg", "pillow", "xxhash")

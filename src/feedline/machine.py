@@ -31,28 +31,6 @@ from msgspec import Meta
 
 from feedline.system import core_limits, memory_limits, read_text, usable_cores
 
-__all__ = [
-    "DeviceWatch",
-    "Disk",
-    "DiskKind",
-    "FilePart",
-    "Gpu",
-    "Gpus",
-    "Machine",
-    "OtherPrograms",
-    "OwnCpuTime",
-    "ReadFrom",
-    "cpu_model",
-    "device_name",
-    "drop_from_memory",
-    "environment",
-    "find_disk",
-    "find_gpus",
-    "package_version",
-    "stays_in_memory",
-    "this_machine",
-]
-
 _ROOT = Path("/")
 _LIBRARIES = ("feedline", "torch", "torchvision", "numpy", "pillow")
 

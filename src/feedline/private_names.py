@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from feedline.errors import UsageError
 
-__all__ = ["PRIVATE_NAMES", "TESTED_VERSIONS", "PrivateName", "find_private"]
-
 
 class PrivateName(NamedTuple):
     """A private name.

@@ -32,18 +32,6 @@ try:
 except ImportError:
     compiled = None  # type: ignore[assignment]
 
-__all__ = [
-    "UpcomingStates",
-    "fingerprint",
-    "restore_later",
-    "restore_states",
-    "seed_all",
-    "seeded",
-    "seeded_states_digest",
-    "seeding_depth",
-    "unbroken",
-]
-
 _NUMPY, _PYTHON = 1, 2  # parts of their seeds
 _WORDS = 624  # of a state of MT19937, which Python and numpy use
 _python: Any = random.seed.__self__  # type: ignore[attr-defined]

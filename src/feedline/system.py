@@ -36,38 +36,6 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-__all__ = [
-    "BINARY",
-    "CoreLimits",
-    "MemoryLimits",
-    "affinity_cores",
-    "available_memory_bytes",
-    "cacheable_memory_bytes",
-    "call_at_exit",
-    "core_limits",
-    "describe_exit",
-    "find_attribute",
-    "flush_standard_streams",
-    "local_processes",
-    "lock_file",
-    "memory_limits",
-    "oom_kills",
-    "python_program",
-    "rank_and_world",
-    "read_at",
-    "read_text",
-    "readable",
-    "refuse_device_name",
-    "replacing",
-    "search_path",
-    "slashed",
-    "throttled_s",
-    "unwritten",
-    "usable_cores",
-    "write_at",
-    "write_through",
-]
-
 BINARY: int = getattr(os, "O_BINARY", 0)
 """Flag of `os.open`: without it Windows translates line endings."""
 

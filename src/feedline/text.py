@@ -15,26 +15,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import TypeAlias
 
-__all__ = [
-    "NOT_MEASURED",
-    "ProgressCallback",
-    "as_bytes",
-    "as_date",
-    "as_ms",
-    "as_percent",
-    "as_rate",
-    "as_ratio",
-    "as_seconds",
-    "as_share",
-    "encodable",
-    "finite",
-    "format_table",
-    "plural",
-    "printable",
-    "shell_command",
-    "wrap_text",
-]
-
 NOT_MEASURED = "not measured"
 
 ProgressCallback: TypeAlias = Callable[[str, int, int], None]

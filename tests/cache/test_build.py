@@ -19,7 +19,7 @@ from feedline import ImageFolder
 from feedline.cache.build import build_cache
 from feedline.cache.level_encoder import LevelEncoder
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
-from feedline.images.codec_registry import DecodeOptions
+from feedline.images.codec_base import DecodeOptions
 from feedline.sources.manifest import Level
 from feedline.sources.remote_cache import open_cache
 from processes import eventually, newcomers, own_family

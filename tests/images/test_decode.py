@@ -16,8 +16,8 @@ from PIL import Image, ImageFile, ImageOps, features
 
 from feedline.errors import ImageError
 from feedline.images import pillow_codecs
-from feedline.images.codec_base import find_orientation
-from feedline.images.codec_registry import CODECS, DecodeOptions, Decoder, ThreadDecoder, codec_of
+from feedline.images.codec_base import DecodeOptions, find_orientation
+from feedline.images.codec_registry import CODECS, Decoder, ThreadDecoder, codec_of
 from feedline.images.crops import cut
 from feedline.images.jpeg import jpeg_is_lossless, jpeg_orientation
 from image_inputs import encoded

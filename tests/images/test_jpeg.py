@@ -14,7 +14,8 @@ from PIL import Image
 
 from feedline.errors import ImageError
 from feedline.images import jpeg
-from feedline.images.codec_registry import DecodeOptions, Decoder
+from feedline.images.codec_base import DecodeOptions
+from feedline.images.codec_registry import Decoder
 from feedline.images.jpeg import compiled_decoder
 from fenced import Fenced
 from jpegs import (

@@ -13,7 +13,8 @@ from PIL import Image, ImageOps
 
 from feedline.errors import ImageError
 from feedline.images import png as decoder_module
-from feedline.images.codec_registry import DecodeOptions, Decoder
+from feedline.images.codec_base import DecodeOptions
+from feedline.images.codec_registry import Decoder
 from feedline.images.pillow_codecs import PngFile
 from feedline.images.png import decode_png
 from image_files import (

@@ -26,7 +26,8 @@ from PIL import Image, _imaging
 
 from feedline.errors import ImageError
 from feedline.images import _jpeg, _lut, _photometric, _png, _resample, png
-from feedline.images.codec_registry import DecodeOptions, Decoder
+from feedline.images.codec_base import DecodeOptions
+from feedline.images.codec_registry import Decoder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from image_files import CHANNELS, PALETTE, chunk, damaged, header, random_jpeg, random_rows

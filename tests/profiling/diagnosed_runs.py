@@ -5,18 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from feedline.machine import Machine
 from feedline.profile.diagnose import diagnose
 from feedline.profile.finding import Finding
-from feedline.timing.run import (
-    Histogram,
-    Loader,
-    Machine,
-    Pass,
-    Process,
-    ResourceUse,
-    Run,
-    StageTime,
-)
+from feedline.timing.run import Histogram, Loader, Pass, Process, ResourceUse, Run, StageTime
 
 MACHINE = Machine(
     host="here",

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from feedline.machine import Machine
 from feedline.profile.diagnose import ComputeBound, Diagnosis, PhaseSplit
 from feedline.profile.finding import Finding, Gain
 from feedline.timing.batch_probe import BatchInfo
@@ -16,7 +17,6 @@ from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import (
     Event,
     Loader,
-    Machine,
     Run,
     SlowSample,
     StageTime,

@@ -53,7 +53,8 @@ from feedline.cache.spec import (
     split_into_shards,
 )
 from feedline.errors import DatasetError, UsageError
-from feedline.images.codec_registry import DecodeOptions, mode_layout
+from feedline.images.codec_base import DecodeOptions
+from feedline.images.codec_registry import mode_layout
 from feedline.images.rows import ImageSource
 from feedline.sources.cache_format_base import CACHE_FORMATS
 from feedline.sources.cache_formats import cache_format
@@ -68,8 +69,6 @@ from feedline.sources.manifest import (
 )
 from feedline.system import write_through
 from feedline.text import ProgressCallback, shell_command
-
-__all__ = ["Repair", "add_size", "build", "build_cache", "repair_cache"]
 
 _COMPARED = {
     "labels": "label",

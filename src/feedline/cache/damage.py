@@ -27,18 +27,6 @@ from feedline.sources.manifest import Manifest, index_damage
 from feedline.sources.remote_cache import open_location
 from feedline.text import plural
 
-__all__ = [
-    "BrokenSamples",
-    "Damage",
-    "FileDamage",
-    "SampleRange",
-    "Verification",
-    "broken_images",
-    "check_ranges",
-    "count_copies",
-    "verify",
-]
-
 _RANGE = 256  # samples that a worker checks at a time
 _FILES = 32  # image files that a worker decodes at a time
 _FATAL = "reading it ends the process: its file is damaged, or shrank while it was read"

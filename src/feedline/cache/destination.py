@@ -40,8 +40,6 @@ from feedline.sources.remote_files import RemoteFolder
 from feedline.sources.remote_filesystem import is_url
 from feedline.system import refuse_device_name
 
-__all__ = ["Destination", "open_destination"]
-
 
 def open_destination(location: Any, token: str = "") -> Destination:
     """Open the destination at a path or URL. `token` is that of the lock, if it is held already."""

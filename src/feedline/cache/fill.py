@@ -32,8 +32,6 @@ from feedline.sources.manifest import AWAITED, FILLED_FORMAT, UNFINISHED, Level,
 from feedline.system import readable
 from feedline.text import shell_command
 
-__all__ = ["main"]
-
 _LOOK_EVERY_S = 0.5
 
 

@@ -60,15 +60,6 @@ from feedline.sources.manifest import (
 from feedline.system import write_through
 from feedline.text import as_bytes
 
-__all__ = [
-    "BuildCallback",
-    "BuildState",
-    "CacheJob",
-    "current_fingerprint",
-    "open_workers",
-    "remove_unfinished",
-]
-
 _MARGIN = 1.05  # of disk space, as the estimate is from a few images
 _HASHED = ("labels", "names", "name_ends")  # columns of the fingerprint
 

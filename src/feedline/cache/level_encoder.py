@@ -23,14 +23,13 @@ import torch
 from PIL import Image
 
 from feedline.errors import ImageError
-from feedline.images.codec_registry import DecodeOptions, Decoder, codec_of
+from feedline.images.codec_base import DecodeOptions
+from feedline.images.codec_registry import Decoder, codec_of
 from feedline.images.crops import Box
 from feedline.images.resize import fill
 from feedline.order.pixel_layout import MODES, PixelLayout
 from feedline.sources.manifest import Level, level_size
 from feedline.sources.store import Pixels
-
-__all__ = ["DEFAULT_JPEG_QUALITY", "RESTARTS", "LevelEncoder", "ResizedCopies"]
 
 _bicubic: Any = torch._C._nn._upsample_bicubic2d_aa
 DEFAULT_JPEG_QUALITY = 95

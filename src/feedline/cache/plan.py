@@ -37,8 +37,6 @@ from feedline.text import (
     wrap_text,
 )
 
-__all__ = ["CacheChoice", "CachePlan", "build_command", "plan_cache", "recommend"]
-
 _DISK_BYTES_PER_S = 500e6  # of a SATA SSD
 _USABLE = 0.9  # share of the free disk space
 _COMMON_PX = (32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048)

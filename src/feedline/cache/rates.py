@@ -36,19 +36,6 @@ from feedline.system import usable_cores
 from feedline.text import ProgressCallback, as_bytes
 from feedline.throughput.windows import RateMeter
 
-__all__ = [
-    "CacheInfo",
-    "LevelInfo",
-    "OriginalsSample",
-    "RateKey",
-    "cache_info",
-    "copy_originals",
-    "loader_rate",
-    "measure_copies",
-    "measure_rates",
-    "serving_level",
-]
-
 RateKey: TypeAlias = "tuple[int, Level | None]"
 """Image size of the batches in pixels, and the resolution that is read; None for originals."""
 

@@ -30,9 +30,6 @@ from feedline.cache.shard import BuiltShard, ShardDataset
 from feedline.engine.process import limit_threads
 from feedline.errors import DatasetError, UsageError, WorkerError
 
-__all__ = ["RayWorkers", "build_on_node", "connect_ray"]
-
-
 _SHARDS_PER_CPU = 2  # one is built, one waits, so that a CPU is never idle
 _MIN_SHARDS = 2  # so that a cluster that scales on demand sees some
 _RETRIES = 8  # of a shard whose process or node ended

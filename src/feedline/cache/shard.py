@@ -33,24 +33,6 @@ from feedline.sources.files import report_disk_errors, write_atomic
 from feedline.sources.manifest import COLUMNS, ENTRY, CacheIndex, Manifest, checksum, load_entries
 from feedline.sources.remote_files import RemoteFolder
 
-__all__ = [
-    "BuiltShard",
-    "Columns",
-    "ExistingCopies",
-    "ShardDataset",
-    "ShardFiles",
-    "ShardTransfer",
-    "damaged_shards",
-    "encode_name",
-    "list_files",
-    "make_level_folders",
-    "read_record",
-    "record_name",
-    "shard_matches",
-    "source_column",
-    "write_records",
-]
-
 Columns: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 ShardFiles: TypeAlias = "list[tuple[str, bytes | np.ndarray[Any, Any]]]"
 """File names relative to the cache's folder and their contents; the record is last."""

@@ -53,8 +53,6 @@ from feedline.sources.rows import IMAGE_NAMES, LABEL_NAMES, ParquetStore, first_
 from feedline.sources.store import PathTable, Pixels, SampleStore, check_unique_keys, first_names
 from feedline.sources.webdataset import webdataset_source
 
-__all__ = ["CacheSource", "list_splits", "open_cache_source", "open_source"]
-
 _KINDS = {".tar": "tar", ".parquet": "parquet", ".arrow": "arrow"}
 
 

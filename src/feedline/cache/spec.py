@@ -17,24 +17,9 @@ from typing import NamedTuple
 from feedline.cache.level_encoder import DEFAULT_JPEG_QUALITY, LevelEncoder
 from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.images.codec_registry import DecodeOptions
+from feedline.images.codec_base import DecodeOptions
 from feedline.sources.files import sync_names, write_atomic
 from feedline.sources.manifest import UNFINISHED, Level, Manifest, read_manifest
-
-__all__ = [
-    "SETTINGS",
-    "BuildSettings",
-    "Estimate",
-    "ShardRange",
-    "Spec",
-    "continue_settings",
-    "count_samples",
-    "estimate",
-    "existing_levels",
-    "make_levels",
-    "samples_per_shard",
-    "split_into_shards",
-]
 
 SETTINGS = "settings.json"
 _MAY_DIFFER = ("per_shard", "where")

@@ -40,8 +40,6 @@ from feedline.cli.train import train
 from feedline.cli.tune import tune
 from feedline.errors import FeedlineError, ResourceError, UsageError, python_argument
 
-__all__ = ["app", "main"]
-
 _FAILED, _WRONG_USE, _INTERRUPTED = 1, 2, 130
 # Arguments whose options have other names.
 _OPTIONS = {

@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 from feedline.cli import options
 from feedline.cli.output import echo_text, use_folder, write_json
 
-__all__ = ["bench"]
-
 _measurement = options.panel(options.MEASUREMENT)
 
 

@@ -20,8 +20,6 @@ from feedline.text import as_bytes, shell_command
 if TYPE_CHECKING:
     from feedline.sources.manifest import Manifest
 
-__all__ = ["add_size", "build", "info", "plan", "repair", "verify"]
-
 _ON_SCREEN = 20
 _DAMAGED, _INTERRUPTED = 1, 130
 

@@ -12,8 +12,6 @@ import typer
 from feedline.cli import options
 from feedline.cli.output import echo, write_json
 
-__all__ = ["demo_data"]
-
 _data = options.panel(options.DATA)
 
 

@@ -34,8 +34,6 @@ from feedline.errors import DatasetError, UsageError
 from feedline.sources.cache_folder import remove_owned
 from feedline.system import refuse_device_name
 
-__all__ = ["CLASS_NAMES", "DemoSet", "demo_jpeg", "demo_pixels", "write_demo_set"]
-
 LONG_PX, SHORT_PX = 500, 375
 JPEG_QUALITY = 91
 _PORTRAIT_SHARE = 0.25

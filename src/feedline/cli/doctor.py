@@ -23,8 +23,6 @@ from feedline.text import format_table, shell_command
 if TYPE_CHECKING:
     from feedline.profile.doctor_machine import CheckResult
 
-__all__ = ["doctor"]
-
 _FOUND_FAULT = 1
 
 # A sign, one for terminals that have only ASCII, a word, a colour.

@@ -11,8 +11,6 @@ from feedline.cli import options
 from feedline.cli.output import echo, echo_row, echo_skipped, write_json
 from feedline.errors import UsageError
 
-__all__ = ["evaluate", "export", "predict"]
-
 _LOWEST = 5
 
 Model = Annotated[

@@ -21,34 +21,6 @@ from feedline.cli.output import STDOUT, is_replaceable
 from feedline.errors import UsageError
 from feedline.system import refuse_device_name
 
-__all__ = [
-    "DATA",
-    "DEVICE",
-    "LOADER",
-    "MEASUREMENT",
-    "OUTPUT",
-    "SCHEDULE",
-    "Amp",
-    "AmpDtype",
-    "BatchSize",
-    "CacheFolder",
-    "Device",
-    "HtmlFile",
-    "ImageSize",
-    "Images",
-    "JsonFile",
-    "OnError",
-    "SettingsFile",
-    "SvgFile",
-    "Workers",
-    "panel",
-    "parse_auto",
-    "parse_sizes",
-    "parse_workers",
-    "plain_type",
-    "with_settings",
-]
-
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 LOADER, DEVICE, DATA = "Loading", "Device", "Data"

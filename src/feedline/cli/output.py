@@ -23,21 +23,6 @@ from feedline.text import printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = [
-    "STDOUT",
-    "complain",
-    "echo",
-    "echo_row",
-    "echo_skipped",
-    "echo_text",
-    "is_replaceable",
-    "print_line",
-    "say",
-    "use_folder",
-    "write_json",
-    "write_text",
-]
-
 STDOUT = Path("-")
 """Name of a file that is written to stdout."""
 

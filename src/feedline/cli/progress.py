@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 else:
     TrainReport = object  # importing it would load torch for every bar
 
-__all__ = ["BuildProgress", "ProgressBar", "TrainProgress"]
-
 _REDRAW_S = 0.1
 _WINDOW_S = 10.0  # of the latest steps, for images/s and wait
 

@@ -13,8 +13,6 @@ from feedline.cli import options
 from feedline.cli.output import echo, say, use_folder, write_json, write_text
 from feedline.errors import UsageError
 
-__all__ = ["check", "explain_overlap", "report"]
-
 _FAILED, _INCONCLUSIVE = 1, 3
 _LONGEST_STEP_MS = 10_000.0
 

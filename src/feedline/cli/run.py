@@ -10,8 +10,6 @@ import typer
 from feedline.errors import UsageError
 from feedline.running.launch import PatchSettings, start_program
 
-__all__ = ["run", "separate_program"]
-
 
 def separate_program(arguments: list[str], with_value: set[str]) -> list[str]:
     """Mark where the program begins: its arguments are not options of `feedline run`.

@@ -9,8 +9,6 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its status; see `app.main`."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from feedline.train.history import TrainResult
     from feedline.train.prepare import Assignment
 
-__all__ = ["train"]
-
 _NOTHING_SAVED = 1
 _SIGNAL = 128  # plus the number of the signal, as shells do
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from feedline.tuning.result import TuningResult
     from feedline.tuning.tune import SearchProgress
 
-__all__ = ["tune"]
-
 _INTERRUPTED, _INCONCLUSIVE, _FAILED = 130, 3, 1
 
 _FUNCTION = "MODULE:FUNCTION"

@@ -47,15 +47,6 @@ from feedline.tuning.result import TuningResult
 from feedline.tuning.training_step import BatchTrial, Step
 from feedline.tuning.tune import SearchProgress, search_settings
 
-__all__ = [
-    "TuneSearch",
-    "build_loader",
-    "folder_search",
-    "function_search",
-    "import_function",
-    "is_function_name",
-]
-
 _MAX_PREFETCH = 8
 _MEMORY_SHARE = 0.1  # of the available memory, for prefetched batches
 _MIN_BATCHES = 4  # of the images that are drawn

@@ -21,19 +21,6 @@ from feedline.engine.attribute_walk import (
     walk,
 )
 
-__all__ = [
-    "BY_VALUE",
-    "CONTAINERS",
-    "SETS",
-    "AttributeChange",
-    "InitialAttributes",
-    "Step",
-    "Steps",
-    "apply_changes",
-    "find_change",
-    "merge_changes",
-]
-
 BY_VALUE = (int, float, complex, str, bytes, bool, type(None))
 """Types that are compared and sent by value."""
 SETS = (set, frozenset)

@@ -48,8 +48,6 @@ from feedline.engine.attribute_walk import (
     members_of_classes,
 )
 
-__all__ = ["AttributeSnapshot"]
-
 _TRANSFORMS = ("torchvision.", "timm.", "torch.nn.modules.container")
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _OF_FOLDERS = ("samples", "targets", "imgs")

@@ -23,21 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = [
-    "LIBRARIES",
-    "MAX_ENTRIES",
-    "MAX_INSPECTED",
-    "attributes",
-    "find_shared_memory",
-    "find_slot",
-    "is_instance_of_any",
-    "is_plain_object",
-    "key_text",
-    "members_of_classes",
-    "own_values",
-    "walk",
-]
-
 MAX_ENTRIES = 1000
 """Entries of a container that are inspected. A longer one holds data."""
 MAX_INSPECTED = 10_000

@@ -26,8 +26,6 @@ from feedline.engine.buffers import BatchAllocator
 from feedline.errors import UsageError
 from feedline.private_names import find_private
 
-__all__ = ["empty_in", "is_plain", "read_batch", "write_batch"]
-
 _SMALL_BYTES = 512
 
 _Leaf: TypeAlias = tuple[int, int, torch.dtype, "tuple[int, ...]", "tuple[int, ...]", bool]

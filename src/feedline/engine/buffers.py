@@ -28,19 +28,6 @@ from feedline.engine.messages import BLOCK_HEADER_BYTES
 from feedline.engine.shared_memory import SharedFile
 from feedline.order.batch_spec import Field
 
-__all__ = [
-    "CACHE_LINE_BYTES",
-    "PAGE_BYTES",
-    "BatchAllocator",
-    "BatchBuffers",
-    "RowBuffers",
-    "SlotTooSmallError",
-    "WholeBatchBuffers",
-    "align",
-    "arrays",
-    "batch_bytes",
-]
-
 PAGE_BYTES = 4096
 CACHE_LINE_BYTES = 64
 _HEADROOM_DIVISOR = 8

@@ -69,8 +69,6 @@ from feedline.timing.torch_workers import time_transforms
 if TYPE_CHECKING:
     from feedline.images.compile.nested import NestedPipelines
 
-__all__ = ["DatasetFetcher", "SampleMaker", "SourceWithInit", "WorkerInit", "find_nested"]
-
 _log = logging.getLogger("feedline")
 
 _torch_collate = find_private("torch.utils.data._utils.collate")

@@ -24,19 +24,6 @@ from feedline.system import available_memory_bytes, local_processes, usable_core
 from feedline.throughput.step_model import MAX_WORKERS, MemoryBudget
 from feedline.throughput.thresholds import THRESHOLDS
 
-__all__ = [
-    "DEFAULT_PREFETCH",
-    "DEFAULT_PREFETCH_FACTOR",
-    "WORKER_BYTES",
-    "LiveSettings",
-    "auto_workers",
-    "default_start_method",
-    "memory_budget",
-    "own_memory_bytes",
-    "slots_for",
-    "worker_count",
-]
-
 DEFAULT_PREFETCH = 3
 """Batches of rows made ahead. The user holds one; two keep any number of workers busy, because all
 workers share each batch."""

@@ -48,15 +48,6 @@ from feedline.order.batch_spec import Field
 from feedline.order.pixel_layout import is_image
 from feedline.timing.steps import DeviceClock, StepTimer
 
-__all__ = [
-    "AcceleratorTransfer",
-    "CpuTransfer",
-    "DeviceTransfer",
-    "HostTransfer",
-    "Tensors",
-    "WholeBatchTransfer",
-]
-
 Tensors = tuple[torch.Tensor, ...]
 
 

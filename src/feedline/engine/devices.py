@@ -17,13 +17,6 @@ import torch
 
 from feedline.errors import UsageError
 
-__all__ = [
-    "TorchAccelerator",
-    "accelerator_type",
-    "resolve_device",
-    "synchronize",
-]
-
 
 def accelerator_type() -> str | None:
     """Type of the accelerator that torch detects; None if there is only the CPU."""

@@ -27,9 +27,6 @@ from feedline.errors import LoadTimeoutError, WorkerError
 from feedline.order.batch_spec import BatchSpec
 from feedline.timing.stage_page import StageTimings, read_pages
 
-__all__ = ["Feed"]
-
-
 _DEATHS_PER_ROW = 2
 _KILLS_PER_ROW = 3
 _FIRST_ROW_NS = 1_000_000.0  # about one full-size ImageNet photograph

@@ -60,17 +60,6 @@ from feedline.engine.shared_memory import SharedFile
 from feedline.errors import ResourceError
 from feedline.system import flush_standard_streams
 
-__all__ = [
-    "MAX_FDS",
-    "claim_lock",
-    "receive",
-    "run_worker",
-    "send",
-    "serve",
-    "serve_in_child",
-    "work_in_child",
-]
-
 MAX_FDS = 250  # per message; the kernel allows 253
 _FD_BYTES = array.array("i").itemsize
 _FD_SPACE_BYTES = socket.CMSG_LEN(_FD_BYTES)

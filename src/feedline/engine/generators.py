@@ -30,15 +30,6 @@ from feedline.order.seeds import extend
 from feedline.private_names import find_private
 from feedline.randomness import restore_later
 
-__all__ = [
-    "MAX_DEPTH",
-    "DatasetGenerator",
-    "describe_generators",
-    "find_generators",
-    "seed_generators",
-    "seed_generators_temporarily",
-]
-
 _GENERATORS = 3
 """Constant that separates these seeds from those of the global states."""
 MAX_DEPTH = 16

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 from feedline.engine.pool import WorkerPool
 from feedline.errors import WorkerError
 
-__all__ = ["CHECK_S", "HangDetector", "RowLocation"]
-
 CHECK_S = 1.0
 """Interval between two checks of the workers, in seconds."""
 

@@ -45,20 +45,6 @@ from feedline.timing import is_recording_enabled
 from feedline.timing.stage_page import StagePage
 from feedline.timing.stage_timer import stage_timer
 
-__all__ = [
-    "AnySource",
-    "BatchSource",
-    "MappedMemory",
-    "PrivateMemory",
-    "Row",
-    "Source",
-    "do_tasks",
-    "fill",
-    "make_batch",
-    "makes_whole_batches",
-    "record_stages",
-]
-
 P = ParamSpec("P")
 Row = tuple[NDArray[np.generic], ...]
 

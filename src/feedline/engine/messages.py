@@ -31,31 +31,6 @@ if TYPE_CHECKING:
     from feedline.engine.shared_memory import SharedFile
     from feedline.order.batch_spec import BatchSpec
 
-__all__ = [
-    "BLOCK_HEADER_BYTES",
-    "EXIT",
-    "HUNG",
-    "ID_BYTES",
-    "MAX_MESSAGE_BYTES",
-    "PID",
-    "READING",
-    "READY",
-    "ROW",
-    "SINCE",
-    "TASK",
-    "BatchTask",
-    "Failure",
-    "Report",
-    "RowTask",
-    "SkippedSample",
-    "Task",
-    "error_message",
-    "heartbeat_table",
-    "read_task_id",
-    "stage_pages",
-    "start_task",
-]
-
 _WORDS = 8  # 64 bytes, one cache line per worker: no false sharing
 _HEARTBEAT_BYTES = MAX_WORKERS * _WORDS * 8
 BLOCK_HEADER_BYTES = _HEARTBEAT_BYTES + MAX_WORKERS * PAGE_BYTES

@@ -19,18 +19,6 @@ from feedline.errors import UsageError
 from feedline.order.batch_spec import BatchSpec, Field
 from feedline.order.pixel_layout import RGB, PixelLayout, is_image
 
-__all__ = [
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "BatchTransform",
-    "Constants",
-    "DeviceTransforms",
-    "Normalise",
-    "PixelConversion",
-    "PixelTransform",
-    "ValueTable",
-]
-
 PixelTransform = Callable[[torch.Tensor, BatchSpec], torch.Tensor]
 """Function of a batch's images, (N, channels, H, W) on the device, and its `BatchSpec`. Returns
 images."""

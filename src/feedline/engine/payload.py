@@ -45,15 +45,6 @@ from feedline.system import search_path
 if TYPE_CHECKING:
     from feedline.engine.load_samples import AnySource
 
-__all__ = [
-    "Payload",
-    "UnpicklablePart",
-    "find_unpicklable",
-    "main_module",
-    "plain_dump",
-    "unpickle_source",
-]
-
 Memory = TypeVar("Memory", SharedFile, NamedMemory)
 Dump: TypeAlias = Callable[[object], object]
 """Pickles a value, or raises."""

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from feedline.engine.devices import accelerator_type
 from feedline.private_names import find_private
 
-__all__ = ["RegisteredMemory", "copy_to_pinned", "pin_batch", "register_memory", "should_pin"]
-
 _torch_pin_memory = find_private("torch.utils.data._utils.pin_memory")
 
 

@@ -47,18 +47,6 @@ from feedline.timing import is_recording_enabled
 from feedline.timing.stage_page import StagePage
 from feedline.timing.stage_timer import stage_timer
 
-__all__ = [
-    "MAX_CONSECUTIVE_DEATHS",
-    "MISSING_MAIN_GUARD",
-    "NOT_PYTHON",
-    "CurrentRow",
-    "InProcessPool",
-    "WorkerDeath",
-    "WorkerPool",
-    "explain_kills",
-    "is_kill",
-]
-
 MAX_CONSECUTIVE_DEATHS = 8
 """Number of worker deaths without a finished row in between that raises an error."""
 

@@ -30,8 +30,6 @@ from feedline.engine.pool_linux import (
 from feedline.engine.process import block_interrupt, signals_to_ignore
 from feedline.system import flush_standard_streams
 
-__all__ = ["ForkingPool", "can_fork_workers"]
-
 
 def can_fork_workers() -> bool:
     """Return True if workers can be forked by this process: see the module."""

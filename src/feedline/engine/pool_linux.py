@@ -52,16 +52,6 @@ from feedline.engine.shared_memory import SharedFile
 from feedline.errors import ResourceError, StartError, WorkerError
 from feedline.system import describe_exit, flush_standard_streams, python_program, search_path
 
-__all__ = [
-    "END_DEADLINE_S",
-    "ForkServer",
-    "LinuxPool",
-    "advice_on_threads",
-    "fork_error",
-    "is_main_thread",
-    "shared_server",
-]
-
 _SOCKETS = socket.AF_UNIX, socket.SOCK_SEQPACKET
 _SEND_BUFFER_BYTES = 4 << 20
 END_DEADLINE_S = 5.0

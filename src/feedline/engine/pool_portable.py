@@ -50,8 +50,6 @@ from feedline.engine.shared_memory import NamedMemory
 from feedline.errors import UsageError
 from feedline.system import python_program
 
-__all__ = ["PortablePool", "run_worker"]
-
 _REFERENCE = struct.Struct("<qq")  # id 0 (no task), size in bytes; then the memory's name
 _MAX_TASKS_PER_WORKER = 4  # enough work for one training step
 _PIPE_BYTES = 4 << 10  # of tasks in a pipe: half the smallest buffer

@@ -18,24 +18,6 @@ from typing import Any
 
 from feedline.private_names import find_private
 
-__all__ = [
-    "CRASH_SIGNALS",
-    "MISSING_MAIN_GUARD_STATUS",
-    "THREAD_SETTINGS",
-    "WORKER_ENVIRONMENT",
-    "WORKER_NAME",
-    "become_worker",
-    "block_interrupt",
-    "end_with_parent",
-    "ignore_signals",
-    "importing_script",
-    "in_worker",
-    "keep_freed_memory",
-    "limit_threads",
-    "reset_multiprocessing",
-    "signals_to_ignore",
-]
-
 WORKER_NAME = "feedline worker"
 """Process name of a worker, set before it imports the user's script."""
 

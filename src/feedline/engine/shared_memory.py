@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from feedline.errors import ResourceError
 from feedline.system import available_memory_bytes
 
-__all__ = ["NamedMemory", "SharedFile", "require_memory"]
-
 _SHARED_MEMORY = "/dev/shm"
 
 

@@ -28,12 +28,6 @@ from feedline.engine.shared_memory import require_memory
 from feedline.errors import UsageError
 from feedline.text import plural
 
-__all__ = [
-    "pool_bytes",
-    "start_pool",
-    "unpickling_arguments",
-]
-
 _METHODS = ("fork", "forkserver", "spawn")
 
 _log = logging.getLogger("feedline")

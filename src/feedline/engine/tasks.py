@@ -35,14 +35,6 @@ from feedline.order.batch_spec import (
     rows_per_task,
 )
 
-__all__ = [
-    "BatchTasks",
-    "InFlightBatch",
-    "RowTasks",
-    "Span",
-    "Tasks",
-]
-
 
 @dataclass(eq=False, slots=True)
 class InFlightBatch:

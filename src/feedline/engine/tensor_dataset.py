@@ -27,8 +27,6 @@ from feedline.images.compile.datasets import unwrap_subsets
 from feedline.images.compile.library_steps import CompileError, error_text, why_modified
 from feedline.private_names import find_private
 
-__all__ = ["MAX_BATCH_BYTES", "BatchedTensors", "Gather", "batched_tensors"]
-
 _torch_collate = find_private("torch.utils.data._utils.collate")
 
 MAX_BATCH_BYTES = 1 << 20

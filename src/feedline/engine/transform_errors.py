@@ -15,8 +15,6 @@ from typing import Any
 from feedline.errors import FeedlineError
 from feedline.sources.files import is_storage_failure
 
-__all__ = ["describe_code_error"]
-
 _NEVER_OF_CODE = (FeedlineError, MemoryError)
 _OF_FILES = (OSError, EOFError, zlib.error)
 """Errors of code only if a transform raises them that got a decoded image."""

@@ -23,15 +23,6 @@ from feedline.order.batch_spec import BatchSpec
 from feedline.private_names import find_private
 from feedline.system import find_attribute
 
-__all__ = [
-    "SkippedBatch",
-    "WorkerException",
-    "describe_sample",
-    "note_failing_sample",
-    "note_unpicklable",
-    "sample_path",
-]
-
 
 @dataclass(frozen=True)
 class SkippedBatch:

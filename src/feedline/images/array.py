@@ -16,8 +16,6 @@ from feedline.order.pixel_layout import RGB
 from feedline.sources.arrays import ArrayStore
 from feedline.sources.store import Pixels
 
-__all__ = ["ImageArray"]
-
 
 class ImageArray(ImageSource[ArrayStore]):
     """Decoded images of one size in one array, e.g. a smaller copy of a dataset.

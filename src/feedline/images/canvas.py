@@ -22,8 +22,6 @@ from feedline.images.crops import Filter, Part, Window
 from feedline.images.resize import FILTERS, KERNELS, ResizeMode, fill_as, nearest_pixels
 from feedline.sources.store import Pixels
 
-__all__ = ["Axis", "Canvas", "Colour", "image_on", "mask_on"]
-
 Colour = tuple[int, int, int]
 
 

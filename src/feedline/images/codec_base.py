@@ -18,17 +18,6 @@ from feedline.errors import ImageError
 from feedline.images.crops import Part, check_part, cut
 from feedline.sources.store import Pixels
 
-__all__ = [
-    "DEFAULT_MAX_PIXELS",
-    "Codec",
-    "DecodeOptions",
-    "DecodedPixels",
-    "ImageDecoder",
-    "check_pixels",
-    "find_orientation",
-    "upright",
-]
-
 DEFAULT_MAX_PIXELS = 178_956_970
 """Twice 0.25 GiB of RGB pixels, Pillow's default limit."""
 

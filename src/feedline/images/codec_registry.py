@@ -32,21 +32,6 @@ from feedline.images.pillow_codecs import (
 from feedline.order.pixel_layout import MODES, PixelLayout
 from feedline.sources.store import Pixels
 
-__all__ = [
-    "CODECS",
-    "DEFAULT_MAX_PIXELS",
-    "DecodeArguments",
-    "DecodeOptions",
-    "Decoder",
-    "ThreadDecoder",
-    "added_codecs",
-    "codec_of",
-    "decode_options",
-    "mode_layout",
-    "register_codec",
-    "register_codecs",
-]
-
 CODECS: list[Codec] = [JPEG, *PILLOW_CODECS]
 """All formats, in the order of detection."""
 

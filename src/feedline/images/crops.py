@@ -20,28 +20,6 @@ from feedline.order.batch_spec import Item
 from feedline.order.seeds import RandomStream
 from feedline.sources.store import Pixels
 
-__all__ = [
-    "Box",
-    "EvalCrop",
-    "Filter",
-    "Part",
-    "Placement",
-    "Shape",
-    "TrainCrop",
-    "Transform",
-    "Window",
-    "WindowCrop",
-    "centre_corner",
-    "check_part",
-    "check_value",
-    "cut",
-    "format_shape",
-    "resize_shape",
-    "scale_shape",
-    "wanted_side",
-    "without_addresses",
-]
-
 Filter = Literal["bilinear", "bicubic", "box", "hamming", "lanczos", "nearest", "nearest-exact"]
 """`nearest-exact` is Pillow's nearest: the source pixel under the middle of the output pixel.
 `nearest` is torch's: the one under its upper left corner."""

@@ -19,7 +19,8 @@ from typing import Any, Literal
 import numpy as np
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.codec_registry import DEFAULT_MAX_PIXELS, decode_options
+from feedline.images.codec_base import DEFAULT_MAX_PIXELS
+from feedline.images.codec_registry import decode_options
 from feedline.images.rows import (
     ImageSource,
     ImageTransform,
@@ -45,8 +46,6 @@ from feedline.sources.manifest import is_cache
 from feedline.sources.remote_cache import open_location
 from feedline.sources.remote_filesystem import NoCacheError, is_url
 from feedline.sources.remote_images import RemoteStore, local_files_error, url_folder_store
-
-__all__ = ["ENOUGH_IMAGES", "ImageFiles", "ImageFolder", "sample_folder"]
 
 ENOUGH_IMAGES = 1000
 """Their mean cost is within about 2% of that of all images; warming up takes a second."""

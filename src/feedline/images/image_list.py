@@ -15,13 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from feedline.errors import DatasetError, UsageError
-from feedline.images.codec_registry import (
-    DEFAULT_MAX_PIXELS,
-    DecodeArguments,
-    DecodeOptions,
-    codec_of,
-    decode_options,
-)
+from feedline.images.codec_base import DEFAULT_MAX_PIXELS, DecodeOptions
+from feedline.images.codec_registry import DecodeArguments, codec_of, decode_options
 from feedline.images.folder import ImageFiles
 from feedline.images.rows import ImageTransform, RowPipeline, check_transform
 from feedline.sources.column_types import Labels, convert_labels, ordered, warn_of_repeats
@@ -42,8 +37,6 @@ from feedline.sources.webdataset import WebDatasetStore, webdataset_samples
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
-
-__all__ = ["ImageList", "find_images"]
 
 ListStore = FileStore[PathTable] | RowStore | WebDatasetStore | LmdbStore
 

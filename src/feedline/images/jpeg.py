@@ -37,8 +37,6 @@ try:
 except ImportError:
     compiled = None  # type: ignore[assignment]
 
-__all__ = ["JPEG", "JpegDecoder", "compiled_decoder", "jpeg_is_lossless", "jpeg_orientation"]
-
 _KEPT_BYTES = 64 << 20
 _FAST_COLOURS = frozenset(("YCbCr", "Gray", "RGB"))
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))

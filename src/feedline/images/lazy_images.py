@@ -22,8 +22,6 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from feedline.errors import UsageError
 
-__all__ = ["UndecodedJpeg", "are_images_lazy", "lazy_images", "read_unloaded_jpeg", "undecoded"]
-
 _END_OF_IMAGE = b"\xff\xd9"
 _is_on = False
 _stock_pixels: property | None = None  # `Image.im` of Pillow, once it has been replaced

@@ -9,8 +9,6 @@ import importlib
 import warnings
 from functools import cache
 
-__all__ = ["COMPILE_HINT", "NATIVE_MODULES", "describe_missing", "warn_if_missing"]
-
 NATIVE_MODULES = {
     "_jpeg": "simplejpeg or Pillow decodes whole images instead of crops",
     "_png": "Pillow decodes PNGs, in about five times the time",

@@ -52,17 +52,6 @@ from feedline.images.crops import Part
 from feedline.images.png import decode_png
 from feedline.sources.store import Pixels
 
-__all__ = [
-    "PILLOW_CODECS",
-    "PILLOW_JPEG",
-    "AddedFormat",
-    "PillowCodec",
-    "added_formats",
-    "converted",
-    "has_added_formats",
-    "pillow_format",
-]
-
 _GREY_16 = ("I;16", "I;16B", "I;16L", "I;16N", "I")
 """Modes in which Pillow opens 16-bit grey; "I" in versions before 11."""
 

@@ -33,8 +33,6 @@ try:
 except ImportError:
     compiled = None  # type: ignore[assignment]
 
-__all__ = ["decode_png"]
-
 _CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 """By Pillow's raw mode of the pixels."""
 

@@ -46,20 +46,6 @@ try:
 except ImportError:
     compiled_lut = None  # type: ignore[assignment]
 
-__all__ = [
-    "FILTERS",
-    "KERNELS",
-    "Placements",
-    "ResizeMode",
-    "apply_lut",
-    "compiled",
-    "fill",
-    "fill_as",
-    "fill_rows",
-    "nearest_pixels",
-    "place_rows",
-]
-
 Floats: TypeAlias = NDArray[np.float64]
 
 FILTERS: tuple[Filter, ...] = get_args(Filter)[:5]

@@ -22,12 +22,8 @@ import numpy as np
 from PIL import Image
 
 from feedline.errors import ImageError, UsageError, note
-from feedline.images.codec_registry import (
-    DecodeOptions,
-    ThreadDecoder,
-    added_codecs,
-    register_codecs,
-)
+from feedline.images.codec_base import DecodeOptions
+from feedline.images.codec_registry import ThreadDecoder, added_codecs, register_codecs
 from feedline.images.crops import (
     Placement,
     TrainCrop,
@@ -58,18 +54,6 @@ from feedline.timing.stage_timer import stage_timer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = [
-    "ImageSource",
-    "ImageSubset",
-    "ImageTransform",
-    "RowPipeline",
-    "Store",
-    "check_cache_mode",
-    "check_transform",
-    "is_crop",
-    "sample_label",
-]
 
 Store = TypeVar("Store", bound=SampleStore)
 

@@ -27,8 +27,6 @@ from feedline.loader.dataset_kind import is_row_source
 from feedline.loader.torch_samplers import nested_samplers
 from feedline.system import find_attribute
 
-__all__ = ["prepare", "tracker"]
-
 # Accelerate settings that feedline supports, or that do not concern it.
 _SUPPORTED = ("non_blocking", "use_stateful_dataloader")
 _SUPPORTED_IF_PLANNED = ("use_seedable_sampler",)  # all ranks have one order in any case

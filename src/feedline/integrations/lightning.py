@@ -31,8 +31,6 @@ elif "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modul
 else:
     from lightning.pytorch import Callback
 
-__all__ = ["WatchCallback"]
-
 
 class WatchCallback(Callback):
     """Records a Lightning training.

@@ -28,8 +28,6 @@ from feedline.errors import UsageError
 from feedline.images.compile.datasets import is_timm_folder, is_torchvision_folder
 from feedline.loader.dataloader import DataLoader
 
-__all__ = ["create_loader"]
-
 
 def create_loader(*args: Any, **kwargs: Any) -> Any:
     """Create a loader like `timm.data.create_loader`, with feedline's engine.

@@ -19,8 +19,6 @@ import torch.utils.data
 from feedline.errors import UsageError
 from feedline.loader.torch_samplers import accelerate_processes
 
-__all__ = ["Stepwise"]
-
 _EpochStep = tuple[int, int]  # epoch, step
 
 

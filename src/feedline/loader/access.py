@@ -21,22 +21,6 @@ from feedline.timing.recorder import Recorder
 from feedline.timing.run import Loader
 from feedline.timing.stage_page import StageTimings
 
-__all__ = [
-    "allocated_prefetch",
-    "batches_in_flight",
-    "cache",
-    "constructor_arguments",
-    "describe",
-    "end_pass",
-    "engine_choice",
-    "index_sampler",
-    "is_iterable",
-    "phases",
-    "repeat_phase",
-    "share_recorder",
-    "stage_timings",
-]
-
 
 def engine_choice(loader: DataLoader[Any]) -> EngineChoice:
     """Engine for the current dataset, with the reasons."""

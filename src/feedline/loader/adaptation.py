@@ -27,8 +27,6 @@ from feedline.throughput.windows import StepWindow, error_of
 from feedline.timing.stage_page import StageTimings, sum_timings
 from feedline.timing.steps import StepTimer
 
-__all__ = ["Adaptation"]
-
 _log = logging.getLogger("feedline")
 
 _MAX_DECISIONS = 256

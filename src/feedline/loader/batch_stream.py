@@ -45,8 +45,6 @@ from feedline.system import rank_and_world
 from feedline.timing.stage_page import StageTimings, merge_timings
 from feedline.timing.steps import StepTimer
 
-__all__ = ["BatchStream", "create_position"]
-
 _HEADROOM = 4  # slots grow by a quarter at least
 _MAX_CHANGES_BYTES = 8192
 """Largest changes of a dataset that are sent to workers, pickled. Each task has them."""

@@ -55,9 +55,6 @@ from feedline.sources.remote_filesystem import is_url
 from feedline.sources.remote_images import RemoteStore
 from feedline.system import python_program, readable, search_path
 
-__all__ = ["CacheContents", "CacheFilling", "cache_contents"]
-
-
 _STEP = 64
 """Resolutions are multiples of this number of pixels: 128, 192 and 256 for rows of 112, 160 and
 224. A crop of a slightly larger copy is closer to a crop of the original, and few resolutions are

@@ -49,8 +49,6 @@ from feedline.timing.recorder import Recorder
 from feedline.timing.run import Run
 from feedline.timing.steps import StepTimer
 
-__all__ = ["DataLoader"]
-
 _T = TypeVar("_T", covariant=True)
 _NOT_COPIED = {"end_of_dataloader", "remainder", "_watch_iterator", "_warns_of_stock_loader"}
 """Attributes that a copy does not get."""

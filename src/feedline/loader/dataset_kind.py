@@ -15,16 +15,6 @@ from feedline.images.compile.datasets import is_source_class, unwrap_subsets
 from feedline.images.compile.library_steps import CompileError
 from feedline.system import find_attribute
 
-__all__ = [
-    "check_kind_unchanged",
-    "check_length",
-    "check_parts",
-    "check_samples",
-    "check_source",
-    "find_feedline_source",
-    "is_row_source",
-]
-
 
 def is_row_source(dataset: object) -> bool:
     """Return True if a dataset writes rows itself, like `feedline.ImageFolder` and its Subsets.

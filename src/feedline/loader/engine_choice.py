@@ -43,14 +43,6 @@ from feedline.system import rank_and_world
 if TYPE_CHECKING:
     from feedline.images.compile.nested import NestedPipelines
 
-__all__ = [
-    "CurrentChoice",
-    "EngineChoice",
-    "choose_engine",
-    "keeps_workers",
-    "slot_size",
-]
-
 EngineName: TypeAlias = Literal["image rows", "samples", "tensors", "dataset", "iterable"]
 
 _DESCRIPTIONS: dict[EngineName, str] = {

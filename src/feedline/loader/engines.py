@@ -39,17 +39,6 @@ from feedline.timing.stage_page import PAGE_WORDS, StagePage, StageTimings, read
 from feedline.timing.stage_timer import stage_timer
 from feedline.timing.steps import StepTimer
 
-__all__ = [
-    "NO_BATCH",
-    "NO_ENGINE",
-    "QUICK_NS",
-    "QUICK_STEPS",
-    "Engine",
-    "EngineRecord",
-    "InProcessEngine",
-    "WorkerEngine",
-]
-
 
 class WorkerHandle:
     """Worker process with the methods of a torch worker that public code calls.

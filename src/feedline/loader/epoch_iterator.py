@@ -48,8 +48,6 @@ from feedline.order.sample_order import Order
 from feedline.private_names import find_private
 from feedline.throughput.controller import What
 
-__all__ = ["LIVE_ATTRIBUTES", "EpochIterator", "LoaderRuntime"]
-
 LIVE_ATTRIBUTES = ("num_workers", "prefetch", "prefetch_factor", "task_ms")
 """Attributes of a loader that can be set while it runs."""
 

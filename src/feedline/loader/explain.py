@@ -14,8 +14,6 @@ from feedline.loader.torch_samplers import describe
 from feedline.order.batch_spec import TASK_NS
 from feedline.order.sample_order import describe_sample_order
 
-__all__ = ["explain"]
-
 _LONGEST = 300
 _MOST_GENERATORS = 5
 _ON_ERROR = {

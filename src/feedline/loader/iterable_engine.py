@@ -28,8 +28,6 @@ from feedline.timing import is_recording_enabled
 from feedline.timing.stage_page import StageTimings
 from feedline.timing.torch_workers import TorchWorkers, end_torch_workers
 
-__all__ = ["IterableEngine", "IterablePosition"]
-
 _END = object()
 _TIMED_OUT = "DataLoader timed out"
 

@@ -61,17 +61,6 @@ from feedline.order.schedule import (
 from feedline.sources.remote_filesystem import is_url
 from feedline.system import find_attribute, rank_and_world
 
-__all__ = [
-    "Arguments",
-    "Options",
-    "build_from_arguments",
-    "check_argument",
-    "check_no_prefetch_factor",
-    "create_order",
-    "factor_or_default",
-    "task_ns_of",
-]
-
 _P = ParamSpec("_P")
 _MAX_TASK_MS = 1e9  # twelve days: no batch has as much work
 

@@ -18,8 +18,6 @@ from feedline.order.sample_order import Order
 from feedline.order.schedule import Phase, Schedule
 from feedline.order.seeds import mix
 
-__all__ = ["LoaderPosition", "PlannedPosition"]
-
 _Self = TypeVar("_Self", bound="LoaderPosition")
 
 

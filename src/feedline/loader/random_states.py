@@ -21,8 +21,6 @@ from feedline.errors import StateError
 from feedline.loader.torch_samplers import nested_samplers
 from feedline.system import find_attribute
 
-__all__ = ["RandomStates", "ReplayedStates", "sampler_generators"]
-
 _MAX_BYTES = 1 << 16
 """Upper limit of a random state in bytes: data that unpacks to more is damaged."""
 _Result = TypeVar("_Result")

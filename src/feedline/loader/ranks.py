@@ -29,12 +29,6 @@ from feedline.order.sample_order import Order
 from feedline.private_names import find_private
 from feedline.system import rank_and_world
 
-__all__ = [
-    "PATIENCE_S",
-    "RankAgreement",
-]
-
-
 PATIENCE_S = 60.0
 """Time in seconds a rank waits for the values of the others, which may read their dataset first."""
 

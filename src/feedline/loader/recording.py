@@ -24,8 +24,6 @@ from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import Loader
 from feedline.timing.steps import StepTimer
 
-__all__ = ["Recording", "collate_name", "dataset_length", "describe_feedline_loader"]
-
 _SKIPPED_BATCHES = 62
 
 

@@ -46,8 +46,6 @@ from feedline.order.schedule import is_count
 from feedline.order.seeds import mix
 from feedline.randomness import seeded_states_digest
 
-__all__ = ["Draw", "EpochSource", "SampledEpoch"]
-
 _END = object()
 _INT64 = np.dtype(np.int64)
 _PROTOCOL = 4

@@ -20,8 +20,6 @@ from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
 
-__all__ = ["SampledPosition"]
-
 _EPOCH = ("drawn", "early", "drawn_seed", "undrawn_seeds", "start", "sampler_state", "upcoming")
 """Entries of a loaded state that `state` returns unchanged until a batch is delivered."""
 

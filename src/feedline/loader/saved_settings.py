@@ -23,8 +23,6 @@ from feedline.machine import this_machine
 from feedline.sources.files import read_small
 from feedline.throughput.step_model import MAX_WORKERS
 
-__all__ = ["SavedSettings", "add_saved_settings", "name_file_in_errors", "warn_if_unused"]
-
 _VERSION = 1
 _MAX_BYTES = 1 << 20
 _GB = 1 << 30

@@ -41,8 +41,6 @@ from feedline.loader.options import Options
 from feedline.loader.position import LoaderPosition
 from feedline.order.batch_spec import BatchSpec
 
-__all__ = ["samples_to_skip", "start_engine"]
-
 _MAX_USER_BATCHES = 2
 """Batches a user may hold without a copy, besides those made ahead."""
 

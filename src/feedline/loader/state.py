@@ -34,18 +34,6 @@ from feedline.loader.torch_samplers import describe, sampler_rank_and_world_size
 from feedline.order.schedule import is_count, is_image_size
 from feedline.system import find_attribute
 
-__all__ = [
-    "Position",
-    "check_identity",
-    "check_state",
-    "compare_made_by",
-    "damaged_state_error",
-    "fingerprint_of",
-    "identity_of",
-    "pack",
-    "unpack",
-]
-
 _VERSION = 3
 _READABLE_VERSIONS = (2, 3)
 _MAX_UNDRAWN = 1_000_000

@@ -32,24 +32,6 @@ from feedline.loader.dataset_kind import is_row_source
 from feedline.order.sample_order import SEQUENTIAL, Order
 from feedline.system import find_attribute
 
-__all__ = [
-    "PlannedSampler",
-    "PublicBatchSampler",
-    "accelerate_processes",
-    "describe",
-    "draw",
-    "draws_nothing",
-    "epoch_of",
-    "has_state",
-    "nested_samplers",
-    "random_sampler_name",
-    "sampler_rank_and_world_size",
-    "set_epoch",
-    "stateful_part",
-    "warn_of_stock_loader",
-]
-
-
 _Result = TypeVar("_Result")
 _drawing: ContextVar[bool] = ContextVar("feedline_drawing", default=False)
 

@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 from feedline.errors import UsageError
 from feedline.private_names import find_private
 
-__all__ = ["uncompiled"]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

@@ -27,8 +27,6 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-__all__ = ["only_seeds"]
-
 _FUNCTIONS = {
     ("timm.data.loader", "_worker_init"),
     ("lightning.fabric.utilities.seed", "pl_worker_init_function"),

@@ -16,17 +16,6 @@ from numpy.typing import NDArray
 from feedline.order.schedule import Phase
 from feedline.order.seeds import mix
 
-__all__ = [
-    "NO_SAMPLE_INDEX",
-    "TASK_NS",
-    "BatchSpec",
-    "Field",
-    "Item",
-    "Items",
-    "divide_rows",
-    "rows_per_task",
-]
-
 NO_SAMPLE_INDEX = -(1 << 63)
 """Sample index that replaces a sampler's key that is not an integer."""
 

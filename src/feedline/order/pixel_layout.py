@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from feedline.order.batch_spec import Field
 from feedline.text import plural
 
-__all__ = ["MODES", "RGB", "PixelLayout", "is_image"]
-
 
 @dataclass(frozen=True)
 class PixelLayout:

@@ -13,16 +13,6 @@ from typing import Any
 
 from feedline.errors import UsageError
 
-__all__ = [
-    "PerSize",
-    "SampleRequest",
-    "augmentation_strength",
-    "current_request",
-    "image_size",
-    "per_size",
-    "set_request",
-]
-
 
 class SampleRequest:
     """Image size and augmentation strength of the samples made within a `with`.

@@ -24,19 +24,6 @@ from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import Phase, Schedule, is_count
 from feedline.order.seeds import mix
 
-__all__ = [
-    "BLOCK_SIZE",
-    "SEQUENTIAL",
-    "SHUFFLED",
-    "WEIGHTED",
-    "WEIGHTED_ONCE",
-    "Order",
-    "Weights",
-    "describe_sample_order",
-    "epoch_order",
-    "window_size",
-]
-
 SHUFFLED, SEQUENTIAL = "shuffled", "sequential"
 WEIGHTED, WEIGHTED_ONCE = "weighted", "weighted without replacement"
 

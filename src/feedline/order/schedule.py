@@ -14,8 +14,6 @@ from typing import TypeGuard
 
 from feedline.errors import ScheduleError
 
-__all__ = ["MAX_IMAGE_SIZE", "Phase", "Schedule", "is_count", "is_image_size", "is_integer"]
-
 MAX_IMAGE_SIZE = 16_384
 """Largest side of an image, in pixels."""
 

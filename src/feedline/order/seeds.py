@@ -12,8 +12,6 @@ import contextlib
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["RandomStream", "extend", "mix", "row_seed", "row_seeds"]
-
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 
@@ -38,7 +36,8 @@ def mix(*parts: int) -> int:
 
 
 with contextlib.suppress(ImportError):  # the same, in a fifth of the time
-    from feedline.order._seeding import extend, mix
+    from feedline.order._seeding import extend as extend
+    from feedline.order._seeding import mix as mix
 
 
 def row_seed(epoch_seed: int, sample: int, row: int, first_position: int, stride: int) -> int:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from feedline.timing.run import Run
 
-__all__ = ["print_why"]
-
 
 def print_why(run: Run) -> None:
     """Print the bottleneck of a run, and what to change. The global random states are unchanged.

@@ -45,8 +45,6 @@ from feedline.system import usable_cores
 from feedline.text import ProgressCallback, format_table, plural, wrap_text
 from feedline.throughput.thresholds import THRESHOLDS
 
-__all__ = ["benchmark_table", "check_options", "run_benchmark"]
-
 _MAX_BATCH_SIZE = 1 << 24
 _MAX_SECONDS = 24 * 3600.0
 _SURVEY_SHARE, _STAGES_SHARE = 0.15, 0.05  # of the seconds, in addition to them

@@ -33,18 +33,6 @@ from feedline.machine import OwnCpuTime
 from feedline.order.batch_spec import Field, Item
 from feedline.throughput.windows import RateMeter
 
-__all__ = [
-    "PREFETCH",
-    "TORCH_FORMS",
-    "ImageSample",
-    "MeasuredLoader",
-    "TorchImages",
-    "Turn",
-    "feedline_loader",
-    "settle_down",
-    "torch_loader",
-]
-
 PREFETCH = 3
 """Batches that feedline's loader makes ahead: the default."""
 

@@ -23,8 +23,6 @@ from feedline.profile.terminal import table_view
 from feedline.text import NOT_MEASURED, as_percent, as_rate, as_share, finite, printable
 from feedline.throughput.windows import error_of
 
-__all__ = ["Comparison", "PhasePair", "Ratio", "compare", "comparison_view", "relative_spread"]
-
 _FINE, _SLOWER, _INCONCLUSIVE, _DISTURBED = 0, 1, 3, 4
 _SAME_MEMORY = 0.05  # relative: the memory that a cgroup leaves varies a little
 

@@ -28,8 +28,6 @@ from feedline.throughput.step_model import is_compute_bound
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.timing.run import Histogram, Run
 
-__all__ = ["RULES", "Bound", "Diagnosis", "PhaseSplit", "diagnose"]
-
 assert rules_workers  # importing a module registers its rules
 
 

@@ -40,18 +40,6 @@ from feedline.profile.doctor_machine import (
 from feedline.system import CoreLimits, MemoryLimits, core_limits, memory_limits
 from feedline.text import as_bytes
 
-__all__ = [
-    "CHECK_IDS",
-    "DEADLINE_S",
-    "CheckRun",
-    "DoctorReport",
-    "NoAnswerError",
-    "StartingSetting",
-    "answer_within",
-    "examine",
-    "suggest_settings",
-]
-
 DEADLINE_S = 10.0
 
 _FACTS: dict[str, Callable[..., Any]] = {

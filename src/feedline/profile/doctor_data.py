@@ -30,8 +30,6 @@ from feedline.system import MemoryLimits
 from feedline.text import as_bytes, plural, shell_command
 from feedline.throughput.thresholds import THRESHOLDS
 
-__all__ = ["DECODED_BYTES_PER_S", "require_folder"]
-
 _SCAN_S = 0.2  # up to two times: to list, to read sizes
 _MAX_ENTRIES = 200_000
 _SAMPLE = 256  # files

@@ -28,8 +28,6 @@ from feedline.profile.doctor_machine import (
 )
 from feedline.text import as_bytes
 
-__all__ = ["TorchBuild"]
-
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NO_GPU = "no NVIDIA GPU"
 _NO_GPUS = Gpus()

@@ -39,16 +39,6 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-__all__ = [
-    "BATCH_ROWS",
-    "BATCH_SLOTS",
-    "IMAGE_PX",
-    "CheckResult",
-    "NotMeasuredError",
-    "Status",
-    "describe_cores",
-]
-
 Status: TypeAlias = Literal["ok", "note", "warn", "fail", "unknown"]
 """note: no fault, worth knowing. warn: costs speed, or may fail. fail: does not work. unknown: not
 measured."""

@@ -17,8 +17,6 @@ from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import error_of
 from feedline.timing.run import Histogram, Loader, Pass, Process, RankTimes, Run
 
-__all__ = ["PhaseFacts", "RunFacts", "StepMeans", "find_slow_rank", "summarise_phases"]
-
 
 class StepMeans:
     """Mean times of steps, in milliseconds. None is a time that was not measured."""

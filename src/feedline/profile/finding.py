@@ -28,30 +28,6 @@ from feedline.text import finite
 from feedline.throughput.step_model import StepLoad, WorkerLimits, with_workers
 from feedline.throughput.thresholds import THRESHOLDS
 
-__all__ = [
-    "DEFECT",
-    "RULES",
-    "Change",
-    "Finding",
-    "Gain",
-    "TimePart",
-    "as_gain",
-    "best_workers",
-    "compute_bound_ms",
-    "gain_of",
-    "gain_of_more_workers",
-    "gain_of_saved",
-    "less_work",
-    "possible_gain",
-    "rule",
-    "scaled",
-    "step_load",
-    "time_split_ms",
-    "without_collate",
-    "without_core_ms",
-    "work_rule",
-]
-
 TimePart = Literal["starts", "wait", "copy", "core", "shape", "compute", "between"]
 """Part of a run's time: the starts of passes, waits of steps for a batch, its copy to the device or
 a core, the excess of the first steps at a new image size, computing, and time between passes."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.timing.run import Loader, Process, Run, StageTime
 
-__all__ = ["LEAST_MS", "Tail", "WorkerLanes", "WorkerStage", "summarise_workers"]
-
 LEAST_MS = 1e-9
 """Resolution of a clock: shorter times were not measured, and nothing is divided by them."""
 

@@ -28,15 +28,6 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-__all__ = [
-    "MetricsCallback",
-    "MetricsReader",
-    "Panel",
-    "create_panel",
-    "format_line",
-    "tensorboard_writer",
-]
-
 MetricsCallback = Callable[[dict[str, float]], object]
 """Function of metrics by name, as returned by `MetricsReader.read`."""
 

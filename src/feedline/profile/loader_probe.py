@@ -27,8 +27,6 @@ from feedline.timing.run import Loader
 from feedline.timing.stage_page import StageTimings
 from feedline.timing.torch_workers import TorchWorkers
 
-__all__ = ["LoaderProbe", "get_probe"]
-
 _STAT_SAMPLES = 32
 
 _probes: weakref.WeakKeyDictionary[Recorder, dict[int, LoaderProbe]] = weakref.WeakKeyDictionary()

@@ -28,8 +28,6 @@ from feedline.text import ProgressCallback, as_ms, as_rate, as_ratio, as_share, 
 from feedline.timing import RECORD_SWITCH
 from feedline.timing.run import Run
 
-__all__ = ["LoopTimes", "Overlap", "measure_overlap", "overlap_svg", "overlap_view"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopTimes:

@@ -51,17 +51,6 @@ from feedline.text import (
     printable,
 )
 
-__all__ = [
-    "describe_lane",
-    "diagnosis_html",
-    "lane_shapes",
-    "page",
-    "picture",
-    "template",
-    "ticks",
-    "training_curves",
-]
-
 _TEMPLATES = Path(__file__).parent / "templates"
 _MAX_EPOCHS = 200  # drawn
 _MIN_LABEL = 12.0  # percent of the width that a phase's name needs on a small screen

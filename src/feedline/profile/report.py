@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from feedline import __version__
+from feedline.machine import Machine
 from feedline.profile.diagnose import Diagnosis, diagnose
 from feedline.profile.facts import StepMeans, find_slow_rank
 from feedline.profile.finding import TimePart
@@ -38,37 +39,8 @@ from feedline.text import (
     finite,
     printable,
 )
-from feedline.timing.run import (
-    Loader,
-    Machine,
-    ResourceUse,
-    Run,
-    SlowSample,
-    StageTime,
-    ThroughputPoint,
-)
+from feedline.timing.run import Loader, ResourceUse, Run, SlowSample, StageTime, ThroughputPoint
 from feedline.timing.run_file import read_run
-
-__all__ = [
-    "PART_NAMES",
-    "EpochMetrics",
-    "PartOfTime",
-    "RankSummary",
-    "RateInterval",
-    "ReportData",
-    "build_report",
-    "check_limits",
-    "describe_throughput",
-    "headline",
-    "json_schema",
-    "load_report",
-    "part_shares",
-    "parts_of_time",
-    "rate_intervals",
-    "read_epoch_metrics",
-    "recording_of",
-    "to_json",
-]
 
 _METRICS_FILE = "metrics.jsonl"
 _MAX_METRICS_BYTES = 64 << 20

@@ -26,8 +26,6 @@ from feedline.text import as_bytes, as_ms, as_ratio, as_share
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.timing.run import Pass
 
-__all__ = ["CONVERTING", "device_caveat", "largest_part", "sends_floats"]
-
 _MUCH, _SOME = THRESHOLDS.much_work, THRESHOLDS.some_work
 
 _READING = ("open", "read", "fetch")

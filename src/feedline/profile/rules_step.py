@@ -20,8 +20,6 @@ from feedline.text import as_bytes, as_ms, as_share, plural
 from feedline.throughput.step_model import StepLoad
 from feedline.throughput.thresholds import THRESHOLDS
 
-__all__ = ["compute_bound", "inconclusive"]
-
 _OWN_THREADS = 3  # torch's workers have a main thread, one that sends, and one that passes files
 _PAGEABLE_BYTES_PER_MS = 2e6  # half of PCIe 3.0 x4: pageable memory is staged by another copy
 

@@ -34,8 +34,6 @@ from feedline.timing.recorder import Recorder
 from feedline.timing.run import Run
 from feedline.timing.run_file import check_folder, merge_runs, run_file, write_run
 
-__all__ = ["MAX_EVENTS", "Output", "RunOutputs", "TraceFile"]
-
 MAX_EVENTS = 100_000
 _STEP, _FIRST_WORKER = 0, 100  # lanes: of the step, of worker 0
 _RATE = "batches/s"

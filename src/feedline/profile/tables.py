@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from feedline.machine import Machine
 from feedline.profile.report import ReportData
 from feedline.text import (
     NOT_MEASURED,
@@ -18,9 +19,7 @@ from feedline.text import (
     finite,
     printable,
 )
-from feedline.timing.run import Loader, Machine
-
-__all__ = ["ReportTable", "report_tables"]
+from feedline.timing.run import Loader
 
 _SLOWEST, _LOADERS, _EPOCHS, _MAX_ROWS = 12, 8, 20, 100
 

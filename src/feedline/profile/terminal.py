@@ -42,18 +42,6 @@ from feedline.profile.timeline import (
 )
 from feedline.text import as_ms, as_rate, as_seconds, as_share, plural, printable
 
-__all__ = [
-    "ASCII",
-    "BLOCKS",
-    "DiagnosisView",
-    "HistoryView",
-    "ReportView",
-    "TimelinesView",
-    "make_console",
-    "show",
-    "table_view",
-]
-
 _NAME_COLUMNS = 11  # of the name of a lane
 _WIDTH, _BAR = 100, 30
 _BOUND_STYLES = {"not input-bound": "bold green", "inconclusive": "bold yellow"}

@@ -17,22 +17,6 @@ from typing import Literal
 from feedline.text import as_ms, as_percent, as_seconds, plural
 from feedline.timing.run import Event, TimelineSample
 
-__all__ = [
-    "CAUSES",
-    "NO_TIMELINE",
-    "STATES",
-    "Cause",
-    "Lane",
-    "Span",
-    "Timeline",
-    "legend",
-    "timeline_heading",
-    "timeline_of",
-    "timelines_of",
-    "visible_lanes",
-    "worst_step",
-]
-
 Cause = Literal["", "making", "nobody", "unknown", "others", "between", "behind"]
 """Cause of a lane's idle time; "" if it is busy."""
 

@@ -27,8 +27,6 @@ from feedline.timing.run import Run
 from feedline.timing.run_file import read_run, run_file
 from feedline.timing.steps import DeviceClock
 
-__all__ = ["RecordedPass", "WatchedLoader", "forget", "watch"]
-
 _T = TypeVar("_T")
 
 _recorders: dict[tuple[int, str], Recorder] = {}

@@ -34,8 +34,6 @@ from feedline.randomness import seeded, unbroken
 from feedline.text import as_rate, as_ratio, plural
 from feedline.timing.torch_workers import end_torch_workers
 
-__all__ = ["compare_with_torch"]
-
 _ROUNDS = 3
 _pytree = find_private("torch.utils._pytree")
 _COPIED = (

@@ -24,8 +24,6 @@ from typing import NoReturn
 
 from feedline.errors import UsageError
 
-__all__ = ["VARIABLE", "PatchSettings", "python_command", "read_settings", "start_program"]
-
 VARIABLE = "FEEDLINE_RUN"
 """Variable of the environment with the settings, as JSON."""
 _HOOK = Path(__file__).parent / "hook"

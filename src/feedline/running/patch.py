@@ -38,8 +38,6 @@ from feedline.running.records import LoaderRecords
 from feedline.system import find_attribute, rank_and_world
 from feedline.text import printable
 
-__all__ = ["Patch", "ReplacedLoader", "patch"]
-
 _torch_init = TorchDataLoader.__init__
 _torch_iter = TorchDataLoader.__iter__
 _PRIVATE = frozenset(

@@ -29,8 +29,6 @@ from feedline.timing.recorder import Recorder
 from feedline.timing.run import Run
 from feedline.timing.run_file import run_file, write_run
 
-__all__ = ["LoaderRecord", "LoaderRecords"]
-
 _SAVE_EVERY_S = 30.0
 
 

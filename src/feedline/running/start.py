@@ -20,8 +20,6 @@ from typing import Any
 import feedline  # noqa: F401  # notes Python's random state before the program seeds it
 from feedline.running.launch import PatchSettings, read_settings
 
-__all__ = ["call_after_import", "start_in_process"]
-
 
 def start_in_process() -> None:
     """Prepare this process, in which a program under `feedline run` starts."""

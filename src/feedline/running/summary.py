@@ -19,8 +19,6 @@ from feedline.text import as_percent, as_rate, as_seconds, finite, plural, print
 from feedline.timing.run import Loader, Run
 from feedline.timing.run_file import read_run, run_file
 
-__all__ = ["describe_run", "print_summary"]
-
 _MOST_LOADERS = 3
 _LONGEST = 240
 _ENGINES = {

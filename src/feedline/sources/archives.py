@@ -49,19 +49,6 @@ from feedline.sources.local_copies import user_cache_folder
 from feedline.sources.store import IndexedStore, path_starts, printable
 from feedline.system import read_at
 
-__all__ = [
-    "COMPRESSED",
-    "ArchiveStore",
-    "TarMember",
-    "check_name",
-    "check_no_archive",
-    "find_archive",
-    "has_names",
-    "indexed_file",
-    "lies_within",
-    "tar_members",
-]
-
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 """Extensions of compressed tar files, from which single images cannot be read."""
 

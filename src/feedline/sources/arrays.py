@@ -32,8 +32,6 @@ from feedline.sources.store import (
     label_field,
 )
 
-__all__ = ["ArrayStore", "checked_labels"]
-
 _PIXEL_DTYPES = ("uint8", "uint16", "int16", "float16", "float32")
 _WHOLE_DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64")
 _LABEL_DTYPES = (*_WHOLE_DTYPES, "float16", "float32", "float64", "complex64", "complex128")

@@ -24,16 +24,6 @@ from feedline.errors import ResourceError, UsageError
 from feedline.sources.manifest import LOCK
 from feedline.system import BINARY, lock_file, read_at, slashed, write_at
 
-__all__ = [
-    "is_locked",
-    "only_builder",
-    "partial_files",
-    "refuse_link",
-    "remove_files",
-    "remove_owned",
-    "sees_lock",
-]
-
 _MAX_BYTES = 64
 _FLAGS = os.O_RDWR | BINARY
 for _name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"):  # no system has all of them

@@ -31,17 +31,6 @@ from feedline.sources.manifest import (
 )
 from feedline.sources.store import Numbers, Pixels, RawCopies
 
-__all__ = [
-    "CACHE_FORMATS",
-    "NPY_HEADER_BYTES",
-    "CacheFormat",
-    "CacheSample",
-    "CopyBytes",
-    "LevelReader",
-    "ShardWriter",
-    "register_cache_format",
-]
-
 NPY_HEADER_BYTES = 128
 """Length of the .npy header before the pixels of a raw image, the same for any uint8 image."""
 

@@ -58,8 +58,6 @@ from feedline.sources.manifest import (
     shard_name,
 )
 
-__all__ = ["cache_format", "incomplete_files"]
-
 _MAX_MAPS = 256
 _BLOCK = 512  # bytes, of tar
 _MIN_MAP_BYTES = 64 << 20

@@ -33,8 +33,6 @@ from feedline.sources.store import (
 )
 from feedline.text import shell_command
 
-__all__ = ["CacheLocation", "CacheStore", "CachedFiles", "cache_within"]
-
 _SKIPPED = -1
 
 

@@ -25,21 +25,6 @@ import numpy as np
 
 from feedline.errors import UsageError
 
-__all__ = [
-    "Labels",
-    "as_numpy",
-    "check_cells",
-    "checked_classes",
-    "convert_labels",
-    "convert_texts",
-    "declared_classes",
-    "fill_gaps",
-    "has_gaps",
-    "ordered",
-    "warn_of_gaps",
-    "warn_of_repeats",
-]
-
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Describe: TypeAlias = Callable[[int], str]
 """Returns the name of a sample in messages."""

@@ -31,24 +31,6 @@ from numpy.typing import NDArray
 from feedline.errors import ImageError, ResourceError, StorageError
 from feedline.system import BINARY, read_at, write_through
 
-__all__ = [
-    "MAX_FILE_BYTES",
-    "OpenFiles",
-    "check_size",
-    "is_storage_failure",
-    "open_nonblocking",
-    "partial_path",
-    "read_file",
-    "read_part",
-    "read_small",
-    "report_disk_errors",
-    "retry_storage",
-    "storage_read",
-    "sync_files",
-    "sync_names",
-    "write_atomic",
-]
-
 MAX_FILE_BYTES = 1 << 30
 """Maximum length of a whole file, or of an image in one."""
 

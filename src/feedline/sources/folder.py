@@ -32,28 +32,6 @@ from feedline.sources.store import (
 from feedline.system import slashed
 from feedline.text import plural
 
-__all__ = [
-    "IMAGE_EXTENSIONS",
-    "TRAIN_NAME",
-    "VAL_NAMES",
-    "EmptyClassError",
-    "FileStore",
-    "FolderIndex",
-    "Paths",
-    "check_classes",
-    "checked_extensions",
-    "folder_index",
-    "folder_store",
-    "group_by_folder",
-    "ignored_extensions",
-    "scan_folder",
-    "split_hint",
-    "splits_in",
-    "splits_of",
-    "table_hint",
-    "warn_ignored",
-]
-
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """torchvision's image file extensions, in lower case."""
 

@@ -28,8 +28,6 @@ from typing import Any
 from feedline.errors import DatasetError, ImageError, ResourceError
 from feedline.system import describe_exit, python_program, search_path
 
-__all__ = ["LMDB_FILE", "LmdbReader", "OpenLmdb", "open_lmdb", "serve"]
-
 LMDB_FILE = "data.mdb"
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[2:]; "

@@ -27,8 +27,6 @@ from feedline.sources.files import check_size
 from feedline.sources.lmdb_reader import LMDB_FILE, LmdbReader, OpenLmdb, open_lmdb
 from feedline.sources.store import IndexedStore, PathTable, first_names, spread_evenly
 
-__all__ = ["LmdbStore", "lmdb_samples"]
-
 _PATTERN = re.compile(r"((?:[^%]|%%)*)%(0?)(\d{0,3})d((?:[^%]|%%)*)")
 _LOOKS = 10
 

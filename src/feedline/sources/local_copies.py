@@ -32,16 +32,6 @@ from feedline.errors import ImageError, StorageError, UsageError
 from feedline.sources.files import read_part
 from feedline.system import BINARY, slashed, write_at
 
-__all__ = [
-    "DiskBudget",
-    "ImageCopies",
-    "LocalCopies",
-    "copies_folder",
-    "default_limit",
-    "disk_budget",
-    "free_bytes",
-]
-
 _DEFAULT_BYTES = 50_000_000_000
 _IDLE_S = 600.0
 """Minimum time since a file's last use before it is removed. An epoch reads each image once, so the

@@ -39,38 +39,6 @@ from feedline.sources.files import open_nonblocking
 from feedline.sources.store import path_starts
 from feedline.text import shell_command
 
-__all__ = [
-    "AWAITED",
-    "BUILD_FILES",
-    "COLUMNS",
-    "ENTRY",
-    "FILLED_FORMAT",
-    "INDEX",
-    "LOCK",
-    "MANIFEST",
-    "MAX_MANIFEST_BYTES",
-    "UNFINISHED",
-    "CacheIndex",
-    "Level",
-    "Manifest",
-    "check_place",
-    "checksum",
-    "checksum_seed",
-    "digest_of",
-    "index_damage",
-    "is_cache",
-    "is_finished",
-    "level_size",
-    "level_sizes",
-    "load_column",
-    "load_entries",
-    "member",
-    "parse_manifest",
-    "read_manifest",
-    "repair_command",
-    "shard_name",
-]
-
 MANIFEST = "feedline-cache.json"
 INDEX = "index"
 LOCK = ".lock"

@@ -59,8 +59,6 @@ from feedline.sources.remote_filesystem import (
 )
 from feedline.sources.remote_reader import BLOCK_BYTES, ImageFetcher, Range, RemoteReader
 
-__all__ = ["open_cache", "open_location"]
-
 _MAX_HEADER_BYTES = 4096
 _BASE = ("labels", "names", *COLUMNS)
 

@@ -21,8 +21,6 @@ from feedline.errors import DatasetError
 from feedline.sources.remote_filesystem import FOLDER_PATIENCE_S, Filesystem, RemoteError
 from feedline.system import slashed
 
-__all__ = ["THREADS", "FileStatus", "LocalFolder", "RemoteFolder"]
-
 THREADS = 16
 """Requests of each process at a time, in threads."""
 

@@ -27,22 +27,6 @@ from typing import Any, TypeVar
 from feedline.errors import DatasetError, UsageError, hide_secrets
 from feedline.sources.files import MAX_FILE_BYTES
 
-__all__ = [
-    "FOLDER_PATIENCE_S",
-    "IMAGE_PATIENCE_S",
-    "INDEX_PATIENCE_S",
-    "AlteredError",
-    "Filesystem",
-    "NoCacheError",
-    "RangeError",
-    "RemoteError",
-    "check_local",
-    "host_of",
-    "is_url",
-    "request_options",
-    "was_url",
-]
-
 _REQUESTS = 32
 """Requests of each process at a time, unless the options contain another "batch_size"."""
 

@@ -41,8 +41,6 @@ from feedline.sources.remote_filesystem import (
 from feedline.sources.remote_reader import ImageFetcher, Range, RemoteReader
 from feedline.sources.store import Numbers, PathTable, make_stamp
 
-__all__ = ["RemoteStore", "is_unreachable", "local_files_error", "url_folder_store", "url_store"]
-
 
 class RemoteStore(ImageFetcher, FileStore[Paths]):
     """Images at URLs; a `SampleStore`.

@@ -29,8 +29,6 @@ from feedline.sources.remote_filesystem import (
     request_options,
 )
 
-__all__ = ["BLOCK_BYTES", "ImageFetcher", "Range", "RemoteReader", "join_ranges"]
-
 GAP_BYTES = 64 << 10
 """Maximum gap between joined ranges: transferring it takes as long as a request."""
 BLOCK_BYTES = 4 << 20

@@ -40,8 +40,6 @@ from feedline.sources.store import (
 )
 from feedline.sources.tables import check_column, holds_bytes, import_pyarrow
 
-__all__ = ["IMAGE_NAMES", "LABEL_NAMES", "ParquetStore", "RowStore", "first_of", "hf_rows"]
-
 IMAGE_NAMES = ("image", "img", "jpg", "png")
 """Usual names of a column of images."""
 LABEL_NAMES = ("label", "labels", "fine_label", "cls")

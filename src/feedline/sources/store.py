@@ -25,27 +25,6 @@ import xxhash
 from feedline.errors import UsageError
 from feedline.order.batch_spec import Field
 
-__all__ = [
-    "IndexedStore",
-    "Numbers",
-    "PathTable",
-    "Pixels",
-    "RawCopies",
-    "SampleStore",
-    "SelectedStore",
-    "all_within",
-    "check_index",
-    "check_unique_keys",
-    "common_folder",
-    "first_names",
-    "hash_images",
-    "label_field",
-    "make_stamp",
-    "path_starts",
-    "printable",
-    "spread_evenly",
-]
-
 Pixels: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 """An image (height, width, channels) of a source's `PixelLayout`, or several."""
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"

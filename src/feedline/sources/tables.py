@@ -31,18 +31,6 @@ from feedline.sources.remote_images import url_store
 from feedline.sources.store import PathTable, common_folder
 from feedline.system import slashed
 
-__all__ = [
-    "Table",
-    "check_column",
-    "checked_paths",
-    "holds_bytes",
-    "import_pyarrow",
-    "path_store",
-    "read_csv",
-    "read_frame",
-    "read_parquet",
-]
-
 _NEAREST = 3
 _POLARS_ENUM = (b"_PL_ENUM_VALUES2", b"_PL_ENUM_VALUES")
 

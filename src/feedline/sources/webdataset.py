@@ -51,8 +51,6 @@ from feedline.sources.store import (
 )
 from feedline.system import slashed
 
-__all__ = ["WebDatasetStore", "expand_shards", "webdataset_samples", "webdataset_source"]
-
 LabelPlace: TypeAlias = "tuple[str, tuple[str, ...]]"
 """Extension of a file, and the names that lead to a value in it; none for its whole text."""
 

@@ -33,8 +33,6 @@ from feedline.throughput.step_model import (
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import StepWindow
 
-__all__ = ["Controller", "Kind", "SettingChange", "What"]
-
 What = Literal["workers", "prefetch", "task_ms"]
 """`workers`: how many; `prefetch`: whole batches ahead; `task_ms`: work in a task of a batch."""
 

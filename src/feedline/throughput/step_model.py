@@ -32,18 +32,6 @@ from typing import Literal
 
 from feedline.throughput.thresholds import THRESHOLDS
 
-__all__ = [
-    "MAX_WORKERS",
-    "MemoryBudget",
-    "Part",
-    "StepLoad",
-    "WorkerLimits",
-    "bottleneck",
-    "is_compute_bound",
-    "with_workers",
-    "workers_needed",
-]
-
 MAX_WORKERS = 512
 """Most workers of a pool: each has a line of the heartbeat table and a page of stage timings."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["THRESHOLDS", "Thresholds"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thresholds:

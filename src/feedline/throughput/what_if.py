@@ -35,17 +35,6 @@ from feedline.throughput.step_model import (
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import PoolRate
 
-__all__ = [
-    "Changes",
-    "Forecast",
-    "PhaseEstimate",
-    "Rates",
-    "WhatIf",
-    "forecast",
-    "rates_at",
-    "what_if",
-]
-
 _MIN_MS = 1e-3  # shorter steps were not measured
 
 _RANGES: dict[str, tuple[type, str, float, float]] = {

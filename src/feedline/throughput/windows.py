@@ -18,8 +18,6 @@ from feedline.throughput.step_model import StepLoad
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.timing.stage_page import StageTimings
 
-__all__ = ["PoolRate", "RateMeter", "StepWindow", "error_of", "pool_rate"]
-
 _STUDENT_T = 2.365  # for 95%, of `window_steps` blocks
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["RECORD_SWITCH", "is_recording_enabled"]
-
 RECORD_SWITCH = "FEEDLINE_RECORD"
 
 

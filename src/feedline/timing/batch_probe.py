@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BatchInfo", "BatchProbe", "is_of_signal_handler"]
-
 _MAX_PARTS = 64
 _MAX_VISITS = 256
 _FEW = 4

@@ -28,8 +28,6 @@ from feedline.timing.run import Histogram, Pass, ThroughputPoint, sum_known, sum
 from feedline.timing.run_file import MAX_POINTS, limit_passes
 from feedline.timing.steps import DeviceClock, Step, device_event, host_step
 
-__all__ = ["HostStep", "PassRecord", "PassRecorder", "ThroughputRecorder"]
-
 _log = logging.getLogger("feedline")
 
 HostStep = tuple[int, int, int, int]

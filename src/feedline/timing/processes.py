@@ -23,8 +23,6 @@ from feedline.machine import DeviceWatch
 from feedline.system import cacheable_memory_bytes, throttled_s
 from feedline.timing.run import Process, ResourceUse
 
-__all__ = ["ResourceWatch"]
-
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _MAX_PROCESSES = 64
 _COUNTERS = ("cpu_s", "queued_s", "read_bytes", "major_faults", "called_bytes")

@@ -43,8 +43,6 @@ from feedline.timing.run import (
 from feedline.timing.run_file import MAX_RANKS, SLOWEST
 from feedline.timing.stage_page import StageTimings, sum_timings
 
-__all__ = ["Recorder", "WorkerObserver"]
-
 _UPDATE_S = 0.25
 _UPDATE_SHARE = 0.002  # of the run's time may be used for updates
 _UPDATE_AHEAD_S = 0.02  # in addition, at its start

@@ -16,28 +16,6 @@ from msgspec import Meta
 
 from feedline.machine import Machine
 
-__all__ = [
-    "OCTAVES",
-    "RUN_VERSION",
-    "Event",
-    "Histogram",
-    "Loader",
-    "Machine",
-    "Pass",
-    "Process",
-    "RankTimes",
-    "ResourceUse",
-    "Run",
-    "SlowSample",
-    "StageTime",
-    "TaskTimes",
-    "ThroughputPoint",
-    "TimelineSample",
-    "rank_times",
-    "sum_known",
-    "sum_or_none",
-]
-
 _N = TypeVar("_N", int, float)
 
 RUN_VERSION = 1

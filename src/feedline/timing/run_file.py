@@ -23,20 +23,6 @@ from feedline.errors import UsageError
 from feedline.system import replacing, unwritten
 from feedline.timing.run import RUN_VERSION, Pass, Run, StageTime, rank_times
 
-__all__ = [
-    "MAX_BYTES",
-    "MAX_POINTS",
-    "MAX_RANKS",
-    "RUN_FILE",
-    "SLOWEST",
-    "check_folder",
-    "limit_passes",
-    "merge_runs",
-    "read_run",
-    "run_file",
-    "write_run",
-]
-
 RUN_FILE = "trace.json"
 MAX_BYTES = 16 << 20
 """More than a run with the most passes, stages and events that a recorder keeps."""

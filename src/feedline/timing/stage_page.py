@@ -16,18 +16,6 @@ from numpy.typing import NDArray
 
 from feedline.timing.run import OCTAVES, StageTime, TaskTimes
 
-__all__ = [
-    "PAGE_BYTES",
-    "PAGE_WORDS",
-    "StagePage",
-    "StageTimings",
-    "merge_timings",
-    "read_page",
-    "read_pages",
-    "sum_timings",
-    "worker_pids",
-]
-
 PAGE_BYTES = 4096
 PAGE_WORDS = PAGE_BYTES // 8
 

@@ -24,8 +24,6 @@ from typing import Any
 
 from feedline.timing.stage_page import StagePage
 
-__all__ = ["StageTimer", "end_stage", "is_timing", "note_decoded", "stage_timer"]
-
 _EVERY, _EVERY_QUICK = 8, 64
 """One of eight tasks of a worker is timed stage by stage, but none of the first, which warm up. If
 samples are quick, this holds for the first tasks only, later for one of 64: timing the stages of a

@@ -21,8 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DeviceClock", "Step", "StepTimer", "StepTimes", "device_event", "host_step"]
-
 Step = tuple[float, "float | None", float]
 """Wait, copy and compute of a step, in ms; copy is None if it is not separated from the wait."""
 

@@ -36,8 +36,6 @@ from feedline.timing.stage_page import (
 )
 from feedline.timing.stage_timer import end_stage, is_timing, note_decoded, stage_timer
 
-__all__ = ["TorchWorkers", "end_torch_workers", "time_transforms"]
-
 _MAX_WORKERS = 512
 
 

@@ -15,8 +15,6 @@ from feedline.order.seeds import mix
 from feedline.randomness import seeded
 from feedline.train.recipe import Recipe, TrainPhase
 
-__all__ = ["BatchAugmentation", "apply_policy", "erase_and_mix"]
-
 _POLICY, _WHOLE = 1, 2  # streams of random numbers
 _GROUPS = 16
 _RAND_LAYERS = 2

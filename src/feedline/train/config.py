@@ -22,21 +22,6 @@ from feedline.train.recipe import Recipe, RunSettings, TrainPhase
 from feedline.train.run_folder import RECIPE_NAME
 from feedline.train.settings import check_names, setting_names
 
-__all__ = [
-    "GRID_PX",
-    "PRESETS",
-    "as_toml",
-    "changed_on_resume",
-    "check_resumable",
-    "differences",
-    "make_recipe",
-    "new_run_hint",
-    "preset_settings",
-    "read_config",
-    "round_size",
-    "share_batches",
-]
-
 GRID_PX = 32
 """Total stride of common networks; their patch sizes divide it."""
 

@@ -27,18 +27,6 @@ from feedline.train.config import differences, read_config
 from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run_folder import RECIPE_NAME
 
-__all__ = [
-    "Splits",
-    "TrainData",
-    "find_splits",
-    "label_map",
-    "run_val_folder",
-    "train_loader",
-    "val_folder",
-    "val_loader",
-    "without_padding",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Splits:

@@ -38,8 +38,6 @@ from feedline.train.train_state import StepCounter, TrainState, lr_factor, train
 from feedline.tuning.loaders import TunableFeedlineLoader
 from feedline.tuning.tune import StepBenchmark
 
-__all__ = ["BUDGET_S", "PlannedPhase", "PlannedRun", "ShapeRates", "dry_run"]
-
 BUDGET_S = 10.0
 """Default time to measure each batch shape."""
 

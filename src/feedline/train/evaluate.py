@@ -29,8 +29,6 @@ from feedline.train.ranks import Ranks
 from feedline.train.runtime import memory_error
 from feedline.tuning.training_step import autocast
 
-__all__ = ["Evaluation", "evaluate", "evaluate_folder", "predict"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:

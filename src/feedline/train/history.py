@@ -23,15 +23,6 @@ from feedline.train.evaluate import Evaluation
 from feedline.train.recipe import Recipe
 from feedline.train.run_folder import write_text
 
-__all__ = [
-    "EpochInProgress",
-    "EpochRecord",
-    "History",
-    "TrainPosition",
-    "TrainReport",
-    "TrainResult",
-]
-
 _VAL = ("samples", "loss", "top1", "top5")
 _PARTS = ("wait_ms", "copy_ms", "compute_ms")
 _SUMS = ("steps", "samples", "seconds", "first_wait_s")

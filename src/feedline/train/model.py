@@ -24,14 +24,6 @@ from feedline.system import replacing, unwritten
 from feedline.train.config import round_size
 from feedline.train.run_folder import BEST_NAME, WEIGHTS, load_checkpoint
 
-__all__ = [
-    "TrainedModel",
-    "create_model",
-    "export_safetensors",
-    "load_pretrained",
-    "load_trained",
-]
-
 _EXPORT = ".safetensors"
 
 

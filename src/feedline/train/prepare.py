@@ -54,8 +54,6 @@ from feedline.train.runtime import choose_device, choose_precision, memory_error
 from feedline.train.settings import setting_names
 from feedline.train.train_state import TrainState, create_optimizer
 
-__all__ = ["Assignment", "PreparedRun", "ResumedRun", "load_weights", "prepare"]
-
 _LARGEST = sys.float_info.max
 _PLAIN_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Their state of a parameter has its shape, or is one number."""

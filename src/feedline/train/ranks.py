@@ -32,8 +32,6 @@ from torch.nn.parallel import DistributedDataParallel
 from feedline.errors import FeedlineError, UsageError
 from feedline.system import rank_and_world
 
-__all__ = ["AgreedStop", "Ranks", "StopRequest", "join_ranks"]
-
 CHECK_S = 1.0
 """How often ranks agree on a stop."""
 

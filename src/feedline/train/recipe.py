@@ -31,17 +31,6 @@ from feedline.train.settings import (
     setting_names,
 )
 
-__all__ = [
-    "PLACES",
-    "REGULARISATION",
-    "Count",
-    "NotNegative",
-    "Recipe",
-    "Rows",
-    "RunSettings",
-    "TrainPhase",
-]
-
 PLACES = {"data": "DIR", "val_dir": "--val-dir", "cache": "--cache", "settings": "--settings"}
 """Settings that are files or folders a run reads, with their names on the command line."""
 

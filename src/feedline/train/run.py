@@ -53,8 +53,6 @@ from feedline.train.runtime import (
 )
 from feedline.train.train_state import StepCounter, finish_step, train_step
 
-__all__ = ["TrainingLoop", "run_training", "train_model"]
-
 # Steps between two readings of the loss. On a GPU each reading waits for all queued steps.
 _CPU_CHECK_STEPS = 1
 _GPU_CHECK_STEPS = 50

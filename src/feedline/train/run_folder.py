@@ -32,25 +32,6 @@ from feedline.system import lock_file, refuse_device_name, replacing, unwritten,
 from feedline.text import shell_command
 from feedline.tuning.training_step import is_out_of_memory
 
-__all__ = [
-    "BEST_NAME",
-    "CHECKPOINT_NAME",
-    "EPOCHS",
-    "PREVIOUS_NAME",
-    "RECIPE_NAME",
-    "WEIGHTS",
-    "CheckpointWriter",
-    "DamagedCheckpoint",
-    "check_run_folder",
-    "damage_in",
-    "find_checkpoint",
-    "load_checkpoint",
-    "lock_run_folder",
-    "make_run_folder",
-    "save_checkpoint",
-    "write_text",
-]
-
 RECIPE_NAME = "recipe.toml"
 CHECKPOINT_NAME = "last.pt"
 PREVIOUS_NAME = "previous.pt"

@@ -21,18 +21,6 @@ from feedline.train.recipe import Recipe
 from feedline.train.train_state import TrainState
 from feedline.tuning.training_step import autocast, is_out_of_memory, preserve_state
 
-__all__ = [
-    "choose_device",
-    "choose_precision",
-    "compile_model",
-    "memory_error",
-    "prepare_process",
-    "preserved_random_state",
-    "random_state",
-    "restore_random_state",
-    "warm_up",
-]
-
 _SMALLER = "use a smaller --batch-size, or --grad-accum-steps"
 _WARMUP_STEPS = 3  # cuDNN chooses kernels in the first; the allocator settles in the second
 

@@ -16,21 +16,6 @@ from msgspec.inspect import BoolType, FloatType, IntType, LiteralType, StrType, 
 
 from feedline.errors import UsageError
 
-__all__ = [
-    "AUGMENTATION",
-    "DEVICE",
-    "LOADING",
-    "MODEL",
-    "OPTIMIZER",
-    "RUN",
-    "SYNONYMS",
-    "OptionPanel",
-    "allowed_values",
-    "check_names",
-    "check_values",
-    "setting_names",
-]
-
 
 class OptionPanel:
     """Heading of the help; makes fields of dataclasses that are options below it."""

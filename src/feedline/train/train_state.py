@@ -22,15 +22,6 @@ from feedline.errors import UsageError
 from feedline.train.recipe import Recipe, TrainPhase
 from feedline.tuning.training_step import autocast
 
-__all__ = [
-    "StepCounter",
-    "TrainState",
-    "create_optimizer",
-    "finish_step",
-    "lr_factor",
-    "train_step",
-]
-
 _FIRST, _LAST = 1 / 25, 1 / 25 / 10_000  # of the peak: the defaults of OneCycleLR
 
 

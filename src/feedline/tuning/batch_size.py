@@ -35,8 +35,6 @@ from feedline.tuning.training_step import (
     training_step,
 )
 
-__all__ = ["BatchSizes", "find_batch_size", "largest_fitting", "next_size", "next_smaller"]
-
 _PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 _MULTIPLE = 8  # for tensor cores (NVIDIA, "Train with Mixed Precision", shape constraints)
 _FIRST_ROWS = 8

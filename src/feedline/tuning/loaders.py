@@ -37,8 +37,6 @@ from feedline.timing.stage_page import StageTimings, sum_timings
 from feedline.timing.torch_workers import TorchWorkers, end_torch_workers
 from feedline.tuning.search import LoaderSetting, SearchSpace
 
-__all__ = ["TunableFeedlineLoader", "TunableLoader", "TunableTorchLoader"]
-
 _TASK_DIVISOR = 4
 _PREFETCH_FACTORS = (2, 4)
 

@@ -27,15 +27,6 @@ from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.what_if import Changes, Forecast, Rates, WhatIf, forecast, what_if
 from feedline.tuning.search import LoaderSetting, LoaderTrial
 
-__all__ = [
-    "SearchStatus",
-    "TunedPhase",
-    "TuningResult",
-    "UserCodeFailure",
-    "curve_svg",
-    "worker_name",
-]
-
 _LIBRARIES = tuple(f"{Path(module.__file__ or '').parent}/" for module in (feedline, torch))
 _WORKER_TRACEBACK = "\nOriginal Traceback"  # torch's text in the exception of a worker
 _MAX_CHARACTERS = 300

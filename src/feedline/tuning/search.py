@@ -36,8 +36,6 @@ from feedline.throughput.step_model import (
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.throughput.windows import StepWindow
 
-__all__ = ["LoaderSetting", "LoaderTrial", "Search", "SearchSpace", "check_times"]
-
 _MIN_BUDGET_S = 2.0  # two of the shortest trials
 
 

@@ -30,23 +30,6 @@ from feedline.private_names import find_private
 from feedline.randomness import seeded, unbroken
 from feedline.system import rank_and_world
 
-__all__ = [
-    "SHARE",
-    "BatchTrial",
-    "BatchTrials",
-    "CudaMemory",
-    "HasStateDict",
-    "Loss",
-    "MakeBatch",
-    "Step",
-    "autocast",
-    "class_loss",
-    "is_out_of_memory",
-    "noise_batches",
-    "preserve_state",
-    "training_step",
-]
-
 _pytree = find_private("torch.utils._pytree")
 
 SHARE = 0.92

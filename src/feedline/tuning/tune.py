@@ -34,8 +34,6 @@ from feedline.tuning.result import SearchStatus, TunedPhase, TuningResult, UserC
 from feedline.tuning.search import LoaderSetting, LoaderTrial, Search, check_times
 from feedline.tuning.training_step import Step
 
-__all__ = ["SearchProgress", "StepBenchmark", "TrialCallback", "search_settings", "tune"]
-
 _pytree = find_private("torch.utils._pytree")
 
 TrialCallback = Callable[[int | None, LoaderTrial], object]

@@ -55,8 +55,6 @@ from feedline.images.rows import ImageSource, ImageSubset
 from feedline.order.pixel_layout import RGB
 from feedline.sources.store import SampleStore
 
-__all__ = ["CompiledDataset", "compile_dataset", "find_source"]
-
 _LOOKUPS = ("__getattr__", "__getattribute__", "__getitem__", "__getitems__", "__len__")
 """Methods by which a loader gets a sample."""
 

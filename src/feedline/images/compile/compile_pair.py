@@ -57,8 +57,6 @@ from feedline.images.resize import ResizeMode
 from feedline.sources.store import Pixels
 from feedline.timing.stage_timer import end_stage
 
-__all__ = ["FusedPair", "JointParams", "compile_pair"]
-
 _CONVERSIONS = ("Identity", "PILToTensor", "ToImage", "ToTensor")
 _COLOUR_STEPS = frozenset(
     (

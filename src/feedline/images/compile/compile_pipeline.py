@@ -55,8 +55,6 @@ from feedline.images.crops import (
 )
 from feedline.images.resize import ResizeMode
 
-__all__ = ["POINTWISE", "TableBuilder", "compile_transform", "interpolation_name", "step_filter"]
-
 _TENSOR_FILTERS = ("bilinear", "bicubic", "nearest")
 POINTWISE = frozenset(
     (

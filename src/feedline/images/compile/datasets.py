@@ -22,21 +22,6 @@ from feedline.sources.folder import FileStore
 from feedline.sources.store import Numbers, PathTable, common_folder, path_starts
 from feedline.system import find_attribute, slashed
 
-__all__ = [
-    "FolderSelection",
-    "class_names",
-    "file_store",
-    "folder_fingerprint",
-    "folder_root",
-    "is_folder",
-    "is_source_class",
-    "is_timm_folder",
-    "is_torchvision_folder",
-    "select_folders",
-    "select_indices",
-    "unwrap_subsets",
-]
-
 _MAX_DEPTH = 100  # datasets in datasets
 _TOO_DEEP = f"is nested more than {_MAX_DEPTH} levels deep."
 

@@ -62,20 +62,6 @@ from feedline.randomness import seeded, unbroken
 from feedline.sources.store import Pixels
 from feedline.timing.stage_timer import end_stage, is_timing
 
-__all__ = [
-    "Form",
-    "FusedSteps",
-    "FusedTransform",
-    "PlacedViews",
-    "TransformTail",
-    "ViewCrops",
-    "contain",
-    "infer_row_layout",
-    "resize_views",
-    "view_crops",
-    "why_not_a_row",
-]
-
 Form: TypeAlias = Literal["pil", "tensor", "image"]
 """Container of the pixels: a PIL image, a torch.Tensor, a torchvision.tv_tensors.Image."""
 

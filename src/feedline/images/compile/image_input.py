@@ -24,7 +24,8 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from feedline.errors import ImageError, UsageError, note
-from feedline.images.codec_registry import DecodeOptions, Decoder, ThreadDecoder
+from feedline.images.codec_base import DecodeOptions
+from feedline.images.codec_registry import Decoder, ThreadDecoder
 from feedline.images.compile.library_steps import error_text, step_text
 from feedline.images.crops import Part, cut
 from feedline.images.lazy_images import read_unloaded_jpeg, undecoded
@@ -32,20 +33,6 @@ from feedline.order.requested_size import SampleRequest, current_request
 from feedline.sources.files import read_file
 from feedline.sources.store import Pixels
 from feedline.timing.stage_timer import end_stage, note_decoded
-
-__all__ = [
-    "FileBytes",
-    "LazyImage",
-    "PillowSettings",
-    "ReadOptions",
-    "call_at_requested_size",
-    "call_with_input",
-    "check_not_open",
-    "decode_with_pillow",
-    "has_rgb_pixels",
-    "open_with_pillow",
-    "read_input",
-]
 
 
 class PillowSettings(NamedTuple):

@@ -34,36 +34,6 @@ from feedline.private_names import TESTED_VERSIONS
 from feedline.randomness import seeded, unbroken
 from feedline.system import find_attribute
 
-__all__ = [
-    "CONTAINERS",
-    "SIZE_ATTRIBUTES",
-    "CompileError",
-    "PerSizeResolver",
-    "Step",
-    "add_while_possible",
-    "attempt",
-    "check_libraries",
-    "error_text",
-    "flatten",
-    "full_step_text",
-    "has_library_base",
-    "is_library_step",
-    "is_original",
-    "is_v2",
-    "is_well_behaved",
-    "leaves",
-    "library_name",
-    "replaced_function",
-    "replaced_method",
-    "run_quietly",
-    "sets_own_size",
-    "step_text",
-    "steps_text",
-    "untested_versions",
-    "why_modified",
-    "why_not_fused",
-]
-
 Step: TypeAlias = Callable[[Any], Any]
 
 _V2 = "torchvision.transforms.v2"

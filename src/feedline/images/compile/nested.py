@@ -49,8 +49,6 @@ from feedline.images.crops import Part
 from feedline.images.lazy_images import UndecodedJpeg, undecoded
 from feedline.sources.store import Pixels
 
-__all__ = ["NestedPipelines", "UndecodedImage"]
-
 _ENDS = {b"\xff\xd8\xff": b"\xff\xd9", b"\x89PNG\r\n": b"IEND\xaeB`\x82"}
 """First and last bytes of complete files; others are opened by Pillow at once."""
 _LARGE = 1 << 20

@@ -37,8 +37,6 @@ from feedline.order.requested_size import augmentation_strength, image_size
 from feedline.private_names import find_private
 from feedline.timing.stage_timer import end_stage
 
-__all__ = ["Pair", "pair"]
-
 _pytree = find_private("torch.utils._pytree")
 
 _FAST_INPUTS = (

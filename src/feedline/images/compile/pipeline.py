@@ -39,14 +39,6 @@ from feedline.sources.folder import FileStore
 from feedline.sources.store import Pixels, SampleStore
 from feedline.timing.stage_timer import end_stage
 
-__all__ = [
-    "STEPS",
-    "ImagePipeline",
-    "PipelinePerSize",
-    "SamplePipeline",
-    "ViewsPipeline",
-]
-
 STEPS, _TARGET = 1, 2
 """Constants that separate the seeds of unchanged steps and the target_transform from the crop's."""
 

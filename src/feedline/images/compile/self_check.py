@@ -56,15 +56,6 @@ from feedline.randomness import seeded, unbroken
 from feedline.sources.store import Pixels
 from feedline.system import rank_and_world
 
-__all__ = [
-    "FusedRun",
-    "check_folder",
-    "check_fused",
-    "check_loader",
-    "check_steps",
-    "has_warned_of",
-]
-
 FusedRun: TypeAlias = Callable[[Pixels, tuple[Any, ...], Callable[[Pixels], Pixels]], Any]
 """Fused form of steps: function of an image's pixels, the sample's other parts, and a change of the
 resized pixels. It returns the sample.

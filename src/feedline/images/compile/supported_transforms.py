@@ -38,16 +38,6 @@ try:
 except ImportError:
     photometric = None  # type: ignore[assignment]
 
-__all__ = [
-    "ArrayImage",
-    "PixelStep",
-    "apply_step",
-    "draw_crop_params",
-    "draw_step_params",
-    "pixel_step",
-    "pixels_as_image",
-]
-
 PixelStep: TypeAlias = Callable[[Pixels], Pixels]
 """Function of pixels (height, width, 3), RGB, C-contiguous, may be overwritten."""
 

@@ -46,8 +46,6 @@ from feedline.order.requested_size import (
 from feedline.sources.store import Pixels
 from feedline.timing.stage_timer import end_stage
 
-__all__ = ["Compiled", "View", "Views", "compile", "views"]
-
 _FAST_INPUTS = (
     "fast with a path, the bytes of a file, an unloaded image from Image.open (of a JPEG only the "
     "visible region is decoded), and loaded RGB images; anything else, e.g. an image of another "

@@ -10,8 +10,6 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any, cast
 
-__all__ = ["wrapped_transform"]
-
 
 def _one(self: Any, image: Any) -> Any:
     return self.transform(image)

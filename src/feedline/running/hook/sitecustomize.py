@@ -7,8 +7,6 @@ Python would import without it is imported. A failure never stops the program.
 import os
 import sys
 
-__all__ = ["start"]
-
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
