@@ -56,8 +56,13 @@ class _Pull:
         before = set(psutil.Process().children(recursive=True))
         self._batches: Iterator[Any] = iter(loader)
         self._workers: list[psutil.Process] = []
-        self.rates(_WARM_S)  # workers may start one after the other
-        self._workers = list(set(psutil.Process().children(recursive=True)) - before)
+        while True:  # workers may start one after the other
+            self.rates(_WARM_S)
+            children = set(psutil.Process().children(recursive=True))
+            # Without the fork server, which is the parent of workers.
+            self._workers = list(children - before - {child.parent() for child in children})
+            if len(self._workers) >= loader.num_workers:
+                break
 
     def rates(self, seconds: float) -> tuple[float, float]:
         """Samples per second, and per CPU second, over `seconds`."""
@@ -166,7 +171,8 @@ def main() -> None:
             results["cases"][name] = {"on": turns[True], "off": turns[False], "ratios": ratios}
             off_rate = statistics.median(rate for rate, _ in turns[False])
             print(
-                f"{name:50s} {off_rate:9.0f}/s off   on / off " + ", CPU ".join(map(_say, ratios))
+                f"{name:50s} {off_rate:9.0f}/s off   on / off " + ", CPU ".join(map(_say, ratios)),
+                flush=True,
             )
             del pulls
     if options.out:
