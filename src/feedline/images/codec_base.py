@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import ExifTags
 
 from feedline.errors import ImageError
 from feedline.images.crops import Part, check_part, cut
@@ -21,7 +22,6 @@ from feedline.sources.store import Pixels
 DEFAULT_MAX_PIXELS = 178_956_970
 """Twice 0.25 GiB of RGB pixels, Pillow's default limit."""
 
-_EXIF_ORIENTATION_TAG = 0x0112
 _EXIF_WHOLE_NUMBERS = {3: "H", 4: "I", 8: "h", 9: "i"}
 _EXIF_PREFIX = re.compile(rb"^(?:Exif\0\0){1,2}")
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
@@ -203,7 +203,7 @@ def _exif_orientation(exif: bytes) -> int | None:
         (entries,) = struct.unpack_from(order + "H", exif, at)
         for entry in range(at + 2, at + 2 + 12 * entries, 12):
             tag, kind, count, _ = struct.unpack_from(order + "HHII", exif, entry)
-            if tag == _EXIF_ORIENTATION_TAG and count:
+            if tag == ExifTags.Base.Orientation and count:
                 form = _EXIF_WHOLE_NUMBERS.get(kind)
                 return int(struct.unpack_from(order + form, exif, entry + 8)[0]) if form else 0
     return None

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from feedline.errors import ImageError, UsageError, note
 from feedline.images.codec_base import DecodeOptions
@@ -215,6 +215,10 @@ def has_rgb_pixels(image: object) -> bool:
         if getattr(sys.modules.get(module), kind.__name__, None) is not kind:
             return False
     assert isinstance(image, Image.Image)
+    if image.format == "TIFF" and getattr(image, "tile", None):  # not loaded
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) > 4
+        if turned and image.tag_v2.get(ExifTags.Base.Orientation) is None:  # type: ignore[attr-defined]
+            return False  # it is in XMP: the image has another size once it is loaded
     return image.mode == "RGB" and min(image.size) > 0 and _READING.isdisjoint(vars(image))
 
 
