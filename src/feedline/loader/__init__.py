@@ -8,8 +8,7 @@ In the order in which a call passes through them:
     batch_stream      position and engine of an iteration, and the loader's state
     engine_choice     choice of the engine for a dataset
     start_engine      start of one of the `engines`, or of the `iterable_engine`
-    position          next batches: of a planned order
-    sampled_position  next batches: of torch samplers, one `sampled_epoch` at a time
+    position          next batches: of a planned order, or of one `sampled_epoch` at a time
     torch_samplers    properties of torch samplers, and a loader's public samplers
     random_states     random states that determine an epoch's order
     state             entries of a state, and the checks when it is loaded

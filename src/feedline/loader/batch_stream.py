@@ -33,9 +33,8 @@ from feedline.loader.engine_choice import CurrentChoice, EngineChoice, keeps_wor
 from feedline.loader.engines import NO_BATCH, NO_ENGINE, Engine, EngineRecord
 from feedline.loader.iterable_engine import IterablePosition
 from feedline.loader.options import Options, check_argument, check_timeout
-from feedline.loader.position import LoaderPosition, PlannedPosition
+from feedline.loader.position import LoaderPosition, PlannedPosition, SampledPosition
 from feedline.loader.sampled_epoch import EpochSource
-from feedline.loader.sampled_position import SampledPosition
 from feedline.loader.start_engine import start_engine
 from feedline.loader.state import check_identity, check_state, compare_made_by
 from feedline.loader.torch_samplers import sampler_rank_and_world_size

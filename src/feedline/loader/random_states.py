@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from feedline.system import find_attribute
 
 _MAX_BYTES = 1 << 16
 """Upper limit of a random state in bytes: data that unpacks to more is damaged."""
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -83,30 +82,9 @@ class RandomStates:
         finally:
             torch.default_generator.set_state(current)
 
-
-class ReplayedStates:
-    """Recorded random states for several calls: each continues where the previous one ended.
-
-    The current global random state is not changed.
-    """
-
-    def __init__(self, rng_states: RandomStates, later: RandomStates | None = None) -> None:
-        self._rng_states, self._later = rng_states, later
-
-    def use_later(self) -> None:
-        """From now on use the states `later`, if there are any."""
-        if self._later is not None:
-            self._later.set_generators()
-            self._rng_states, self._later = self._later, None
-
-    def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call a function with the states."""
-        with self._rng_states.replace_global_state():
-            try:
-                return function(*arguments)
-            finally:
-                now = _to_bytes(torch.default_generator.get_state())
-                self._rng_states = replace(self._rng_states, global_rng_state=now)
+    def with_current_global_state(self) -> RandomStates:
+        """Copy with the current global random state."""
+        return replace(self, global_rng_state=_to_bytes(torch.default_generator.get_state()))
 
 
 def sampler_generators(

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from feedline.engine.messages import error_message
 from feedline.errors import StateError
-from feedline.loader.random_states import RandomStates, ReplayedStates
+from feedline.loader.random_states import RandomStates
 from feedline.loader.state import Position, pack, unpack
 from feedline.loader.torch_samplers import (
     describe,
@@ -135,16 +135,19 @@ def _indices(keys: Any) -> NDArray[np.int64] | None:
     return array.astype(np.int64, copy=False) if array.dtype.kind in "iu" else None
 
 
-class SamplerPass:
-    """One pass over a sampler. As in torch, an exception of the sampler does not end it.
+class SampledEpoch:
+    """Open epoch: one pass over the sampler, and the position in it.
+
+    As in torch, an exception of the sampler does not end the pass.
 
     Args:
-        source: begins the pass.
+        source: sampler and generator.
         seed: seed of the epoch; None uses the drawn one.
-        undrawn: as for `EpochSource.begin_pass`.
-        start: state entry. It gets the random states before the first batch if other code has drawn
-            random numbers since `iter()`: without workers the first `next()` reads the sampler.
-        replayed: recorded random states to use; None uses the current ones.
+        undrawn: 0 draws a seed. With persistent workers: number of seeds since the last one that
+            was drawn; the seed is the latest of these, drawn from a copy. None draws nothing.
+        rng_states: recorded random states to repeat; None uses the current ones.
+        first: recorded random states that replace them from the first batch on.
+        start: recorded state entry; None creates one.
     """
 
     def __init__(
@@ -152,57 +155,31 @@ class SamplerPass:
         source: EpochSource,
         seed: int | None,
         undrawn: int | None,
-        start: dict[str, Any],
-        replayed: ReplayedStates | None,
+        rng_states: RandomStates | None = None,
+        first: RandomStates | None = None,
+        start: dict[str, Any] | None = None,
     ) -> None:
-        self._source, self._start, self._replayed = source, start, replayed
-        self._keys, drawn = self._call(source.begin_pass, undrawn)
+        self._source, self._sampler = source, source.sampler
+        self._stateful = stateful_part(source.sampler)
+        self.undrawn = undrawn
+        self.rng_states = source.capture_rng_states() if rng_states is None else rng_states
+        """Random states before the pass."""
+        # If only the epoch's seed is drawn, and from the global state, the seed itself is saved.
+        seed_only = draws_nothing(source.sampler) and source.generator is None
+        self.start = start or source.start(None if seed_only else self.rng_states)
+        """State entry from which the epoch can be opened again. It gets the random states before
+        the first batch if other code has drawn random numbers since `iter()`: without workers the
+        first `next()` reads the sampler."""
+        self._replayed = rng_states  # continues with each request
+        self._replayed_first = first
+        self._keys, drawn = self._call(self._begin_pass)
         if seed is None:
-            digest = start["seeded_states"]
+            digest = self.start["seeded_states"]
             seed = drawn if digest is None else mix(drawn, digest)
-        self.seed = seed
-        records_first = replayed is None and start["random"] is not None
-        self._before_first = source.capture_rng_states() if records_first else None
-
-    def next(self) -> Any:
-        """Return the keys of the next batch; _END at the end."""
-        if self._replayed is not None:
-            self._replayed.use_later()
-            return self._call(next, self._keys, _END)
-        if self._before_first is not None:
-            first = self._source.capture_rng_states()
-            if first != self._before_first:
-                self._start["first"] = first.as_json()
-            self._before_first = None
-        return draw(next, self._keys, _END)
-
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        if self._replayed is not None:
-            return draw(self._replayed.call, function, *arguments)
-        return draw(function, *arguments)
-
-
-class SampledEpoch:
-    """Open epoch: one pass over the sampler, and the position in it."""
-
-    def __init__(
-        self,
-        keys: SamplerPass,
-        sampler: object,
-        *,
-        seed: int,
-        undrawn: int | None,
-        rng_states: RandomStates,
-        start: dict[str, Any],
-    ) -> None:
-        self._keys = keys
-        self._sampler = sampler
-        self._stateful = stateful_part(sampler)
         self.seed = seed  # of random transforms
-        self.undrawn = undrawn  # as for `EpochSource.begin_pass`
-        self.rng_states = rng_states  # before the pass
-        self.start = start  # state entry from which the epoch can be opened again
-        self.sampler_epoch = epoch_of(sampler)
+        records_first = rng_states is None and self.start["random"] is not None
+        self._before_first = source.capture_rng_states() if records_first else None
+        self.sampler_epoch = epoch_of(source.sampler)
         """Epoch number of the sampler, which some samplers increase at the end of the epoch."""
         self.early_steps: frozenset[int] = frozenset()  # later steps that were delivered early
         self.start_at(0, 0)
@@ -211,6 +188,50 @@ class SampledEpoch:
         self._has_ended = False  # True if the sampler had no more keys
         self.broken = False
         """True if the pass cannot continue, because Ctrl-C interrupted the sampler."""
+
+    def _begin_pass(self) -> tuple[Iterator[Any], int]:
+        """Return an iterator of the sampler, and the seed drawn after its creation, or 0."""
+        keys, seed = iter(self._sampler), 0  # the sampler first: it may draw random numbers
+        if self.undrawn is None:
+            return keys, seed
+        generator = self._source.generator
+        source = torch.default_generator if generator is None else generator
+        if self.undrawn:
+            source = torch.Generator(source.device).set_state(source.get_state())
+        # Set explicitly, because torch.set_default_device may have set another.
+        number = torch.empty((), dtype=torch.int64, device=source.device)
+        for _ in range(self.undrawn or 1):
+            seed = int(number.random_(generator=source).item())
+        return keys, seed
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self._replayed is not None:
+            return draw(self._replay, self._replayed, function, *arguments)
+        return draw(function, *arguments)
+
+    def _replay(
+        self, rng_states: RandomStates, function: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Call a function with recorded random states, and record the states after it."""
+        with rng_states.replace_global_state():
+            try:
+                return function(*arguments)
+            finally:
+                self._replayed = rng_states.with_current_global_state()
+
+    def _request_keys(self) -> Any:
+        """Return the keys of the next batch; _END at the end."""
+        if self._replayed is not None:
+            if self._replayed_first is not None:
+                self._replayed_first.set_generators()
+                self._replayed, self._replayed_first = self._replayed_first, None
+            return self._call(next, self._keys, _END)
+        if self._before_first is not None:
+            first = self._source.capture_rng_states()
+            if first != self._before_first:
+                self.start["first"] = first.as_json()
+            self._before_first = None
+        return draw(next, self._keys, _END)
 
     def start_at(self, step: int, digest: int) -> None:
         """Set the step of the next draw, and the digest of all earlier keys of the epoch."""
@@ -242,7 +263,7 @@ class SampledEpoch:
         return self._draws[step]
 
     def _next(self) -> Draw | None:
-        keys = self._keys.next()
+        keys = self._request_keys()
         if self.sampler_epoch is not None:
             self.sampler_epoch = epoch_of(self._sampler)
         if keys is _END:
@@ -344,30 +365,21 @@ class EpochSource:
         self._seed = seed
         self._persistent = persistent
         self.next_undrawn: int | None = 0 if seed is None else None
-        """For the next epoch, as for `begin_pass`."""
+        """For the next epoch, as for `SampledEpoch`."""
 
     def start(self, rng_states: RandomStates | None = None) -> dict[str, Any]:
         """State entry from which an epoch that begins now, with these states, can be reopened."""
+        stateful = stateful_part(self.sampler)
+        # Without workers torch's loader draws from numpy's and Python's random states, too. Here
+        # any number of workers gives the same.
+        is_seeded = self._seed is not None or self.generator is not None
         return {
             "epoch": epoch_of(self.sampler),
             "random": None if rng_states is None else rng_states.as_json(),
-            "first": None,  # see `SamplerPass`
-            "seeded_states": self._seeded_states(),
-            "sampler": self.sampler_state(),
+            "first": None,  # see `SampledEpoch.start`
+            "seeded_states": None if is_seeded else seeded_states_digest(),
+            "sampler": None if stateful is None else pack(copy.deepcopy(stateful.state_dict())),
         }
-
-    def _seeded_states(self) -> int | None:
-        """Digest of numpy's and Python's random states, if they change the seeds of epochs.
-
-        Without workers torch's loader draws from them; here any number of workers gives the same.
-        """
-        is_explicit = self._seed is not None or self.generator is not None
-        return None if is_explicit else seeded_states_digest()
-
-    def sampler_state(self) -> tuple[Any] | None:
-        """Current state of the sampler for a loader's state; None if it has none."""
-        stateful = stateful_part(self.sampler)
-        return None if stateful is None else pack(copy.deepcopy(stateful.state_dict()))
 
     def capture_rng_states(self) -> RandomStates:
         """Record the current random states."""
@@ -375,14 +387,14 @@ class EpochSource:
 
     def open(self, number: int) -> SampledEpoch:
         """Begin an epoch."""
-        epoch = self._open(self._user_seed(number), self.next_undrawn, None)
+        epoch = SampledEpoch(self, self._user_seed(number), self.next_undrawn)
         self._count(epoch.undrawn)
         return epoch
 
     def open_again(self, epoch: SampledEpoch) -> SampledEpoch:
         """Begin an epoch again, after the sampler's settings were changed."""
         epoch.rng_states.set_generators()
-        return self._open(epoch.seed, epoch.undrawn, epoch.rng_states)
+        return SampledEpoch(self, epoch.seed, epoch.undrawn, epoch.rng_states)
 
     def _user_seed(self, number: int) -> int | None:
         """Seed of an epoch from the user's seed; None without one."""
@@ -392,53 +404,6 @@ class EpochSource:
         """Set `next_undrawn` after an epoch began."""
         if self._seed is None:
             self.next_undrawn = (undrawn or 0) + 1 if self._persistent else 0
-
-    def _open(
-        self,
-        seed: int | None,
-        undrawn: int | None,
-        rng_states: RandomStates | None,
-        first: RandomStates | None = None,
-        start: dict[str, Any] | None = None,
-    ) -> SampledEpoch:
-        """Begin a pass over the sampler.
-
-        Args:
-            seed: seed of the epoch; None uses the drawn one.
-            undrawn: as for `begin_pass`.
-            rng_states: recorded random states to repeat; None uses the current ones.
-            first: recorded random states that replace them from the first batch on.
-            start: recorded state entry; None creates one.
-        """
-        before = self.capture_rng_states() if rng_states is None else rng_states
-        # If only the epoch's seed is drawn, and from the global state, the seed itself is saved.
-        seed_only = draws_nothing(self.sampler) and self.generator is None
-        start = start or self.start(None if seed_only else before)
-        replayed = None if rng_states is None else ReplayedStates(rng_states, first)
-        keys = SamplerPass(self, seed, undrawn, start, replayed)
-        return SampledEpoch(
-            keys, self.sampler, seed=keys.seed, undrawn=undrawn, rng_states=before, start=start
-        )
-
-    def begin_pass(self, undrawn: int | None) -> tuple[Iterator[Any], int]:
-        """Return an iterator of the sampler, and a seed that is drawn after its creation.
-
-        Args:
-            undrawn: 0 draws the seed. With persistent workers: number of seeds since the last
-                one that was drawn; the seed is the latest of these, drawn from a copy. None
-                draws nothing, and returns 0.
-        """
-        keys, seed = iter(self.sampler), 0  # the sampler first: it may draw random numbers
-        if undrawn is None:
-            return keys, seed
-        source = torch.default_generator if self.generator is None else self.generator
-        if undrawn:
-            source = torch.Generator(source.device).set_state(source.get_state())
-        # Set explicitly, because torch.set_default_device may have set another.
-        number = torch.empty((), dtype=torch.int64, device=source.device)
-        for _ in range(undrawn or 1):
-            seed = int(number.random_(generator=source).item())
-        return keys, seed
 
     def load_seeds(self, state: Mapping[str, Any]) -> None:
         """Continue with the seeds after those of a state, in the current form."""
@@ -513,8 +478,8 @@ class EpochSource:
             rng_states = None
         # Without random states the state has the only number that was drawn.
         draws = seed is None or state["start"]["random"] is not None
-        epoch = self._open(
-            seed, undrawn if draws else None, rng_states, first, start=dict(state["start"])
+        epoch = SampledEpoch(
+            self, seed, undrawn if draws else None, rng_states, first, dict(state["start"])
         )
         epoch.undrawn = undrawn
         return epoch

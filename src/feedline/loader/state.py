@@ -3,7 +3,7 @@
 `BatchStream.state` builds the dict. Its entries, by the module that adds them:
     state.py             `version`, `epoch`, `step`, `image_size` (`Position.as_state`), and the
                          values that must be equal in the resuming loader (`identity_of`)
-    sampled_position.py  for an order defined by samplers: rank, number of ranks and seed
+    position.py          for an order defined by samplers: rank, number of ranks and seed
     sampled_epoch.py     for an order defined by samplers: digest of the delivered keys, steps
                          delivered early, the sampler's own state, and random states
     iterable_engine.py   for an IterableDataset: random states, steps replaced by an exception, and
