@@ -197,10 +197,17 @@ def try_fault(fault: Fault, root: Path) -> Outcome:
     return Outcome(name=fault.name, outcome=outcome, detail=detail, seconds=seconds)
 
 
-def check_text(fault: Fault) -> bool:
-    """Return True if the text of the fault occurs once in the checkout; else print the reason."""
+def check_names(fault: Fault) -> bool:
+    """Return True if the checkout has the text of the fault once, and its tests; else print why."""
     try:
         fault.faulty_text(ROOT)
+        for test in fault.tests:
+            path, _, name = test.partition("[")[0].partition("::")
+            is_found = (ROOT / path).exists()
+            if name and is_found:
+                is_found = f"def {name}" in (ROOT / path).read_text()
+            if not is_found:
+                raise FaultError(f"there is no {test}")
     except (FaultError, OSError) as error:
         print(f"{fault.name}: {error}", file=sys.stderr)
         return False
@@ -242,7 +249,7 @@ def main() -> int:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="check that the text of each fault occurs in its file, and exit",
+        help="check that the text and the tests of each fault exist, and exit",
     )
     options = parser.parse_args()
     faults = read_faults(HERE / "faults.toml")
@@ -254,7 +261,7 @@ def main() -> int:
             print(f"{fault.name}: {fault.why}")
         return 0
     if options.check:
-        return int(sum(not check_text(fault) for fault in faults) > 0)
+        return int(sum(not check_names(fault) for fault in faults) > 0)
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="feedline-faults-") as folder:
         root = Path(folder).resolve()
