@@ -8,6 +8,7 @@ Use them for programs that do not test the start of Python, the order of imports
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -254,6 +255,8 @@ def _serve(fd: int) -> None:
     gc.freeze()
     with socket.socket(fileno=fd) as connection:
         request = _next_program(connection)
+    if "triton" in sys.modules:  # it reports frozen objects on stderr
+        atexit.register(gc.unfreeze)
     _set_environment(request, search_path, random_state)
     _run_program(request["args"][1:])
 
