@@ -1,8 +1,7 @@
 """A training that receives a signal after one of its steps, in a process of its own.
 
-With an argument, as started by torchrun on each rank, this script runs the given training. Without
-one it runs a training for each line of its input, each in a fork, and answers with the fork's exit
-status: torch and timm are imported only once.
+This script runs a training for each line of its input, each in forks, one a rank, and answers with
+their exit statuses: torch and timm are imported only once.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from feedline.train import run as training
 from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
 
-__all__ = ["Forks", "forks", "job", "on_ranks", "said_in"]
+__all__ = ["Forks", "forks", "job", "said_in"]
 
 
 def job(recipe: dict[str, Any], data: Path, folder: Path, **of: Any) -> dict[str, Any]:
@@ -37,20 +36,18 @@ def job(recipe: dict[str, Any], data: Path, folder: Path, **of: Any) -> dict[str
         recipe: the recipe.
         data: the images.
         folder: parent of the run folder `out` and of the reports of the ranks.
-        of: `after` and `signum`, to signal the last rank after a step; `check_s`, how often ranks
-            agree on a stop, by default at each step; and fields of `RunSettings`.
+        of: `after` and `signum`, to signal a rank after a step; `signalled`, which rank, by default
+            the last one; `check_s`, how often ranks agree on a stop, by default at each step; and
+            fields of `RunSettings`.
     """
     folder.mkdir(exist_ok=True)
-    check_s = of.pop("check_s", 0.0)
-    signalled = {name: int(of.pop(name, 0)) for name in ("after", "signum")}
-    settings = {"device": "cpu", "workers": 0, **of}
+    defaults = {"after": 0, "signum": 0, "signalled": None, "check_s": 0.0}
     return {
         "recipe": recipe,
         "root": str(data),
         "folder": str(folder),
-        "settings": settings,
-        **signalled,
-        "check_s": check_s,
+        **{name: of.pop(name, default) for name, default in defaults.items()},
+        "settings": {"device": "cpu", "workers": 0, **of},
     }
 
 
@@ -58,18 +55,6 @@ def said_in(folder: Path, rank: int = 0) -> dict[str, Any]:
     """Report of a rank that was not killed."""
     said: dict[str, Any] = json.loads((folder / f"rank{rank}.json").read_text())
     return said
-
-
-def on_ranks(asked: dict[str, Any], ranks: int) -> subprocess.CompletedProcess[str]:
-    """Train on several processes, as torchrun starts them."""
-    run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run(
-        [sys.executable, *(run if ranks > 1 else []), __file__, json.dumps(asked)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
 
 
 @dataclass(frozen=True)
@@ -126,7 +111,8 @@ def _trained(asked: dict[str, Any]) -> None:
     rank, world = rank_and_world()
     ranks.CHECK_S = asked["check_s"]
     seen: list[Any] = []
-    _noted(seen, asked["after"] if rank == world - 1 else 0, asked["signum"])
+    signalled = world - 1 if asked["signalled"] is None else asked["signalled"]
+    _noted(seen, asked["after"] if rank == signalled else 0, asked["signum"])
     report, folder = Recorder(), Path(asked["folder"])
     place: dict[str, Any] = {"data": Path(asked["root"]), "out": folder / "out"}
     recipe, settings = Recipe(**asked["recipe"]), RunSettings(**place, **asked["settings"])
@@ -149,9 +135,6 @@ def _trained(asked: dict[str, Any]) -> None:
 
 
 def _main() -> None:
-    if sys.argv[1:]:
-        _trained(json.loads(sys.argv[1]))
-        return
     import timm  # noqa: F401  before the forks, each of which would take 3 s to load it
 
     for line in sys.stdin:

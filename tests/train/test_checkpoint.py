@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import preloaded
-from feedline.errors import SaveError, StateError
+from feedline.errors import StateError
 from feedline.train.run_folder import (
     WEIGHTS,
     CheckpointWriter,
@@ -28,25 +28,10 @@ def test_checkpoint_round_trips_and_folder_means_last_one(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_a_save_that_fails_leaves_the_earlier_checkpoint_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "last.pt"
-    save_checkpoint(path, {"step": 1})
-    before = path.read_bytes()
-
-    def full_disk(content: object, file: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(SaveError, match=r"last\.pt cannot be written: No space left.*free: "):
-        save_checkpoint(path, {"step": 2})
-    assert path.read_bytes() == before
-    assert [child.name for child in tmp_path.iterdir()] == ["last.pt"]
-
-
-def test_full_disk_is_named_with_sizes(tmp_path: Path) -> None:
-    """torch's writer on a real file system of 64 KiB."""
+def test_full_disk_is_named_with_sizes_and_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
+    """torch's writer, if files may have 64 KiB."""
+    save_checkpoint(tmp_path / "last.pt", {"step": 1})
+    before = (tmp_path / "last.pt").read_bytes()
     code = f"""
 import os, resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
@@ -63,7 +48,9 @@ except SaveError as error:
     done = preloaded.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "last.pt cannot be written" in done.stdout
     assert "needed: about 400.0 kB" in done.stdout
-    assert list(tmp_path.iterdir()) == []
+    assert "free: " in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+    assert (tmp_path / "last.pt").read_bytes() == before
 
 
 def test_previous_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -82,7 +69,7 @@ class _Trap:
         return (Path.touch, (Path("sprung"),))
 
 
-NOISE = [np.random.default_rng(seed).bytes(2000) for seed in range(40)]
+NOISE = [np.random.default_rng(seed).bytes(2000) for seed in range(4)]
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", pickle.dumps(_Trap()), *NOISE])

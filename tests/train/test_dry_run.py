@@ -98,28 +98,19 @@ def test_slow_steps_are_measured_beyond_the_time_limit(
 def test_plan_names_the_bottleneck_and_a_fix_with_its_gain(plan: PlannedRun) -> None:
     for phase in plan.phases:
         assert (phase.bottleneck == "compute") == (phase.measured.wait_share < 0.05)
-        for bottleneck, rate, gain in (("workers", 200, "2.00"), ("workers", 51, None)):
+        # The gain is bounded by the waits and by the compute rate.
+        for wait_share, rate, gain in ((0.5, 200, "2.00"), (0.9, 200, "4.00"), (0.5, 51, None)):
             measured = replace(
                 phase.measured,
                 images_per_s=50,
                 compute_images_per_s=rate,
-                wait_share=0.5,
-                bottleneck=bottleneck,
+                wait_share=wait_share,
+                bottleneck="workers",
             )
-            phases = (replace(phase, measured=measured, bottleneck=bottleneck),)
+            phases = (replace(phase, measured=measured, bottleneck="workers"),)
             text = " ".join(str(replace(plan, phases=phases)).split())
             assert ("hint: steps wait" in text) == (gain is not None)
             assert gain is None or f"{gain} times as fast" in text
-
-
-@pytest.mark.parametrize(("wait_share", "gain"), [(0.2, 1.25), (0.9, 4.0)])
-def test_the_gain_is_bounded_by_the_waits_and_by_the_compute_rate(
-    plan: PlannedRun, wait_share: float, gain: float
-) -> None:
-    measured = replace(
-        plan.phases[0].measured, images_per_s=50, compute_images_per_s=200, wait_share=wait_share
-    )
-    assert measured.gain_without_waits == pytest.approx(gain)
 
 
 def test_dry_run_is_printed_and_json_serialisable(plan: PlannedRun) -> None:
@@ -184,20 +175,6 @@ def test_a_set_without_a_readable_image_is_an_error(tmp_path: Path) -> None:
 def test_a_set_smaller_than_a_batch_is_one_batch(tiny_set: Path) -> None:
     (phase,) = plan_of(tiny_set, make_recipe(schedule="32x1", batch_size=64)).phases
     assert (phase.steps, phase.images) == (1, 40)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"model": "resnet19"}, "has no model 'resnet19'"),
-        ({"initial_checkpoint": "none.pt"}, "no such file"),
-    ],
-)
-def test_dry_run_rejects_what_run_rejects(tiny_set: Path, settings: Any, message: str) -> None:
-    state = torch.get_rng_state()
-    with pytest.raises(FeedlineError, match=message):
-        plan_of(tiny_set, make_recipe(**settings))
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_budget_out_of_range_and_several_ranks_are_rejected(

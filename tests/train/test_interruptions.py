@@ -84,18 +84,6 @@ INTERRUPTED = [
 ]
 
 
-def test_interruption_steps_cover_critical_steps() -> None:
-    assert last_steps(2) == ([4, 8, 13, 16, 19, 22], [8, 13, 16, 22])
-    on_ranks = {step for step, _ in ON_RANKS}
-    assert len(on_ranks) == 20
-    assert {7, 8, 9, 12, 13, 14, 15, 16, 17} < on_ranks
-    assert (8, signal.SIGKILL) in ON_RANKS
-    ends, edges = last_steps(1)
-    assert (ends, edges) == ([5, 10, 17, 20, 24, 28], [10, 17, 20, 28])
-    assert len(STEPS) == len(set(STEPS)) == 20
-    assert {9, 10, 11, 16, 17, 18, 19, 20, 21} <= set(STEPS) <= set(range(1, 29))
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory, forked: Forks) -> Path:
     """The folder of a run that nothing stopped."""

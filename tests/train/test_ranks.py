@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from interruption import Forks, job, on_ranks, said_in
+from interruption import Forks, job, said_in
 
-import preloaded
 from feedline.errors import StateError
 from feedline.train.config import share_batches
 from feedline.train.recipe import Recipe
@@ -43,13 +38,16 @@ def test_ranks_have_the_same_size_and_the_same_weights_at_every_step(
     assert load_checkpoint(tmp_path / "out")["ranks"] == ranks
 
 
+@pytest.mark.parametrize("dies", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_killed_rank_ends_others_and_run_resumes(
-    tiny_set: Path, tmp_path: Path, forked: Forks
+    tiny_set: Path, tmp_path: Path, forked: Forks, dies: int
 ) -> None:
     recipe = {"model": "test_resnet", "schedule": "24x1,32x1", "batch_size": 4}
-    asked = job(recipe, tiny_set, tmp_path, after=7, signum=signal.SIGKILL)
-    assert forked.run_ranks(asked, 2) == [1, -signal.SIGKILL]
-    assert "another rank does not respond; rank 0 ends" in said_in(tmp_path)["error"]
+    asked = job(recipe, tiny_set, tmp_path, after=7, signum=signal.SIGKILL, signalled=dies)
+    other, statuses = 1 - dies, [1, 1]
+    statuses[dies] = -signal.SIGKILL
+    assert forked.run_ranks(asked, 2) == statuses
+    assert f"another rank does not respond; rank {other} ends" in said_in(tmp_path, other)["error"]
     assert load_checkpoint(tmp_path / "out")["state"]["step"] == 5
     assert forked.run_ranks(job(recipe, tiny_set, tmp_path, resume="auto"), 2) == [0, 0]
     assert said_in(tmp_path)["steps"] == [6, 7, 8, 9, 10]
@@ -110,13 +108,13 @@ def test_a_process_group_for_cuda_alone_gets_one_for_the_cpu() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_run_resumes_on_another_number_of_ranks(tiny_set: Path, tmp_path: Path) -> None:
+def test_run_resumes_on_another_number_of_ranks(
+    tiny_set: Path, tmp_path: Path, forked: Forks
+) -> None:
     recipe: dict[str, Any] = {"model": "test_resnet", "schedule": "32x1,48x2", "batch_size": 4}
     asked = job(recipe, tiny_set, tmp_path, workers=1, after=7, signum=signal.SIGTERM)
-    done = on_ranks(asked, 2)
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = on_ranks(job(recipe, tiny_set, tmp_path, workers=1, resume="auto"), 1)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert forked.run_ranks(asked, 2) == [0, 0]
+    assert forked.run(job(recipe, tiny_set, tmp_path, workers=1, resume="auto")) == 0
     assert [samples for _, samples, *_ in said_in(tmp_path)["records"]] == [40, 40, 40]
     saved = load_checkpoint(tmp_path / "out")
     assert (saved["ranks"], saved["recipe"]["batch_size"]) == (1, 8)
@@ -129,44 +127,3 @@ def test_batches_that_cannot_be_divided_are_rejected() -> None:
     assert share_batches(recipe, 3, 3) is recipe
     with pytest.raises(StateError, match=r"batch of 12 images .* cannot be divided"):
         share_batches(recipe, 2, 8)
-
-
-def free_port() -> int:
-    with socket.socket() as there:
-        there.bind(("127.0.0.1", 0))
-        return int(there.getsockname()[1])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("dies", [0, 1])
-def test_a_rank_that_dies_ends_the_others_with_an_error(
-    tiny_set: Path, tmp_path: Path, dies: int
-) -> None:
-    command = [sys.executable, "-m", "feedline", "train", str(tiny_set)]
-    command += ["--model", "test_resnet", "--schedule", "32x1000", "--batch-size", "4"]
-    command += ["--device", "cpu", "--workers", "0", "--out", str(tmp_path / "out")]
-    known = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        preloaded.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | known | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        assert ranks[0].stdout is not None
-        while "epoch 1/" not in (line := ranks[0].stdout.readline()):
-            assert line, "it has ended"
-        ranks[dies].send_signal(signal.SIGKILL)
-        _, said = ranks[1 - dies].communicate()
-        assert ranks[1 - dies].returncode == 1
-        assert f"another rank does not respond; rank {1 - dies} ends as well" in said
-        assert "Traceback" not in said
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()

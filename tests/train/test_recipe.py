@@ -7,12 +7,9 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from feedline.errors import ScheduleError, StateError, UsageError
 from feedline.train.config import (
-    GRID_PX,
     PRESETS,
     changed_on_resume,
     check_resumable,
@@ -27,30 +24,17 @@ from feedline.train.recipe import Recipe, TrainPhase
     [
         ("batch_size", 0),
         ("batch_size", True),
-        ("schedule", 5),
         ("schedule", None),
         ("schedule", {"size": 64, "epochs": 1}),
         ("lr", 0.0),
         ("lr", float("nan")),
-        ("weight_decay", -0.1),
-        ("warmup_epochs", -1.0),
-        ("smoothing", -0.1),
         ("amp", "fp8"),
         ("seed", -1),
-        ("val_image_size", 0),
-        ("on_error", "ignore"),
         ("sched", "step"),
-        ("aa", "auto"),
-        ("ramp_from", 1.5),
-        ("mixup", -1.0),
         ("cutmix", float("inf")),
         ("reprob", 1.1),
-        ("drop", 1.0),
-        ("grad_accum_steps", 0),
         ("model_ema_decay", 1.0),
-        ("pretrained", "hub"),
         ("initial_checkpoint", None),
-        ("amp_dtype", "bf16"),
     ],
 )
 def test_setting_out_of_range_raises_with_value(setting: str, value: object) -> None:
@@ -125,11 +109,7 @@ def test_phases_with_settings_of_their_own_read_back() -> None:
         ({"size": 64, "epochs": 1, "colour": 3}, "'colour'"),
         ({"size": 64, "epochs": True}, "epochs must be"),
         ({"size": 64, "epochs": 1, "lr": 0.0}, "lr must be a number above 0, got 0.0"),
-        ({"size": 64, "epochs": 1, "mixup": -0.1}, "mixup must be a number from 0, got -0.1"),
-        ({"size": 64, "epochs": 1, "reprob": 1.5}, "reprob must be a number from 0 to 1, got 1.5"),
         ({"size": 64, "epochs": 1, "drop": 1.0}, "drop must be a number from 0 below 1, got 1.0"),
-        ({"size": 64, "epochs": 1, "drop_path": float("nan")}, "drop_path must be"),
-        ({"size": 64, "epochs": 1, "val_image_size": 2.5}, "val_image_size must be a whole number"),
         ("64x1", "a phase is a table"),
     ],
 )
@@ -179,40 +159,15 @@ def test_presets_are_as_their_sources_say() -> None:
         preset_settings("fixed-res", 3)
 
 
-@given(
-    batch_size=st.integers(1, 4096),
-    lr=st.none() | st.floats(1e-6, 10),
-    optimizer=st.sampled_from(["adamw", "sgd"]),
-    seed=st.integers(0, 2**63 - 1),
-)
-def test_a_recipe_reads_back_equal_and_may_resume_itself(
-    batch_size: int, lr: float | None, optimizer: str, seed: int
-) -> None:
-    recipe = Recipe(batch_size=batch_size, lr=lr, opt=optimizer, seed=seed)
-    again = Recipe(**recipe.as_dict())
-    assert again == recipe
-    check_resumable(again, recipe.as_dict())
-
-
-def test_resuming_another_recipe_names_every_difference_and_nothing_else() -> None:
-    saved = Recipe(model="resnet18", seed=1).as_dict()
-    with pytest.raises(StateError) as caught:
-        check_resumable(Recipe(model="resnet34", seed=2), saved)
-    message = str(caught.value)
-    assert "model was 'resnet18', is 'resnet34'" in message
-    assert "seed was 1, is 2" in message
-    assert "batch_size" not in message
-    assert "schedule was" not in message
-
-
 def test_changes_on_resume_are_reported_and_schedule_changes_only_between_epochs() -> None:
     saved = Recipe(schedule="64x2").as_dict()
     other = Recipe(schedule="64x2", val_image_size=96, clip_grad=1.0)
     assert not check_resumable(other, saved)
     told = changed_on_resume(other, saved)
     assert told == "val_image_size was 64, is 96; clip_grad was 0.0, is 1.0"
-    with pytest.raises(StateError, match=r"another recipe .*schedule was"):
+    with pytest.raises(StateError, match=r"another recipe .*schedule was") as caught:
         check_resumable(Recipe(schedule="64x4"), saved)
+    assert "batch_size" not in str(caught.value)
     assert check_resumable(Recipe(schedule="64x4", val_image_size=64), saved, done=2)
 
 
@@ -223,9 +178,3 @@ def test_warm_up_is_a_quarter_of_the_epochs_and_must_end_before_them() -> None:
         Recipe(schedule="64x4", warmup_epochs=4)
     longer = make_recipe({"schedule": "64x8"}, Recipe(schedule="64x4").as_dict())
     assert longer.warmup == 0.25, "it follows the epochs"
-
-
-def test_sizes_of_a_schedule_are_used_unchanged() -> None:
-    recipe = Recipe(schedule="100x1,150x1", val_image_size=170)
-    assert recipe.sizes == (100, 150, 170)
-    assert all(size % GRID_PX == 0 for size in Recipe().sizes), "no hint on the defaults"
