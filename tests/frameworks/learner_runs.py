@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -18,7 +18,6 @@ with warnings.catch_warnings():
     from fastai.callback.mixup import MixUp
     from fastai.callback.progress import ProgressCallback
     from fastai.callback.schedule import Learner
-    from fastai.callback.training import GradientAccumulation, ShortEpochCallback
     from fastai.data.core import DataLoaders
     from fastai.torch_core import set_seed
 
@@ -85,13 +84,6 @@ def fit(kind: Any, folder: Path, **options: Any) -> Any:
     return told(learn)
 
 
-def validate(kind: Any, folder: Path) -> Any:
-    learn = learner(kind, folder, num_workers=2)
-    learn.create_opt()
-    losses = [list(learn.validate()), list(learn.validate(dl=kind(Rows(7), 2)))]
-    return losses, told(learn)
-
-
 def predictions(kind: Any, folder: Path) -> Any:
     learn = learner(kind, folder)
     given = kind(Rows(7), 3, num_workers=1)
@@ -106,14 +98,6 @@ def lr_find(kind: Any, folder: Path) -> Any:
     return found, told(learn)
 
 
-def one_cycle_then_again(kind: Any, folder: Path) -> Any:
-    learn = learner(kind, folder, [GradientAccumulation(8)], num_workers=2)
-    with learn.no_logging():
-        learn.fit_one_cycle(1, 0.01)
-        learn.fit(3, 0.01, start_epoch=2)
-    return told(learn), learn.recorder.lrs
-
-
 def pickled(kind: Any, folder: Path) -> Any:
     learn = pickle.loads(pickle.dumps(learner(kind, folder)))
     with learn.no_logging():
@@ -121,23 +105,12 @@ def pickled(kind: Any, folder: Path) -> Any:
     return told(learn)
 
 
-TENSORS = TensorDataset(torch.arange(66.0).reshape(22, 3) / 66, torch.ones(22, 1))
 CASES: dict[str, Callable[[Any, Path], Any]] = {
-    "no workers": fit,
     "workers": lambda kind, folder: fit(kind, folder, num_workers=2, drop_last=True),
-    "lasting workers": lambda kind, folder: fit(
-        kind, folder, num_workers=2, persistent_workers=True
-    ),
-    "tensors": lambda kind, folder: fit(kind, folder, rows=TENSORS),
     "mixup": lambda kind, folder: fit(
         kind, folder, callbacks=[MixUp()], rows=[row(number)[:2] for number in range(11)]
     ),
-    "epochs cut short": lambda kind, folder: fit(
-        kind, folder, callbacks=[ShortEpochCallback(0.5)], num_workers=1
-    ),
-    "validate": validate,
     "get_preds": predictions,
     "lr_find": lr_find,
-    "one cycle, then a later epoch": one_cycle_then_again,
     "pickled": pickled,
 }

@@ -1,5 +1,5 @@
-"""torch's DDP with uneven ranks, FSDP and FSDP2 on two processes: batches equal those of torch's
-class, and with a seed each rank has the same number of batches and every sample occurs.
+"""torch's DDP with even and uneven ranks on two processes: batches equal those of torch's class,
+and with a seed each rank has the same number of batches and every sample occurs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms import Join
-from torch.distributed import fsdp
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -42,16 +41,9 @@ class Uneven(DistributedSampler):
         return len(range(self.rank, len(self.dataset), self.num_replicas))
 
 
-def fsdp2(net):
-    for layer in net:
-        fsdp.fully_shard(layer)
-    fsdp.fully_shard(net)
-    return net
-
-
-def train(wrap, loader, join=False):
+def train(loader, join=False):
     torch.manual_seed(0)
-    model = wrap(nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 1)))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 1)))
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
     seen = []
     for epoch in range(2):
@@ -67,36 +59,31 @@ def train(wrap, loader, join=False):
     return seen
 
 
-def both(wrap, length, sampler=None, join=False, **options):
+def both(length, sampler=None, join=False, **options):
     found = []
     for kind in (DataLoader, feedline.DataLoader):
         torch.manual_seed(3)
         data = Numbers(length)
         if sampler is not None:
             options["sampler"] = sampler(data)
-        found.append(train(wrap, kind(data, num_workers=1, **options), join))
+        found.append(train(kind(data, num_workers=1, **options), join))
     return found
 
 
 def main():
     dist.init_process_group("gloo")
-    ddp, rank = DistributedDataParallel, dist.get_rank()
-    cpu = torch.device("cpu")
-    sharded = lambda net: fsdp.FullyShardedDataParallel(net, device_id=cpu)
-    wraps = {"DDP": ddp, "FSDP": sharded}
-    if hasattr(fsdp, "fully_shard"):  # from torch 2.6 on
-        wraps["FSDP2"] = fsdp2
-    same, planned = {}, {}
-    for name, wrap in wraps.items():
-        same[name] = both(wrap, 19, DistributedSampler, batch_size=4)
-        for length in (19, 16, 1):
-            loader = feedline.DataLoader(Numbers(length), 4, shuffle=True, num_workers=1, seed=1)
-            planned[f"{name}, {length}"] = train(wrap, loader)
+    planned = {}
+    for length in (19, 16, 1):
+        loader = feedline.DataLoader(Numbers(length), 4, shuffle=True, num_workers=1, seed=1)
+        planned[length] = train(loader)
     whole = lambda data: DistributedSampler(data, drop_last=True)
-    same["drop_last"] = both(ddp, 19, whole, batch_size=4, drop_last=True)
-    same["uneven samplers"] = both(ddp, 19, Uneven, join=True, batch_size=3)
-    pairs = [[2 * step, 2 * step + 1] for step in range(4 if rank else 2)]
-    same["uneven batch samplers"] = both(ddp, 8, join=True, batch_sampler=pairs)
+    pairs = [[2 * step, 2 * step + 1] for step in range(4 if dist.get_rank() else 2)]
+    same = {
+        "even samplers": both(19, DistributedSampler, batch_size=4),
+        "drop_last": both(19, whole, batch_size=4, drop_last=True),
+        "uneven samplers": both(19, Uneven, join=True, batch_size=3),
+        "uneven batch samplers": both(8, join=True, batch_sampler=pairs),
+    }
     dist.destroy_process_group()
     print(json.dumps([same, planned]))
 
@@ -116,11 +103,11 @@ def test_two_ranks_match_torch_dataloader_and_see_every_sample() -> None:
             assert ours == theirs, case
     lengths = [len(found[rank][0]["uneven batch samplers"][0][0]) for rank in range(2)]
     assert lengths == [2, 4]
-    for case, first in found[0][1].items():
-        length = int(case.split()[-1])
-        for mine, other in zip(first, found[1][1][case], strict=True):
-            assert [len(batch) for batch in mine] == [len(batch) for batch in other], case
+    for text, first in found[0][1].items():
+        length = int(text)
+        for mine, other in zip(first, found[1][1][text], strict=True):
+            assert [len(batch) for batch in mine] == [len(batch) for batch in other]
             rows = [row for batch in mine + other for row in batch]
-            assert set(rows) == set(range(length)), case
-            assert len(rows) == length + length % 2, case
-        assert length == 1 or first[0] != first[1], case
+            assert set(rows) == set(range(length))
+            assert len(rows) == length + length % 2
+        assert length == 1 or first[0] != first[1]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, WeightedRandomSampler
 
 import feedline
 from packages import needs
@@ -20,11 +20,6 @@ pytestmark = needs("ignite")
 
 KINDS = (DataLoader, feedline.DataLoader)
 NUMBERS = list(range(22))
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(10))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,16 +60,6 @@ def test_an_epoch_of_any_length(kind: str, epoch_length: int | None, workers: in
         options = {"num_workers": workers, "persistent_workers": workers == 2}
         data = loader(NUMBERS, 4, shuffle=True, **options)
         trainer.run(data, max_epochs=3, epoch_length=epoch_length)
-        return seen
-
-    assert_same(run)
-
-
-@pytest.mark.parametrize("epoch_length", [None, 7])
-def test_iterable_stream(epoch_length: int | None) -> None:
-    def run(loader: Any) -> list[Any]:
-        trainer, seen = engine()
-        trainer.run(loader(Stream(), 4), max_epochs=2, epoch_length=epoch_length)
         return seen
 
     assert_same(run)

@@ -210,7 +210,6 @@ CASES = {
     "subclass": fit(halving),
     "subclass in a hook": fit(halving, in_hooks=True),
     "limits": fit(shuffled, shuffled, limit_train_batches=0.7, limit_val_batches=1),
-    "overfit": fit(shuffled, shuffled, overfit_batches=2),
     "interval": fit(
         shuffled, shuffled, max_epochs=3, val_check_interval=4, check_val_every_n_epoch=None
     ),

@@ -139,12 +139,9 @@ TRAIN: dict[str, Any] = {"is_training": True, "num_workers": 2}
 LASTING = {"persistent_workers": True, "use_multi_epochs_loader": True}
 SIZES = {"input_size_choices": (16, 24), "batch_size_choices": (4, 2)}
 CASES: dict[str, Any] = {
-    "evaluation": lambda timms: create(timms, num_workers=2),
     "training": lambda timms: create(timms, use_prefetcher=False, **TRAIN),
-    "no workers": lambda timms: create(timms, is_training=True, num_workers=0),
     "augmented": lambda timms: create(timms, pixels=False, auto_augment="rand-m9", **TRAIN),
     "workers' seeds": lambda timms: create(timms, pixels=False, worker_seeding=seed_of, **TRAIN),
-    "lasting workers": lambda timms: create(timms, persistent_workers=True, **TRAIN),
     "one endless epoch": lambda timms: create(timms, **LASTING, **TRAIN),
     "sizes on a schedule": lambda timms: create(timms, **SIZES, **TRAIN),
     "a stream": lambda timms: create(timms, Stream(), num_workers=2, use_prefetcher=False),
@@ -160,7 +157,7 @@ CASES: dict[str, Any] = {
 
 UNCOVERED = ("workers' seeds", "naflex", "naflex, evaluation")
 """Cases of another loader, or refused by the integration."""
-SLOW = ("evaluation", "no workers", "workers' seeds", "naflex, evaluation", "ranks", "training")
+SLOW = ("workers' seeds", "naflex, evaluation", "ranks", "training")
 
 
 @pytest.mark.timeout(180)

@@ -61,7 +61,7 @@ def engine(loader: Any) -> str:
 
 EVALUATION: dict[str, dict[str, Any]] = {
     "usual": {},
-    "whole image": {"crop_pct": 1.0, "interpolation": "bicubic"},
+    "whole image": {"crop_pct": 1.0, "interpolation": "bicubic", "num_workers": 0},
     "squash": {"crop_mode": "squash"},
     "border": {"crop_mode": "border"},
     "trimmed": {"crop_border_pixels": 2},
@@ -69,7 +69,6 @@ EVALUATION: dict[str, dict[str, Any]] = {
     "no prefetcher": {"use_prefetcher": False},
     "half precision": {"img_dtype": torch.bfloat16},
     "normalised otherwise": {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)},
-    "no workers": {"num_workers": 0},
 }
 
 
@@ -155,31 +154,12 @@ def test_ranks_of_an_evaluation_keep_the_order(root: str) -> None:
     assert labels.tolist() == [target for _, target in folder(root).reader.samples]
 
 
-def test_repeats_without_ranks_raise_timm_error(root: str) -> None:
-    with pytest.raises(AssertionError):
-        create(folder(root), is_training=True, num_aug_repeats=3)
-
-
 def test_splits_of_augmentations_are_in_one_batch(root: str) -> None:
     dataset = data.AugMixDataset(folder(root), num_splits=3)
     loader = create(dataset, is_training=True, batch_size=2, num_aug_splits=3)
     images, labels = next(iter(loader))
     assert images.shape == (6, 3, 32, 32)
     assert torch.equal(labels, labels[:2].repeat(3))
-
-
-def test_sizes_and_batch_sizes_follow_timm_schedule(root: str) -> None:
-    loader = create(
-        folder(root), is_training=True, input_size_choices=(24, 32), batch_size_choices=(3, 2)
-    )
-    shapes = {tuple(images.shape) for images, _ in loader}
-    assert shapes <= {(3, 3, 24, 24), (2, 3, 32, 32)}
-
-
-def test_workers_persist_over_epochs(root: str) -> None:
-    loader = create(folder(root), use_multi_epochs_loader=True)
-    assert loader.loader.persistent_workers
-    assert [len(list(loader)) for _ in range(2)] == [2, 2]
 
 
 @pytest.mark.parametrize("seeding", ["part", lambda worker: worker.id])
@@ -189,21 +169,13 @@ def test_seeds_of_workers_are_rejected(root: str, seeding: Any) -> None:
     assert error.value.argument == "worker_seeding"
 
 
-def test_unknown_arguments_raise(root: str) -> None:
-    with pytest.raises(TypeError):
-        create(folder(root), crop_percentage=0.9)
-
-
 def test_images_that_cannot_be_read_are_skipped_as_in_timm(tmp_path: Path) -> None:
     write_images(tmp_path)
     (tmp_path / "cats/b.png").write_bytes(b"no image")
     (tmp_path / "dogs/small.png").write_bytes(b"")
     expected, batches = (
         [(images, labels) for images, labels in loader]
-        for loader in (
-            timms(folder(str(tmp_path))),
-            create(folder(str(tmp_path))),
-        )
+        for loader in (timms(folder(str(tmp_path))), create(folder(str(tmp_path))))
     )
     for (images, labels), (expected_images, expected_labels) in zip(batches, expected, strict=True):
         assert torch.equal(labels, expected_labels)

@@ -295,13 +295,10 @@ def test_the_sitecustomize_of_the_user_runs(tmp_path: Path) -> None:
         (["missing.py"], "missing.py"),
         (["tool.sh"], "tool.sh"),
         (["tool"], "tool"),
-        ([""], "''"),
         (["--watch"], "SCRIPT"),
         (["-m"], "-m"),
         (["--workers", "3", "script.py"], "workers"),
         (["--watch", "--off", "X", "script.py"], "--watch"),
-        (["--watch", "--compare", "2", "script.py"], "--watch"),
-        (["--compare", "x", "script.py"], "--compare"),
         (["--unknown", "script.py"], "--unknown"),
     ],
 )
@@ -322,37 +319,6 @@ def test_python_refuses_other_programs_itself(target: list[str], tmp_path: Path)
     plain, own = run([sys.executable, *target], tmp_path), run([*FEEDLINE, *target], tmp_path)
     assert own.returncode == plain.returncode == 1
     assert own.stderr.splitlines()[:-1] == plain.stderr.splitlines()
-
-
-NEWER_TORCH = """
-from torch.utils.data import DataLoader, dataloader
-
-exec('''
-init_today = DataLoader.__init__
-
-def init(self, *args, newer=None, **kwargs):
-    init_today(self, *args, **kwargs)
-    self.newer = newer
-
-DataLoader.__init__ = init
-''', vars(dataloader))  # as a function of torch's module
-
-import feedline
-
-with feedline.patch() as patched:
-    loader = DataLoader(list(range(8)), 4, newer=3)
-    assert type(loader) is DataLoader
-    assert loader.newer == 3
-    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert isinstance(DataLoader(list(range(8)), 4), feedline.DataLoader)
-    assert "newer" in patched.summary()
-"""
-
-
-def test_an_argument_of_a_newer_torch_leaves_the_loader_to_torch(tmp_path: Path) -> None:
-    command = [sys.executable, script(tmp_path, NEWER_TORCH)]
-    result = preloaded.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert result.returncode == 0, result.stderr
 
 
 WATCHED = """
@@ -414,82 +380,6 @@ def test_torchrun_may_start_feedline_run_on_each_rank(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "runs").glob("*/*")
     assert {file.name for file in folder.iterdir()} == {"trace.json", "trace-rank1.json"}
     assert result.stderr.count("feedline run: 1 loader") == 1
-
-
-ACCELERATED = """
-import sys
-
-import torch
-from accelerate import Accelerator
-from torch.utils.data import DataLoader
-from torchvision import datasets
-from torchvision.transforms import v2
-
-torch.manual_seed(0)
-accelerator = Accelerator(cpu=True)
-steps = v2.Compose(
-    [v2.ToImage(), v2.Resize(40), v2.CenterCrop(32), v2.ToDtype(torch.float32, scale=True)]
-)
-train, val = (datasets.ImageFolder(sys.argv[1], steps) for _ in range(2))
-model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 2))
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-model, optimizer, train, val = accelerator.prepare(
-    model,
-    optimizer,
-    DataLoader(train, 2, shuffle=True, num_workers=1),
-    DataLoader(val, 2, num_workers=1),
-)
-with open(f"{sys.argv[2]}-{accelerator.process_index}", "a") as file:
-    for epoch in range(2):
-        for images, labels in train:
-            loss = torch.nn.functional.cross_entropy(model(images), labels)
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            file.write(f"{epoch} {labels.tolist()} {loss.item().hex()}\\n")
-        with torch.no_grad():
-            rows = [accelerator.gather_for_metrics((model(x), y)) for x, y in val]
-        file.write(f"{[(x.sum().item().hex(), y.tolist()) for x, y in rows]}\\n")
-    own = sum(each.detach().double().sum() for each in model.parameters())
-    sums = accelerator.gather(own.reshape(1)).tolist()
-    file.write(f"{sums[0] == sums[1]} {len(sums)} {sums}\\n")
-accelerator.end_training()
-"""
-
-
-@pytest.mark.slow
-@needs("torchvision", "accelerate")
-def test_accelerate_trains_alike_on_two_ranks_with_feedline_around_and_inside(
-    tmp_path: Path,
-) -> None:
-    images = write_images(tmp_path / "images")
-    path = script(tmp_path, ACCELERATED)
-    launch = [
-        "-m",
-        "accelerate.commands.accelerate_cli",
-        "launch",
-        "--multi_gpu",
-        "--num_machines=1",
-    ]
-    launch += ["--num_processes=2", "--mixed_precision=no", "--dynamo_backend=no"]
-    launch += ["--main_process_port=0"]
-    commands = {
-        "torch": [sys.executable, *launch, path],
-        "around": [*FEEDLINE, "--run", "around-runs", *launch, path],
-        "inside": [sys.executable, *launch, "--no_python", *FEEDLINE, path],
-    }
-    written, headings = {}, {}
-    for name, command in commands.items():
-        result = run([*command, images, tmp_path / name], tmp_path)
-        assert result.returncode == 0, result.stderr
-        written[name] = [(tmp_path / f"{name}-{rank}").read_text() for rank in range(2)]
-        headings[name] = [each for each in result.stderr.splitlines() if "feedline run: " in each]
-    assert written["around"] == written["inside"] == written["torch"]
-    for text in written["torch"]:
-        assert text.splitlines()[-1].startswith("True 2 ")
-    assert headings["torch"] == []
-    assert headings["around"] == ["feedline run: 2 loaders on 2 of 2 ranks"]
-    assert headings["inside"] == headings["around"]
 
 
 COMPARED = """
