@@ -102,15 +102,6 @@ def test_ranks_share_each_batch_out_and_resume_as_another_number_of_ranks(order:
         loader.close()
 
 
-def test_rank_and_world_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    order = shuffled(Rows(9), 1).order
-    assert (order.rank, order.world_size) == (2, 3)
-    order = shuffled(Rows(9), 1, rank=0, world_size=1).order
-    assert (order.rank, order.world_size) == (0, 1)
-
-
 # Sizes
 
 
@@ -308,26 +299,3 @@ def test_a_broken_image_is_an_image_error_that_names_its_file(jpeg_folder: Path)
 
 
 # Words
-
-
-def test_explain_describes_engine() -> None:
-    loader = DataLoader(
-        Rows(23), 4, schedule="8x2@5,12x3", num_workers=0, seed=9, rank=1, world_size=2, prefetch=3
-    )
-    said = loader.explain()
-    for fact in (
-        "23 from",
-        "2 epochs at 8 px, batch size 5, then 3 epochs at 12 px, batch size 4",
-        "shuffled, seed 9, rank 1 of 2",
-        "none: batches are made in this process",
-        "in 4 batches",
-        "uint8, channels_last, on the CPU",
-        "on_error    raise: a sample that cannot be loaded",
-    ):
-        assert fact in said
-    plain = DataLoader(
-        Rows(23), 4, image_size=8, num_workers=0, shuffle=False, device="cpu", seed=0
-    )
-    assert "endless at 8 px, batch size 4" in plain.explain()
-    assert "sequential" in plain.explain()
-    assert "normalised floats, channels_last, on cpu" in plain.explain()

@@ -216,42 +216,6 @@ def test_memory_suffices_for_additional_workers(
 
 
 @pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("kind", EVEN)
-def test_switch_keeps_depth_and_task_size(kind: str) -> None:
-    data: Any = images() if kind == "rows" else Numbers(256)
-    size = {"image_size": 16} if kind == "rows" else {}
-    with DataLoader(data, 8, num_workers=1, **size) as loader:
-        scripted(loader, *EVEN[kind])
-        loader.adapts = False
-        assert sum(1 for _ in read(loader)) == 32
-        assert loader.adaptations == []
-        assert (loader.task_ms, loader._runtime.stream.options.min_prefetched_batches) == (None, 0)
-
-
-def test_a_depth_is_found_for_batches_that_come_unevenly(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One batch in ten takes ten times as long; workers suffice on average."""
-    monkeypatch.setattr(adaptation, "THRESHOLDS", replace(THRESHOLDS, window_s=0.05))
-    monkeypatch.setattr(adaptation, "usable_cores", lambda: 8)
-    data = Numbers(_MOST, lambda number: 0.01 if number % 10 else 0.1)
-    with DataLoader(data, None, num_workers=2, seed=1) as loader:
-        loader.adapts = True
-        with caplog.at_level(logging.INFO, "feedline"):
-            for _ in loader:
-                time.sleep(0.012)  # the step's own
-                found = [each for each in loader.adaptations if each.what == "prefetch"]
-                if found:
-                    break
-        assert found[0].kind == "even"
-        assert found[0].before == 2 * loader.num_workers
-        # Eight workers, or 32 if they are known to sleep most of the time.
-        assert loader._runtime.stream.options.min_prefetched_batches == found[0].after
-        assert found[0].after in {16, 64}
-    assert f"adapting: {found[0]}" in caplog.text
-
-
-@pytest.mark.usefixtures("often")
 def test_windows_of_two_sizes_are_separate_and_next_is_prepared() -> None:
     with DataLoader(images(), 8, num_workers=1, schedule="8x1,16x1", seed=0) as loader:
         script = scripted(loader)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
 
 from feedline.engine.buffers import WholeBatchBuffers
 from feedline.engine.defaults import LiveSettings
@@ -137,15 +136,6 @@ def test_settings_survive_other_workers() -> None:
         assert settings(loader) == LiveSettings(workers=1, prefetch_factor=5)
 
 
-def test_changed_depth_ends_no_worker() -> None:
-    with whole(1) as loader:
-        next(iter(loader))
-        pids = loader.worker_pids
-        loader.prefetch_factor = 5
-        assert len(list(loader)) == 21
-        assert loader.worker_pids == pids
-
-
 def test_copy_inherits_settings() -> None:
     with rows(1, task_ms=20) as loader:
         assert loader.task_ms == pickle.loads(pickle.dumps(loader)).task_ms == 20
@@ -166,16 +156,6 @@ def test_an_iterable_dataset_follows_at_the_next_iteration() -> None:
         assert len(list(loader)) == 3
         with pytest.raises(UsageError, match=r"prefetch 2 has no effect.*torch's engine"):
             loader.prefetch = 2
-
-
-def test_explain_describes_next_iteration() -> None:
-    with DataLoader(TensorDataset(torch.arange(8)), 2) as loader:
-        assert "tensor engine" in loader.explain()
-        batches = iter(loader)
-        next(batches)
-        loader.collate_fn = list
-        assert "dataset engine" in loader.explain()
-        assert len(list(batches)) == 3
 
 
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"schedule": "ownx9"}])

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.utils.data
 from PIL import Image
-from torch.utils.data import ConcatDataset, Subset, random_split
+from torch.utils.data import ConcatDataset, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder as Torchvisions
 
@@ -284,22 +284,6 @@ def test_rows_of_a_crop_are_the_sources(source, jpeg_folder, tmp_path):
         assert torch.equal(torch.cat([each for _, each in made])[: len(part)], labels[numbers])
 
 
-def test_a_random_split_is_a_schedules_two_halves(jpeg_folder):
-    source = ImageFolder(jpeg_folder, TrainCrop())
-    halves = random_split(source, [0.5, 0.5], torch.Generator().manual_seed(0))
-    seen = []
-    for half in halves:
-        with DataLoader(half, 2, schedule="16x1,24x1", seed=1, num_workers=0) as loader:
-            sizes = [images.shape[-1] for _ in range(2) for images, _ in loader]
-            assert sizes == [16] * 3 + [24] * 3
-            assert loader.batch is not None
-            assert loader.explain().splitlines()[0].startswith("samples     6 from ImageFolder(")
-            decision = loader._runtime.stream.choice()
-            assert decision.makes_rows
-            seen += [decision.source.name(sample) for sample in range(6)]
-    assert sorted(seen) == [str(path) for path in files(jpeg_folder)]
-
-
 def test_a_state_is_of_the_samples_that_are_chosen(jpeg_folder):
     source = ImageFolder(jpeg_folder, TrainCrop())
     options = {"image_size": 16, "seed": 0, "shuffle": True}
@@ -389,27 +373,6 @@ def test_source_with_own_methods_is_not_unwrapped(jpeg_folder):
     with DataLoader(Subset(Named(jpeg_folder, colours()), CHOSEN), 2) as loader:
         assert "Named overrides name" in loader.explain()
         assert len(list(loader)) == 4
-
-
-class Wrapping:
-    """A user-defined source that is not derived from feedline's."""
-
-    def __init__(self, source):
-        self.source = source
-
-    def __getattr__(self, name):
-        if name == "source":
-            raise AttributeError(name)
-        return getattr(self.source, name)
-
-    def __len__(self):
-        return len(self.source)
-
-
-def test_source_of_unknown_class_is_not_unwrapped(jpeg_folder):
-    part = Subset(Wrapping(ImageFolder(jpeg_folder, TrainCrop())), CHOSEN)
-    with DataLoader(part, 2, image_size=16) as loader, pytest.raises(TypeError, match="Wrapping"):
-        next(iter(loader))
 
 
 def test_images_at_urls_may_be_chosen_and_cached(jpeg_folder, tmp_path):

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from feedline.errors import StateError
 from feedline.loader import DataLoader
 from feedline.order.sample_order import BLOCK_SIZE
 from loader_reading import planned_epoch, read
@@ -48,16 +47,6 @@ def test_a_batch_is_of_its_windows_blocks_and_an_epoch_of_all() -> None:
     assert all(blocks(batch) <= windows[k // 4] for k, batch in enumerate(first))
 
 
-@pytest.mark.parametrize(
-    ("shuffle", "name"), [("window:513", "window:513"), (True, "shuffled"), (False, "sequential")]
-)
-def test_state_of_another_order_is_rejected_by_name(shuffle: bool | str, name: str) -> None:
-    state = loader().state_dict()
-    assert state["sample_order"] == WINDOW
-    with pytest.raises(StateError, match=f"order was '{WINDOW}', is '{name}'"):
-        loader(shuffle=shuffle).load_state_dict(state)
-
-
 @pytest.mark.parametrize("name", [WINDOW, np.str_(WINDOW)])
 def test_a_schedule_brings_the_seed_that_an_order_in_windows_needs(name: str) -> None:
     made = DataLoader(Rows(SAMPLES), 128, name, schedule="4x1,8x1", num_workers=0)  # type: ignore[arg-type]
@@ -79,9 +68,3 @@ def test_frameworks_see_a_sampler_that_shares_out_and_shuffles() -> None:
     assert isinstance(sampler, DistributedSampler)
     assert sampler.shuffle is True
     assert list(sampler) == flat(labels(loader()))
-
-
-def test_explain_reports_window_size() -> None:
-    assert (
-        f"shuffled in windows of 512 samples, blocks of {BLOCK_SIZE}, seed 5" in loader().explain()
-    )
