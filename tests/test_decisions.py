@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, Dataset, RandomSampler, Subset, TensorDataset
+from torch.utils.data import BatchSampler, Dataset, Subset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
@@ -213,15 +213,6 @@ class Scaled(Dataset[Any]):
         return index * self.scale + self.inside.offset
 
 
-def test_timings_are_kept_when_workers_restart() -> None:
-    with DataLoader(Scaled(), 1, num_workers=1) as loader:
-        timing = loader.timing
-        for epoch in range(1, 4):
-            list(loader)
-            assert loader.timing is timing
-            assert timing.totals().steps == 3 * epoch
-
-
 def test_len_plans_nothing() -> None:
     data = list(range(8))
     loader = DataLoader(data, 4, seed=1)
@@ -230,15 +221,6 @@ def test_len_plans_nothing() -> None:
     assert len(loader) == 3
     assert loader.order is order
     assert len(list(loader)) == 3
-
-
-def test_samplers_have_torch_names() -> None:
-    said = DataLoader(list(range(8)), 4, shuffle=True).explain()
-    assert "BatchSampler of RandomSampler" in said
-    assert "none: batches are made in this process" in said
-    assert len(DataLoader([torch.zeros(9)] * 30).explain()) < 1000
-    loader = DataLoader(list(range(8)), 4, shuffle=True)
-    assert (type(loader.sampler), type(loader.batch_sampler)) == (RandomSampler, BatchSampler)
 
 
 def test_the_death_of_a_worker_is_logged(caplog: pytest.LogCaptureFixture) -> None:

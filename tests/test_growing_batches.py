@@ -201,12 +201,3 @@ def test_every_phase_fits_and_so_does_the_largest_size_that_may_be_set_in_any_ph
         assert largest is not None
         assert batch_bytes(source.fields(largest), max(rows for _, rows in batches)) <= nbytes
         assert largest == max(max_image_size, *(size for size, _ in batches))
-
-
-@pytest.mark.parametrize("max_image_size", [None, 4, 16, 64])
-def test_schedule_completes_for_any_max_image_size(max_image_size: int | None) -> None:
-    with DataLoader(
-        Rows(8), 4, schedule="8x1,32x1", num_workers=0, max_image_size=max_image_size
-    ) as loader:
-        sizes = [images.shape[-1] for _ in range(2) for images, _ in loader]
-    assert sizes == [8, 8, 32, 32]

@@ -249,16 +249,10 @@ needs_dynamo = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @needs_dynamo
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_compiled_loop_reads_every_batch(workers: int, fresh: None) -> None:
+def test_a_compiled_loop_and_a_compiled_step_read_every_batch(workers: int) -> None:
+    torch._dynamo.reset()
     with DataLoader(Made(8, float), 4, num_workers=workers) as loader:
 
         @torch.compile(backend="eager")
@@ -266,12 +260,6 @@ def test_a_compiled_loop_reads_every_batch(workers: int, fresh: None) -> None:
             return sum(batch.sum() for batch in loader)  # type: ignore[return-value]
 
         assert [float(total()) for _ in range(2)] == [28.0, 28.0]
-
-
-@needs_dynamo
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_compiled_step_reads_one_batch(workers: int, fresh: None) -> None:
-    with DataLoader(Made(8, float), 4, num_workers=workers) as loader:
         batches = iter(loader)
 
         @torch.compile(backend="eager")
@@ -279,3 +267,4 @@ def test_a_compiled_step_reads_one_batch(workers: int, fresh: None) -> None:
             return next(batches).sum() * 2
 
         assert [float(step()) for _ in range(2)] == [12.0, 44.0]
+    torch._dynamo.reset()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,14 +30,11 @@ from processes import eventually
 # Other programs
 
 
-def busy_loops() -> list[subprocess.Popen[bytes]]:
-    loop = [sys.executable, "-c", "while True: pass"]
-    return [subprocess.Popen(loop) for _ in range(usable_cores())]
-
-
 def test_cores_used_by_other_programs_are_measured() -> None:
     others = OtherPrograms()
-    loops = busy_loops()  # not in the family yet, so they count as others
+    loop = [sys.executable, "-c", "while True: pass"]
+    # Not in the family yet, so they count as others.
+    loops = [subprocess.Popen(loop) for _ in range(usable_cores())]
     try:
         assert eventually(lambda: others.cores() > 0.5 * usable_cores(), 60)
         time_of_loops = OwnCpuTime()
@@ -106,12 +102,9 @@ def test_partition_has_kind_of_its_disk(
     ("line", "kind"),
     [
         ("0:50 / /data rw - nfs4 server:/export rw", "network"),
-        ("0:50 / /data rw - lustre 10.0.0.1@tcp:/scratch rw", "network"),
-        ("0:50 / /data rw - cifs //server/share rw", "network"),
         ("0:50 / /data rw - fuse.sshfs me@server:/ rw", "network"),
         ("0:50 / /data rw - fuse.gcsfuse bucket rw", "network"),
         ("0:50 / /data rw - 9p share rw", "host"),
-        ("0:50 / /data rw - virtiofs share rw", "host"),
         ("0:50 / /data rw - tmpfs tmpfs rw,size=1g", "memory"),
         ("0:50 / /data rw - overlay overlay rw,lowerdir=/a", "layers"),
         ("0:50 / /data rw - zfs tank/data rw", "unknown"),
@@ -170,14 +163,6 @@ def test_mounts_of_this_machine_are_read(tmp_path: Path) -> None:
     assert os.path.realpath(tmp_path).startswith(found.mount_point)
     if os.path.ismount("/dev/shm"):
         assert find_disk("/dev/shm").kind == "memory"
-    if shutil.which("findmnt") is None:
-        return
-    told = subprocess.run(
-        ["findmnt", "--noheadings", "--output", "FSTYPE,TARGET", "--target", str(tmp_path)],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    if told.returncode == 0:
-        assert told.stdout.split() == [found.file_system, found.mount_point]
 
 
 # GPUs
@@ -208,6 +193,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             def answers(*_: object) -> object:
                 if name == fails_at:
                     raise NVMLError("Driver/library version mismatch", code)
+                if name in figures and not supported:
+                    raise NVMLError("Not Supported", 3)
                 return answer
 
             return answers
@@ -215,16 +202,13 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def text(said: str) -> object:
             return said.encode() if texts is bytes else said
 
-        def if_supported(answer: object) -> Callable[..., object]:
-            def answers(_: object) -> object:
-                if not supported:
-                    raise NVMLError("Not Supported", 3)
-                return answer
-
-            return answers
-
-        capacity = SimpleNamespace(total=40 * 10**9, free=39 * 10**9)
+        figures = {
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=40 * 10**9, free=39 * 10**9),
+            "nvmlDeviceGetCurrPcieLinkWidth": 8,
+            "nvmlDeviceGetMaxPcieLinkWidth": 16,
+        }
         answers = {
+            **figures,
             "nvmlInit": None,
             "nvmlShutdown": None,
             "nvmlSystemGetDriverVersion": text("570.86.15"),
@@ -234,14 +218,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             "nvmlDeviceGetName": text("NVIDIA A100-SXM4-40GB"),
             "nvmlDeviceGetPciInfo": SimpleNamespace(busId=text("00000000:65:00.0")),
         }
-        module = SimpleNamespace(
-            NVMLError=NVMLError,
-            nvmlDeviceGetMemoryInfo=if_supported(capacity),
-            nvmlDeviceGetCurrPcieLinkWidth=if_supported(8),
-            nvmlDeviceGetMaxPcieLinkWidth=if_supported(16),
-            __spec__=SimpleNamespace(),
-            **{name: call(name, answer) for name, answer in answers.items()},
-        )
+        calls = {name: call(name, answer) for name, answer in answers.items()}
+        module = SimpleNamespace(NVMLError=NVMLError, __spec__=SimpleNamespace(), **calls)
         monkeypatch.setitem(sys.modules, "pynvml", module)
 
     return install
@@ -256,10 +234,7 @@ def test_machine_without_gpu_has_none(tmp_path: Path) -> None:
 def test_kernel_gives_name_and_driver(tmp_path: Path) -> None:
     assert find_gpus(write_files(tmp_path / "a", CARD)) == Gpus(nvidia_cards=1)
     found = find_gpus(write_files(tmp_path / "b", {**CARD, **DRIVER}))
-    card = Gpu(
-        name="NVIDIA A100-SXM4-40GB",
-        address=ADDRESS,
-    )
+    card = Gpu(name="NVIDIA A100-SXM4-40GB", address=ADDRESS)
     assert found == Gpus(nvidia=(card,), driver="570.86.15", nvidia_cards=1)
 
 

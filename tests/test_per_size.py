@@ -273,13 +273,6 @@ def test_function_not_recognised_at_all_sizes_runs_unchanged(
             iter(loader(folder(root, make), **option))
 
 
-def test_an_error_of_the_function_comes_at_the_size_that_it_is_raised_for(root: Path) -> None:
-    with loader(folder(root, partial(raises, at=24))) as ours:
-        assert len(list(ours)) == 3
-        with pytest.raises(ArithmeticError, match="no such size"):
-            next(iter(ours))
-
-
 class Photos(Dataset[Any]):
     """A user-defined dataset."""
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 import preloaded
@@ -51,28 +49,3 @@ def test_a_program_finds_what_it_finds_in_a_new_interpreter(by: str, tmp_path: P
     new, fork = ((each.returncode, each.stdout, each.stderr) for each in programs)
     assert fork == new
     assert new[0] == 5
-
-
-def test_a_program_is_a_child_and_its_death_by_a_signal_is_seen() -> None:
-    text = "import sys, time; print('torch' in sys.modules, flush=True); time.sleep(100)"
-    with preloaded.Popen(
-        [sys.executable, "-c", text], stdout=subprocess.PIPE, text=True
-    ) as program:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "True\n"
-        assert psutil.Process(program.pid).ppid() == os.getpid()
-        assert program.poll() is None
-        program.send_signal(signal.SIGTERM)
-        assert program.wait(100) == -signal.SIGTERM
-
-
-def test_options_of_the_interpreter_start_a_new_one() -> None:
-    text = "import sys; print('torch' in sys.modules, sys.flags.no_site)"
-    done = preloaded.run([sys.executable, "-S", "-c", text], capture_output=True, text=True)
-    assert done.stdout == "False 1\n"
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    text = "import sys; print('torch' in sys.modules, sys.stdout.encoding)"
-    done = preloaded.run(
-        [sys.executable, "-c", text], env=environment, capture_output=True, text=True
-    )
-    assert done.stdout == "False ascii\n"

@@ -84,9 +84,7 @@ QUOTAS = {  # of cgroup v2, in whole cores
     "200000 100000": 2,
     "350000 100000": 3,
     "50000 100000": 1,
-    "100000 50000": 2,
     "9900000 100000": 16,
-    "max": 16,
     "": 16,
     "200000 0": 16,
     "200000 many": 16,
@@ -94,16 +92,7 @@ QUOTAS = {  # of cgroup v2, in whole cores
     "\udcff 100000": 16,
 }
 # The root of the mount counts if the group is unknown: a path of the host, missing in a container.
-UNKNOWN = [
-    "nothing",
-    "0:",
-    "::",
-    "\udcff",
-    ":cpu",
-    "0::/\n4",
-    "0::/kubepods/pod1",
-    "0::/../../other",
-]
+UNKNOWN = ["nothing", "::", "\udcff", "0::/\n4", "0::/kubepods/pod1", "0::/../../other"]
 ENCLOSING = {
     GROUPS: "0::/system.slice/job.scope",
     f"{V2}/system.slice/job.scope/cpu.max": "800000 100000",
@@ -114,8 +103,6 @@ LAUNCHERS: list[tuple[dict[str, str], int]] = [
     ({"LOCAL_WORLD_SIZE": "3"}, 5),
     ({"LOCAL_WORLD_SIZE": "64"}, 1),
     ({"SLURM_NTASKS_PER_NODE": "3"}, 5),
-    ({"SLURM_NTASKS_PER_NODE": "64"}, 1),
-    ({"SLURM_CPUS_PER_TASK": "4"}, 4),
     ({"SLURM_CPUS_PER_TASK": "99"}, 16),
     ({"SLURM_CPUS_PER_TASK": "0"}, 16),
     ({"SLURM_CPUS_PER_TASK": "many"}, 16),
@@ -242,7 +229,6 @@ def memory_v2(
         (memory_v2(8 * GIB, 7 * GIB, "inactive_file\n\nnothing"), 8 * GIB, GIB),
         (memory_v2(8 * GIB, None), ..., 64 * GIB),
         (memory_v2("much", GIB), None, 64 * GIB),
-        (memory_v2(8 * GIB, "-"), ..., 64 * GIB),
         (memory_v2(1 << 60, GIB), None, 64 * GIB),  # above the machine's
         (memory_v2(100 * GIB, GIB), 100 * GIB, 64 * GIB),  # less of it is free
         (memory_v1(6 * GIB), 6 * GIB, 5 * GIB),
@@ -272,9 +258,7 @@ def test_the_strictest_limit_of_memory_wins(
     [
         ({}, 1),
         ({"LOCAL_WORLD_SIZE": "8"}, 8),
-        ({"SLURM_NTASKS_PER_NODE": "4"}, 4),
         ({"LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS_PER_NODE": "4"}, 2),
-        ({"LOCAL_WORLD_SIZE": ""}, 1),
         ({"LOCAL_WORLD_SIZE": "0", "SLURM_NTASKS_PER_NODE": "4"}, 4),
         ({"LOCAL_WORLD_SIZE": "-2"}, 1),
         ({"SLURM_NTASKS_PER_NODE": "4(x2)"}, 1),
@@ -295,7 +279,6 @@ def test_number_of_local_processes_is_read_from_launcher(
         ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
         ({"RANK": "3"}, (0, 1)),
         ({"WORLD_SIZE": "8"}, (0, 1)),
-        ({"RANK": "", "WORLD_SIZE": "8"}, (0, 1)),
         ({"RANK": "-1", "WORLD_SIZE": "8"}, (0, 1)),
         ({"RANK": "\u00b2", "WORLD_SIZE": "8"}, (0, 1)),
         # SLURM's own names do not say that these processes train together.
@@ -354,12 +337,6 @@ def test_throttling_of_cgroup_v1_is_in_nanoseconds(machine: Machine) -> None:
 def test_without_a_quota_that_counts_throttling_is_unknown(machine: Machine, stat: str) -> None:
     machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.stat": stat})
     assert throttled_s() is None
-
-
-def test_four_fifths_of_the_memory_may_hold_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = MemoryLimits(machine=2000, limit=None, available=1000)
-    monkeypatch.setattr(system, "memory_limits", lambda: limits)
-    assert system.cacheable_memory_bytes() == 800
 
 
 @pytest.mark.parametrize("name", ["con", "NUL", "aux.tar", "runs/com1/a"])

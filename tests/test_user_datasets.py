@@ -11,12 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import (
-    Dataset,
-    Subset,
-    default_collate,
-    get_worker_info,
-)
+from torch.utils.data import Dataset, Subset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -90,13 +85,6 @@ def test_fused_and_unfused_steps_are_reported(folder):
     said = loader(ImageFolder(folder, first)).explain()
     assert "dataset engine" in said
     assert "ColorJitter" in said.split("because")[1]
-    for options, why in (
-        ({"collate_fn": list}, "collate_fn"),
-        ({"in_order": False}, "in_order"),
-    ):
-        said = loader(ImageFolder(folder, TRAIN), **options).explain()
-        assert "sample engine" in said
-        assert why in said.split("because")[1]
 
 
 def seed_worker(worker):
@@ -315,15 +303,6 @@ def test_ranks_initialised_after_first_look_are_detected(monkeypatch):
     assert found.tolist() == list(range(1, 24, 2))
 
 
-def test_memory_is_reported_after_first_batch():
-    with loader(Sized(Fill(64)), num_workers=1) as made:
-        assert (made.memory_bytes, "\nmemory " in made.explain()) == (0, False)
-        batches = iter(made)
-        images, _ = next(batches)
-        assert made.memory_bytes >= images.nbytes
-        assert "\nmemory " in made.explain()
-
-
 def test_unknown_size_raises_or_uses_default():
     with pytest.raises(UsageError, match=r"no size is known.*schedule=.*image_size=.*default=224"):
         feedline.image_size()
@@ -369,19 +348,6 @@ def test_replaced_stock_loader_is_detected():
     stock = TorchDataLoader(made.dataset, batch_sampler=made.batch_sampler)
     with pytest.warns(RuntimeWarning, match="replaced the loader by a torch DataLoader"):
         list(stock)
-
-
-def test_constructor_arguments_can_be_read_and_reused():
-    given = {"batch_size": 5, "seed": 3, "drop_last": True, "image_size": 8}
-    given["collate_fn"] = default_collate
-    made = feedline.DataLoader(list(range(12)), **given)
-    assert {name: getattr(made, name) for name in given} == given
-    assert isinstance(made, TorchDataLoader)
-    assert len(made.sampler) == 12  # type: ignore[arg-type]  # the batch sampler drops two
-    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
-        made.batch_size = 4
-    made.sampler.set_epoch(4)
-    assert made.epoch == 4
 
 
 def test_state_of_other_files_is_rejected_at_equal_length(folder):
