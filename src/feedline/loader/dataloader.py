@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -24,14 +25,14 @@ from feedline.engine.normalise import BatchTransform, PixelTransform
 from feedline.engine.start_pool import unpickling_arguments
 from feedline.errors import UsageError
 from feedline.loader.dataset_kind import is_row_source
-from feedline.loader.epoch_iterator import LIVE_ATTRIBUTES, EpochIterator, LoaderRuntime
+from feedline.loader.epoch_iterator import LIVE_ATTRIBUTES, EpochIterator, LoaderRuntime, uncompiled
 from feedline.loader.explain import explain
 from feedline.loader.options import (
     Arguments,
     Options,
-    build_from_arguments,
     check_argument,
     create_order,
+    suggest_close_names,
 )
 from feedline.loader.saved_settings import add_saved_settings, name_file_in_errors, warn_if_unused
 from feedline.loader.torch_samplers import (
@@ -40,7 +41,6 @@ from feedline.loader.torch_samplers import (
     sampler_rank_and_world_size,
     warn_of_stock_loader,
 )
-from feedline.loader.uncompiled import uncompiled
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Phase, Schedule
@@ -191,8 +191,6 @@ class DataLoader(TorchDataLoader[_T]):
     """
 
     dataset: Any
-    num_workers: int
-    prefetch_factor: int | None
     seed: int | None
     schedule: Any
     weights: Any
@@ -225,7 +223,7 @@ class DataLoader(TorchDataLoader[_T]):
     _watch_iterator: Callable[[EpochIterator], Any] | None = None
     _warns_of_stock_loader = True
 
-    @build_from_arguments
+    @suggest_close_names
     def __init__(
         self,
         dataset: Dataset[_T] | Source,
@@ -267,28 +265,26 @@ class DataLoader(TorchDataLoader[_T]):
         world_size: int | None = None,
         settings: str | os.PathLike[str] | None = None,
     ) -> None:
-        """The decorator passes these arguments to `_init_from_arguments`."""
-
-    def _init_from_arguments(self, arguments: Arguments) -> None:
-        """Build the loader; attributes of the torch class and the arguments are set first."""
+        values = {**locals()}
+        arguments = Arguments(**{each.name: values[each.name] for each in fields(Arguments)})
         completed = add_saved_settings(arguments)
         added_before = set(vars(self))  # by a subclass
         with name_file_in_errors(arguments.settings):
             options = Options.resolve(completed)  # before torch's checks, with shorter messages
         order = create_order(options)
-        dataset, batch_size, drop_last = options.dataset, options.batch_size, options.drop_last
-        values = {name: getattr(completed, name) for name in _TORCH_ARGUMENTS}
+        source, batch_size, drop_last = options.dataset, options.batch_size, options.drop_last
+        of_torch = {name: getattr(completed, name) for name in _TORCH_ARGUMENTS}
         if order is not None:
-            planned = PlannedSampler(order, dataset, self)
+            planned = PlannedSampler(order, source, self)
             batches = PublicBatchSampler(planned, order.batch_size, drop_last)
-            values |= {"sampler": None, "batch_sampler": batches}
+            of_torch |= {"sampler": None, "batch_sampler": batches}
         super().__init__(
-            dataset,
+            source,
             batch_size=1 if order else batch_size,
             shuffle=None if order else options.shuffle,  # type: ignore[arg-type]  # None or a bool
             num_workers=options.num_workers,
             drop_last=False if order else drop_last,
-            **values,
+            **of_torch,
         )
         recorded = {name for name in vars(self) if name.startswith(_RECORDED_ARGUMENTS)}
         public = {name: getattr(completed, name) for name in _USER_VALUES}
@@ -440,7 +436,8 @@ class DataLoader(TorchDataLoader[_T]):
 
     def steps_in(self, epoch: int) -> int:
         """Return the number of batches of an epoch."""
-        return self._runtime.steps(epoch)
+        order = self._runtime.current_order
+        return order.steps(epoch) if order else self._runtime.stream.position.steps(epoch)
 
     @property
     def batch(self) -> BatchSpec | None:

@@ -125,17 +125,13 @@ class EngineChoice:
                 f"loader with max_image_size={size}, or without it"
             )
 
-    def required_and_cached_px(self, size: int | None) -> tuple[int | None, int | None]:
-        """Shorter side in pixels required for rows of a size, and that of the copies read.
-
-        The first is None if feedline does not read the images itself, the second for originals.
-        """
+    def cached_px(self, size: int | None) -> int | None:
+        """Shorter side in pixels of the copies read for rows of a size; None for originals."""
         size = size or getattr(self.source, "image_size", None)
-        if not size or not hasattr(self.source, "level_at"):
-            return None, None
-        side = self.source.wanted_side(size)
         cache = cache_within(getattr(self.source, "store", None))
-        return side, None if cache is None else cache.level_for(side).side
+        if cache is None or not size or not hasattr(self.source, "level_at"):
+            return None
+        return cache.level_for(self.source.wanted_side(size)).side
 
     def __str__(self) -> str:
         text = _DESCRIPTIONS[self.engine]

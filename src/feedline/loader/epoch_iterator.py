@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd.profiler import record_function
@@ -43,7 +43,6 @@ from feedline.loader.position import LoaderPosition
 from feedline.loader.ranks import RankAgreement
 from feedline.loader.recording import Recording
 from feedline.loader.torch_samplers import PlannedSampler
-from feedline.loader.uncompiled import uncompiled
 from feedline.order.sample_order import Order
 from feedline.private_names import find_private
 from feedline.throughput.controller import What
@@ -55,6 +54,25 @@ _BaseDataLoaderIter: Any = find_private("torch.utils.data.dataloader._BaseDataLo
 _profiler_enabled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", lambda: False)
 
 _STARTED_WITHIN_S = 10.0
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def uncompiled(function: _Function) -> _Function:
+    """Decorator: exclude a function, and all it calls, from `torch.compile`, as torch's loader is.
+
+    It sets dynamo's mark of `torch.compiler.disable`, which breaks the graph at a call, and the
+    action that dynamo keeps with a function's code, which also applies to all functions called from
+    there. That needs no import of dynamo, which takes seconds, and calls take no more time.
+    """
+    marked: Any = function
+    marked._torchdynamo_disable = True
+    marked._torchdynamo_disable_msg = "feedline's workers make batches outside of the graph"
+    with contextlib.suppress(UsageError):  # an older torch
+        dynamo = find_private("torch._C._dynamo.eval_frame")
+        skip = find_private("torch._C._dynamo.eval_frame._FrameAction").SKIP
+        strategy = find_private("torch._C._dynamo.eval_frame._FrameExecStrategy")(skip, skip)
+        dynamo.set_code_exec_strategy(function.__code__, strategy)
+    return function
 
 
 class LoaderRuntime:
@@ -100,11 +118,6 @@ class LoaderRuntime:
         """Order of the current epoch, or of the next one."""
         stream = self.stream
         return stream.options.order if stream.has_delivered else self.create_order()
-
-    def steps(self, epoch: int) -> int:
-        """Number of batches of an epoch."""
-        order = self.current_order
-        return order.steps(epoch) if order else self.stream.position.steps(epoch)
 
     # Iterations
 

@@ -218,31 +218,22 @@ class Options(Arguments):
 # Checks
 
 
-def build_from_arguments(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Wrap an `__init__` that only defines arguments.
-
-    `_init_from_arguments` gets them as one `Arguments`. Wrong arguments raise Python's own
-    TypeError, for an unknown name with close ones.
-    """
-    parameters = signature(init)
-    names = list(parameters.parameters)[1:]
+def suggest_close_names(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Wrap an `__init__`: errors about an unknown argument suggest the names close to it."""
+    names = list(signature(init).parameters)[1:]
 
     @functools.wraps(init)
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> None:
         try:
-            init(*args, **kwargs)  # frameworks match the message of a name that is given twice
+            init(*args, **kwargs)
         except TypeError as error:
             unknown = kwargs.keys() - names
             close = [
                 f"{near}=" for name in unknown for near in difflib.get_close_matches(name, names)
             ]
-            hint = f"; did you mean {' or '.join(close)}?" if close else ""
-            raise TypeError(f"{error}{hint}") from None
-        bound = parameters.bind(*args, **kwargs)
-        bound.apply_defaults()
-        values = dict(bound.arguments)
-        loader: Any = values.pop("self")
-        loader._init_from_arguments(Arguments(**values))
+            if not close:
+                raise
+            raise TypeError(f"{error}; did you mean {' or '.join(close)}?") from None
 
     return wrapper
 

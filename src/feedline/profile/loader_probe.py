@@ -125,7 +125,7 @@ class LoaderProbe:
 
     def _stage_timings(self) -> dict[int, StageTimings]:
         if (own := self._own()) is not None:
-            return access.stage_timings(own)
+            return access.stream(own).stage_timings()
         return {} if self._pages is None else self._pages.stage_timings()
 
     def _worker_pids(self) -> list[int]:

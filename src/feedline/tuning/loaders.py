@@ -127,13 +127,14 @@ class TunableFeedlineLoader(TunableLoader):
     def __init__(self, loader: DataLoader[Any], *, min_workers: int = 1) -> None:
         if loader.num_workers < min_workers:
             raise UsageError("the loader has no workers", hint="build it with num_workers='auto'")
-        if access.is_iterable(loader):
+        stream = access.stream(loader)
+        if stream.options.iterable:
             raise UsageError(
                 "torch splits an IterableDataset by the number of workers, so tune cannot change "
                 "it",
                 hint="time separate loaders with different numbers of workers",
             )
-        choice = access.engine_choice(loader)
+        choice = stream.choice()
         if choice.engine == "tensors":
             raise UsageError(
                 "this loader slices batches from tensors in the training process and needs no "
@@ -149,7 +150,7 @@ class TunableFeedlineLoader(TunableLoader):
         self._batches = _endless(loader)
         self._here: Generator[Any, None, None] | None = None  # batches made in this process
         prefetch, task_ms = loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR, None
-        allocated = access.allocated_prefetch(loader)
+        allocated = stream.options.allocated_prefetch
         if self._makes_rows:
             # More may be allocated, for trials.
             prefetch = min(DEFAULT_PREFETCH, loader.prefetch or allocated)
@@ -165,7 +166,7 @@ class TunableFeedlineLoader(TunableLoader):
         )
         # The first of each image size and batch size.
         phases: dict[tuple[int | None, int | None], Phase] = {}
-        for phase in access.phases(loader):
+        for phase in stream.options.effective_schedule.phases:
             phases.setdefault((phase.image_size, phase.batch_size or loader.batch_size), phase)
         self.phases = list(phases.values())
 
@@ -188,7 +189,7 @@ class TunableFeedlineLoader(TunableLoader):
             self._here = self._here or self._batches_without_workers()
             return 0
         self._end_here()
-        stale = access.batches_in_flight(loader)
+        stale = access.stream(loader).engine.in_flight
         if loader.num_workers != setting.workers:
             loader.num_workers = setting.workers
         if setting.task_ms is not None:
@@ -206,7 +207,7 @@ class TunableFeedlineLoader(TunableLoader):
         return next(self._here or self._batches)
 
     def stage_timings(self) -> StageTimings:
-        return sum_timings(access.stage_timings(self._loader).values())
+        return sum_timings(access.stream(self._loader).stage_timings().values())
 
     def rates(self, points: tuple[PoolRate, ...]) -> Rates:
         found = super().rates(points)
@@ -221,7 +222,7 @@ class TunableFeedlineLoader(TunableLoader):
         samples = [each.samples for each in passes if each.samples is not None]
         if samples and len(samples) == len(passes):
             rows = sum(samples) / sum(each.batches for each in passes) or rows
-        copies_px = access.engine_choice(self._loader).required_and_cached_px(found.size)[1]
+        copies_px = access.stream(self._loader).choice().cached_px(found.size)
         return replace(found, rows=rows, level_px=copies_px)
 
     def close(self) -> None:
