@@ -106,13 +106,9 @@ class Adaptation:
             self._steps_ns.append(timer.step_ns)
             self._waited_ns += timer.wait_ns
             self._passed_ns += timer.step_ns
-            if self._is_window():
+            passed_s, steps = self._passed_ns / 1e9, len(self._steps_ns)
+            if steps >= THRESHOLDS.window_steps and passed_s >= THRESHOLDS.window_s:
                 self._decide(batch)
-
-    def _is_window(self) -> bool:
-        """Return True if the steps since the last window make up one."""
-        passed_s = self._passed_ns / 1e9
-        return len(self._steps_ns) >= THRESHOLDS.window_steps and passed_s >= THRESHOLDS.window_s
 
     def _decide(self, batch: BatchSpec) -> None:
         """Choose the next change, if any, after a window of steps."""
@@ -155,7 +151,6 @@ class Adaptation:
 
 
 def _limits(feed: Feed) -> WorkerLimits:
-    """Current limits."""
     live = feed.settings
     # Each additional worker makes more whole batches ahead.
     ahead = 0 if feed.shares_batches else live.prefetch_factor

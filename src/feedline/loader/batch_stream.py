@@ -348,9 +348,10 @@ class BatchStream:
         handles = [] if self.keeps_workers else self.end_workers()
         self.close_files()
         if self._skipped_first:
+            first = self._skipped_first[0]
             warnings.warn(
                 f"epoch {epoch} has no batch, because none of its samples could be loaded. All are "
-                f"in loader.skipped; the first: {_name_and_reason(self._skipped_first[0])}",
+                f"in loader.skipped; the first: {first.name}: {first.reason}",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -446,10 +447,6 @@ class BatchStream:
         return self.end_workers()
 
 
-def _name_and_reason(sample: SkippedSample) -> str:
-    return f"{sample.name}: {sample.reason}"
-
-
 def _unequal_steps(
     batch: BatchSpec | None, skipped: Sequence[SkippedSample], ranks: int
 ) -> SampleError:
@@ -457,9 +454,9 @@ def _unequal_steps(
     assert batch is not None, "the batch was recorded"
     return SampleError(
         f"none of the {len(skipped)} samples of a batch could be loaded (epoch {batch.epoch + 1}, "
-        f"step {batch.step + 1}), the first: {_name_and_reason(skipped[0])}. With {ranks} ranks "
-        "the batch cannot be left out, because this rank would take a step less than the others "
-        "and they would wait for it",
+        f"step {batch.step + 1}), the first: {skipped[0].name}: {skipped[0].reason}. With {ranks} "
+        "ranks the batch cannot be left out, because this rank would take a step less than the "
+        "others and they would wait for it",
         hint="repair or remove these samples, or use larger batches; for a loader of this rank "
         "alone use seed=0, rank=0, world_size=1",
     )

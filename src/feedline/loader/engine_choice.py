@@ -258,7 +258,7 @@ def _choose_without_source(options: Options, uncompiled: EngineChoice) -> Engine
     )
     if nested is None:
         pass
-    elif nested.fused and source is None and (nested.has_folder or _are_images_lazy()):
+    elif nested.fused and source is None and (nested.has_folder or are_images_lazy()):
         choice = replace(
             choice,
             fused=nested.fused,
@@ -303,7 +303,8 @@ def _find_nested(options: Options, source: Any) -> NestedPipelines | None:
         return None
 
 
-def _are_images_lazy() -> bool:
+def are_images_lazy() -> bool:
+    """Return True if images that Pillow opens stay undecoded until used."""
     module: Any = sys.modules.get("feedline.images.lazy_images")
     return module is not None and module.are_images_lazy()
 

@@ -53,26 +53,22 @@ class WorkerHandle:
             self._process = None if pid is None else psutil.Process(pid)
 
     def is_alive(self) -> bool:
-        """Return True if the process is running."""
         with contextlib.suppress(psutil.Error):
             if self._process is not None and self._process.is_running():
                 return self._process.status() != psutil.STATUS_ZOMBIE
         return False
 
     def terminate(self) -> None:
-        """Send SIGTERM, if the process is running."""
         with contextlib.suppress(psutil.NoSuchProcess):
             if self._process is not None:
                 self._process.terminate()
 
     def kill(self) -> None:
-        """Send SIGKILL, if the process is running."""
         with contextlib.suppress(psutil.NoSuchProcess):
             if self._process is not None:
                 self._process.kill()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the process has ended, or for `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.is_alive() and (deadline is None or time.monotonic() < deadline):
             time.sleep(0.005)
@@ -102,14 +98,10 @@ class Engine:
     """
 
     feed: Feed | None = None  # feed of the worker pool; None for engines without one
-
     batch: BatchSpec | None = None  # specification of the batch that `next` returned last
     skipped_now: Sequence[SkippedSample] = ()  # its skipped samples, until it is delivered
-
-    @property
-    def times_steps(self) -> bool:
-        """True if a device times the steps, and not the host's clock."""
-        return False
+    in_flight = 0  # number of batches in flight
+    times_steps = False  # True if a device times the steps, and not the host's clock
 
     @property
     def memory_bytes(self) -> int:
@@ -120,11 +112,6 @@ class Engine:
     def workers(self) -> int:
         """Target number of worker processes."""
         return 0 if self.feed is None else self.feed.settings.workers
-
-    @property
-    def in_flight(self) -> int:
-        """Number of batches in flight."""
-        return 0
 
     @property
     def pids(self) -> dict[int, int]:
@@ -211,24 +198,20 @@ class WorkerEngine(Engine):
         self._skip_after_error = skip_after_error
         self.feed: Feed = feed
         self.transfer = transfer
+        self.times_steps = transfer.can_send_early
         feed.deaths, transfer.timing = record.deaths, record.timing
         self._position = position
         self._record = record
         self._policy = policy
         # Batches in the device transfer.
         self._sent: list[tuple[BatchSpec, list[SkippedSample]]] = []
-        self.skipped_now: Sequence[SkippedSample] = ()
         # True if the batch after those in `_sent` could not be made.
         self._next_batch_failed = False
         # True during operations that leave wrong records if interrupted.
         self._needs_recovery = False
 
     @property
-    def times_steps(self) -> bool:
-        return self.transfer.can_send_early
-
-    @property
-    def in_flight(self) -> int:
+    def in_flight(self) -> int:  # type: ignore[override]
         return self.feed.num_in_flight + len(self._sent)
 
     def begin(self, restart: bool) -> None:
@@ -365,7 +348,6 @@ class InProcessEngine(Engine):
         if record.page is None and is_recording_enabled():
             record.page = StagePage(np.zeros(PAGE_WORDS, np.int64))
         self._page = record.page
-        self.skipped_now: Sequence[SkippedSample] = ()
 
     def begin(self, restart: bool) -> None:
         self._upcoming = None
@@ -418,7 +400,6 @@ class InProcessEngine(Engine):
         return result
 
     def _make_recorded(self, batch: BatchSpec) -> Any:
-        """Make a batch and record its time."""
         record = self._record
         begin_ns = time.monotonic_ns()
         is_recorded = stage_timer.begin_task(self._page)

@@ -8,7 +8,7 @@ from feedline.engine.defaults import slots_for
 from feedline.engine.generators import describe_generators
 from feedline.images.native import describe_missing
 from feedline.loader.dataset_kind import find_feedline_source
-from feedline.loader.engine_choice import EngineChoice, keeps_workers
+from feedline.loader.engine_choice import EngineChoice, are_images_lazy, keeps_workers
 from feedline.loader.options import Options
 from feedline.loader.torch_samplers import describe
 from feedline.order.batch_spec import TASK_NS
@@ -57,8 +57,6 @@ def _fused(options: Options, choice: EngineChoice) -> str:
 
 
 def _images(choice: EngineChoice) -> str:
-    from feedline.images.lazy_images import are_images_lazy  # imports Pillow
-
     if choice.engine not in ("dataset", "samples") or not are_images_lazy():
         return ""
     return "JPEGs that your code opens with Pillow stay undecoded until used (lazy_images)"

@@ -53,7 +53,6 @@ class IterablePosition(LoaderPosition):
 
     @property
     def loader(self) -> TorchDataLoader[Any]:
-        """Loader whose attributes torch's engine reads."""
         loader = self.loader_ref()
         assert loader is not None, "an iterator keeps its loader alive"
         return loader
@@ -154,7 +153,6 @@ class IterableEngine(Engine):
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids of the workers of the current epoch, or of the last one."""
         return {i: process.pid for i, process in enumerate(self._processes)}
 
     @property

@@ -293,7 +293,6 @@ class SampledPosition(LoaderPosition):
 
     @property
     def seed(self) -> int:
-        """Seed of the open epoch."""
         assert self._epoch is not None, "an epoch has no seed before its first iteration"
         return self._epoch.seed
 
@@ -328,7 +327,8 @@ class SampledPosition(LoaderPosition):
             return False
         if epoch.sampler_epoch == epoch_of(self._source.sampler):
             return False
-        self._enter(self._source.open_again(epoch))
+        epoch.rng_states.set_generators()
+        self._enter(SampledEpoch(self._source, epoch.seed, epoch.undrawn, epoch.rng_states))
         return True
 
     def is_at_end(self) -> bool:

@@ -47,7 +47,8 @@ class RandomStates:
 
     def as_json(self) -> list[str]:
         """Text form, some kilobytes per random state: the global one, then the generators."""
-        return [_to_text(each) for each in (self.global_rng_state, *self.generator_rng_states)]
+        rng_states = self.global_rng_state, *self.generator_rng_states
+        return [base64.b85encode(zlib.compress(each, 9)).decode() for each in rng_states]
 
     @classmethod
     def from_json(
@@ -101,10 +102,6 @@ def _to_bytes(rng_state: torch.Tensor) -> bytes:
 
 def _to_tensor(rng_state: bytes) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(rng_state, np.uint8).copy())
-
-
-def _to_text(rng_state: bytes) -> str:
-    return base64.b85encode(zlib.compress(rng_state, 9)).decode()
 
 
 def _from_text(text: str) -> bytes:

@@ -391,11 +391,6 @@ class EpochSource:
         self._count(epoch.undrawn)
         return epoch
 
-    def open_again(self, epoch: SampledEpoch) -> SampledEpoch:
-        """Begin an epoch again, after the sampler's settings were changed."""
-        epoch.rng_states.set_generators()
-        return SampledEpoch(self, epoch.seed, epoch.undrawn, epoch.rng_states)
-
     def _user_seed(self, number: int) -> int | None:
         """Seed of an epoch from the user's seed; None without one."""
         return None if self._seed is None else mix(self._seed, number)
