@@ -125,18 +125,12 @@ def places(batches: Iterator[BatchSpec]) -> list[tuple[int, int]]:
     return [(batch.epoch, batch.step) for batch in batches]
 
 
-def test_lookahead_covers_whole_schedule() -> None:
+def test_lookahead_ends_with_the_schedule_or_never_and_after_it_with_the_epoch() -> None:
     expected = [(epoch, step) for epoch in range(3) for step in range(STEPS[epoch])]
-    assert places(PlannedPosition(ORDER, endless=False).upcoming()) == expected
-
-
-def test_lookahead_is_infinite_without_schedule() -> None:
-    ahead = places(islice(PlannedPosition(ORDER, endless=True).upcoming(), 14))
-    assert ahead[-4:] == [(3, 0), (3, 1), (3, 2), (3, 3)]
-
-
-def test_lookahead_after_schedule_is_one_epoch() -> None:
     position = PlannedPosition(ORDER, endless=False)
+    assert places(position.upcoming()) == expected
+    endless = PlannedPosition(ORDER, endless=True).upcoming()
+    assert places(islice(endless, 14)) == [*expected, *((3, step) for step in range(4))]
     position.restore(Position(epoch=7, step=1))
     assert places(position.upcoming()) == [(7, 1), (7, 2), (7, 3)]
 
@@ -152,11 +146,3 @@ def test_start_beyond_prefetched_batches_raises() -> None:
             assert position.begin() != endless
             position.upcoming()
             position.finish()
-
-
-def test_size_change_covers_whole_lookahead() -> None:
-    position = PlannedPosition(ORDER, endless=False)
-    assert position.set_image_size(5)
-    assert {batch.image_size for batch in position.upcoming()} == {5}
-    assert position.set_image_size(None)
-    assert [batch.image_size for batch in position.upcoming()] == [8] * 6 + [16] * 4

@@ -1,20 +1,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from orders import phases, schedules
+from orders import schedules
 
 from feedline.errors import ScheduleError
 from feedline.order.schedule import MAX_IMAGE_SIZE, Phase, Schedule
-
-
-@given(schedules)
-def test_the_text_of_a_schedule_reads_back_to_the_same_schedule(schedule: Schedule) -> None:
-    assert Schedule.parse(str(schedule)) == schedule
 
 
 @pytest.mark.parametrize(
@@ -65,10 +59,7 @@ def test_number_out_of_range_is_named_with_its_part(part: str, name: str) -> Non
     with pytest.raises(ScheduleError, match=f"{name} must be a whole number from 1") as caught:
         Schedule.parse(f"224x1,{part}")
     assert repr(part) in str(caught.value)
-
-
-def test_number_with_too_many_digits_is_a_schedule_error() -> None:
-    with pytest.raises(ScheduleError, match="at '9999"):
+    with pytest.raises(ScheduleError, match="at '9999"):  # more digits than int() reads
         Schedule.parse("9" * 10_000 + "x1")
 
 
@@ -90,21 +81,10 @@ def test_any_text_is_a_valid_schedule_or_a_schedule_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("image_size", 0),
-        ("image_size", -1),
-        ("image_size", MAX_IMAGE_SIZE + 1),
-        ("image_size", 2.0),
-        ("image_size", True),
-        ("image_size", "8"),
-        ("epochs", 0),
-        ("epochs", float("nan")),
-        ("batch_size", 0),
-        ("batch_size", 1.5),
-        ("strength", -0.1),
-        ("strength", 1.1),
-        ("strength", float("nan")),
-        ("strength", "strong"),
-        ("strength", None),
+        *(("image_size", value) for value in (0, MAX_IMAGE_SIZE + 1, 2.0, True, "8")),
+        *(("epochs", value) for value in (0, float("nan"))),
+        *(("batch_size", value) for value in (0, 1.5)),
+        *(("strength", value) for value in (-0.1, 1.1, float("nan"), "strong", None)),
     ],
 )
 def test_phase_out_of_range_raises_with_value(name: str, value: object) -> None:
@@ -120,25 +100,15 @@ def test_schedule_is_accepted_in_every_form() -> None:
         assert Schedule.of(form) == schedule
 
 
-@pytest.mark.parametrize("wrong", [5, 1.5, b"8x2", ["8x2"], [8, 2], {"size": 8}])
+@pytest.mark.parametrize("wrong", [5, b"8x2", ["8x2"], {"size": 8}, ()])
 def test_invalid_schedule_is_rejected_with_value(wrong: object) -> None:
-    with pytest.raises(ScheduleError, match="got"):
+    with pytest.raises(ScheduleError, match="at least one phase" if wrong == () else "got"):
         Schedule.of(wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("empty", [(), []])
-def test_schedule_without_phases_is_rejected(empty: object) -> None:
-    with pytest.raises(ScheduleError, match="at least one phase"):
-        Schedule.of(empty)  # type: ignore[arg-type]
 
 
 @given(schedules, st.integers(0, 40))
 def test_an_epoch_belongs_to_the_phase_its_number_falls_in(schedule: Schedule, epoch: int) -> None:
     spelt_out = [phase for phase in schedule.phases for _ in range(phase.epochs)]
+    assert Schedule.parse(str(schedule)) == schedule
     assert schedule.epochs == len(spelt_out)
     assert schedule.phase_at(epoch) is spelt_out[min(epoch, len(spelt_out) - 1)]
-
-
-@given(phases)
-def test_strength_is_not_part_of_the_text(phase: Phase) -> None:
-    assert str(replace(phase, strength=0.25)) == str(phase)

@@ -5,27 +5,14 @@ from hypothesis import strategies as st
 
 from feedline.order.batch_spec import MAX_ROWS_PER_TASK, divide_rows, rows_per_task
 
-rows = st.integers(0, 3000)
-task_rows = st.integers(1, 64)
 
-
-@given(rows, task_rows)
-def test_tasks_cover_every_row_exactly_once_in_order(rows: int, task_rows: int) -> None:
-    covered = [
-        row for start, count in divide_rows(rows, task_rows) for row in range(start, start + count)
-    ]
-    assert covered == list(range(rows))
-
-
-@given(rows, task_rows)
-def test_no_task_is_empty_or_above_the_limit(rows: int, task_rows: int) -> None:
-    assert all(1 <= count <= task_rows for _, count in divide_rows(rows, task_rows))
-
-
-@given(rows, task_rows)
-def test_tasks_are_few_and_equal(rows: int, task_rows: int) -> None:
-    counts = [count for _, count in divide_rows(rows, task_rows)]
-    assert len(counts) == -(-rows // task_rows)
+@given(st.integers(0, 3000), st.integers(1, 64))
+def test_tasks_are_few_and_equal_and_cover_every_row_once_in_order(rows: int, limit: int) -> None:
+    tasks = divide_rows(rows, limit)
+    counts = [count for _, count in tasks]
+    assert [row for start, count in tasks for row in range(start, start + count)] == [*range(rows)]
+    assert len(tasks) == -(-rows // limit)
+    assert all(1 <= count <= limit for count in counts)
     assert max(counts, default=0) - min(counts, default=0) <= 1
 
 
