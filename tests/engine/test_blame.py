@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 
-from feedline.engine.dataset_fetch import DatasetFetcher, WorkerInit
-from feedline.engine.messages import BatchTask
 from feedline.loader import DataLoader
 from feedline.timing import RECORD_SWITCH
 from sets import Made
 
 KEYS = [40, 10, 30, 20, 50]
-TASK = BatchTask(id=1)
 
 
 class Raising:
@@ -27,18 +24,6 @@ class Raising:
         if index == self.bad:
             raise ValueError("cannot be read")
         return index
-
-
-def test_the_heartbeat_table_shows_each_sample_before_it_is_made() -> None:
-    made: list[Any] = []
-
-    def sample(index: int) -> int:
-        made.append(index)
-        return index
-
-    source = DatasetFetcher(WorkerInit(Made(60, sample), None, 0), list, batched=True)
-    assert source._make(KEYS, TASK, None, lambda row: made.append(("at", row))) == KEYS
-    assert made == [each for row, key in enumerate(KEYS) for each in (("at", row), key)]
 
 
 @pytest.mark.parametrize("recorded", ["0", "1"])

@@ -277,11 +277,11 @@ def test_source_that_no_worker_can_open_raises(source: Steady, said: str) -> Non
 @pytest.mark.own_fork_server
 @pytest.mark.parametrize("started", [True, False])
 def test_close_leaves_no_process(started: bool) -> None:
-    before = {child.pid for child in descendants(os.getpid())}
+    before = own_family()
     loader = loader_of(Steady(200, row_s=0.01), 3, shuffle=True)
     if started:  # else the fork server is still starting
         next(iter(loader))
-    mine = [child for child in descendants(os.getpid()) if child.pid not in before]
+    mine = newcomers(before)
     assert len(mine) >= (4 if started else 1)
     loader.close()
     assert gone(mine)
@@ -290,12 +290,12 @@ def test_close_leaves_no_process(started: bool) -> None:
 @pytest.mark.own_fork_server
 @pytest.mark.parametrize("rows", [True, False])
 def test_garbage_collected_loader_leaves_no_process(rows: bool) -> None:
-    before = {child.pid for child in descendants(os.getpid())}
+    before = own_family()
     data: Any = Steady() if rows else Slow(1000, 0.01)
     loader = DataLoader(data, 16, num_workers=2, **({"image_size": 8} if rows else {}))
     batches = iter(loader)
     kept = next(batches)
-    mine = [child for child in descendants(os.getpid()) if child.pid not in before]
+    mine = newcomers(before)
     assert len(mine) >= 2
     del batches, loader
     gc.collect()
@@ -306,12 +306,12 @@ def test_garbage_collected_loader_leaves_no_process(rows: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.own_fork_server
 def test_stopped_fork_server_does_not_delay_close() -> None:
-    before = {child.pid for child in descendants(os.getpid())}
+    before = own_family()
     keeper = DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
     loader = DataLoader(Steady(), 16, num_workers=2, image_size=8, shuffle=True, seed=0)
     next(iter(loader))
     next(iter(keeper))
-    mine = [child for child in descendants(os.getpid()) if child.pid not in before]
+    mine = newcomers(before)
     server = next(child for child in mine if child.children())
     server.suspend()
     loader.close()

@@ -15,14 +15,11 @@ from feedline.throughput.step_model import MAX_WORKERS
 
 
 @pytest.mark.parametrize(
-    ("cores", "workers"), [(1, 1), (2, 2), (5, 5), (6, 5), (8, 7), (15, 14), (16, 14), (64, 62)]
+    ("cores", "workers"),
+    [(1, 1), (5, 5), (6, 5), (8, 7), (15, 14), (16, 14), (64, 62), (10 * MAX_WORKERS, MAX_WORKERS)],
 )
 def test_cores_are_reserved_for_training_on_large_machines(cores: int, workers: int) -> None:
     assert auto_workers(cores) == workers
-
-
-def test_workers_do_not_exceed_worker_ids() -> None:
-    assert auto_workers(10 * MAX_WORKERS) == MAX_WORKERS
 
 
 MB = 1 << 20

@@ -76,17 +76,6 @@ def test_single_stuck_worker_is_replaced_when_others_are_idle() -> None:
     assert workers.killed == [0, 1]
 
 
-def test_without_a_timeout_a_row_may_take_two_minutes() -> None:
-    workers = Workers()
-    patience = patience_on(workers, 0.0)
-    workers.rows, workers.ready = {0: CurrentRow(7, 0, since_ns=10)}, {1}
-    patience.record_finished_task(1, 20)
-    check(patience, 100)
-    assert workers.killed == []
-    check(patience, 30)
-    assert workers.killed == [0]
-
-
 def test_workers_that_are_all_stuck_cause_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -102,24 +91,31 @@ def test_workers_that_are_all_stuck_cause_one_warning(
 
 
 @pytest.mark.parametrize(
-    ("ready", "reading", "finished", "seconds"),
+    ("ready", "reading", "finished", "limit_s", "seconds", "killed"),
     [
-        pytest.param({1}, set(), None, 6, id="no task is finished"),
-        pytest.param({1}, set(), (1, 5), 6, id="an older task is finished"),
-        pytest.param(set(), set(), (0, 5), 100, id="no other worker"),
-        pytest.param({1}, {0}, (1, 20), 100, id="reading from storage"),
+        pytest.param({1}, set(), None, LIMIT_S, 6, [], id="no task is finished"),
+        pytest.param({1}, set(), (1, 5), LIMIT_S, 6, [], id="an older task is finished"),
+        pytest.param(set(), set(), (0, 5), LIMIT_S, 100, [], id="no other worker"),
+        pytest.param({1}, {0}, (1, 20), LIMIT_S, 100, [], id="reading from storage"),
+        pytest.param({1}, set(), (1, 20), 0.0, 100, [], id="within two minutes, without a timeout"),
+        pytest.param({1}, set(), (1, 20), 0.0, 130, [0], id="longer, without a timeout"),
     ],
 )
-def test_worker_is_not_replaced(
-    ready: set[int], reading: set[int], finished: tuple[int, int] | None, seconds: int
+def test_a_worker_is_replaced_only_if_it_is_known_to_be_stuck(
+    ready: set[int],
+    reading: set[int],
+    finished: tuple[int, int] | None,
+    limit_s: float,
+    seconds: int,
+    killed: list[int],
 ) -> None:
     workers = Workers()
-    patience = patience_on(workers)
+    patience = patience_on(workers, limit_s)
     workers.rows, workers.ready, workers.reading = {0: CurrentRow(7, 0, 10)}, ready, reading
     if finished is not None:
         patience.record_finished_task(*finished)
     check(patience, seconds)
-    assert workers.killed == []
+    assert workers.killed == killed
 
 
 def test_ready_workers_that_start_nothing_raise() -> None:

@@ -43,14 +43,3 @@ def test_pinned_batch_is_not_a_slot(failed: set[int]) -> None:
     for tensors, made in kept:
         assert all(map(torch.equal, tensors, made))
         assert tensors[0].is_contiguous(memory_format=torch.channels_last)
-
-
-def test_slots_are_exported_while_workers_have_enough_and_copied_then() -> None:
-    slots = WatchedSlots(4)
-    transfer = HostTransfer(slots, None)
-    kept = [carried(transfer, slots, number, set()) for number in range(6)]
-    assert slots.num_exported == 2
-    for tensors, made in kept:
-        assert all(map(torch.equal, tensors, made))
-    del kept, tensors
-    assert not slots.num_exported

@@ -93,12 +93,7 @@ TABLES = {
         *(v2.RandomResizedCrop(24), v2.ToImage()),
         *(v2.ToDtype(torch.float16, scale=True), v2.Normalize(**NORMALIZE)),
     ],
-    "colours in place": [USUAL[0], v1.ColorJitter(0.4, 0.4, 0.4, 0.1), *USUAL[2:]],
     "a policy as it is": [USUAL[0], v1.RandAugment(), *USUAL[2:]],
-    "a policy on tensors": [
-        *(v2.RandomResizedCrop(24), v2.ToImage(), v2.TrivialAugmentWide()),
-        v2.ToDtype(torch.float32, scale=True),
-    ],
 }
 
 

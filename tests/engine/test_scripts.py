@@ -8,23 +8,8 @@ from pathlib import Path
 import pytest
 
 from feedline.engine import shared_memory
-from processes import NEW_PYTHON, outcome, start_script
+from processes import outcome, start_script
 from slow import slow
-
-# A module that is imported early and still held loses its globals after feedline's have gone.
-KEPT_TO_THE_END = """
-import sys
-import keeper
-from feedline.engine import shared_memory
-from faulty import Steady
-from feedline.loader import DataLoader
-
-sys.held = [keeper, shared_memory]
-if __name__ == "__main__":
-    loader = DataLoader(Steady(20), 4, image_size=4, num_workers=1, start_method="spawn")
-    keeper.kept += [*loader, loader]
-    print("fine")
-"""
 
 UNGUARDED = """
 from faulty import Steady
@@ -149,26 +134,6 @@ if __name__ == "__main__":
         list(loader)
 """
 
-LOADER_OPENED_WITH_A_DATASET = """
-from faulty import Steady
-from feedline.loader import DataLoader
-
-class Nested(Steady):
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-        DataLoader(Steady(8), 4, image_size=4, num_workers=1)
-
-if __name__ == "__main__":
-    with DataLoader(Nested(20), 4, image_size=4, num_workers=2, start_method={method!r}) as loader:
-        list(loader)
-"""
-
-
-@pytest.mark.slow
-def test_batches_held_at_interpreter_exit_are_released_silently(tmp_path: Path) -> None:
-    (tmp_path / "keeper.py").write_text("kept = []\n")
-    assert outcome(KEPT_TO_THE_END, tmp_path, prefix=NEW_PYTHON) == ("fine", "")
-
 
 def test_memory_is_released_after_its_modules_are_gone(
     monkeypatch: pytest.MonkeyPatch,
@@ -196,13 +161,10 @@ def test_unguarded_script_with_spawn_raises_one_error_about_guard(
 
 
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn", "fork")])
-@pytest.mark.parametrize("text", [LOADER_IN_A_DATASET, *slow(LOADER_OPENED_WITH_A_DATASET)])
 def test_dataset_that_builds_a_loader_with_workers_raises_without_guard_hint(
-    text: str, method: str, tmp_path: Path
+    method: str, tmp_path: Path
 ) -> None:
-    if method == "fork" and text is LOADER_OPENED_WITH_A_DATASET:
-        pytest.skip("nothing is unpickled there")
-    _, errors = outcome(text.format(method=method), tmp_path)
+    _, errors = outcome(LOADER_IN_A_DATASET.format(method=method), tmp_path)
     assert "a loader with num_workers=1 was built inside a worker process" in errors
     assert "num_workers=0" in errors
     assert "if __name__" not in errors

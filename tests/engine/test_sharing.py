@@ -82,6 +82,10 @@ class Everything(Dataset[Any]):
         self.queue.put(index)
         self.memory.buf[index] = index
         self.noted[index] = os.getpid()
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        assert (parent.pid, parent.is_alive()) == (os.getppid(), True)
+        assert multiprocessing.current_process().name != "MainProcess"
         return index
 
 
@@ -96,13 +100,15 @@ def test_a_replacement_of_a_worker_shares_the_same_memory(method: str, strategy:
     assert min(data.made.tolist()) == 2
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_multiprocessing_objects_are_shared(method: str) -> None:
+@pytest.mark.parametrize("method", ["forkserver", "fork", *slow("spawn")])
+def test_multiprocessing_objects_that_are_in_use_are_shared(method: str) -> None:
     context = multiprocessing.get_context(method)
     memory = SharedMemory(create=True, size=8)
     try:
         with context.Manager() as manager:
-            data = Everything(method, memory, manager.dict())
+            data = Everything(method, memory, manager.dict({0: os.getpid()}))
+            data.queue.put(data.noted[0])  # its thread starts, and a connection to the manager
+            assert data.queue.get(timeout=60) == os.getpid()
             # Workers that end with their epoch may not have sent all that they put into the queue.
             options: dict[str, Any] = {"start_method": method, "persistent_workers": True}
             with DataLoader(data, 4, num_workers=2, **options) as loader:
@@ -131,39 +137,6 @@ def test_a_shared_epoch_is_in_all_batches_of_the_epoch(method: str, kept: dict[s
             data.epoch.fill_(epoch)
             assert torch.cat(list(loader)).unique().tolist() == [epoch]
     assert data.made.tolist() == [3] * 24
-
-
-class Used(Dataset[Any]):
-    """Reads a manager's list, puts it into a queue, and checks its process."""
-
-    def __init__(self, method: str, listed: Any) -> None:
-        self.queue = multiprocessing.get_context(method).Queue()
-        self.listed = listed
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> int:
-        self.queue.put((index, self.listed[index]))
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        assert (parent.pid, parent.is_alive()) == (os.getppid(), True)
-        assert multiprocessing.current_process().name != "MainProcess"
-        return index
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver", *slow("spawn")])
-def test_queue_and_manager_used_before_work_in_workers(method: str) -> None:
-    with multiprocessing.get_context(method).Manager() as manager:
-        data = Used(method, manager.list(range(0, 640, 10)))
-        data.queue.put((0, data.listed[0]))  # its thread starts, and a connection to the manager
-        assert data.queue.get(timeout=60) == (0, 0)
-        with DataLoader(data, 1, num_workers=2, start_method=method) as loader:
-            batches = iter(loader)
-            for _ in range(60):  # not all: ending workers may drop queued messages
-                next(batches)
-            queued = dict(data.queue.get(timeout=60) for _ in range(60))
-    assert all(value == 10 * index for index, value in queued.items())
 
 
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
