@@ -8,7 +8,7 @@
 The fork server has imported what workers need, so it forks them quickly. It belongs to one trainer
 and serves all of the trainer's worker pools. A server that was forked from the trainer already has
 the source of one pool, and serves only that pool. Workers of one epoch are forked by the trainer
-itself (`work_in_child`), because a server would be one more copy of it.
+itself (`pool_forking`), because a server would be one more copy of it.
 Guarantees: no worker outlives the fork server (the kernel kills them with it), which outlives the
 trainer by half a second at most, even if another process inherited the connections.
 Relies on: no thread running when it forks; libraries are limited to one thread before import.
@@ -64,26 +64,23 @@ MAX_FDS = 250  # per message; the kernel allows 253
 _FD_BYTES = array.array("i").itemsize
 _FD_SPACE_BYTES = socket.CMSG_LEN(_FD_BYTES)
 # int, because combining Python's flag enums takes microseconds.
-_DONTWAIT = int(socket.MSG_DONTWAIT)
 _TRUNCATED = int(socket.MSG_CTRUNC)
-_RECEIVE = _DONTWAIT | int(socket.MSG_CMSG_CLOEXEC)
+_RECEIVE = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 
 
-def send(connection: socket.socket, message: bytes, fd: int = -1, *, wait: bool) -> None:
-    """Send a message, with a descriptor unless it is -1; BlockingIOError unless it may wait.
-
-    Python's `socket.send_fds` and `recv_fds` do the same but ignore their flags.
-    """
-    flags = 0 if wait else _DONTWAIT
+def send(connection: socket.socket, message: bytes, fd: int = -1) -> None:
+    """Send a message, with a descriptor unless it is -1."""
     if fd < 0:
-        connection.send(message, flags)
+        connection.send(message)
     else:
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
-        connection.sendmsg([message], [rights], flags)
+        socket.send_fds(connection, [message], [fd])
 
 
 def receive(connection: socket.socket, max_bytes: int) -> tuple[bytes, int]:
-    """Receive a message (empty at the end) and its descriptor (-1 for none), or BlockingIOError."""
+    """Receive a message (empty at the end) and its descriptor (-1 for none), or BlockingIOError.
+
+    Python's `socket.recv_fds` ignores its flags.
+    """
     message, extras, flags, _ = connection.recvmsg(max_bytes, _FD_SPACE_BYTES, _RECEIVE)
     for level, kind, data in extras:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -125,45 +122,7 @@ _PARENT_CHECK_S = 0.5
 _COMMAND_BYTES = 4096
 
 
-def serve_in_child(
-    connection: socket.socket,
-    trainer: int,
-    ends_with_thread: bool,
-    ignored_signals: Sequence[int],
-    source: AnySource,
-) -> None:
-    """Run the server in a forked child. Never returns."""
-    try:
-        _leave_trainer()
-        serve(connection.fileno(), trainer, ends_with_thread, ignored_signals, source)
-    finally:
-        os._exit(1)
-
-
-def work_in_child(
-    tasks: socket.socket,
-    results: socket.socket,
-    block_fd: int,
-    source: AnySource,
-    worker_id: int,
-    workers: int,
-    *,
-    trainer: int,
-    ignored_signals: Sequence[int],
-    trainers_ends: Sequence[socket.socket],
-) -> None:
-    """Run a worker in a child forked from the trainer's main thread. Never returns."""
-    with _worker_exit():
-        _leave_trainer()
-        _become_forked_worker()
-        _handle_signals(ignored_signals)
-        end_with_parent(trainer)
-        for end in trainers_ends:
-            end.close()
-        run_worker(tasks, results, block_fd, source, (), worker_id, workers)
-
-
-def _leave_trainer() -> None:
+def leave_trainer() -> None:
     """Drop what a child must not have of the trainer that it was forked from."""
     gc.freeze()  # do not finalize the trainer's garbage here
     # Like multiprocessing's children, it must not read the terminal. If the trainer was started
@@ -176,14 +135,14 @@ def _leave_trainer() -> None:
     os.environ.update(WORKER_ENVIRONMENT)
 
 
-def _handle_signals(ignored_signals: Sequence[int]) -> None:
+def handle_signals(ignored_signals: Sequence[int]) -> None:
     """Ignore Ctrl-C and signals that only the trainer handles, and block none."""
     ignore_signals([signal.SIGINT, *ignored_signals])
     # The starting thread may have blocked signals, and SIGCHLD reports deaths.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _become_forked_worker() -> None:
+def become_forked_worker() -> None:
     """Turn a process forked by a fork server or trainer into a worker."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -192,7 +151,7 @@ def _become_forked_worker() -> None:
 
 
 @contextmanager
-def _worker_exit() -> Iterator[None]:
+def worker_exit() -> Iterator[None]:
     """Context manager: run a worker and end this process, with status 1 after an exception."""
     status = 1
     try:
@@ -216,19 +175,18 @@ def serve(
     ignored_signals: Sequence[int],
     source: AnySource | None = None,
 ) -> None:
-    """Run the fork server until its trainer ends. Does not return.
+    """Run the fork server until its trainer, the parent, ends. Does not return.
 
-    Args:
-        main_fd: main connection, a SEQPACKET socket.
-        trainer: process id of the trainer, this process's parent.
-        ends_with_thread: have the kernel kill this process with the thread that started it.
-        ignored_signals: numbers of signals that only the trainer handles; they are blocked.
-        source: source of all pools, if it came by fork; None: each pool sends its own.
+    `ends_with_thread`: the kernel kills this process with the thread that started it.
+    `ignored_signals` are handled by the trainer only, and blocked. `source` is the source of all
+    pools, if this process is a fork of the trainer; otherwise each pool sends its own.
     """
-    _handle_signals(ignored_signals)
-    if ends_with_thread:
-        end_with_parent(trainer)
     try:
+        if source is not None:
+            leave_trainer()
+        handle_signals(ignored_signals)
+        if ends_with_thread:
+            end_with_parent(trainer)
         _Server(socket.socket(fileno=main_fd), source).run(trainer)
     finally:
         os._exit(0)  # the kernel kills the workers; a regular exit could hang
@@ -377,9 +335,9 @@ class _Server:
 
     def _run_in_child(self, pool: _ServedPool, worker_id: int, workers: int, server: int) -> None:
         """Run a worker in the forked child, with its own pool's descriptors only. Never returns."""
-        with _worker_exit():
+        with worker_exit():
             end_with_parent(server)
-            _become_forked_worker()
+            become_forked_worker()
             for owned in (self._selector, self._main, self._wakeup_reader, self._wakeup_writer):
                 owned.close()
             for fd in self._incoming_fds:
@@ -451,7 +409,7 @@ def run_worker(
 
     def send_report(report: Report) -> None:
         new = report.memory
-        send(results, report.pack(), -1 if new is None else new.fd, wait=True)
+        send(results, report.pack(), -1 if new is None else new.fd)
         if new is not None:
             new.close()
 

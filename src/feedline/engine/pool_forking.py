@@ -17,18 +17,25 @@ import select
 import signal
 import time
 import weakref
+from functools import partial
 
-from feedline.engine.fork_server import work_in_child
+from feedline.engine.fork_server import (
+    become_forked_worker,
+    handle_signals,
+    leave_trainer,
+    run_worker,
+    worker_exit,
+)
 from feedline.engine.load_samples import AnySource
 from feedline.engine.pool_linux import (
     END_DEADLINE_S,
     LinuxPool,
     advice_on_threads,
+    fork_child,
     fork_error,
     is_main_thread,
 )
-from feedline.engine.process import block_interrupt, signals_to_ignore
-from feedline.system import flush_standard_streams
+from feedline.engine.process import block_interrupt, end_with_parent, signals_to_ignore
 
 
 def can_fork_workers() -> bool:
@@ -46,11 +53,19 @@ def _has_pidfds() -> bool:
 
 
 class _Child:
-    """Child of this process. Its descriptor (`fd`) is closed with it."""
+    """Child of this process. Its descriptor (`fd`) is closed with it.
+
+    If it cannot be opened, e.g. with too many open files, the child is killed.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.fd = os.pidfd_open(pid)
+        try:
+            self.fd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         self._close = weakref.finalize(self, os.close, self.fd)
         self._close.atexit = False
 
@@ -93,33 +108,26 @@ class ForkingPool(LinuxPool):
         self._results_end = self._open_sockets()
 
     def _start_worker(self, worker_id: int) -> None:
-        trainer, ignored = os.getpid(), signals_to_ignore(is_new_program=False)
-        flush_standard_streams()
-        with block_interrupt(ignored):
+        with block_interrupt(signals_to_ignore(is_new_program=False)):
             try:
-                pid = os.fork()
+                child = _Child(fork_child(partial(self._run_worker, worker_id, os.getpid())))
             except OSError as error:
                 raise fork_error(error) from error
-            if pid == 0:
-                work_in_child(
-                    self._tasks_end,
-                    self._results_end,
-                    self._memory.fd,
-                    self._source,
-                    worker_id,
-                    self._target,
-                    trainer=trainer,
-                    ignored_signals=ignored,
-                    trainers_ends=(self._tasks, self._results),
-                )
-            try:
-                child = self._children[worker_id] = _Child(pid)
-            except OSError as error:  # e.g. too many open files
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                raise fork_error(error) from error
+            self._children[worker_id] = child
             self._workers.add(worker_id)
             self._poll.register(child.fd, select.POLLIN)
+
+    def _run_worker(self, worker_id: int, trainer: int, ignored_signals: list[int]) -> None:
+        """Run a worker in a child forked from the trainer's main thread."""
+        with worker_exit():
+            leave_trainer()
+            become_forked_worker()
+            handle_signals(ignored_signals)
+            end_with_parent(trainer)
+            self._tasks.close()
+            self._results.close()
+            ends, block_fd = (self._tasks_end, self._results_end), self._memory.fd
+            run_worker(*ends, block_fd, self._source, (), worker_id, self._target)
 
     def _read_messages(self) -> None:
         for worker_id, child in list(self._children.items()):

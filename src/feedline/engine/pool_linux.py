@@ -22,14 +22,14 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import psutil
 
-from feedline.engine.fork_server import MAX_FDS, claim_lock, receive, send, serve_in_child
+from feedline.engine.fork_server import MAX_FDS, claim_lock, receive, send, serve
 from feedline.engine.load_samples import AnySource
 from feedline.engine.messages import (
     BLOCK_HEADER_BYTES,
@@ -43,11 +43,7 @@ from feedline.engine.messages import (
 )
 from feedline.engine.payload import Payload
 from feedline.engine.pool import NOT_PYTHON, WorkerDeath, WorkerPool, is_kill
-from feedline.engine.process import (
-    WORKER_ENVIRONMENT,
-    block_interrupt,
-    signals_to_ignore,
-)
+from feedline.engine.process import WORKER_ENVIRONMENT, block_interrupt, signals_to_ignore
 from feedline.engine.shared_memory import SharedFile
 from feedline.errors import ResourceError, StartError, WorkerError
 from feedline.system import describe_exit, flush_standard_streams, python_program, search_path
@@ -123,6 +119,7 @@ class LinuxPool(WorkerPool):
     def _open_sockets(self) -> socket.socket:
         """Open the sockets for tasks and results. Return the workers' end of the results."""
         self._tasks, self._tasks_end = socket.socketpair(*_SOCKETS)
+        self._tasks.setblocking(False)
         self._tasks.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._results, results_end = socket.socketpair(*_SOCKETS)
         self._poll = select.poll()
@@ -145,12 +142,12 @@ class LinuxPool(WorkerPool):
         message = task.pack()
         if len(message) <= MAX_MESSAGE_BYTES:
             memory = task.memory if isinstance(task, BatchTask) else -1
-            send(self._tasks, message, memory, wait=False)
+            send(self._tasks, message, memory)
             return
         # The message's descriptor replaces the slot's, so the worker makes the batch in new memory.
         with contextlib.closing(SharedFile.create(len(message))) as file:
             file.array[:] = np.frombuffer(message, np.uint8)
-            send(self._tasks, message[:ID_BYTES], file.fd, wait=False)
+            send(self._tasks, message[:ID_BYTES], file.fd)
 
     def _empty_queue(self) -> list[int]:
         """Remove all tasks from the queue. Return their ids, in order."""
@@ -345,6 +342,20 @@ def fork_error(reason: object) -> ResourceError:
     )
 
 
+def fork_child(run: Callable[[list[int]], object]) -> int:
+    """Fork this process. The child calls `run` with the signals to ignore, and never returns."""
+    ignored = signals_to_ignore(is_new_program=False)
+    flush_standard_streams()
+    with block_interrupt(ignored):  # until `run` ignores them
+        pid = os.fork()
+        if pid == 0:
+            try:
+                run(ignored)
+            finally:
+                os._exit(1)
+    return pid
+
+
 def _map_memory(fd: int) -> SharedFile:
     """Map the memory of a descriptor, which the mapping then owns."""
     try:
@@ -378,7 +389,7 @@ class ForkServer:
     def start(cls) -> ForkServer:
         """Start a new Python process."""
         program, ignored = python_program(), signals_to_ignore(is_new_program=True)
-        connection, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection, server_end = socket.socketpair(*_SOCKETS)
         with server_end:
             arguments = {
                 "main_fd": server_end.fileno(),
@@ -402,15 +413,10 @@ class ForkServer:
     @classmethod
     def fork(cls, source: AnySource) -> ForkServer:
         """Fork this process into a server, which has the source without pickling."""
-        connection, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        trainer, ends_with_thread = os.getpid(), is_main_thread()
-        ignored = signals_to_ignore(is_new_program=False)
-        flush_standard_streams()
-        with block_interrupt(ignored):  # until `serve` ignores them
-            pid = os.fork()
-            if pid == 0:
-                serve_in_child(server_end, trainer, ends_with_thread, ignored, source)
-        server_end.close()
+        connection, server_end = socket.socketpair(*_SOCKETS)
+        with server_end:
+            origin = server_end.fileno(), os.getpid(), is_main_thread()
+            pid = fork_child(partial(serve, *origin, source=source))
         return cls(connection, psutil.Process(pid))
 
     def alive(self) -> bool:
@@ -440,12 +446,9 @@ class ForkServer:
             self.users -= 1
 
     def register_pool(self, fds: Sequence[int], preload: Sequence[str]) -> None:
-        """Register a worker pool, or raise OSError if the server has ended.
+        """Register a worker pool by its descriptors, or raise OSError if the server has ended.
 
-        Args:
-            fds: its descriptors: control, tasks, results, block; then, unless the server already
-                has the source, the payload and the descriptors of its resources.
-            preload: modules to import before the first worker is forked; errors are ignored.
+        `preload`: modules to import before the first worker is forked; errors are ignored.
         """
         for first in range(0, len(fds), MAX_FDS):
             part = fds[first : first + MAX_FDS]
