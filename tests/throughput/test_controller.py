@@ -114,18 +114,5 @@ def test_workers_are_not_released_without_measurements() -> None:
     assert training.run(60).workers == 4
 
 
-def test_the_same_windows_give_the_same_decisions() -> None:
-    runs = [Simulated(own_ms=10.0, cpu_ms=90.0, cores=8, workers=1).run(60) for _ in range(2)]
-    assert runs[0].decisions == runs[1].decisions
-
-
-def test_reasons_name_their_figures() -> None:
-    training = Simulated(own_ms=10.0, cpu_ms=90.0, cores=16, workers=1).run(10)
-    _, first = training.decisions[0]
-    assert str(first).startswith("1 workers -> 10: ")
-    assert "89%" in first.reason
-    assert "90 ms of work" in first.reason
-
-
 def test_a_controller_without_windows_prepares_nothing() -> None:
     assert Controller(WorkerLimits(cores=4)).prepare("a", 1.0, 1.0) is None

@@ -117,12 +117,6 @@ def test_useless_task_size_is_undone(seed: int) -> None:
     assert len(training.decisions) == 2
 
 
-def test_missing_workers_are_added_first() -> None:
-    training = of_whole_batches(SPIKES, 45.0).run(60)
-    assert training.decisions[0][1].what == "workers"
-    assert decisions(training, "prefetch")[0].before >= 2 * 4
-
-
 def test_new_workload_is_tried_again() -> None:
     training = Stepped(
         own_ms=40.0, copy_ms=15.0, work=now_and_then(80.0, 0.0, 1.0), for_each=2, cores=8, workers=4
@@ -216,16 +210,6 @@ def test_change_by_user_is_not_evaluated() -> None:
     for _ in range(20):
         decision = controller.observe(window(prefetch=12, seconds=9.0, wait_s=0.0, error=0.5))
         assert decision is None or decision.kind != "back"
-
-
-def test_decisions_describe_change() -> None:
-    pieces = first_change(WorkerLimits(cores=16), **ROWS)
-    assert str(pieces).startswith("tasks of 50 ms -> 12.5 ms: ")
-    assert "25%" in pieces.reason
-    assert "50%" in pieces.reason
-    assert str(first_change(WorkerLimits(cores=16, for_each=2))).startswith(
-        "8 batches ahead -> 32: "
-    )
 
 
 def test_windows_are_joined() -> None:

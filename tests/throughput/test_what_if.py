@@ -42,35 +42,24 @@ def test_text_form_round_trips(**given: Any) -> None:
     "text",
     [
         "",
-        "  ",
         ",",
         "workers",
-        "workers=",
         "workers=0",
-        "workers=-1",
         "workers=513",
         "workers=2.5",
-        "workers=two",
         "workers=1_0",
         "workers=٣",
         "workers=" + "9" * 5000,
         "workers=2,workers=3",
         "workers=2,",
         "workers=2 cores=3",
-        "cores=0",
         "cores=4097",
-        "cache=256",
         "gpu=0",
         "gpu=0.001",
-        "gpu=-2",
         "gpu=nan",
-        "gpu=inf",
         "gpu=1e3",
         "gpu=1001",
-        "gpu=" + "9" * 400,
         "disk=4",
-        "Workers=2",
-        "=2",
         "workers==2",
     ],
 )
@@ -79,22 +68,11 @@ def test_unparsable_change_is_usage_error_with_expected_form(text: str) -> None:
         Changes.parse(text)
 
 
-@given(st.text(max_size=40))
-def test_any_text_is_parsed_or_rejected(text: str) -> None:
-    try:
-        found = Changes.parse(text)
-    except UsageError:
-        return
-    assert str(found)
-
-
 @pytest.mark.parametrize(
     "given",
     [
         {"workers": 0},
-        {"workers": 2.5},
         {"workers": True},
-        {"cores": -1},
         {"gpu": 0},
         {"gpu": float("nan")},
         {"gpu": "2"},
@@ -103,12 +81,6 @@ def test_any_text_is_parsed_or_rejected(text: str) -> None:
 def test_value_out_of_range_is_rejected(given: Any) -> None:
     with pytest.raises(UsageError, match=next(iter(given))):
         Changes(**given)
-
-
-def test_non_text_is_rejected() -> None:
-    wrong: Any = 8
-    with pytest.raises(UsageError, match="must be text"):
-        Changes.parse(wrong)
 
 
 def seen(window: dict[str, Any], **options: Any) -> PoolRate:
@@ -147,28 +119,38 @@ def test_step_time_is_bounded_by_observation_and_cores() -> None:
     assert seen({"wait_s": 0.001, "wait_cpu_s": 1.0}).load.hand_ms == pytest.approx(0.1)
 
 
-def test_ready_batches_make_wait_a_hand_over() -> None:
-    ready = seen({"tasks_s": 0.2, "wait_s": 0.05}, compute_s=0.035).load
-    assert ready.hand_ms == pytest.approx(5)
-    assert ready.hand_cpu_ms == pytest.approx(2)
-    assert ready.step_ms == pytest.approx(40)
+FEW_WAITS = {"tasks_s": 0.2, "wait_s": 0.06, "wait_cpu_s": 0.0005}
 
 
-def test_occasional_late_batches_are_not_hand_over() -> None:
-    # Workers are at work a quarter of the time, and steps wait for more than half of theirs.
-    uneven = seen({"tasks_s": 0.2, "wait_s": 0.25}, compute_s=0.015).load
-    assert uneven.hand_ms == pytest.approx(2)
-    assert uneven.late_ms == pytest.approx(40 - 15 - 2)
-    assert uneven.step_ms == pytest.approx(40)
-    assert bottleneck(uneven) == "workers"
-
-
-def test_waits_of_few_steps_are_due_to_late_batches() -> None:
-    few = {"tasks_s": 0.2, "wait_s": 0.06, "wait_cpu_s": 0.0005}
-    some = seen(few | {"usual_wait_s": 0.0}, compute_s=0.034).load
-    assert (some.hand_ms, some.late_ms) == (pytest.approx(0.5), pytest.approx(5.5))
-    each = seen(few | {"usual_wait_s": 0.006}, compute_s=0.034).load
-    assert (each.hand_ms, each.late_ms) == (pytest.approx(6), 0)
+@pytest.mark.parametrize(
+    ("window", "compute_s", "hand_ms", "late_ms"),
+    [
+        # Batches are ready: each wait is a hand-over.
+        ({"tasks_s": 0.2, "wait_s": 0.05}, 0.035, 5, 0),
+        # Workers are at work a quarter of the time, and steps wait for more than half of theirs.
+        ({"tasks_s": 0.2, "wait_s": 0.25}, 0.015, 2, 40 - 15 - 2),
+        # Few steps wait, or each does.
+        (
+            {"tasks_s": 0.2, "wait_s": 0.06, "wait_cpu_s": 0.0005, "usual_wait_s": 0.0},
+            0.034,
+            0.5,
+            5.5,
+        ),
+        (
+            {"tasks_s": 0.2, "wait_s": 0.06, "wait_cpu_s": 0.0005, "usual_wait_s": 0.006},
+            0.034,
+            6,
+            0,
+        ),
+    ],
+)
+def test_waits_of_idle_workers_are_hand_overs_or_late_batches(
+    window: dict[str, Any], compute_s: float, hand_ms: float, late_ms: float
+) -> None:
+    load = seen(window, compute_s=compute_s).load
+    assert (load.hand_ms, load.late_ms) == (pytest.approx(hand_ms), pytest.approx(late_ms))
+    assert load.step_ms == pytest.approx(40)
+    assert late_ms < 6 or bottleneck(load) == "workers"
 
 
 def test_workers_that_other_programs_keep_from_their_cores_have_no_batches_ready() -> None:
@@ -293,13 +275,6 @@ def test_measured_number_of_workers_keeps_its_rate() -> None:
     assert then(rates(224, one, point(workers=64)), "workers=2").then == near(64_000 / 47)
 
 
-def test_stretch_is_uncertain_if_steps_no_longer_wait() -> None:
-    found = then(rates(224, point(stretch=1.2)), "workers=8")
-    assert found.then == near(3200 / math.sqrt(1.2))
-    error = off(1 - found.now / found.then)
-    assert (found.low, found.high) == (near(3200 / 1.2 / error), near(3200 * error))
-
-
 def test_step_on_core_may_not_be_shortened_by_gpu() -> None:
     found = then(rates(224, point(compute_ms=100.0, step_cpu_ms=100.0)), "gpu=4")
     assert found.low == pytest.approx(320 / off(1 - found.now / found.then), rel=0.001)
@@ -369,31 +344,11 @@ def test_measurement_error_widens_prediction() -> None:
     assert then(phase, "gpu=1").low == then(phase, "gpu=1").high
 
 
-def test_table_and_json_agree() -> None:
-    found = what_if([rates(112), rates()], "workers=4,cores=8")
-    text = str(found)
-    assert "what if workers=4, cores=8 (images/s)" in text
-    assert "112 px" in text
-    assert "bottleneck" in text
-    said = found.as_dict()
-    assert said["changes"] == {"workers": 4, "cores": 8, "gpu": None}
-    assert [phase["image_size"] for phase in said["phases"]] == [112, 224]
-    assert said["phases"][0]["factor"] == near(2.0)
-    unknown = what_if([rates(None, rows=None)], "workers=4")
-    assert "steps/s" in str(unknown)
-    assert "all batches" in str(unknown)
-
-
 @given(PHASES, st.integers(1, 64))
-def test_more_workers_are_never_slower(phase: Rates, workers: int) -> None:
-    few, more = (then(phase, f"workers={crew}") for crew in (workers, workers + 1))
-    assert more.then >= few.then * (1 - 1e-9)
-
-
-@given(PHASES, st.integers(1, 64))
-def test_more_cores_are_never_slower(phase: Rates, cores: int) -> None:
-    few, more = (then(phase, f"cores={each}") for each in (cores, cores + 1))
-    assert more.then >= few.then * (1 - 1e-9)
+def test_more_workers_and_more_cores_are_never_slower(phase: Rates, count: int) -> None:
+    for name in ("workers", "cores"):
+        few, more = (then(phase, f"{name}={each}") for each in (count, count + 1))
+        assert more.then >= few.then * (1 - 1e-9)
 
 
 @given(PHASES)
@@ -425,14 +380,19 @@ SMALL = rates(112, point(compute_ms=10.0, work_cpu_ms=60.0))
 LARGE = rates(224, point(compute_ms=40.0, work_cpu_ms=120.0))
 
 
-def test_each_phase_lists_requirements() -> None:
+def test_each_phase_lists_requirements_and_time() -> None:
     found = forecast([SMALL, LARGE], "112x10,224x10", images=32_000, workers=2)
     small, large = found.phases
     assert small.compute_bound_rate == pytest.approx(3200)
     assert (small.num_workers_needed, small.cores_needed, small.bottleneck) == (6, 6, "workers")
     assert (large.num_workers_needed, large.bottleneck) == (3, "workers")
-    lines = [line.split() for line in str(found).splitlines()]
-    assert ["112", "px", "10", "1067", "3200", "2", "6"] in [line[:7] for line in lines]
+    # 30 ms and 60 ms for a batch of 32.
+    assert found.seconds == pytest.approx(10 * 1000 * 0.03 + 10 * 1000 * 0.06)
+    assert found.fixed_size_s == pytest.approx(20 * 1000 * 0.06)
+    text = " ".join(str(found).split())
+    for fact in ("112 px 10 1067 3200 2 6", "total 20 15 min", "all at 224 px 20 20 min"):
+        assert fact in text
+    json.dumps(found.as_dict(), allow_nan=False)
 
 
 def test_sufficient_workers_are_reported() -> None:
@@ -443,33 +403,17 @@ def test_sufficient_workers_are_reported() -> None:
     assert found.fixed_size_px is None
 
 
-def test_hours_are_given_for_phases_and_for_fixed_largest_size() -> None:
-    found = forecast([SMALL, LARGE], "112x10,224x10", images=32_000, workers=2)
-    # 30 ms and 60 ms for a batch of 32.
-    assert found.seconds == pytest.approx(10 * 1000 * 0.03 + 10 * 1000 * 0.06)
-    assert found.fixed_size_s == pytest.approx(20 * 1000 * 0.06)
-    text = " ".join(str(found).split())
-    for fact in ("total 20 15 min", "all at 224 px 20 20 min"):
-        assert fact in text
-    json.dumps(found.as_dict(), allow_nan=False)
-
-
-def test_intermediate_size_is_interpolated_by_pixels_and_reported() -> None:
+def test_sizes_that_were_not_measured_are_interpolated_by_pixels_or_extrapolated() -> None:
     middle = rates_at([SMALL, LARGE], 160)
     share = (160**2 - 112**2) / (224**2 - 112**2)
     assert middle.now.load.compute_ms == pytest.approx(10 + share * 30)
     assert middle.now.load.work_ms == pytest.approx(60 + share * 60)
     assert "between 112 and 224 px" in middle.basis
-    assert middle.basis in " ".join(str(forecast([SMALL, LARGE], "112x1,160x1,224x1")).split())
-
-
-def test_extrapolated_size_is_marked_as_not_measured() -> None:
     beyond = rates_at([SMALL], 224)
     assert beyond.now.load.compute_ms == pytest.approx(40)
     assert beyond.now.load.work_ms == pytest.approx(60)
     assert "not measured" in beyond.basis
-    assert "not measured" in str(forecast([SMALL], "112x1,224x1"))
-    assert forecast([SMALL], "224x1").as_dict()["phases"][0]["basis"] == beyond.basis
+    assert forecast([SMALL], "224x1").phases[0].basis == beyond.basis
     assert rates_at([SMALL], 112).basis == ""
 
 
@@ -488,21 +432,20 @@ def test_without_workers_a_step_waits_for_each_batch() -> None:
     assert phase.then == pytest.approx(1600)
 
 
-def test_zero_step_time_gives_finite_figures() -> None:
-    json.dumps(forecast([rates(8, point(compute_ms=0.0))], "8x1").as_dict(), allow_nan=False)
-
-
-def test_unpredictable_schedule_is_usage_error() -> None:
-    with pytest.raises(UsageError, match="sizes"):
-        forecast([SMALL], "ownx1")
-    with pytest.raises(UsageError, match="112 px"):
-        forecast([rates(None)], "112x1")
-    for images in (0, 1.5, "32"):
-        with pytest.raises(UsageError, match="at least 1"):
-            forecast([SMALL], "112x1", images=images)  # type: ignore[arg-type]
-    for workers in (0, -1, 2.5):
-        with pytest.raises(UsageError, match="workers must be"):
-            forecast([SMALL], "112x1", workers=workers)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("phase", "schedule", "options", "said"),
+    [
+        (SMALL, "ownx1", {}, "sizes"),
+        (rates(None), "112x1", {}, "112 px"),
+        (SMALL, "112x1", {"images": 0}, "at least 1"),
+        (SMALL, "112x1", {"workers": 2.5}, "workers must be"),
+    ],
+)
+def test_unpredictable_schedule_is_usage_error(
+    phase: Rates, schedule: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        forecast([phase], schedule, **options)
 
 
 def test_no_number_of_workers_is_promised_for_uneven_batches() -> None:
@@ -510,5 +453,4 @@ def test_no_number_of_workers_is_promised_for_uneven_batches() -> None:
     found = forecast([uneven], "224x1", workers=2)
     assert (found.phases[0].num_workers_needed, found.phases[0].bottleneck) == (None, "workers")
     assert found.as_dict()["phases"][0]["is_uneven"]
-    assert "unevenly" in str(found)
     assert not forecast([LARGE], "224x1").as_dict()["phases"][0]["is_uneven"]

@@ -189,8 +189,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return shares
 
 
-def test_utilisation_of_the_device_is_known_until_it_is_lost(device: list[int]) -> None:
+def test_utilisation_of_the_device_is_known_from_cudas_start_until_it_is_lost(
+    device: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     use = DeviceWatch()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_initialized", lambda: False)
+        use.update()
+    assert (len(device), use.busy) == (5, None)
     for _ in range(3):
         use.update()
     assert (use.busy, use.latest) == (pytest.approx(0.4), 0.6)
@@ -202,41 +208,19 @@ def test_utilisation_of_the_device_is_known_until_it_is_lost(device: list[int]) 
     assert device == [0], "it was asked no more"
 
 
-def test_cuda_is_not_queried_before_initialisation(
-    device: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("before", "after", "throttled"), [(5.0, 7.5, 2.5), (None, None, None)])
+def test_throttling_counts_from_the_runs_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+    before: float | None,
+    after: float | None,
+    throttled: float | None,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    use = DeviceWatch()
-    use.update()
-    assert (len(device), use.busy) == (5, None)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    use.update()
-    assert use.busy == pytest.approx(0.2)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the driver answers")
-def test_without_the_drivers_library_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    use = DeviceWatch()
-    use.update()
-    assert use.busy is None
-
-
-def test_throttling_counts_from_the_runs_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    held_up = [5.0]
-    monkeypatch.setattr(processes, "throttled_s", lambda: held_up[0])
+    monkeypatch.setattr(processes, "throttled_s", lambda: before)
     use = ResourceWatch()
-    held_up[0] = 7.5
+    monkeypatch.setattr(processes, "throttled_s", lambda: after)
     use.update([])
     found = use.summarise(2)
-    assert (found.throttled_s, found.worker_deaths) == (2.5, 2)
-
-
-def test_without_a_quota_throttling_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "throttled_s", lambda: None)
-    use = ResourceWatch()
-    use.update([])
-    assert use.summarise().throttled_s is None
+    assert (found.throttled_s, found.worker_deaths) == (throttled, 2)
 
 
 def test_threads_and_memory_are_this_machines() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -117,43 +115,34 @@ def test_a_truncated_file_is_damaged(run: Run, tmp_path: Path) -> None:
             read_run(tmp_path)
 
 
-def changed(written: Run, folder: Path, **fields: Any) -> None:
-    file = write_run(written, folder)
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
-
-
-def test_newer_version_raises(run: Run, tmp_path: Path) -> None:
-    changed(run, tmp_path, version=99, run={"unknown": 1})
-    with pytest.raises(UsageError, match="version 99"):
-        read_run(tmp_path)
+NESTED = '{"machine":[' + "[" * 100_000
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", '{"what": "other", "version": 1}', '{"what": 3}', "[]", "x"]
+    ("text", "said"),
+    [
+        ("{}", "run"),
+        ('{"what": "other", "version": 1}', "run"),
+        ("[]", "run"),
+        ("x", "run"),
+        (NESTED, "damaged"),
+        ('{"what": "feedline run", "version": 1, "run": ' + NESTED, "damaged"),
+        ('{"what": "feedline run", "version": 99, "run": {"unknown": 1}}', "version 99"),
+    ],
 )
-def test_invalid_run_is_rejected(text: str, tmp_path: Path) -> None:
-    (tmp_path / RUN_FILE).write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(UsageError, match="run"):
+def test_invalid_run_is_rejected(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / RUN_FILE).write_text(text)
+    with pytest.raises(UsageError, match=said):
         read_run(tmp_path)
 
 
-@pytest.mark.parametrize("before", ["", '{"what": "feedline run", "version": 1, "run": '])
-def test_deeply_nested_file_is_damaged(before: str, tmp_path: Path) -> None:
-    (tmp_path / RUN_FILE).write_text(before + '{"machine":[' + "[" * 100_000)
-    with pytest.raises(UsageError, match="damaged"):
+def test_missing_and_oversized_files_are_not_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no run at (?s:.*)feedline\.watch"):
         read_run(tmp_path)
-
-
-def test_oversized_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / RUN_FILE).open("wb") as file:
         file.truncate(MAX_BYTES + 1)
     with pytest.raises(UsageError, match="larger than 16 MiB"):
         read_run(tmp_path)
-
-
-def test_missing_run_raises_with_hint(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no run at (?s:.*)feedline\.watch"):
-        read_run(tmp_path / "nowhere")
 
 
 def test_read_only_folder_is_named_before_and_after_run(run: Run, tmp_path: Path) -> None:
@@ -192,13 +181,13 @@ DEEP = b"[" * 200_000 + b"]" * 200_000
         (b'"rank":0', b'"unknown":' + DEEP + b',"rank":0'),
         (b'"usable_cores":', b'"usable_cores":1000000000,"unknown":'),
         (b'"batches":0', b'"batches":1e300'),
+        (b'"batches":0', b'"batches":"many"'),
         (b'"count":0', b'"count":-5'),
         (b'"total_ms":0.0', b'"total_ms":-1.0'),
         (b'"longest_ms":300.0,"bins":{', b'"longest_ms":300.0,"bins":{"-1":1,'),
         (b'"name":"x"', b'"name":"\xff"'),
         (b'"name":"x"', b'"name":"\\ud800"'),
         (b'"batches":0', b'"batches":' + b"9" * 5000),
-        (b'"batches":0', b'"batches":' + b"9" * 40),
         (b'"total_ms":303.0', b'"total_ms":NaN'),
         (b'"total_ms":303.0', b'"total_ms":1e300'),
         (b'"total_ms":303.0', b'"total_ms":1e999'),
@@ -212,13 +201,6 @@ def test_malicious_file_is_damaged(old: bytes, new: bytes, run: Run, tmp_path: P
     assert old in data
     file.write_bytes(data.replace(old, new, 1))
     with pytest.raises(UsageError, match="damaged"):
-        read_run(tmp_path)
-
-
-def test_field_of_wrong_type_is_named(run: Run, tmp_path: Path) -> None:
-    file = write_run(run, tmp_path)
-    file.write_bytes(file.read_bytes().replace(b'"batches":0', b'"batches":"many"', 1))
-    with pytest.raises(UsageError, match=r"is damaged.*batches|is damaged.*passes"):
         read_run(tmp_path)
 
 

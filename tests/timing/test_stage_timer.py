@@ -145,10 +145,8 @@ def test_of_many_tasks_of_tiny_samples_fewer_are_timed(noted: Noted, clock: Cloc
     found = noted.run(300, clock, 1, 20_000)
     assert [k // 8 for k in found[:8]] == list(range(8))
     assert [k // 64 for k in found[8:]] == [1, 2, 3, 4]
-
-
-def test_of_large_tasks_of_quick_samples_one_is_timed(noted: Noted, clock: Clock) -> None:
-    assert [k // 64 for k in noted.run(128, clock, 128, 200_000)] == [0, 1]
+    large = Noted().run(128, clock, 128, 200_000)
+    assert [k // 64 for k in large] == [0, 1]
 
 
 def test_a_task_within_a_task_is_a_part_of_it(noted: Noted) -> None:
@@ -255,9 +253,7 @@ class Failing:
         raise LookupError("not now")
 
 
-@pytest.mark.parametrize(
-    "key", ["a", 1 << 63, (1 << 64) - 1, -7, 10**30, np.uint64((1 << 64) - 1), Failing()]
-)
+@pytest.mark.parametrize("key", ["a", 1 << 63, -7, np.uint64((1 << 64) - 1), Failing()])
 def test_keys_that_a_page_cannot_hold_have_no_number(
     noted: Noted, clock: Clock, key: object
 ) -> None:

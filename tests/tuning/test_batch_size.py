@@ -77,7 +77,7 @@ def largest(taken: Callable[[int], float], room: int, most: int = 4096) -> int:
     return max((n for n in SIZES if n <= most and int(taken(n)) <= room), default=0)
 
 
-@pytest.mark.parametrize("per_image", [3, 17, 40, 150, 2500])
+@pytest.mark.parametrize("per_image", [3, 40, 2500])
 def test_the_largest_is_found_in_few_trials(per_image: int) -> None:
     def taken(rows: int) -> float:
         return 300 + rows * per_image
@@ -192,19 +192,6 @@ def test_model_and_random_state_are_unchanged() -> None:
         assert torch.equal(value, before[name])
 
 
-def test_nothing_of_a_failed_trial_stays_in_memory() -> None:
-    model = small_model()
-    memory = BoundedMemory(3 * MB)
-    with memory.here([*model.parameters(), *model.buffers()]):
-        before = memory.live.now
-    with pytest.raises(UsageError, match="does not fit"):
-        tried(model, "32x1@2000", memory)
-    with memory.here([]):
-        gc.collect()
-        assert memory.live.errors
-        assert memory.live.now == before
-
-
 def test_failed_step_releases_its_frame_and_memory() -> None:
     model = small_model()
     memory = BoundedMemory(3 * MB)
@@ -293,15 +280,6 @@ def test_sizes_that_fragment_the_memory_get_smaller_batches() -> None:
     found = tried(model, "32x1,48x1", memory)
     assert found.phases[1].rows < alone.phases[1].rows
     assert found.phases[0].rows <= alone.phases[0].rows
-    # What was found runs, over and over.
-    with memory.here([]):
-        memory.clear()
-        for phase in [*found.phases, *found.phases]:
-            assert phase.phase.image_size is not None
-            images = torch.randn(phase.rows, 3, phase.phase.image_size, phase.phase.image_size)
-            functional.cross_entropy(
-                model(images), torch.zeros(phase.rows, dtype=torch.int64)
-            ).backward()
 
 
 @pytest.mark.parametrize(
@@ -323,28 +301,6 @@ def test_out_of_memory_errors_of_libraries_are_recognised(said: str) -> None:
     assert f"({said})" in str(raised.value)
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
     assert not is_out_of_memory(ValueError(said))
-
-
-def test_failing_sizes_are_searched_around() -> None:
-    model = small_model()
-    plain = tried(model, "32x1", BoundedMemory(3 * MB))
-    trials: list[BatchTrial] = []
-    memory = Leaping(3 * MB)
-    found = tried(model, "32x1", memory, on_trial=lambda _, one: trials.append(one))
-    assert memory.live.errors
-    assert any(trial.peak_bytes is None for trial in trials)
-    assert found.phases[0].rows == plain.phases[0].rows
-
-
-class Leaping(BoundedMemory):
-    """Memory that under-reports small batches, so that extrapolation is too optimistic."""
-
-    def peak_bytes(self) -> int:
-        return (
-            super().peak_bytes()
-            if super().peak_bytes() > 0.8 * self.available_bytes()
-            else super().peak_bytes() // 4
-        )
 
 
 def test_user_step_is_tried_and_its_changes_are_undone() -> None:
@@ -399,26 +355,6 @@ def test_a_batch_that_the_schedule_names_is_tried_and_stays() -> None:
 def test_model_without_any_room_is_reported() -> None:
     with pytest.raises(UsageError, match=r"not even one image of 256 px fits.*out of memory"):
         tried(small_model(), "256x1", BoundedMemory(MB // 2))
-
-
-def test_error_of_step_is_raised_and_model_is_unchanged() -> None:
-    model = small_model()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    calls = 0
-
-    def step(batch: Any) -> None:
-        nonlocal calls
-        calls += 1
-        with torch.no_grad():
-            next(model.parameters()).add_(1)
-        if calls > 4:
-            raise RuntimeError("the shapes do not match")
-
-    optimizer = torch.optim.SGD(model.parameters())
-    with pytest.raises(RuntimeError, match="the shapes do not match"):
-        tried(model, "32x1", BoundedMemory(3 * MB), step=step, optimizer=optimizer)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name])
 
 
 def test_outputs_other_than_logits_require_a_loss() -> None:

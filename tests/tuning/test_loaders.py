@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
-from feedline import DataLoader, ImageFolder, build_cache
-from feedline.throughput.what_if import Rates, forecast, what_if
+from feedline import DataLoader
+from feedline.throughput.what_if import what_if
 from feedline.throughput.windows import StepWindow
 from feedline.timing.stage_page import StageTimings
 from feedline.tuning.loaders import TunableFeedlineLoader, TunableTorchLoader
@@ -243,32 +242,3 @@ def test_images_are_counted_and_waits_are_distinguished_from_work() -> None:
     assert found.shared < 0.2
     (one,) = what_if([found], "workers=1").phases
     assert one.bottleneck == "workers"
-
-
-def looked_at(loader: DataLoader[Any], size: int) -> Rates:
-    """A short look at one size."""
-    own = TunableFeedlineLoader(loader)
-    own.begin(next(phase for phase in own.phases if phase.image_size == size))
-    benchmark = StepBenchmark(own, lambda batch: time.sleep(0.005))
-    trial = benchmark.trial(own.start, min_s=0.1, max_s=0.2)
-    found = benchmark.rates([trial])
-    own.close()
-    assert found is not None
-    return found
-
-
-@pytest.mark.slow
-def test_each_size_knows_the_copies_that_it_reads(jpeg_folder: Path, tmp_path: Path) -> None:
-    root = tmp_path / "cache"
-    build_cache(jpeg_folder, root, (16, 32), workers=0)
-    for cache in (None, root):
-        data = ImageFolder(jpeg_folder if cache is None else root)
-        with DataLoader(data, 4, schedule="12x1,24x1", num_workers=1) as loader:
-            found = [looked_at(loader, size) for size in (12, 24)]
-        assert [each.size for each in found] == [12, 24]
-        assert [each.level_px for each in found] == ([16, 32] if cache else [None, None])
-        assert [each.rows for each in found] == [4, 4]
-        assert all(each.now.load.work_cpu_ms > 0 for each in found)
-        said = forecast(found, "12x2,24x1", images=12)
-        assert {phase.basis for phase in said.phases} == {"measured"}
-        assert said.fixed_size_px == 24

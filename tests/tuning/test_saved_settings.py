@@ -89,15 +89,6 @@ def test_pipe_is_read_and_missing_writer_is_reported(tmp_path: Path, file: Path)
     os.close(reader)
 
 
-def test_other_machine_is_reported(file: Path) -> None:
-    said = json.loads(file.read_text())
-    said["found_on"] |= {"cores": 4096, "cpu": "an abacus"}
-    file.write_text(json.dumps(said))
-    with pytest.warns(UserWarning, match="an abacus.*cores 4096 in the file") as caught:
-        DataLoader(images(), 8, image_size=16, settings=file).close()
-    assert caught[0].filename == __file__
-
-
 def warnings_of(file: Path, **found_on: Any) -> list[str]:
     said = json.loads(file.read_text())
     said["found_on"] |= found_on
@@ -113,15 +104,18 @@ def warnings_of(file: Path, **found_on: Any) -> list[str]:
 )
 def test_other_memory_is_reported(file: Path, times: float, differs: bool) -> None:
     here = json.loads(file.read_text())["found_on"]["memory_bytes"]
-    assert here > 0
     said = warnings_of(file, memory_bytes=int(times * here))
-    assert [True for each in said if "memory" in each and "GiB in the file" in each] == [
-        True
-    ] * differs
+    assert ["memory" in each and "GiB in the file" in each for each in said] == [True] * differs
 
 
-def test_file_without_memory_is_accepted(file: Path) -> None:
-    assert warnings_of(file, memory_bytes=None) == []
+def test_other_machine_is_reported(file: Path) -> None:
+    assert warnings_of(file, memory_bytes=None) == []  # which is not known
+    (said,) = warnings_of(file, cores=4096, cpu="an abacus")
+    assert "an abacus" in said
+    assert "cores 4096 in the file" in said
+    with pytest.warns(UserWarning, match="an abacus") as caught:
+        DataLoader(images(), 8, image_size=16, settings=file).close()
+    assert caught[0].filename == __file__
 
 
 def test_missing_gpu_is_reported(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,19 +143,14 @@ def changed(**parts: Any) -> str:
     ("text", "said"),
     [
         ("", "is not a valid settings file"),
-        ("[]", "is not a valid settings file"),
         ("{}", "feedline_settings"),
-        ('{"feedline_settings": 1', "is not a valid settings file"),
         ("\x00\xff", "is not a valid settings file"),
         ("[" * 100_000, "is not a valid settings file"),
         (" " * (1 << 21), "larger than 1 MiB"),
         (changed(feedline_settings=2), "version 2"),
-        (changed(loader={}), "num_workers"),
         (changed(loader={"num_workers": -1}), "num_workers"),
-        (changed(loader={"num_workers": True}), "num_workers"),
         (changed(loader={"num_workers": 10**9}), "num_workers"),
         (changed(loader={"num_workers": 2, "prefetch": -1}), "prefetch"),
-        (changed(loader={"num_workers": 2, "task_ms": "long"}), "task_ms"),
         (changed(loader={"num_workers": 2, "shuffle": True}), "shuffle"),
         (changed(more=1), "more"),
     ],
@@ -173,12 +162,6 @@ def test_invalid_file_is_reported(tmp_path: Path, text: str, said: str) -> None:
         DataLoader(images(), 8, image_size=16, settings=file)
     assert str(file) in str(error.value)
     assert "feedline tune" in str(error.value)
-
-
-@pytest.mark.parametrize("given", [7, b"tuned", ["tuned.json"]])
-def test_settings_may_be_a_path(given: Any) -> None:
-    with pytest.raises(UsageError, match="path of a file"):
-        DataLoader(images(), 8, image_size=16, settings=given)
 
 
 def test_missing_file(tmp_path: Path) -> None:

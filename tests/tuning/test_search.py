@@ -85,13 +85,6 @@ def test_smallest_fastest_number_of_workers_is_found(
     assert len(search.trials) <= 5
 
 
-def test_compute_bound_step_is_detected() -> None:
-    assert searched(Simulated(own_ms=100.0, cpu_ms=30.0, cores=8, workers=1), 8).is_compute_bound
-    assert not searched(
-        Simulated(own_ms=10.0, cpu_ms=200.0, cores=8, workers=1), 8
-    ).is_compute_bound
-
-
 def test_search_bisects_without_work_figures() -> None:
     """Like with torch's loader, whose workers are not observed."""
     training = Simulated(own_ms=20.0, cpu_ms=110.0, cores=16, workers=1)
@@ -106,17 +99,14 @@ def test_search_bisects_without_work_figures() -> None:
     assert training.step_ms(search.best.workers) <= 1.03 * training.best_ms()
 
 
-def test_number_of_workers_respects_limits() -> None:
-    training = Simulated(own_ms=1.0, cpu_ms=100.0, cores=16, workers=1)
-    made = finish(search_from(3, 16, None, memory=for_more(0)), partial(trial_of, training))
+@pytest.mark.parametrize(
+    ("work", "more"), [({"cpu_ms": 100.0}, 0), ({"cpu_ms": 5.0, "blocked_ms": 200.0}, 2)]
+)
+def test_number_of_workers_respects_memory_in_all(work: dict[str, float], more: int) -> None:
+    training = Simulated(own_ms=1.0, cores=16, workers=1, **work)  # type: ignore[arg-type]
+    made = finish(search_from(3, 16, None, memory=for_more(more)), partial(trial_of, training))
     assert made[0].workers == 3
-    assert max(each.workers for each in made) == 3
-
-
-def test_memory_for_two_more_is_memory_for_two_more_in_all() -> None:
-    training = Simulated(own_ms=1.0, cpu_ms=5.0, blocked_ms=200.0, cores=16, workers=1)
-    made = finish(search_from(3, 16, None, memory=for_more(2)), partial(trial_of, training))
-    assert max(each.workers for each in made) == 5
+    assert max(each.workers for each in made) == 3 + more
 
 
 @pytest.mark.parametrize("every", [4, 10, 30])
@@ -247,11 +237,6 @@ def test_one_worker_less_leaves_a_core_to_the_loop_whichever_trial_is_disturbed(
     assert len(made) - len(search.trials) <= 8
 
 
-def test_all_cores_are_used_if_needed() -> None:
-    training = Simulated(own_ms=10.0, cpu_ms=100.0, cores=4, workers=1, noise=0.003)
-    assert searched(training, 4).best.workers == 4
-
-
 @pytest.mark.parametrize(("disturbed", "turns"), [(0, [1, 2, 2, 1]), (2, 2 * [1, 2, 2, 1])])
 def test_turns_alternate_and_repeat_if_answer_changes(disturbed: int, turns: list[int]) -> None:
     training = Crowded(own_ms=10.0, cpu_ms=12.0, cores=2, workers=1, noise=0.0, slower=1.05)
@@ -279,13 +264,6 @@ def test_repeated_trials_that_show_a_gain_continue_the_search() -> None:
 
     finish(search, trial)
     assert search.best.workers >= 7
-
-
-def test_waiting_work_needs_no_core() -> None:
-    training = Simulated(own_ms=10.0, cpu_ms=2.0, blocked_ms=70.0, cores=2, workers=1, noise=0.0)
-    best = searched(training, 2).best
-    assert training.step_ms(best.workers) <= 1.03 * training.best_ms()
-    assert best.workers >= 6
 
 
 def test_no_trial_requires_more_than_linear_speedup() -> None:

@@ -84,7 +84,7 @@ def searched(
     return phase
 
 
-@pytest.mark.parametrize("step_s", [0.3, 1.0, 3.0, 5.0, 11.0, 60.0, 600.0])
+@pytest.mark.parametrize("step_s", [0.3, 3.0, 11.0, 600.0])
 def test_long_steps_end_within_a_step_of_the_budget(now: list[float], step_s: float) -> None:
     begun = now[0]
     found = searched(now, Ready(), step_s, budget_s=60)
@@ -222,35 +222,18 @@ def test_sufficient_workers_are_found_and_loader_is_restored() -> None:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_each_size_of_a_schedule_is_tuned() -> None:
-    steps: list[int] = []
+def test_each_phase_of_a_schedule_is_tuned_with_its_batches() -> None:
+    steps: list[tuple[int, int]] = []
 
     def step(batch: Any) -> None:
-        steps.append(batch[0].shape[-1])
+        steps.append((batch[0].shape[-1], len(batch[0])))
         time.sleep(0.01)
 
-    with DataLoader(images(), 8, schedule="8x1,16x1", seed=0, num_workers=1) as loader:
-        found = tune(loader, step, budget_s=120)
-        assert next(iter(loader))[0].shape[-1] == 8
-    assert [phase.size for phase in found.phases] == [8, 16]
-    assert list(dict.fromkeys(steps)) == [8, 16]
-    assert "8 px" in str(found)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_trials")
-def test_batches_are_as_large_as_the_phase_says() -> None:
-    seen: set[tuple[int, int]] = set()
-
-    def step(batch: Any) -> None:
-        seen.add((batch[0].shape[-1], len(batch[0])))
-        time.sleep(0.01)
-
-    with DataLoader(images(), 8, schedule="8x1@32,24x1@4,16x2", num_workers=1) as loader:
+    with DataLoader(images(), 8, schedule="8x1@32,16x2", seed=0, num_workers=1) as loader:
         found = tune(loader, step, budget_s=120)
         assert (loader.epoch, next(iter(loader))[0].shape) == (0, (32, 3, 8, 8))
-    assert seen == {(8, 32), (24, 4), (16, 8)}
-    assert [(phase.size, phase.batch_size) for phase in found.phases] == [(8, 32), (24, 4), (16, 8)]
+    assert [(phase.size, phase.batch_size) for phase in found.phases] == [(8, 32), (16, 8)]
+    assert list(dict.fromkeys(steps)) == [(8, 32), (16, 8)]
 
 
 @pytest.mark.usefixtures("quick_trials")
@@ -282,11 +265,7 @@ def test_step_that_raises_leaves_loader_unchanged() -> None:
     ("options", "said"),
     [
         ({}, "either step"),
-        ({"step": print, "step_ms": 1}, "either step"),
-        ({"step_ms": -1}, "milliseconds"),
         ({"step_ms": float("nan")}, "milliseconds"),
-        ({"step_ms": "40"}, "milliseconds"),
-        ({"step_ms": 1, "budget_s": "60"}, "at least 2 seconds"),
         ({"step_ms": 1, "budget_s": 1}, "at least 2 seconds"),
         ({"step_ms": 1, "budget_s": float("nan")}, "at least 2 seconds"),
         ({"step_ms": 1, "warmup_batches": -1}, "warmup_batches"),
@@ -321,6 +300,8 @@ def test_loaders_with_fixed_workers_are_rejected() -> None:
         pytest.raises(UsageError, match="needs no workers"),
     ):
         tune(loader, step_ms=1)
+    with DataLoader(list(range(9)), 2) as loader, pytest.raises(UsageError, match="no workers"):
+        tune(loader, step_ms=1)
 
 
 @pytest.mark.usefixtures("quick_trials")
@@ -329,11 +310,6 @@ def test_a_loader_that_adapts_adapts_afterwards() -> None:
         tune(loader, step_ms=5, budget_s=2)
         assert loader.adapts
         assert pickle.loads(pickle.dumps(loader)).adapts
-
-
-def test_loader_without_workers_is_rejected() -> None:
-    with DataLoader(list(range(9)), 2) as loader, pytest.raises(UsageError, match="no workers"):
-        tune(loader, step_ms=1)
 
 
 @pytest.mark.slow
@@ -386,18 +362,6 @@ def test_a_dataset_that_raises_is_the_error_and_leaves_no_worker(kind: Any) -> N
     if kind is DataLoader:
         loader.close()
     assert not newcomers(before)
-
-
-@pytest.mark.slow
-def test_nothing_is_predicted_without_measurements() -> None:
-    with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
-        found = tune(loader, step_ms=700, budget_s=2)
-    assert found.phases[0].best is None
-    assert found.rates == ()
-    with pytest.raises(UsageError, match="nothing was measured"):
-        found.what_if("workers=2")
-    with pytest.raises(UsageError, match="nothing was measured"):
-        found.forecast("16x1")
 
 
 def test_cpu_time_of_a_step_distinguishes_sleep_from_work() -> None:
