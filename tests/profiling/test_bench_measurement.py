@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 import simplejpeg
 
 from feedline import DataLoader
-from feedline.errors import DatasetError, ImageError, WorkerError
+from feedline.errors import ImageError, WorkerError
 from feedline.images.folder import ImageFolder, sample_folder
 from feedline.order.batch_spec import Item
 from feedline.profile.bench import (
@@ -34,7 +33,6 @@ from feedline.profile.bench_loaders import (
     MeasuredLoader,
     TorchImages,
     Turn,
-    settle_down,
 )
 
 
@@ -66,23 +64,17 @@ def quiet(what: str, done: int, total: int) -> None:
 # The images
 
 
-def test_sample_draws_each_image_once_with_its_label(folder: ImageFolder) -> None:
+def test_sample_of_a_seed_draws_each_image_once_with_its_label(folder: ImageFolder) -> None:
     some = sample_folder(folder, seed=3)
     label = {folder.path(k): folder.targets[k] for k in range(len(folder))}
     assert sorted(map(some.path, range(len(some)))) == sorted(label)
     assert [label[some.path(k)] for k in range(len(some))] == some.targets.tolist()
     assert some.classes == folder.classes
     assert len(folder) == 20, "the folder itself is as it was"
-
-
-def test_seed_determines_sample(folder: ImageFolder) -> None:
-    def names(seed: int) -> list[str]:
-        return [few.name(k) for few in [sample_folder(folder, seed, most=6)] for k in range(6)]
-
-    assert names(1) == names(1)
-    assert names(1) != names(2)
-    assert len(sample_folder(folder, 1, most=6)) == 6
-    assert len(sample_folder(folder, 1, most=600)) == 20
+    samples = [sample_folder(folder, seed, most=6) for seed in (1, 1, 2)]
+    once, again, other = ([few.name(k) for k in range(6)] for few in samples)
+    assert {len(few) for few in samples} == {6}
+    assert once == again != other
 
 
 def test_sample_is_repeated_with_other_crops(folder: ImageFolder) -> None:
@@ -101,11 +93,6 @@ def test_sample_is_repeated_with_other_crops(folder: ImageFolder) -> None:
         batches = iter(loader)
         first, again = next(batches)[0].numpy(), next(batches)[0].numpy()
     assert (first != again).any(axis=(1, 2, 3)).all()
-
-
-def test_fingerprints_differ_between_samples(folder: ImageFolder) -> None:
-    assert ImageSample(folder, [1, 2]).fingerprint() == ImageSample(folder, [1, 2]).fingerprint()
-    assert ImageSample(folder, [1, 2]).fingerprint() != ImageSample(folder, [2, 1]).fingerprint()
 
 
 def test_removed_file_is_named_in_error(tmp_path: Path) -> None:
@@ -143,14 +130,6 @@ def test_images_are_measured_and_broken_ones_named(photos: Path, tmp_path: Path)
     assert survey_images(folder, 90, 1e-9, quiet).data["images_shorter_than_size"] == 0
 
 
-def test_only_broken_images_raises_and_shows_one(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    for number in range(3):
-        (tmp_path / "a" / f"{number}.jpg").write_bytes(b"no")
-    with pytest.raises(DatasetError, match=r"of 3 images .*0\.jpg: it is no"):
-        survey_images(ImageFolder(tmp_path), 64, 60, quiet)
-
-
 def test_survey_ends_with_time_limit_after_the_first_few(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "cats").mkdir()
     for number in range(40):
@@ -169,20 +148,16 @@ def costs_of(folder: ImageFolder, images: int) -> Mapping[str, Any]:
     return survey_images(some, 64, 600, quiet).costs
 
 
-def test_every_stage_is_timed(folder: ImageFolder) -> None:
-    costs = costs_of(folder, 20)
+@pytest.mark.parametrize("images", [1, 20])
+def test_every_stage_is_timed(folder: ImageFolder, images: int) -> None:
+    costs = costs_of(folder, images)
     parts = [costs[name] for name in ("read_ms", "decode_ms", "resize_ms")]
-    assert costs["images"] == 20
+    assert costs["images"] == images
     assert min(parts) > 0
     assert costs["total_ms"] == pytest.approx(sum(parts))
     assert (costs["read_cold_ms"] is None) == bool(costs["cold_not_measured"])
-    assert costs["read_cold_ms"] is None or costs["read_cold_ms"] > 0
-
-
-def test_single_image_has_no_cold_read(folder: ImageFolder) -> None:
-    costs = costs_of(folder, 1)
-    assert costs["read_cold_ms"] is None
-    assert costs["cold_not_measured"]
+    assert (costs["read_cold_ms"] or 1.0) > 0
+    assert images > 1 or costs["cold_not_measured"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
@@ -231,11 +206,6 @@ def test_prefetched_images_are_not_counted_and_counts_are_whole_units(
     assert turn.images_per_s == turn.images / turn.seconds
 
 
-def test_turn_shorter_than_a_batch_counts_one_unit() -> None:
-    with MeasuredLoader("x", Batches, unit=2) as loader:
-        assert loader.turn(1e-9).images == 16
-
-
 def test_epochs_follow_each_other() -> None:
     batches = [(["a", "b", "c"], [0, 1, 2]), (["d"], [3])]
     with MeasuredLoader("x", lambda: batches, unit=2) as loader:  # one batch is read at its start
@@ -261,10 +231,6 @@ def test_cpu_time_of_children_is_counted() -> None:
             turn = loader.turn(0.5)
         child.communicate()
     assert turn.cpu_s > 0
-
-
-def test_settling_ends_when_processes_are_idle() -> None:
-    settle_down()
 
 
 class Steady(MeasuredLoader):
@@ -314,13 +280,7 @@ def test_torch_failure_skips_torch_but_other_failures_raise(error: type[Exceptio
     assert left_out == {"b": "at length"}
 
     with pytest.raises(error, match="c broke"):
-        take_turns(
-            [Steady("c", [], breaks_at=1, error=error)],
-            1,
-            1.0,
-            {},
-            quiet,
-        )
+        take_turns([Steady("c", [], breaks_at=1, error=error)], 1, 1.0, {}, quiet)
 
 
 def test_torch_variants_match_torchvision_samples(folder: ImageFolder) -> None:
@@ -398,27 +358,14 @@ def result(**changes: Any) -> dict[str, Any]:
     return {**made, "verdict": verdict(made), "notes": notes(made)}
 
 
-def test_largest_stage_of_an_image_is_the_bottleneck() -> None:
+def test_verdict_names_the_largest_stage_and_compares_measured_loaders() -> None:
     (said,) = verdict(result())
     for fact in ("decoding, 80% of the 4.00 ms", "resizing 18%", "reading 2%"):
         assert fact in said
-    (said,) = verdict(result(one_image={**COSTS, "resize_ms": 9.0, "total_ms": 12.3}))
-    assert "cropping and resizing, 73%" in said
-    (said,) = verdict(result(one_image={**COSTS, "read_ms": 9.0, "total_ms": 12.9}))
-    assert "reading, 70%" in said
-
-
-def test_reading_is_bottleneck_of_cold_loader_if_it_takes_longest() -> None:
     slow = {**COSTS, "read_cold_ms": 12.0}
-    assert "12.00 ms an image from the disk" in verdict(result(one_image=slow))[1]
-    unknown = {**COSTS, "read_cold_ms": None, "cold_not_measured": "a RAM disk"}
-    assert len(verdict(result(one_image=unknown))) == 1
-    (note,) = notes(result(one_image=unknown))
-    assert "a RAM disk" in note
-
-
-def test_torch_is_compared_only_if_measured() -> None:
-    assert "2.00x (2.00-2.00) torch" in verdict(result(rows=rows(TORCH)))[-1]
+    _, cold, compared = verdict(result(one_image=slow, rows=rows(TORCH)))
+    assert "12.00 ms an image from the disk" in cold
+    assert "2.00x (2.00-2.00) torch" in compared
 
 
 def test_unusual_circumstances_are_noted() -> None:
@@ -426,12 +373,13 @@ def test_unusual_circumstances_are_noted() -> None:
     small = {**DATA, "images_measured": 2, "images_shorter_than_size": 1}
     said = notes(result(data=small, workers=1))
     assert "1 of 2 images" in said[0]
-    assert "224 px" in said[0]
     assert "2 images are fewer than a batch of 64" in said[1]
     assert "1 for 2 usable cores" in said[2]
-    assert "other programs used 1.4 of 2 cores" in notes(result(other_cores=1.4))[0]
+    unknown = {**COSTS, "read_cold_ms": None, "cold_not_measured": "a RAM disk"}
     noisy = rows(Rated("torch", 100, 250, 260))
-    assert "differ by up to 64% (torch)" in notes(result(rows=noisy))[0]
+    said = notes(result(other_cores=1.4, one_image=unknown, rows=noisy))
+    for fact in ("a RAM disk", "used 1.4 of 2 cores", "differ by up to 64% (torch)"):
+        assert fact in " ".join(said)
 
 
 def test_table_has_one_line_per_contestant_and_fits_terminal() -> None:
@@ -444,24 +392,8 @@ def test_table_has_one_line_per_contestant_and_fits_terminal() -> None:
         )
     )
     lines = text.splitlines()
-    assert lines[0].startswith("100 images, 110 KB, 500x400 px, to 224 px in batches of 64; 2 work")
-    assert " ".join(lines[2].split()) == "images/s range per core x feedline first batch CPU s/1000"
     assert " ".join(lines[3].split()) == "feedline 500 480-520 250 1.00 1.25 s 2.00"
     assert " ".join(lines[4].split()) == "torch 250 240-260 125 0.50 1.25 s 2.00"
     assert "torch + Pillow left out: it broke" in lines
-    assert "unreadable images skipped: 7, for example" in lines
     assert sum(line == f"  {path}: it is empty" for line in lines) == 3
     assert max(len(line) for line in lines if path not in line) <= 100
-
-
-def test_both_counts_of_large_folder_are_reported() -> None:
-    large = {**DATA, "images": 1_300_000}
-    assert benchmark_table(result(data=large)).startswith("100 of 1300000 images")
-
-
-def test_rows_are_json_with_units_in_field_names() -> None:
-    first, second = json.loads(json.dumps(rows(TORCH), allow_nan=False))
-    assert first["images_per_s"] == {"median": 500.0, "low": 480.0, "high": 520.0}
-    assert (first["images_per_s_per_core"], first["cpu_s_per_1000_images"]) == (250.0, 2.0)
-    assert [turn["images"] for turn in first["turns"]] == [5000, 4800, 5200]
-    assert second["ratio_to_feedline"]["median"] == 0.5

@@ -48,14 +48,6 @@ def test_gpus_without_driver_or_answer_are_faults(gpus: Gpus, expected: list[str
     assert statuses(gpus, CUDA_12) == expected
 
 
-def test_memory_is_shown_if_nvml_reports_it() -> None:
-    assert "memory not measured" in check_gpu(ONE, {}).summary
-    gpu = Gpu(name="A100", memory_bytes=40 * 10**9, free_bytes=39 * 10**9)
-    found = check_gpu(Gpus(nvidia=(gpu, gpu), driver="570.1", cuda=(12, 8)), {})
-    assert found.summary == "2 x A100, 39.0 GB of 40.0 GB free"
-    assert "--gpus all" in check_gpu(Gpus(nvidia_cards=1), {}).fix
-
-
 @pytest.mark.parametrize(
     ("visible", "status"), [("0", "ok"), ("1,0", "ok"), ("", "warn"), ("-1", "warn")]
 )
@@ -101,13 +93,6 @@ def test_narrow_link_is_reported(lanes: int, most: int, status: str) -> None:
 # torch
 
 
-def test_imported_build_is_inspected() -> None:
-    build = find_torch_build()
-    assert build is not None
-    assert build.version == str(torch.__version__)
-    assert (build.cuda, build.hip) == (torch.version.cuda, torch.version.hip)
-
-
 @pytest.mark.parametrize(
     ("text", "build"),
     [
@@ -126,6 +111,11 @@ def test_imported_build_is_inspected() -> None:
 def test_a_build_is_read_from_its_file(text: str, build: TorchBuild, tmp_path: Path) -> None:
     (tmp_path / "version.py").write_text(text)
     assert read_torch_build(tmp_path) == build
+
+
+def test_build_of_the_imported_torch_is_found() -> None:
+    version, cuda, hip = str(torch.__version__), torch.version.cuda, torch.version.hip
+    assert find_torch_build() == TorchBuild(version=version, cuda=cuda, hip=hip)
 
 
 @pytest.mark.parametrize("text", ["", "__version__ = 2\n", "def (", "import os\n", "\0", "\x80"])
@@ -168,10 +158,7 @@ def test_incompatible_build_fails(
 ) -> None:
     build = TorchBuild(version=version, cuda=cuda, hip=hip)
     assert check_torch(build, gpus).status == status
-
-
-def test_missing_torch_fails() -> None:
-    assert check_torch(None, Gpus()).status == "fail"
+    assert check_torch(None, gpus).status == "fail"
 
 
 @pytest.mark.parametrize(
@@ -200,21 +187,17 @@ def copy_rate(pinned: float | None, problem: str = "") -> CopyRate:
 
 
 @pytest.mark.parametrize(
-    ("measured", "status", "problem"),
+    ("measured", "status"),
     [
-        (copy_rate(25e9), "ok", ""),
-        (copy_rate(None, "CUDA would not pin"), "warn", "CUDA would not pin"),
-        ("CUDA driver initialization failed", "fail", "CUDA driver initialization failed"),
+        (copy_rate(25e9), "ok"),
+        (copy_rate(None, "CUDA would not pin"), "warn"),
+        ("CUDA driver initialization failed", "fail"),
     ],
 )
-def test_copy_rates_or_the_problem_are_reported(
-    measured: CopyRate | str, status: str, problem: str
-) -> None:
+def test_copy_rates_or_the_problem_are_reported(measured: CopyRate | str, status: str) -> None:
     result = check_copy_rate(measured)
     assert result.status == status
-    assert problem in result.summary
-    if isinstance(measured, CopyRate):
-        assert result.details["pinned_bytes_per_s"] == measured.pinned_bytes_per_s
+    assert (measured if isinstance(measured, str) else measured.problem) in result.summary
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -37,7 +38,6 @@ from feedline.profile.doctor_machine import (
     check_openmp,
     check_other_programs,
     check_shared_memory,
-    describe_cores,
     find_missing_modules,
     slot_bytes,
 )
@@ -50,22 +50,6 @@ EIGHT = {"machine": 8, "affinity": 8, "quota": inf, "allotted": None, "processes
 
 def limits(**changes: object) -> CoreLimits:
     return CoreLimits(**{**EIGHT, **changes})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({}, "8 cores in the machine: 8 usable"),
-        (
-            {"affinity": 4, "quota": 3.5},
-            "8 cores in the machine, 4 by affinity, quota 3.5: 3 usable",
-        ),
-        ({"allotted": 2}, "8 cores in the machine, 2 by SLURM: 2 usable"),
-        ({"processes": 4}, "8 cores in the machine, shared by 4 training processes: 2 usable"),
-    ],
-)
-def test_line_names_limit_of_cores(changes: dict[str, object], line: str) -> None:
-    assert describe_cores(limits(**changes)) == line
 
 
 @pytest.mark.parametrize(
@@ -87,12 +71,7 @@ def test_few_cores_and_inconsistent_shares_are_failures(
     found = check_cores(limits(**changes))
     assert found.status == status
     assert fix in found.fix
-
-
-def test_json_has_numbers_and_null_for_no_limit() -> None:
-    details = check_cores(limits(affinity=4)).details
-    assert json.loads(json.dumps(details)) == details
-    assert (details["affinity_cores"], details["quota_cores"]) == (4, None)
+    assert json.loads(json.dumps(found.details, allow_nan=False)) == found.details
 
 
 @pytest.mark.parametrize(
@@ -144,25 +123,16 @@ def test_batch_memory_equals_allocation_of_loader() -> None:
         loader.close()
 
 
-def test_shared_memory_of_machine_is_checked() -> None:
-    check = check_shared_memory(1)
+def test_shared_memory_that_is_too_small_or_missing_is_a_warning(tmp_path: Path) -> None:
+    missing = check_shared_memory(1, tmp_path / "shm")
+    assert (missing.status, missing.details["size_bytes"]) == ("warn", None)
     if not os.path.isdir("/dev/shm"):
         pytest.skip("no /dev/shm here")
     room = os.statvfs("/dev/shm")
-    assert check.details["size_bytes"] == room.f_blocks * room.f_frsize
-    assert check.details["feedline_needs_it"] is False
-
-
-def test_more_workers_than_shared_memory_allows_is_a_warning() -> None:
-    check = check_shared_memory(1_000_000)
-    assert check.status == "warn"
-    assert "--shm-size=" in check.fix
-    assert "feedline's workers need none" in check.summary
-
-
-def test_missing_shared_memory_is_a_warning(tmp_path: Path) -> None:
-    check = check_shared_memory(1, tmp_path / "shm")
-    assert (check.status, check.details["size_bytes"]) == ("warn", None)
+    small = check_shared_memory(1_000_000)
+    assert small.details["size_bytes"] == room.f_blocks * room.f_frsize
+    assert small.details["feedline_needs_it"] is False
+    assert (small.status, "--shm-size=" in small.fix) == ("warn", True)
 
 
 @pytest.mark.parametrize("platform", ["win32", "darwin"])
@@ -225,22 +195,7 @@ def test_low_limit_is_a_failure(soft: int, status: str) -> None:
     found = looked(soft)
     assert (found["status"], found["soft_limit"]) == (status, soft)
     assert (status == "ok") or str(found["fix"]).startswith("ulimit -n ")
-
-
-@needs_limits
-def test_fixed_limit_has_another_remedy() -> None:
-    found = looked(512, "hard")
-    assert found["hard_limit"] == 512
-    assert "limits.conf" in str(found["fix"])
-
-
-@needs_limits
-def test_the_files_of_this_process_are_counted() -> None:
-    before = check_open_files().details["open"]
-    if before is None:
-        pytest.skip("no list of open files here")
-    with open(__file__):
-        assert check_open_files().details["open"] == before + 1
+    assert status != "warn" or "limits.conf" in str(looked(soft, "hard")["fix"])
 
 
 @needs_limits
@@ -261,13 +216,10 @@ ALL_8 = CoreLimits(machine=8, affinity=8, quota=inf, allotted=None, processes=1)
         (FOUR_OF_8, None, "warn"),  # libgomp knows of no quota
         (FOUR_OF_8, "4", "ok"),
         (FOUR_OF_8, "1", "note"),
-        (FOUR_OF_8, "5", "warn"),
         (FOUR_OF_8, "4,2", "ok"),
         (FOUR_OF_8, "8,1", "warn"),
-        (FOUR_OF_8, "many", "warn"),
         (FOUR_OF_8, "", "warn"),
         (FOUR_OF_8, "0", "warn"),
-        (FOUR_OF_8, "-1", "warn"),
         (FOUR_OF_8, "9" * 5000, "warn"),
     ],
 )
@@ -299,7 +251,7 @@ def test_without_opencv_no_threads_are_limited(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("opencv")
 @pytest.mark.parametrize(
     ("given", "status", "threads"),
-    [("", "note", None), ("0", "note", None), ("1", "ok", 1), ("4", "note", 4), ("5", "warn", 5)],
+    [("", "note", None), ("1", "ok", 1), ("4", "note", 4), ("5", "warn", 5), ("-2", "warn", None)],
 )
 def test_opencv_is_checked_by_environment_without_import(
     given: str, status: str, threads: int | None
@@ -310,24 +262,12 @@ def test_opencv_is_checked_by_environment_without_import(
 
 
 @pytest.mark.usefixtures("opencv")
-@pytest.mark.parametrize("given", ["many", "-2"])
-def test_invalid_opencv_setting_warns(given: str) -> None:
-    check = check_opencv(FOUR_OF_8, {"OPENCV_FOR_THREADS_NUM": given}, measure=False)
-    assert check.status == "warn"
-
-
-@pytest.mark.usefixtures("opencv")
-def test_measuring_queries_opencv() -> None:
+def test_measuring_queries_opencv(tmp_path: Path) -> None:
     check = check_opencv(FOUR_OF_8, {}, measure=True)
     assert (check.status, check.details["threads"]) == ("warn", 16)
-
-
-def test_opencv_that_cannot_be_imported_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "cv2", raising=False)
+    sys.modules.pop("cv2")
     (tmp_path / "cv2.py").write_text("raise ImportError('libGL.so.1: cannot open')\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
     check = check_opencv(ALL_8, {}, True)
     assert check.status == "warn"
     assert "libGL.so.1" in check.summary
@@ -414,13 +354,6 @@ def test_libjpeg_with_other_internals_is_reported(
     assert (decoder.status, parts.status) == ("note", "ok")
     assert decoder.details["reads_codes"] is False
     assert "Huffman codes" in decoder.summary
-
-
-def test_installed_versions_are_reported() -> None:
-    check = check_libraries()
-    assert check.status == "ok"
-    assert check.details["numpy"] == np.__version__
-    assert check.details["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
 def test_a_library_that_is_needed_and_missing_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,15 +90,6 @@ def test_each_kind_of_batches_has_its_stages(kind: Any, workers: int, jpeg_folde
             assert names <= files
 
 
-def test_the_run_is_the_same_after_the_loader_is_closed(jpeg_folder: Path) -> None:
-    with native(jpeg_folder, 2) as loader:
-        for _ in range(EPOCHS):
-            for _ in loader:
-                pass
-        tasks = loader.run.tasks
-    assert loader.run.tasks == tasks >= 36
-
-
 def test_sizes_of_a_schedule_have_their_own_entries(jpeg_folder: Path) -> None:
     folder = feedline.ImageFolder(str(jpeg_folder), transform=feedline.TrainCrop())
     with feedline.DataLoader(folder, 4, schedule="16x2,24x1", num_workers=1) as loader:

@@ -179,9 +179,3 @@ def test_no_fix_gains_more_than_the_compute_bound_throughput_allows(run: Run, sa
         bound = verdict.compute_bound.images_per_s / verdict.images_per_s
         for finding in verdict.findings:
             assert finding.gain is None or finding.gain.high <= max(1.0, bound) * (1 + 1e-9)
-
-
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
-@given(runs)
-def test_the_same_run_has_the_same_verdict(run: Run) -> None:
-    assert diagnose(run) == diagnose(run)

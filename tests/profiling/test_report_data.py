@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from runs import LOADER, MACHINE, UNKNOWN, named, points, recorded, verdict
 
 from feedline.profile.diagnose import Diagnosis, diagnose
@@ -28,7 +26,7 @@ from feedline.profile.report import (
 from feedline.profile.tables import report_tables
 from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder
-from feedline.timing.run import RankTimes, Run, SlowSample, ThroughputPoint
+from feedline.timing.run import RankTimes, Run, SlowSample
 from profiling.diagnosed_runs import a_run, one_pass, times
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "report.schema.json"
@@ -48,23 +46,11 @@ def test_published_schema_matches_the_code() -> None:
 def test_output_matches_schema(facts: ReportData) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     validator = jsonschema.Draft202012Validator(json_schema())
-    for each in (facts, build_report(Run(machine=MACHINE), UNKNOWN)):
+    empty = build_report(Run(machine=MACHINE), UNKNOWN)
+    for each in (facts, empty):
         assert list(validator.iter_errors(to_json(each))) == []
-    broken = to_json(facts)
-    broken["findings"][0]["gain"]["low"] = "much"
-    assert len(list(validator.iter_errors(broken))) == 1
-
-
-def test_documented_fields_are_present(facts: ReportData) -> None:
-    said = to_json(facts)
-    assert said["bound"] == "highly input-bound"
-    assert said["time_split_s"] == {"starts": 0, "wait": 0.66, "copy": None, "compute": 0.94}
-    (finding,) = said["findings"]
-    assert list(finding) == ["rule", "cause", "evidence", "fix", "gain"]
-    assert finding["rule"] == "decode-bound"
-    assert finding["gain"] == {"predicted": 1.8, "low": 1.6, "high": 2.0, "at_least": False}
-    (phase,) = said["phases"]
-    assert phase["copy_ms"] is None
+    assert empty.images_per_s is empty.wait_pct is empty.compute_bound is None
+    assert to_json(facts)["findings"][0]["gain"]["low"] == 1.6
 
 
 def test_non_finite_numbers_are_null(facts: ReportData) -> None:
@@ -90,33 +76,6 @@ def test_a_recorded_run_has_all_its_facts() -> None:
     assert facts.loaders == [LOADER]
     assert facts.machine == MACHINE
     assert facts.notes == run.notes
-
-
-def rows_of(facts: ReportData, title: str) -> dict[str, str]:
-    """Names and values of a table of pairs."""
-    (table,) = (table for table in report_tables(facts) if table.title == title)
-    return dict(table.rows)  # type: ignore[arg-type]
-
-
-def test_people_read_epochs_from_1_and_json_holds_the_index() -> None:
-    facts = build_report(recorded(), verdict())
-    assert facts.phases[0].epochs == (0, 1)
-    (phases,) = (table for table in report_tables(facts) if table.title == "Phases")
-    assert dict(zip(phases.heads, phases.rows[0], strict=True))["epochs"] == "1-2"
-
-
-def test_the_engine_of_a_loader_has_its_name() -> None:
-    facts = build_report(recorded(), verdict())
-    facts = replace(facts, loaders=[replace(LOADER, kind="feedline", made_by="image rows")])
-    assert rows_of(facts, "Loader")["engine"] == "image-row engine"
-
-
-def test_empty_run_has_no_facts() -> None:
-    facts = build_report(Run(machine=MACHINE), UNKNOWN)
-    assert facts.images_per_s is facts.wait_pct is facts.compute_bound is None
-    assert set(facts.time_split_s.values()) == {None}
-    assert facts.timelines == facts.stages == facts.throughput_history == []
-    assert facts.steps == 0
 
 
 def test_the_times_of_all_ranks_are_shown_and_the_slow_one_is_named() -> None:
@@ -173,28 +132,14 @@ def test_a_run_of_ten_hours_of_steps_stays_small() -> None:
     assert all(timeline.steps <= 32 for timeline in facts.timelines)
 
 
-def test_no_collate_is_shown_of_a_loader_that_has_none() -> None:
-    def names(kind: str) -> list[str]:
-        loader = replace(LOADER, kind=kind, collate="")  # type: ignore[arg-type]
-        facts = build_report(Run(machine=MACHINE, loaders=[loader]), UNKNOWN)
-        return list(rows_of(facts, "Loader"))
-
-    assert "collate" in names("torch")
-    assert "collate" not in names("other")
-
-
-def test_repeated_entries_are_listed_once() -> None:
-    slow = [SlowSample(name="a", ms=3.0), SlowSample(name="b", ms=2.0), SlowSample(name="a", ms=5)]
+def test_repeated_entries_are_listed_once_with_escaped_names() -> None:
+    odd = SlowSample(name="caf\udce9.jpg", ms=3.0)
+    slow = [odd, SlowSample(name="b", ms=2.0), replace(odd, ms=5.0)]
     other = replace(LOADER, workers=4)
     run = Run(machine=MACHINE, loaders=[LOADER, other, LOADER], slowest=slow)
     facts = build_report(run, UNKNOWN)
-    assert [(each.name, each.ms) for each in facts.slowest] == [("a", 5.0), ("b", 2.0)]
+    assert [(each.name, each.ms) for each in facts.slowest] == [("caf\\udce9.jpg", 5.0), ("b", 2.0)]
     assert facts.loaders == [LOADER, other]
-
-
-def test_non_utf8_names_are_escaped() -> None:
-    facts = build_report(named("caf\udce9.jpg"), UNKNOWN)
-    assert facts.slowest[0].name == "caf\\udce9.jpg"
 
 
 def test_events_of_another_clock_are_reported() -> None:
@@ -206,14 +151,8 @@ def test_events_of_another_clock_are_reported() -> None:
 
 def test_an_interval_whose_images_are_not_known_has_no_rate() -> None:
     made = points([100.0, 200.0])
-    made.append(
-        ThroughputPoint(
-            begun_s=2.0, seconds=1.0, batches=3, samples=None, wait_ms=10.0, image_size=64
-        )
-    )
-    made.append(
-        ThroughputPoint(begun_s=3.0, seconds=0.0, batches=1, samples=8, wait_ms=10.0, image_size=64)
-    )
+    made.append(replace(made[1], begun_s=2.0, samples=None))
+    made.append(replace(made[1], begun_s=3.0, seconds=0.0))
     history = rate_intervals(made)
     assert [each.images_per_s for each in history] == [100.0, 200.0, None]
 
@@ -230,37 +169,9 @@ def test_neighbours_of_one_size_are_joined_in_a_long_history() -> None:
     assert made[0].seconds == 1.0, "the run is unchanged"
 
 
-runs = st.builds(
-    Run,
-    machine=st.just(MACHINE),
-    started=st.floats(),
-    seconds=st.floats(),
-    course=st.lists(
-        st.builds(
-            ThroughputPoint,
-            begun_s=st.floats(),
-            seconds=st.floats(),
-            batches=st.integers(-5, 5),
-            samples=st.none() | st.integers(),
-            wait_ms=st.floats(),
-            image_size=st.none() | st.integers(),
-        ),
-        max_size=4,
-    ),
-)
-
-
-@given(runs)
-def test_facts_are_finite_for_any_figures_in_a_file(run: Run) -> None:
-    facts = build_report(run, UNKNOWN)
-    for each in facts.throughput_history:
-        assert each.images_per_s is None or abs(each.images_per_s) < float("inf")
-
-
 @pytest.mark.parametrize(
     ("judged", "most", "least", "passed"),
     [
-        (verdict(), 50.0, None, [True]),
         (verdict(), 41.0, None, [True]),
         (verdict(), 5.0, None, [False]),
         (verdict(), None, 1000.0, [True]),
@@ -308,13 +219,6 @@ def learned(folder: Path, *lines: Any) -> list[EpochMetrics]:
     return found
 
 
-def test_all_lines_of_a_long_file_are_read(tmp_path: Path) -> None:
-    text = "".join(f'{{"epoch": {epoch}}}\n' for epoch in range(1, 100_001))
-    (tmp_path / "metrics.jsonl").write_text(text)
-    epochs, note = read_epoch_metrics(tmp_path)
-    assert (len(epochs), epochs[-1].epoch, note) == (100_000, 100_000, "")
-
-
 def test_epochs_are_read_with_the_time_trained_by_their_end(tmp_path: Path) -> None:
     found = learned(tmp_path, line(1), line(2, 96, val_seconds=None))
     assert [each.ended_s for each in found] == [13.0, 24.0]
@@ -325,9 +229,6 @@ def test_epochs_are_read_with_the_time_trained_by_their_end(tmp_path: Path) -> N
 
 def test_a_folder_without_figures_has_no_epochs(tmp_path: Path) -> None:
     assert read_epoch_metrics(tmp_path) == ([], "")
-    write(tmp_path, [])
-    assert read_epoch_metrics(tmp_path) == ([], "")
-    (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").mkdir()
     assert read_epoch_metrics(tmp_path) == ([], "")
 

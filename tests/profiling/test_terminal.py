@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -17,15 +16,13 @@ from torch.utils.data import TensorDataset
 import feedline
 from feedline.profile.report import ReportData, build_report, rate_intervals
 from feedline.profile.terminal import (
-    ASCII,
-    BLOCKS,
     DiagnosisView,
     HistoryView,
     ReportView,
     TimelinesView,
     show,
 )
-from feedline.profile.timeline import CAUSES, timeline_of
+from feedline.profile.timeline import timeline_of
 from feedline.timing.run import Event, Run, StageTime, TimelineSample
 
 
@@ -58,12 +55,9 @@ def test_report_has_verdict_ceiling_split_findings_figures_and_tables(
         "gain 1.80x as fast (1.60 to 2.00)",
         "The latest steps: ",
         "worker 0",
-        "█ a worker makes a batch █ the step computes",
         "Throughput over time images/s",
         "64 @8 1-2 200 1000 41% 3.00/6.00/41.0 not measured 4.00/4.50/9.00 2.50",
-        "Stages of making a sample stage share mean longest on a core times decode 75%",
         "Slowest samples sample took /data/train/cat/",
-        "torchvision.datasets.folder.ImageFolder",
         "GPU none",
         "nvidia-ml-py not installed",
         "throttled by the CPU quota no quota",
@@ -75,24 +69,9 @@ def test_report_has_verdict_ceiling_split_findings_figures_and_tables(
 def test_inconclusive_report_only_shows_reason() -> None:
     lines = printed(ReportView(build_report(recorded(), UNKNOWN), "x")).splitlines()
     text = " ".join(lines)
-    for words in (
-        "Inconclusive",
-        "There are too few steps.",
-        "4 steps; it takes 20",
-        "3",
-        "--html",
-    ):
+    for words in ("Inconclusive", "There are too few steps.", "4 steps; it takes 20", "--html"):
         assert words in text
     assert len(lines) < 12
-
-
-def test_report_of_empty_run_shows_no_zeros() -> None:
-    unknown = replace(UNKNOWN, bound="not input-bound")
-    text = printed(ReportView(build_report(Run(machine=MACHINE), unknown), "x"))
-    assert "data wait was not measured" in text
-    assert "no timeline" in text
-    assert "Throughput over time: not measured" in text
-    assert "0.0" not in text.partition("Machine")[0].replace("0.0 s from", "")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
@@ -105,22 +84,13 @@ def test_lines_fit_the_terminal_and_its_characters(
     assert text.isascii() == (encoding != "utf-8")
 
 
-def test_each_state_has_its_own_character() -> None:
-    for glyphs in (BLOCKS, ASCII):
-        alone = [glyphs.busy, *(glyphs.idle[cause] for cause in CAUSES)]
-        assert len(set(alone)) == len(alone)
-
-
 def test_a_name_cannot_control_the_terminal() -> None:
     name = "a\x1b[2J\x1b]0;title\x07\r\nb\u202ec\x9b31m"
     text = printed(ReportView(build_report(named(name), verdict()), name))
     assert not [each for each in text if not each.isprintable() and each != "\n"]
     assert "\\x1b[2J" in text.replace("\n", "")
-
-
-def test_markup_in_a_name_is_text() -> None:
-    text = printed(ReportView(build_report(named("[bold]x[/bold]"), verdict()), "n"))
-    assert text.count("[bold]x[/bold]") > 5
+    marked = printed(ReportView(build_report(named("[bold]x[/bold]"), verdict()), "n"))
+    assert marked.count("[bold]x[/bold]") > 5
 
 
 def test_lane_shows_longest_activity_of_each_interval() -> None:
@@ -172,15 +142,6 @@ def test_long_table_is_truncated_with_a_note() -> None:
     text = printed(ReportView(build_report(run, verdict()), "x"))
     assert len(text.splitlines()) < 200
     assert "4900 more rows are in the JSON." in " ".join(text.split())
-
-
-def test_a_verdict_is_text_of_at_most_100_columns() -> None:
-    text = str(DiagnosisView(verdict()))
-    assert text == repr(DiagnosisView(verdict()))
-    assert text.startswith("Highly input-bound: data wait is 41%")
-    assert "1. decode-bound" in text
-    assert "\x1b" not in text
-    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_a_verdict_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

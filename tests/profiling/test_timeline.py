@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from runs import recorded
 
 from feedline.profile.page import describe_lane, lane_shapes
 from feedline.profile.terminal import TimelinesView
@@ -180,19 +179,3 @@ def test_each_lane_is_covered_once_for_any_events(
                 for shape in lane_shapes(lane, timeline.length_ms):
                     assert -0.1 <= shape.x <= shape.x + shape.width <= 100.1
                 assert describe_lane(lane)
-
-
-def test_recorded_loop_shows_workers_below_steps() -> None:
-    run = recorded(step_s=0.001, make_s=0.05)
-    for found in run.excerpts:
-        timeline = timeline_of(found, "steps")
-        assert timeline is not None
-        assert_covered(timeline)
-        assert timeline.left_out == 0
-        lanes = {lane.name: lane for lane in timeline.lanes}
-        # A worker that had not yet done a task when the longest wait ended has no lane in it.
-        assert list(lanes)[-1] == "step"
-        assert any(lane.shares.get("make") for lane in lanes.values())
-        assert lanes["step"].shares["compute"] > 0
-        # Two workers take 25 times as long as a step.
-        assert lanes["step"].shares["making"] > 0

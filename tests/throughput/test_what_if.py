@@ -130,18 +130,8 @@ FEW_WAITS = {"tasks_s": 0.2, "wait_s": 0.06, "wait_cpu_s": 0.0005}
         # Workers are at work a quarter of the time, and steps wait for more than half of theirs.
         ({"tasks_s": 0.2, "wait_s": 0.25}, 0.015, 2, 40 - 15 - 2),
         # Few steps wait, or each does.
-        (
-            {"tasks_s": 0.2, "wait_s": 0.06, "wait_cpu_s": 0.0005, "usual_wait_s": 0.0},
-            0.034,
-            0.5,
-            5.5,
-        ),
-        (
-            {"tasks_s": 0.2, "wait_s": 0.06, "wait_cpu_s": 0.0005, "usual_wait_s": 0.006},
-            0.034,
-            6,
-            0,
-        ),
+        (FEW_WAITS | {"usual_wait_s": 0.0}, 0.034, 0.5, 5.5),
+        (FEW_WAITS | {"usual_wait_s": 0.006}, 0.034, 6, 0),
     ],
 )
 def test_waits_of_idle_workers_are_hand_overs_or_late_batches(

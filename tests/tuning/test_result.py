@@ -133,6 +133,8 @@ def test_every_trial_has_a_mark_and_the_chosen_one_is_filled() -> None:
     assert "112 px, compute-bound" in words
     heights = [float(mark.get("cy", "0")) for mark in marks[:3]]
     assert heights == sorted(heights, reverse=True)
+    far = " ".join(drawn(tuned(phase(None, {1: 1.0}, ceiling=1e9))).itertext())
+    assert "all batches, compute-bound" not in far
 
 
 @pytest.mark.parametrize("found", [tuned(), tuned(phase(112, {}, None))])
