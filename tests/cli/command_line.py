@@ -30,9 +30,6 @@ class Ended:
         return self.out + self.err
 
 
-Command = Callable[..., Ended]
-
-
 def assert_refused(ended: Ended, *words: str) -> None:
     """Wrong use is an error with these words."""
     assert ended.status == 2, ended

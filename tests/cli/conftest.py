@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import simplejpeg
-from command_line import Command, Ended
+from command_line import Ended
 
 from feedline.cli.app import main
 from feedline.train.recipe import Recipe, RunSettings
 
 
 @pytest.fixture
-def feedline(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+def feedline(capfd, monkeypatch):
     """Run `feedline ARGUMENTS` in this process; return its exit status and output."""
     monkeypatch.delenv("FEEDLINE_DEBUG", raising=False)
 
-    def command(*arguments: object) -> Ended:
+    def command(*arguments):
         capfd.readouterr()
         with pytest.raises(SystemExit) as left:
             main([str(argument) for argument in arguments])
@@ -31,7 +30,7 @@ def feedline(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture(scope="session")
-def tiny_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_set(tmp_path_factory):
     """Two classes of flat grey, 48 px: 16 training and 4 validation images."""
     root = tmp_path_factory.mktemp("tiny") / "set"
     for split, count in (("train", 8), ("val", 2)):
@@ -45,13 +44,13 @@ def tiny_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def photos(tiny_set: Path) -> Path:
+def photos(tiny_set):
     """16 images of 48 px of two classes."""
     return tiny_set / "train"
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(tmp_path, monkeypatch):
     """The folder for temporary files."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
@@ -59,7 +58,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def trained(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tiny_set, tmp_path_factory):
     """The folder of a run of one epoch. No test changes it."""
     from feedline.train.run import train_model  # loads torch
 

@@ -6,75 +6,51 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import simplejpeg
-from command_line import Command, assert_refused
+from command_line import assert_refused
+from PIL import Image
 
+from caches import photos as write_photos
 from processes import newcomers, own_family
 
 QUICK = ("--seconds", 0.05, "--batch-size", 4)
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """train/ with 24 photographs of 160 x 200 px, one image of 60 px and two broken files."""
+def photos(tmp_path_factory):
+    """train/ with 24 photographs of 40 px, one image of 20 px and two broken files."""
     root = tmp_path_factory.mktemp("bench") / "photos"
-    for name in ("ant", "bee"):
-        (root / "train" / name).mkdir(parents=True)
-        for number in range(12):
-            y, x = np.mgrid[0:160, 0:200]
-            waves = [np.sin((x * number + y * 3 + c * 50) / 29) for c in range(3)]
-            pixels = (127 + 120 * np.stack(waves, axis=2)).astype(np.uint8)
-            jpeg = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels))
-            (root / "train" / name / f"{number}.jpg").write_bytes(jpeg)
-    small = simplejpeg.encode_jpeg(np.zeros((60, 60, 3), np.uint8))
-    (root / "train" / "ant" / "small.jpg").write_bytes(small)
-    (root / "train" / "ant" / "empty.jpg").touch()
-    (root / "train" / "bee" / "torn.jpg").write_bytes(b"\xff\xd8\xff\xe0 torn")
+    write_photos(root / "train", 12)
+    Image.new("RGB", (20, 20)).save(root / "train" / "cats" / "small.jpg")
+    (root / "train" / "cats" / "empty.jpg").touch()
+    (root / "train" / "dogs" / "torn.jpg").write_bytes(b"\xff\xd8\xff\xe0 torn")
     return root
 
 
-def test_a_run_prints_a_table_and_writes_its_results(
-    feedline: Command, photos: Path, temporary: Path, tmp_path: Path
-) -> None:
+def test_a_run_prints_a_table_and_writes_its_results(feedline, photos, temporary, tmp_path):
     before, target = own_family(), tmp_path / "result.json"
-    ended = feedline("bench", photos, *QUICK, "--image-size", 80, "--workers", 1, "--json", target)
+    ended = feedline("bench", photos, *QUICK, "--image-size", 32, "--workers", 1, "--json", target)
     assert ended.status == 0, ended.err
     assert ended.err.count("\n") == ended.err.count("note: using ") == 1
     assert list(temporary.iterdir()) == []
     assert not newcomers(before)
-
-    for words in (
-        "25 of 27 images",
-        "one image in one process",
-        "train/ant/empty.jpg: ",
-        "train/bee/torn.jpg: ",
-    ):
+    for words in ("25 of 27 images", "train/cats/empty.jpg: ", "train/dogs/torn.jpg: "):
         assert words in " ".join(ended.out.split()), ended.out
 
     result = json.loads(target.read_text())
     assert result["settings"]["folder"] == str(photos / "train")
     assert result["workers"] == result["cores_used"] == 1
-    assert [row["loader"] for row in result["rows"]] == ["feedline"]
-    for row in result["rows"]:
-        spread = row["images_per_s"]
-        assert 0 < spread["low"] <= spread["median"] <= spread["high"]
-        assert len(row["turns"]) >= 3
-        assert row["first_batch_s"] > 0
+    (row,) = result["rows"]
+    assert row["loader"] == "feedline"
+    assert 0 < row["images_per_s"]["low"] <= row["images_per_s"]["high"]
+    assert len(row["turns"]) >= 3
+    assert row["first_batch_s"] > 0
     assert [Path(each["file"]).name for each in result["skipped"]] == ["empty.jpg", "torn.jpg"]
-    assert result["left_out"] == []
-    assert result["machine"]["cpu"]
-    for name in ("python", "torch", "numpy", "simplejpeg", "pillow", "feedline"):
-        assert name in result["versions"]
-    assert result["verdict"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_torch_is_measured_on_request(
-    feedline: Command, tiny_set: Path, temporary: Path, tmp_path: Path, workers: int
-) -> None:
+def test_torch_is_measured_on_request(feedline, tiny_set, temporary, tmp_path, workers):
     pytest.importorskip("torchvision")
     before, target = own_family(), tmp_path / "result.json"
     ended = feedline(
@@ -92,17 +68,7 @@ def test_torch_is_measured_on_request(
     assert result["versions"]["torchvision"]
 
 
-def test_missing_torchvision_raises_with_install_hint(
-    feedline: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_torchvision_raises_with_install_hint(feedline, photos, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     ended = feedline("bench", photos, "--against", "torch")
     assert_refused(ended, "--against torch", "ModuleNotFoundError", "pip install torchvision")
-
-
-@pytest.mark.slow
-def test_nothing_but_broken_images_is_rejected(feedline: Command, tmp_path: Path) -> None:
-    (tmp_path / "ant").mkdir()
-    (tmp_path / "ant" / "a.jpg").write_bytes(b"no image")
-    ended = feedline("bench", tmp_path, *QUICK, "--workers", 1)
-    assert_refused(ended, "of 1 images", "a.jpg: it is not a supported image", "downloaded")

@@ -8,10 +8,9 @@ import re
 import shlex
 import signal
 import sys
-from pathlib import Path
 
 import pytest
-from command_line import Command, assert_refused, interrupt
+from command_line import assert_refused, interrupt
 
 from feedline import ImageFolder
 from feedline.sources.manifest import read_manifest
@@ -19,9 +18,7 @@ from feedline.text import as_bytes
 from slow import slow
 
 
-def test_build_prints_its_estimate_and_its_result(
-    feedline: Command, photos: Path, tmp_path: Path
-) -> None:
+def test_build_prints_its_estimate_and_its_result(feedline, photos, tmp_path):
     root, target = tmp_path / "cache", tmp_path / "result.json"
     command = "cache", "build", photos, root, "--sizes", "16,24", "--workers", 1, "--json", target
     ended = feedline(*command)
@@ -51,9 +48,7 @@ def test_build_prints_its_estimate_and_its_result(
     assert json.loads(target.read_text())["made"] == 0
 
 
-def test_cache_of_dataset_with_splits_uses_training_images(
-    feedline: Command, tiny_set: Path, tmp_path: Path
-) -> None:
+def test_cache_of_dataset_with_splits_uses_training_images(feedline, tiny_set, tmp_path):
     root = tmp_path / "cache"
     ended = feedline("cache", "build", tiny_set, root, "--sizes", "16", "--workers", 0)
     assert ended.status == 0, ended
@@ -66,7 +61,7 @@ def test_cache_of_dataset_with_splits_uses_training_images(
     assert again.status == 0, again
 
 
-def test_build_options_are_passed_on(feedline: Command, photos: Path, tmp_path: Path) -> None:
+def test_build_options_are_passed_on(feedline, photos, tmp_path):
     root = tmp_path / "cache"
     (tmp_path / "photos").mkdir()
     for name in ("dark", "light"):
@@ -90,22 +85,17 @@ def test_build_options_are_passed_on(feedline: Command, photos: Path, tmp_path: 
     assert read_manifest(str(tmp_path / "q")).levels[0].quality == 40
 
 
-def test_add_size_info_and_verify_of_a_whole_cache(
-    feedline: Command, photos: Path, tmp_path: Path
-) -> None:
+def test_add_size_info_and_verify_of_a_whole_cache(feedline, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("feedline.cache.rates._INFO_S", 0.02)
     root, target = tmp_path / "cache", tmp_path / "result.json"
     assert feedline("cache", "build", photos, root, "--sizes", "16,24").status == 0
-    ended = feedline(
-        "cache", "add-size", root, 20, "--quality", 50, "--workers", 1, "--json", target
-    )
+    add = ("cache", "add-size", root, 20, "--quality", 50, "--workers", 1, "--json", target)
+    ended = feedline(*add)
     assert (ended.status, ended.err) == (0, "")
     assert re.match(r"20 px JPEG q50: about [1-9][\d.]* kB\n", ended.out)
     result = json.loads(target.read_text())
-    assert [(level["size_px"], level["quality"]) for level in result["levels"]] == [
-        (16, 95),
-        (20, 50),
-        (24, 95),
-    ]
+    levels = [(level["size_px"], level["quality"]) for level in result["levels"]]
+    assert levels == [(16, 95), (20, 50), (24, 95)]
     assert result["made"] == 16
     assert_refused(feedline("cache", "add-size", root, 20), "already has copies of 20 px")
 
@@ -115,34 +105,19 @@ def test_add_size_info_and_verify_of_a_whole_cache(
     result = json.loads(target.read_text())
     assert (result["sound"], result["images"], result["damaged"]) == (True, 48, [])
 
-    ended = feedline("cache", "info", root, "--no-measure", "--json", target)
-    assert (ended.status, ended.err) == (0, "")
-    assert ended.out.startswith(f"{root}: 16 images of 2 classes, webdataset\n")
-    assert re.search(r"^20 px JPEG q50: [1-9][\d.]* kB, ", ended.out, re.MULTILINE)
-    levels = json.loads(target.read_text())["levels"]
-    assert [(level["size_px"], level["images_per_s"]) for level in levels] == [
-        (16, None),
-        (20, None),
-        (24, None),
-    ]
-    assert all(level["bytes_on_disk"] == level["bytes"] for level in levels)
+    for is_measured in (False, True):
+        measure = () if is_measured else ("--no-measure",)
+        ended = feedline("cache", "info", root, *measure, "--json", target)
+        assert (ended.status, ended.err) == (0, "")
+        assert ended.out.startswith(f"{root}: 16 images of 2 classes, webdataset\n")
+        assert re.search(r"^20 px JPEG q50: [1-9][\d.]* kB, ", ended.out, re.MULTILINE)
+        assert ("images/s" in ended.out) == is_measured
+        for level in json.loads(target.read_text())["levels"]:
+            assert bool(level["images_per_s"]) == is_measured
+            assert level["bytes_on_disk"] == level["bytes"]
 
 
-def test_info_measures_read_rates(
-    feedline: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("feedline.cache.rates._INFO_S", 0.02)
-    root, target = tmp_path / "cache", tmp_path / "result.json"
-    assert feedline("cache", "build", photos, root, "--sizes", "24").status == 0
-    ended = feedline("cache", "info", root, "--json", target)
-    assert ended.status == 0, ended.err
-    assert "images/s" in ended.out
-    (level,) = json.loads(target.read_text())["levels"]
-    assert level["crop_px"] == 16
-    assert level["images_per_s"] > 0
-
-
-def test_verify_lists_damage_and_fails(feedline: Command, photos: Path, tmp_path: Path) -> None:
+def test_verify_lists_damage_and_fails(feedline, photos, tmp_path):
     root, target = tmp_path / "cache", tmp_path / "result.json"
     made = feedline("cache", "build", photos, root, "--sizes", "16,24", "--format", "folder")
     assert made.status == 0
@@ -177,9 +152,7 @@ def test_verify_lists_damage_and_fails(feedline: Command, photos: Path, tmp_path
     assert json.loads(target.read_text())["damaged"] == []
 
 
-def test_truncated_shard_is_one_problem_with_the_number_of_copies(
-    feedline: Command, photos: Path, tmp_path: Path
-) -> None:
+def test_truncated_shard_is_one_problem_with_the_number_of_copies(feedline, photos, tmp_path):
     root, target = tmp_path / "cache", tmp_path / "result.json"
     assert feedline("cache", "build", photos, root, "--sizes", "16,24").status == 0
     shard = root / "24" / "000000.tar"
@@ -192,9 +165,7 @@ def test_truncated_shard_is_one_problem_with_the_number_of_copies(
     assert problem.startswith(f"{shard}: ")
     for fact in (f"expected {size} bytes", f"got {size // 2}", "16 copies"):
         assert fact in problem
-    result = json.loads(target.read_text())
-    assert len(result["damaged"]) == 16
-    (file,) = result["files"]
+    (file,) = json.loads(target.read_text())["files"]
     assert (file["file"], file["images"]) == (str(shard), 16)
 
     ended = feedline(*shlex.split(ended.err.splitlines()[-1])[2:], "--workers", 0)
@@ -204,49 +175,28 @@ def test_truncated_shard_is_one_problem_with_the_number_of_copies(
     assert feedline("cache", "verify", root).status == 0
 
 
-def test_copies_with_same_problem_are_one_line(
-    feedline: Command, photos: Path, tmp_path: Path
-) -> None:
+def test_damaged_index_is_reported_once_and_a_build_repairs_it(feedline, photos, tmp_path):
     root = tmp_path / "cache"
-    assert feedline("cache", "build", photos, root, "--sizes", "16,24").status == 0
+    build = ("cache", "build", photos, root, "--sizes", "16,24")
+    assert feedline(*build).status == 0
     labels = root / "index" / "labels.npy"
     content = labels.read_bytes()
     labels.write_bytes(content[:-128] + content[-1:-129:-1])
     ended = feedline("cache", "verify", root)
     assert ended.status == 1
-    _, index, *copies = ended.out.splitlines()
-    assert index.startswith(f"{labels}: ")
-    assert {line.partition(": ")[0] for line in copies} == {
-        str(root / side / "000000.tar") for side in ("16", "24")
-    }
-    assert len(copies) == 2
-
-
-def test_verify_finds_a_damaged_index_and_a_build_repairs_it(
-    feedline: Command, photos: Path, tmp_path: Path
-) -> None:
-    root = tmp_path / "cache"
-    build = ("cache", "build", photos, root, "--sizes", "16")
-    assert feedline(*build).status == 0
-    stamps = root / "index" / "stamps.npy"
-    content = stamps.read_bytes()
-    stamps.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    ended = feedline("cache", "verify", root)
-    assert ended.status == 1
-    assert ended.out.splitlines()[1].startswith(f"{stamps}: ")
+    shards = [root / side / "000000.tar" for side in ("16", "24")]
+    places = [line.partition(": ")[0] for line in ended.out.splitlines()[1:]]
+    assert places == [*map(str, (labels, *shards))]
     assert feedline(*build).status == 0
     assert feedline("cache", "verify", root).status == 0
 
     (root / "index" / "level-16.npy").unlink()
-    ended = feedline("cache", "verify", root)
-    problem = ended.out.splitlines()[2]
+    problem = feedline("cache", "verify", root).out.splitlines()[2]
     assert problem.startswith("16 px: sample 0, and 15 more: ")
 
 
 @pytest.mark.slow
-def test_verify_and_info_accept_urls(
-    feedline: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_and_info_accept_urls(feedline, photos, tmp_path, monkeypatch):
     pytest.importorskip("fsspec")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     feedline("cache", "build", photos, tmp_path / "cache", "--sizes", "16")
@@ -254,11 +204,7 @@ def test_verify_and_info_accept_urls(
     ended = feedline("cache", "verify", url, "--workers", 1)
     assert ended.status == 0, ended
     assert ended.out.startswith(f"{url}: ")
-    ended = feedline("cache", "info", url, "--json", tmp_path / "said.json")
-    assert ended.status == 0, ended
-    assert f"{url}: " in ended.out
-    assert "images/s" in ended.out
-    assert json.loads((tmp_path / "said.json").read_text())["folder"] == url
+    assert f"{url}: " in feedline("cache", "info", url).out
     shard = tmp_path / "cache" / "16" / "000000.tar"
     shard.write_bytes(bytes(shard.stat().st_size))
     ended = feedline("cache", "verify", url, "--workers", 1)
@@ -305,8 +251,8 @@ main(sys.argv[3:])
     ],
 )
 def test_signal_leaves_no_partial_files_and_same_command_resumes(
-    feedline: Command, photos: Path, tmp_path: Path, command: str, signum: signal.Signals
-) -> None:
+    feedline, photos, tmp_path, command, signum
+):
     many, root, target = tmp_path / "many", tmp_path / "cache", tmp_path / "result.json"
     for number in range(5):
         for name in ("dark", "light"):

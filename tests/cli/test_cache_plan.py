@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-
-import pytest
-from command_line import Command
 
 QUICK = ("--seconds", 0.01, "--workers", 0)
 
 
-@pytest.fixture(autouse=True)
-def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedline.cache.rates._MIN_TURN_S", 0.0)
-
-
 def test_a_plan_is_a_table_with_a_reason_and_a_command(
-    feedline: Command, photos: Path, temporary: Path, tmp_path: Path
-) -> None:
+    feedline, photos, temporary, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("feedline.cache.rates._MIN_TURN_S", 0.0)
     target = tmp_path / "plan.json"
     ended = feedline(
         "cache", "plan", photos, "--schedule", "16x2,32x1@8", *QUICK, "--disk", 1,
@@ -49,11 +41,6 @@ def test_a_plan_is_a_table_with_a_reason_and_a_command(
     assert plan["reason"] in text
     assert (plan["command"] or "") in text
 
-
-def test_plan_options_are_passed_on(
-    feedline: Command, photos: Path, temporary: Path, tmp_path: Path
-) -> None:
-    target = tmp_path / "plan.json"
     ended = feedline(
         "cache", "plan", photos, "--schedule", "28x1", *QUICK, "--sizes", "32,40", "--images", 9,
         "--transform", "eval", "--disk", "1e-9", "--json", target,

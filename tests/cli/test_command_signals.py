@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
 
-import psutil
 import pytest
 from command_line import interrupt
 
@@ -29,7 +27,7 @@ main(sys.argv[2:])
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, *slow(signal.SIGTERM)])
-def test_a_plan_removes_its_caches(tiny_set: Path, temporary: Path, signum: signal.Signals) -> None:
+def test_a_plan_removes_its_caches(tiny_set, temporary, signum):
     plan = ("cache", "plan", tiny_set / "train", "--schedule", "16x1,32x1", "--workers", 1)
     ended = interrupt(
         [*plan, "--seconds", 600],
@@ -45,7 +43,7 @@ def test_a_plan_removes_its_caches(tiny_set: Path, temporary: Path, signum: sign
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_benchmark_ends(tiny_set: Path, temporary: Path, signum: signal.Signals) -> None:
+def test_a_benchmark_ends(tiny_set, temporary, signum):
     bench = ("bench", tiny_set, *SMALL, "--workers", 1, "--seconds", 60)
     ended = interrupt(bench, bool, signum, TMPDIR=temporary)
     assert ended.out == ""
@@ -55,8 +53,8 @@ def test_a_benchmark_ends(tiny_set: Path, temporary: Path, signum: signal.Signal
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_overlap_is_measured_with_generated_images_that_are_removed(temporary: Path) -> None:
-    def is_measuring(family: list[psutil.Process]) -> bool:
+def test_overlap_is_measured_with_generated_images_that_are_removed(temporary):
+    def is_measuring(family):
         return len(family) >= 2 and any(temporary.glob("feedline-*/demo/train/*/*.jpg"))
 
     explain = ("explain-overlap", *SMALL, "--seconds", 3, "--workers", 2, "--step-ms", 10)
@@ -65,7 +63,7 @@ def test_overlap_is_measured_with_generated_images_that_are_removed(temporary: P
     assert not list(temporary.glob("feedline*"))
 
 
-def test_a_verification_ends(tiny_set: Path, tmp_path: Path) -> None:
+def test_a_verification_ends(tiny_set, tmp_path):
     verify = (tmp_path, "doctor", tiny_set, "--verify", "--workers", 1)
     started = tmp_path / "reading"
     ended = interrupt(verify, lambda _: started.exists(), signal.SIGINT, script=VERIFY)

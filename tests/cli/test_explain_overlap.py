@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
-from command_line import Command
 
 from processes import newcomers, own_family
 
 QUICK = ("--image-size", 32, "--batch-size", 4, "--seconds", 0.05)
 
 
-def test_both_loops_are_measured_and_drawn(
-    feedline: Command, tiny_set: Path, tmp_path: Path
-) -> None:
+def test_both_loops_are_measured_and_drawn(feedline, tiny_set, tmp_path):
     svg, target = tmp_path / "o.svg", tmp_path / "o.json"
     before = own_family()
     ended = feedline(
@@ -39,36 +35,15 @@ def test_both_loops_are_measured_and_drawn(
         assert side["timeline"]["left_out"] == 0
     lanes = [lane["name"] for lane in alone["timeline"]["lanes"]]
     assert lanes == ["loading", "step"]
+    assert alone["wait_ms"] > 0
+    assert alone["load_ms"] > 0
+    for span in alone["timeline"]["lanes"][0]["spans"]:
+        assert span["stage"] in ("make", "unknown") or span["cause"] in ("behind", "nobody")
     lanes = [lane["name"] for lane in behind["timeline"]["lanes"]]
     assert lanes[-1] == "step"
     assert {"worker 0", "worker 1"} & {*lanes}
-    shown = " ".join(ended.out.split())
     for words in ("0 workers: ", "2 workers: ", "loading", "as many images/s"):
-        assert words in shown, shown
-    rate = alone["images_per_s"]
-    assert f"{rate:.0f} images/s" in shown or f"{rate:.1f} images/s" in shown
+        assert words in " ".join(ended.out.split()), ended.out
     root = ElementTree.fromstring(svg.read_text())
     assert root.tag.endswith("svg")
     assert len(list(root.iter("{http://www.w3.org/2000/svg}rect"))) > 20
-
-
-def test_without_workers_loading_is_not_hidden(
-    feedline: Command, tiny_set: Path, tmp_path: Path
-) -> None:
-    target = tmp_path / "o.json"
-    feedline("explain-overlap", tiny_set, *QUICK, "--workers", 1, "--json", target)
-    found = json.loads(target.read_text())
-    alone = found["sides"][0]
-    assert alone["wait_ms"] > 0
-    assert alone["load_ms"] > 0
-    spans = {lane["name"]: lane["spans"] for lane in alone["timeline"]["lanes"]}
-    for span in spans["loading"]:
-        assert span["stage"] in ("make", "unknown") or span["cause"] in ("behind", "nobody")
-
-
-def test_broken_image_is_named_in_error(feedline: Command, tmp_path: Path) -> None:
-    (tmp_path / "cats").mkdir()
-    (tmp_path / "cats" / "torn.jpg").write_bytes(b"\xff\xd8\xff\xe0 torn")
-    ended = feedline("explain-overlap", tmp_path, *QUICK, "--workers", 1)
-    assert ended.status == 1
-    assert "torn.jpg" in ended.err

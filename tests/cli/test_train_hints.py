@@ -6,11 +6,10 @@ import csv
 import re
 import shlex
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from command_line import Command, Ended, assert_refused
+from command_line import assert_refused
 
 from feedline.train.config import read_config
 from feedline.train.recipe import Recipe, RunSettings
@@ -22,7 +21,7 @@ BARE = ("--workers", 0, "--device", "cpu")
 QUICK = ("--model", MODEL, "--batch-size", 8, "--opt", "sgd", "--sched", "constant", *BARE)
 
 
-def hinted(ended: Ended) -> list[str]:
+def hinted(ended):
     """The arguments of the first command in the hint."""
     assert "hint: " in ended.err, ended.err
     command = re.search(
@@ -32,9 +31,7 @@ def hinted(ended: Ended) -> list[str]:
     return shlex.split(command[1])
 
 
-def test_a_training_that_diverges_resumes_with_a_lower_rate(
-    feedline: Command, tiny_set: Path, tmp_path: Path
-) -> None:
+def test_a_training_that_diverges_resumes_with_a_lower_rate(feedline, tiny_set, tmp_path):
     out, config = tmp_path / "run", tmp_path / "phases.toml"
     config.write_text(
         "[[schedule]]\nsize = 32\nepochs = 1\nlr = 1e-32\n[[schedule]]\nsize = 48\nepochs = 2\n"
@@ -58,9 +55,7 @@ def test_a_training_that_diverges_resumes_with_a_lower_rate(
     assert [float(row["clip_grad"]) for row in rows] == [0.0, 1.0, 1.0]
 
 
-def test_without_a_checkpoint_the_hint_is_a_new_run(
-    feedline: Command, tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_checkpoint_the_hint_is_a_new_run(feedline, tiny_set, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "a run"
     quick = (*QUICK, "--schedule", "32x1")
@@ -70,9 +65,7 @@ def test_without_a_checkpoint_the_hint_is_a_new_run(
     assert feedline(*advised[:4], 0.01).status == 0
 
 
-def test_precision_may_change_on_resume_and_other_settings_may_not(
-    feedline: Command, tiny_set: Path, tmp_path: Path
-) -> None:
+def test_precision_may_change_on_resume_and_other_settings_may_not(feedline, tiny_set, tmp_path):
     out = tmp_path / "run"
     quick = (*QUICK, "--lr", 0.01, "--schedule", "32x1")
     assert feedline("train", tiny_set, *quick, "--out", out).status == 0
@@ -91,8 +84,8 @@ def test_precision_may_change_on_resume_and_other_settings_may_not(
 
 @pytest.mark.parametrize("more", [(), ("--amp",)])
 def test_precision_of_another_device_is_rejected_on_resume_by_default(
-    feedline: Command, tiny_set: Path, tmp_path: Path, more: tuple[str, ...]
-) -> None:
+    feedline, tiny_set, tmp_path, more
+):
     out = tmp_path / "run"
     quick = (*QUICK, "--lr", 0.01, "--schedule", "32x1")
     assert feedline("train", tiny_set, *quick, "--out", out).status == 0
@@ -106,7 +99,7 @@ def test_precision_of_another_device_is_rejected_on_resume_by_default(
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tiny_set, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole") / "run"
     recipe = Recipe(model=MODEL, schedule="32x3", batch_size=8)
     train_model(
@@ -118,35 +111,30 @@ def trained(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def own(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained, tmp_path / "run")
     return tmp_path / "run"
 
 
-def damage(run: Path, *names: str) -> None:
+def damage(run, *names):
     for name in names:
         (run / name).write_bytes(b"damaged")
 
 
-@pytest.mark.parametrize("previous", ["damaged", "missing"])
-def test_damaged_checkpoints_are_named_and_the_newest_readable_one_is_resumed(
-    feedline: Command, own: Path, previous: str
-) -> None:
+def test_damaged_checkpoints_are_named_and_the_newest_readable_one_is_resumed(feedline, own):
     damage(own, "last.pt", "previous.pt", "epoch-0003.pt")
-    if previous == "missing":
-        (own / "previous.pt").unlink()
     ended = feedline("train", "--resume", own)
     assert ended.status == 0, ended.err
-    assert f"{own / 'last.pt'}: damaged" in ended.out
-    assert (f"{own / 'previous.pt'}: damaged" in ended.out) == (previous == "damaged")
+    for name in ("last.pt", "previous.pt"):
+        assert f"{own / name}: damaged" in ended.out
     assert f"resuming from {own / 'epoch-0002.pt'}" in ended.out
     assert "epoch 3/3" in ended.out
     assert "epoch 2/3" not in ended.out
     assert len(load_checkpoint(own)["history"]["records"]) == 3
 
 
-def test_without_a_readable_checkpoint_weights_are_advised(feedline: Command, own: Path) -> None:
+def test_without_a_readable_checkpoint_weights_are_advised(feedline, own):
     damage(own, "last.pt", "previous.pt", *(f"epoch-000{k}.pt" for k in (1, 2, 3)))
     ended = feedline("train", "--resume", own)
     assert ended.status == 2

@@ -7,39 +7,34 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import torch
-from command_line import Command, Ended
 
 import preloaded
 from feedline import DataLoader, ImageFolder, build_cache
 from feedline.cli.demo_set import DemoSet, write_demo_set
-from feedline.cli.tune_search import sample_images
 
 SMALL = ("--schedule", "16x1", "--batch-size", 8)
 PACED = ("--step-ms", 20, "--budget", 120)
 AUTO = ("--batch-size", "auto")
-Tune = Callable[..., tuple[Ended, Any]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("tune") / "demo"
     write_demo_set(root, DemoSet(num_classes=2, train_per_class=20, val_per_class=2))
     return root
 
 
 @pytest.fixture
-def tune(feedline: Command, folder: Path, tmp_path: Path) -> Tune:
+def tune(feedline, folder, tmp_path):
     """Run the command, by default on the folder; return its output and its JSON."""
     file = tmp_path / "tuned.json"
 
-    def run(*arguments: object, source: object = folder, status: int = 0) -> tuple[Ended, Any]:
+    def run(*arguments, source=folder, status=0):
         ended = feedline("tune", source, *arguments, "--json", file)
         # 3: the machine was too busy for a whole search.
         assert ended.status in {status, 3}, ended.output
@@ -49,7 +44,7 @@ def tune(feedline: Command, folder: Path, tmp_path: Path) -> Tune:
 
 
 @pytest.mark.slow
-def test_each_size_is_tuned_and_predicted_with_a_paced_step(tune: Tune) -> None:
+def test_each_size_is_tuned_and_predicted_with_a_paced_step(tune):
     changes = ("--what-if", "workers=4", "--what-if", "gpu=0.5")
     done, said = tune("--schedule", "16x2,32x1", "--batch-size", 8, *PACED, *changes)
     assert [phase["image_size"] for phase in said["phases"]] == [16, 32]
@@ -71,7 +66,7 @@ def test_each_size_is_tuned_and_predicted_with_a_paced_step(tune: Tune) -> None:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_settings_and_a_picture_are_written(tune: Tune, folder: Path, tmp_path: Path) -> None:
+def test_settings_and_a_picture_are_written(tune, folder, tmp_path):
     saved, drawn = tmp_path / "settings.json", tmp_path / "curve.svg"
     done, _ = tune(*SMALL, *PACED, "--save", saved, "--svg", drawn)
     chosen = re.search(r"num_workers=(\d+)", done.output)
@@ -86,7 +81,7 @@ def test_settings_and_a_picture_are_written(tune: Tune, folder: Path, tmp_path: 
 
 @pytest.mark.usefixtures("quick_trials")
 @pytest.mark.slow
-def test_resolution_of_cache_is_reported(tune: Tune, folder: Path, tmp_path: Path) -> None:
+def test_resolution_of_cache_is_reported(tune, folder, tmp_path):
     cache = tmp_path / "cache"
     build_cache(folder / "train", cache, [32])
     small = ("--schedule", "32x1", "--batch-size", 16, "--step-ms", 0, "--budget", 120)
@@ -114,9 +109,7 @@ def step(batch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
 @pytest.mark.parametrize("source", ["theirs", "dataset"])
-def test_functions_are_tuned(
-    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
-) -> None:
+def test_functions_are_tuned(tune, tmp_path, monkeypatch, source):
     (tmp_path / "feedline_tuned_code.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -135,7 +128,7 @@ def test_functions_are_tuned(
 
 
 @pytest.mark.slow
-def test_files_are_written_if_output_is_closed(folder: Path, tmp_path: Path) -> None:
+def test_files_are_written_if_output_is_closed(folder, tmp_path):
     file, saved = tmp_path / "tuned.json", tmp_path / "settings.json"
     more = ("--step-ms", 2100, "--budget", 2, "--json", file, "--save", saved)
     command = [sys.executable, "-m", "feedline", "tune", folder, *SMALL, *more]
@@ -156,7 +149,7 @@ def test_files_are_written_if_output_is_closed(folder: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_result_is_printed_and_written_if_one_file_fails(tune: Tune) -> None:
+def test_result_is_printed_and_written_if_one_file_fails(tune):
     done, said = tune(*SMALL, "--step-ms", 2100, "--budget", 2, "--svg", "/dev/full", status=1)
     assert done.status == 1
     assert "compute-bound" in done.output
@@ -164,7 +157,7 @@ def test_result_is_printed_and_written_if_one_file_fails(tune: Tune) -> None:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_without_trials_nothing_is_saved_or_predicted(tune: Tune, tmp_path: Path) -> None:
+def test_without_trials_nothing_is_saved_or_predicted(tune, tmp_path):
     saved = tmp_path / "settings.json"
     short = ("--step-ms", 500, "--budget", 0.5)
     done, said = tune(*SMALL, *short, "--save", saved, "--what-if", "gpu=2", status=3)
@@ -175,20 +168,15 @@ def test_without_trials_nothing_is_saved_or_predicted(tune: Tune, tmp_path: Path
     assert "--budget" in said["not_predicted"][1]["reason"]
 
 
-def test_images_of_smallest_batches_are_read_before(folder: Path) -> None:
-    images, batches = sample_images(ImageFolder(folder / "train"), [4, 16])
-    assert 4 * batches >= len(images)
-
-
 @pytest.mark.usefixtures("quick_trials")
-def test_steps_of_a_model_are_run(tune: Tune) -> None:
+def test_steps_of_a_model_are_run(tune):
     model = ("--model", "resnet18", "--device", "cpu", "--budget", 2)
     done, _ = tune("--schedule", "32x1", "--batch-size", 4, *model)
     assert "compute-bound" in done.output
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_batch_sizes_are_found_by_trial_on_a_gpu(tune: Tune) -> None:
+def test_batch_sizes_are_found_by_trial_on_a_gpu(tune):
     model = ("--model", "test_resnet.r160_in1k", "--budget", 8)
     done, _ = tune("--schedule", "32x1", *AUTO, *model)
     assert "batch sizes for" in done.output
@@ -197,7 +185,7 @@ def test_batch_sizes_are_found_by_trial_on_a_gpu(tune: Tune) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_without_gpu_no_batch_sizes_are_tried(feedline: Command, folder: Path, device: str) -> None:
+def test_without_gpu_no_batch_sizes_are_tried(feedline, folder, device):
     done = feedline("tune", folder, *AUTO, "--model", "resnet18", "--device", device)
     assert done.status == 2, done.output
     assert "--batch-size auto" in done.output

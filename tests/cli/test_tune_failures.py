@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
-from command_line import Command
 
 from feedline import DataLoader
-from feedline.tuning.search import LoaderTrial
 from feedline.tuning.tune import StepBenchmark, tune
 
 CODE = """
@@ -48,7 +44,7 @@ def step(batch):
 
 
 @pytest.fixture
-def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def code(tmp_path, monkeypatch):
     (tmp_path / "feedline_broken_code.py").write_text(CODE)
     monkeypatch.syspath_prepend(str(tmp_path))
     sys.modules.pop("feedline_broken_code", None)
@@ -56,14 +52,12 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_failing_step_keeps_earlier_trials(
-    feedline: Command, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_step_keeps_earlier_trials(feedline, code, tmp_path, monkeypatch):
     trial = StepBenchmark.trial
 
-    def breaking(self: StepBenchmark, *args: Any, **more: Any) -> LoaderTrial:
+    def breaking(self, *args, **more):
         found = trial(self, *args, **more)
-        sys.modules[code].BROKEN = True  # type: ignore[attr-defined]
+        sys.modules[code].BROKEN = True
         return found
 
     monkeypatch.setattr(StepBenchmark, "trial", breaking)
@@ -93,8 +87,8 @@ def test_failing_step_keeps_earlier_trials(
 @pytest.mark.usefixtures("quick_trials")
 @pytest.mark.parametrize("source", ["broken", "theirs"])
 def test_failing_dataset_is_reported_once_after_closing_the_progress_line(
-    feedline: Command, code: str, source: str, tmp_path: Path
-) -> None:
+    feedline, code, source, tmp_path
+):
     file = tmp_path / "tuned.json"
     arguments = ["tune", f"{code}:{source}", "--step-ms", "5", "--json", str(file)]
     done = feedline(*arguments)
@@ -107,7 +101,7 @@ def test_failing_dataset_is_reported_once_after_closing_the_progress_line(
     assert "ArithmeticError: this sample cannot be made" in last
 
 
-def test_usage_error_in_worker_prints_one_line(feedline: Command, code: str) -> None:
+def test_usage_error_in_worker_prints_one_line(feedline, code):
     arguments = ["tune", f"{code}:fine", "--step-ms", "5", "--schedule", "32x1"]
     done = feedline(*arguments)
     assert done.status == 2, done.output
@@ -117,7 +111,7 @@ def test_usage_error_in_worker_prints_one_line(feedline: Command, code: str) -> 
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_running_iteration_continues() -> None:
+def test_running_iteration_continues():
     with DataLoader(list(range(64)), 8, num_workers=1) as loader:
         under_way = iter(loader)
         next(under_way)
@@ -127,12 +121,3 @@ def test_running_iteration_continues() -> None:
         assert next(under_way).tolist() == list(range(8, 16))
         assert sum(1 for _ in under_way) == 6
         assert next(iter(loader)).tolist() == list(range(8, 16))
-
-
-@pytest.mark.usefixtures("quick_trials")
-def test_too_short_budget_is_named(feedline: Command, code: str) -> None:
-    arguments = ["tune", f"{code}:fine", "--step-ms", "300", "--budget", "2"]
-    done = feedline(*arguments)
-    assert done.status == 3, done.output
-    assert "--budget" in done.out
-    assert done.err.splitlines()[-1].startswith("hint: --budget ")

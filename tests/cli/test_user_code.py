@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from torch.utils.data import DataLoader as TorchDataLoader
 
@@ -47,32 +45,30 @@ empty = lambda: []
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def module(tmp_path, monkeypatch):
     (tmp_path / "feedline_named_code.py").write_text(CODE)
     (tmp_path / "feedline_named_broken.py").write_text("import feedline_no_such_module\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def test_function_name_has_module_and_attribute() -> None:
+def test_function_name_has_module_and_attribute():
     assert is_function_name("a.b:c.d")
     for other in ("a", "a/b", "C:\\data", "a:", ":b", "a:b:c", "gs://a/b"):
         assert not is_function_name(other), other
-
-
-def test_a_function_is_found_in_the_current_folder() -> None:
     assert import_function("feedline_named_code:Within.step")(7) == 7
 
 
-def test_result_of_function_becomes_loader() -> None:
+def test_result_of_function_becomes_loader():
     given = build_loader("feedline_named_code:loader")
     assert type(given) is TorchDataLoader
     assert given.batch_size == 4
     assert type(build_loader("feedline_named_code:stream")) is TorchDataLoader
-    own = build_loader("feedline_named_code:dataset", batch_size=32)
-    assert isinstance(own, DataLoader)
-    assert (own.batch_size, own.num_workers > 0) == (32, True)
-    own.close()
+    with build_loader("feedline_named_code:dataset", batch_size=32) as own:
+        assert isinstance(own, DataLoader)
+        assert (own.batch_size, own.num_workers > 0) == (32, True)
+    with pytest.raises(UsageError, match="--batch-size"):
+        build_loader("feedline_named_code:loader", batch_size=8)
 
 
 @pytest.mark.parametrize(
@@ -86,17 +82,12 @@ def test_result_of_function_becomes_loader() -> None:
         ("feedline_named_code:empty", "0 samples"),
     ],
 )
-def test_invalid_function_is_reported(name: str, said: str) -> None:
+def test_invalid_function_is_reported(name, said):
     with pytest.raises(UsageError, match=said):
         build_loader(name)
 
 
-def test_loader_keeps_its_settings() -> None:
-    with pytest.raises(UsageError, match="--batch-size"):
-        build_loader("feedline_named_code:loader", batch_size=8)
-
-
-def test_exception_in_user_code_is_named_with_location() -> None:
+def test_exception_in_user_code_is_named_with_location():
     said = (
         r"importing 'feedline_named_broken' raised ModuleNotFoundError: .*feedline_no_such_module"
     )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 import shutil
 import tempfile
-from pathlib import Path
 
 import pytest
-from command_line import Command, assert_refused
+from command_line import assert_refused
 
 from feedline import build_cache
 
@@ -32,13 +31,11 @@ WRONG = [
     ("demo-data d --num-classes 40", "error: --num-classes must be from 2 to 12, got 40"),
     # Benchmarks
     ("bench {set} --image-size 0", "error: --image-size ", "1 to 16384", "0"),
-    ("bench {set} --image-size -224", "got -224"),
     ("bench {set} --image-size 1000000", "got 1000000"),
     ("bench {set} --image-size x", "error: --image-size must be a whole number, got 'x'"),
     ("bench {set} --image-size 16384 --batch-size 1000000", "MiB of memory", "--batch-size"),
     ("bench {set} --batch-size 0", "--batch-size", "0"),
     ("bench {set} --workers many", "--workers", "'many'"),
-    ("bench {set} --workers -1", "--workers", "'-1'"),
     ("bench {set} --workers 100000", "--workers", "100000"),
     ("bench {set} --seconds 0", "--seconds", "0.0"),
     ("bench {set} --seconds nan", "--seconds", "nan"),
@@ -48,34 +45,21 @@ WRONG = [
     ("bench .", "no class folders, it is empty"),
     ("bench {bare}", "without images, 1 of 1: 'ant'"),
     ("explain-overlap {set} --workers 0", "--workers"),
-    ("explain-overlap {set} --workers many", "--workers"),
     ("explain-overlap {set} --step-ms 0", "--step-ms"),
-    ("explain-overlap {set} --step-ms nan", "--step-ms"),
-    ("explain-overlap {set} --image-size 0", "--image-size"),
-    ("explain-overlap {set} --batch-size -4", "--batch-size"),
     ("explain-overlap --batch-size 0", "error: --batch-size "),
-    ("explain-overlap {set} --seconds 0", "--seconds"),
     ("explain-overlap {set} --svg /nowhere/o.svg", "--svg /nowhere/o.svg"),
-    ("explain-overlap .", "no class folders"),
     # Caches
     (f"{BUILD} --sizes 16,x", "--sizes", "'16,x'"),
     (f"{BUILD} --sizes ''", "--sizes must be"),
     (f"{BUILD} --sizes 4", "from 8 to 8192", "4"),
     (f"{BUILD} --sizes 16 --quality 0", "error: --quality ", "1 to 100", "0"),
-    (f"{BUILD} --sizes 16 --workers many", "--workers", "'many'"),
     (f"{BUILD} --sizes 16 --format zip", "zip", "webdataset"),
-    (f"{BUILD} --sizes 16 --json /nowhere/at/all.json", "--json", "/nowhere/at"),
     (BUILD, "--sizes"),
     ("cache add-size c x", "error: PX must be a whole number, got 'x'"),
-    *(
-        (f"cache {command} {place}", "is not a cache", *words)
-        for command in ("verify", "repair", "info")
-        for place, *words in (("{photos}", ""), ("nowhere", ""), ("{file}", "a file"))
-    ),
-    *(
-        (f"cache add-size {place} 20", "is not a cache", *words)
-        for place, *words in (("{photos}", ""), ("nowhere", ""), ("{file}", "a file"))
-    ),
+    ("cache verify {photos}", "is not a cache"),
+    ("cache info nowhere", "is not a cache"),
+    ("cache repair {file}", "is not a cache", "a file"),
+    ("cache add-size nowhere 20", "is not a cache"),
     ("cache plan {photos}", "--schedule"),
     ("cache plan {photos} --schedule 16", "cannot read '16'", "SIZExEPOCHS"),
     ("cache plan {photos} --schedule ownx3@4", "has no image sizes"),
@@ -85,38 +69,25 @@ WRONG = [
     (f"{PLAN} --disk lots", "--disk", "'lots'"),
     (f"{PLAN} --disk 0GB", "--disk", "'0GB'"),
     (f"{PLAN} --disk -5", "--disk", "got -5"),
-    (f"{PLAN} --disk-speed -1", "--disk-speed must be", "-1"),
-    (f"{PLAN} --sizes a", "--sizes", "'a'"),
-    (f"{PLAN} --images 0", "images", "0"),
-    (f"{PLAN} --seconds nan", "seconds", "nan"),
     (f"{PLAN} --transform both", "both", "train"),
-    (f"{PLAN} --workers many", "--workers", "many"),
-    (f"{PLAN} --json /nowhere/at/all.json", "--json", "/nowhere/at"),
     # Checks
     ("doctor gone", "error: ", "hint: "),
-    ("doctor {file}", "error: ", "hint: "),
-    ("doctor --json nowhere/x.json", "--json"),
     ("doctor --verify", "error: "),
-    ("doctor gone --verify", "gone"),
     ("doctor {cache} --verify", "feedline cache verify {cache} --decode"),
     ("doctor {set} --measure --verify", "--measure"),
-    ("doctor {set} --verify --workers 100000", "error: --workers "),
     ("report --html x.html", "--compare"),
     ("report a --compare b c", "--compare"),
     ("report --compare b c --html x.html", "--html"),
     ("report a --html /nowhere/r.html", "--html /nowhere/r.html"),
-    ("report a --json /nowhere/r.json", "--json /nowhere/r.json"),
     ("report nowhere", "nowhere"),
     ("report {run} --json - --html -", "--html"),
     ("check {run}", "--max-wait-pct"),
     ("check {run} --max-wait-pct -1", "from 0 to 100, got -1.0"),
-    ("check {run} --max-wait-pct nan", "from 0 to 100, got nan"),
     ("check {run} --min-images-per-s 0", "above 0, got 0.0"),
     ("check {run} --min-images-per-s inf", "above 0, got inf"),
     # Training
     ("train . --lr", "error: option '--lr' requires an argument"),
     ("train . --lr fast", "error: --lr must be a number above 0, got 'fast'"),
-    ("train . --reprob x", "error: --reprob must be a number from 0 to 1, got 'x'"),
     ("train . --seed 1.5", f"error: {SEED}"),
     (TRAIN.replace(" {set}", ""), "feedline train DIR", "feedline train --resume RUN"),
     (f"{TRAIN} --schedule huge", "cannot read 'huge'"),
@@ -133,29 +104,17 @@ WRONG = [
     (f"{SHORT} --opt adamx --lr 0.1", "optimizer 'adamx'", "adam"),
     (f"{SHORT} --device gpu", "--device", "'gpu'", "'cpu'"),
     (f"{SHORT} --initial-checkpoint none.pt", "--initial-checkpoint", "no such file"),
-    (f"{SHORT} --batch-size 0", "--batch-size", "0"),
-    (f"{SHORT} --lr -1", "--lr", "-1.0"),
-    (f"{SHORT} --workers many", "--workers", "'many'"),
     (f"{SHORT} --model resnet19", "has no model 'resnet19'", "resnet18"),
     (f"{SHORT} --amp-dtype float16", "needs a CUDA device"),
     (f"{SHORT} --no-amp --amp-dtype float16", "--amp-dtype"),
     (f"{SHORT} --pretrained --initial-checkpoint x.pt", "--initial-checkpoint"),
     (f"{SHORT} --resume nowhere", "no checkpoint found"),
-    (f"{SHORT} --val-dir nowhere", "no such folder"),
-    (f"{SHORT} --checkpoint-every -1", "--checkpoint-every", "-1"),
-    (f"{SHORT} --config none", "cannot be read"),
     (SHORT.replace("{set}", "nowhere"), "no such folder", "demo-data"),
-    (SHORT.replace("{set}", "."), "no class folders"),
-    (SHORT.replace("{set}", "{bare}"), "{bare}"),
     (SHORT.replace("{set}", "{one}"), "one class only"),
     (f"predict {{run}} {{set}} {MODEL} --topk 0", "--topk", "0"),
-    (f"predict {{run}} {{set}} {MODEL} --image-size 0", "--image-size", "0"),
     (f"predict {{run}} {{set}} {MODEL} --on-error no", "--on-error", "no"),
-    (f"predict {{run}} {{set}} {MODEL} --batch-size 0", "--batch-size", "0"),
     ("predict {run} none.jpg", "none.jpg"),
     ("predict {run} {empty}", "{empty}"),
-    (f"evaluate {{run}} {{set}} {MODEL} --image-size 0", "--image-size", "0"),
-    (f"evaluate {{run}} {{set}} {MODEL} --workers many", "--workers", "many"),
     (f"evaluate {{run}} {{set}} {MODEL} --amp-dtype int8", "--amp-dtype", "int8"),
     ("evaluate {empty} {set}", "{empty}"),
     ("evaluate {run} {empty}", "{empty}"),
@@ -163,10 +122,8 @@ WRONG = [
     ("tune {set}", "--step-ms"),
     ("tune nowhere --step-ms 3", "nowhere"),
     ("tune {set} --step-ms -3", "milliseconds"),
-    ("tune {set} --step-ms nan", "--step-ms"),
     ("tune {set} --step-ms 1 --budget 0", "error: --budget "),
     ("tune {set} --model resnet81 --batch-size 8", "resnet"),
-    ("tune {set} --model feedline_no_module:step", "not found"),
     ("tune {set} --model os.path:exists --device cpu", "--device cpu"),
     (f"{TUNE} --model resnet18", "--model or --step-ms"),
     (f"{TUNE} --model resnet18 --batch-size auto", "--model or --step-ms"),
@@ -178,15 +135,12 @@ WRONG = [
     (f"{TUNE} --batch-size 8 --cache no-cache", "no-cache"),
     (f"{TUNE} --budget 0.1", "at least 2 seconds"),
     (f"{TUNE} --schedule 16", "16"),
-    (f"{TUNE} --schedule ''", "schedule"),
     (f"{TUNE} --save no-such-folder/file", "no-such-folder"),
     (f"{TUNE} --device cuda", "--device cuda"),
     (f"{TUNE} --what-if ''", PREDICTED),
-    (f"{TUNE} --what-if workers=0", PREDICTED),
     (f"{TUNE} --what-if gpu=nan", PREDICTED),
     (f"{TUNE} --what-if workers=1,workers=2", PREDICTED),
     (f"{TUNE} --what-if cache=256", PREDICTED),
-    ("tune feedline_no_module:loader --step-ms 3", "not found"),
     (f"{FUNCTION} --step-ms 3 --decode scaled", "--decode"),
     (f"{FUNCTION} --step-ms 3 --all-files", "--all-files"),
     (f"{FUNCTION} --step-ms 3 --device cpu", "--device"),
@@ -195,9 +149,7 @@ WRONG = [
 
 
 @pytest.fixture(scope="module")
-def places(
-    tiny_set: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
+def places(tiny_set, trained, tmp_path_factory):
     """Files and folders that command lines name."""
     root = tmp_path_factory.mktemp("places")
     (root / "file").touch()
@@ -213,13 +165,8 @@ def places(
     ("line", "words"), [pytest.param(line, words, id=line) for line, *words in WRONG]
 )
 def test_wrong_use_is_an_error_before_anything_is_done(
-    feedline: Command,
-    places: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    line: str,
-    words: list[str],
-) -> None:
+    feedline, places, tmp_path, monkeypatch, line, words
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ended = feedline(*shlex.split(line.format(**places)))
