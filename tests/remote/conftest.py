@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from range_server import Clock, RangeServer
 
@@ -13,7 +10,7 @@ from feedline.sources import remote_filesystem, remote_reader
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def served(tmp_path_factory):
     """80 "photos", and caches of them at 16 and 24 px in three shards, "cache" and "raw".
 
     Any user may read the folder.
@@ -28,7 +25,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def server(served: Path) -> Iterator[RangeServer]:
+def server(served):
     running = RangeServer(served)
     yield running
     running.fault = None
@@ -36,7 +33,7 @@ def server(served: Path) -> Iterator[RangeServer]:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     """By which it is decided when to try again."""
     clock = Clock()
     monkeypatch.setattr(remote_filesystem, "time", clock)
@@ -44,12 +41,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def pauses(clock: Clock) -> list[float]:
+def pauses(clock):
     """Pauses between attempts, without waiting."""
     return clock.pauses
 
 
 @pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def apart(monkeypatch):
     """Each image is a request."""
     monkeypatch.setattr(remote_reader, "GAP_BYTES", 0)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from range_server import OPTIONS, RangeServer, batches, copies, same
+from range_server import OPTIONS, batches, copies, same
 from torchvision import transforms
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
@@ -21,25 +20,21 @@ COUNT = 80
 
 
 @pytest.fixture
-def remote(server: RangeServer, tmp_path: Path) -> ImageFolder:
+def remote(server, tmp_path):
     return ImageFolder(f"{server.url}/cache/", local_dir=tmp_path / "local")
 
 
-def images_asked(server: RangeServer) -> int:
+def images_asked(server):
     return server.asked(".tar")
 
 
-def test_adjacent_images_share_one_request(
-    remote: ImageFolder, server: RangeServer, served: Path
-) -> None:
+def test_adjacent_images_share_one_request(remote, server, served):
     ours = batches(remote, shuffle=False)
     assert images_asked(server) == 5  # each batch lies in one shard
     assert same(ours, batches(ImageFolder(served / "cache"), shuffle=False))
 
 
-def test_loader_reads_sufficient_level_and_reports_location(
-    remote: ImageFolder, server: RangeServer, tmp_path: Path
-) -> None:
+def test_loader_reads_sufficient_level_and_reports_location(remote, server, tmp_path):
     with DataLoader(remote, 16, schedule="16x1,24x1", num_workers=1) as loader:
         said = loader.explain()
         assert (
@@ -48,13 +43,8 @@ def test_loader_reads_sufficient_level_and_reports_location(
         ) in said
         assert f"ImageFolder('{server.url}/cache'" in said
         assert [len(labels) for _ in range(2) for _, labels in loader] == [16] * 10
-    assert {path.split("/")[2] for path, _ in server.requests if path.endswith(".tar")} == {
-        "16",
-        "24",
-    }
-
-
-# Beside the originals
+    shards = [path for path, _ in server.requests if path.endswith(".tar")]
+    assert {path.split("/")[2] for path in shards} == {"16", "24"}
 
 
 TRAIN = transforms.Compose([transforms.RandomResizedCrop(24), transforms.ToTensor()])
@@ -62,12 +52,10 @@ TRAIN = transforms.Compose([transforms.RandomResizedCrop(24), transforms.ToTenso
 
 @pytest.mark.parametrize("collate", [None, list])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_torchvision_folder_reads_a_cache_at_a_url(
-    server: RangeServer, served: Path, tmp_path: Path, collate: Any, workers: int
-) -> None:
+def test_a_torchvision_folder_reads_a_cache_at_a_url(server, served, tmp_path, collate, workers):
     folder = TorchvisionFolder(str(served / "photos"), TRAIN)
     cache = ImageFolder(f"{server.url}/cache", local_dir=tmp_path)
-    options: dict[str, Any] = {"seed": 3, "num_workers": workers, "collate_fn": collate}
+    options = {"seed": 3, "num_workers": workers, "collate_fn": collate}
     with (
         DataLoader(folder, 16, cache=served / "cache", **options) as here,
         DataLoader(folder, 16, cache=cache, **options) as there,
@@ -80,11 +68,11 @@ def test_a_torchvision_folder_reads_a_cache_at_a_url(
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_cache_is_opened_once_for_any_number_of_changes(
-    served: Path, server: RangeServer, tmp_path: Path, workers: int, monkeypatch: Any
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    served, server, tmp_path, workers, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     folder = TorchvisionFolder(str(served / "photos"), TRAIN)
-    options: dict[str, Any] = {"seed": 3, "num_workers": workers}
+    options = {"seed": 3, "num_workers": workers}
     with DataLoader(folder, 16, cache=f"{server.url}/cache", **options) as loader:
         assert sum(len(labels) for _, labels in loader) == COUNT
         asked = len(server.requests)
@@ -98,16 +86,7 @@ def test_cache_is_opened_once_for_any_number_of_changes(
         loader.refresh()
         assert sum(len(labels) for _, labels in loader) == COUNT
         assert server.asked(".json") == 2
-
-
-def test_cache_is_named_by_url_with_default_folder(
-    served: Path, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    data = ImageFolder(served / "photos")
-    with DataLoader(data, 16, cache=f"{server.url}/cache", **OPTIONS) as loader:
-        assert sum(len(labels) for _, labels in loader) == COUNT
-    (kept,) = (tmp_path / "xdg" / "feedline").iterdir()
+    (kept,) = (tmp_path / "xdg" / "feedline").iterdir()  # the folder by default
     assert kept.name.startswith("cache-")
     assert kept.stat().st_mode & 0o077 == 0
 
@@ -115,9 +94,7 @@ def test_cache_is_named_by_url_with_default_folder(
 # What is kept
 
 
-def test_damaged_local_copy_is_fetched_again(
-    remote: ImageFolder, server: RangeServer, served: Path, tmp_path: Path
-) -> None:
+def test_damaged_local_copy_is_fetched_again(remote, server, served, tmp_path):
     wanted = batches(remote)
     for path in copies(tmp_path):
         whole = path.read_bytes()
@@ -134,9 +111,7 @@ def test_damaged_local_copy_is_fetched_again(
     assert server.asked("labels.npy") == 2
 
 
-def test_index_is_fetched_once_and_again_for_another_cache(
-    served: Path, server: RangeServer, tmp_path: Path
-) -> None:
+def test_index_is_fetched_once_and_again_for_another_cache(served, server, tmp_path):
     server.root = tmp_path
     build(served / "photos", tmp_path / "cache")
     local = tmp_path / "local"
@@ -167,7 +142,7 @@ def test_index_is_fetched_once_and_again_for_another_cache(
 # What cannot be
 
 
-def test_other_formats_raise_with_hint(served: Path, server: RangeServer, tmp_path: Path) -> None:
+def test_other_formats_raise_with_hint(served, server, tmp_path):
     server.root = tmp_path
     build(served / "photos", tmp_path / "files", "folder")
     with pytest.raises(
@@ -180,10 +155,7 @@ def test_other_formats_raise_with_hint(served: Path, server: RangeServer, tmp_pa
     ("arguments", "said"),
     [
         ({"root": "/here", "local_dir": "/tmp"}, r"local_dir is only for URLs.*'/here'"),
-        ({"root": "/here", "local_bytes": 3}, "local_bytes is only for URLs"),
-        ({"root": "/here", "storage_options": {}}, "storage_options is only for URLs"),
         ({"root": "http://h/c", "local_bytes": 0}, "whole number above 0, got 0"),
-        ({"root": "http://h/c", "local_bytes": True}, "whole number above 0, got True"),
         ({"root": "http://h/c?key=1"}, "is not a folder"),
         ({"root": "zip://c::http://h/c"}, "is not a folder"),
         ({"root": "nothing://h/c"}, r"'?nothing'?.*Protocol not known|cannot be opened"),
@@ -192,32 +164,24 @@ def test_other_formats_raise_with_hint(served: Path, server: RangeServer, tmp_pa
         ({"root": "http://h/c", "storage_options": {"batch_size": 0}}, "above 0, got 0"),
     ],
 )
-def test_unusable_arguments_are_rejected(arguments: dict[str, Any], said: str) -> None:
+def test_unusable_arguments_are_rejected(arguments, said):
     with pytest.raises(UsageError, match=said):
         ImageFolder(**arguments)
 
 
 @pytest.mark.parametrize("value", [3, ["/cache"]])
-def test_invalid_cache_is_rejected(served: Path, value: object) -> None:
+def test_invalid_cache_is_rejected(served, value):
     with pytest.raises(UsageError, match="cache must be the folder or the URL of a cache"):
-        DataLoader(ImageFolder(served / "photos"), 4, image_size=24, cache=value)  # type: ignore[arg-type]
+        DataLoader(ImageFolder(served / "photos"), 4, image_size=24, cache=value)
     with pytest.raises(UsageError, match="is not a cache"):
         DataLoader(
             ImageFolder(served / "photos"), 4, image_size=24, cache=ImageFolder(served / "photos")
         )
 
 
-def test_missing_package_is_named_with_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_with_extra(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(UsageError, match=r"feedline\[remote\]"):
         ImageFolder("http://127.0.0.1/cache")
-
-
-def test_any_protocol_of_fsspec_serves(served: Path, tmp_path: Path) -> None:
-    import fsspec
-
-    fsspec.filesystem("memory").put(str(served / "cache"), "/cache", recursive=True)
-    data = ImageFolder("memory://cache", local_dir=tmp_path)
-    assert same(batches(data), batches(ImageFolder(served / "cache")))

@@ -12,14 +12,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 from range_server import (
     OPTIONS,
-    Answer,
-    RangeServer,
     altered,
     batches,
     copies,
@@ -42,7 +39,7 @@ pytest.importorskip("aiohttp")
 COUNT = 80
 
 
-def listed(root: str | Path, **options: Any) -> ImageList:
+def listed(root, **options):
     names = [f"{name}/{number}.jpg" for name in ("cats", "dogs") for number in range(COUNT // 2)]
     return ImageList(names, [0] * (COUNT // 2) + [1] * (COUNT // 2), root=root, **options)
 
@@ -72,22 +69,22 @@ KINDS = {
 
 
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Kind:
+def kind(request):
     return KINDS[request.param]
 
 
 @pytest.fixture
-def here(kind: Kind, served: Path) -> Any:
+def here(kind, served):
     return kind.create(served / kind.folder)
 
 
 @pytest.fixture
-def wanted(here: Any) -> list[Any]:
+def wanted(here):
     return batches(here)
 
 
 @pytest.fixture
-def remote(kind: Kind, server: RangeServer, tmp_path: Path) -> Any:
+def remote(kind, server, tmp_path):
     return kind.create(f"{server.url}/{kind.folder}", local_dir=tmp_path / "local")
 
 
@@ -103,9 +100,7 @@ def remote(kind: Kind, server: RangeServer, tmp_path: Path) -> Any:
     ],
     ids=str,
 )
-def test_batches_equal_local_ones_and_are_fetched_once(
-    remote: Any, server: RangeServer, wanted: list[Any], kind: Kind, how: dict[str, Any]
-) -> None:
+def test_batches_equal_local_ones_and_are_fetched_once(remote, server, wanted, kind, how):
     row(remote, 0, 24, 0)  # opened in this process, too
     assert same(batches(remote, **how), wanted)
     asked = server.asked(kind.ending)
@@ -118,18 +113,16 @@ def test_batches_equal_local_ones_and_are_fetched_once(
     assert server.asked(kind.ending) == asked
 
 
-def nothing(worker: int) -> None:
+def nothing(worker):
     """A worker_init_fn."""
 
 
 @pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("init", [None, nothing])
-def test_missing_parts_of_task_are_requested_concurrently(
-    remote: Any, server: RangeServer, wanted: list[Any], kind: Kind, init: Any
-) -> None:
+def test_missing_parts_of_task_are_requested_concurrently(remote, server, wanted, kind, init):
     together = threading.Barrier(16)
 
-    def wait(answer: Answer) -> bool:
+    def wait(answer):
         if answer.path.endswith(kind.ending):
             together.wait(timeout=30)  # if they came one by one, none would ever be answered
         return False
@@ -141,10 +134,10 @@ def test_missing_parts_of_task_are_requested_concurrently(
 
 
 @pytest.mark.usefixtures("apart")
-def test_concurrent_requests_are_limited(kind: Kind, server: RangeServer, tmp_path: Path) -> None:
+def test_concurrent_requests_are_limited(kind, server, tmp_path):
     second = threading.Event()
 
-    def wait_for_a_second(answer: Answer) -> bool:
+    def wait_for_a_second(answer):
         if answer.path.endswith(kind.ending):
             if server.in_flight > 1:
                 second.set()
@@ -152,14 +145,12 @@ def test_concurrent_requests_are_limited(kind: Kind, server: RangeServer, tmp_pa
         return False
 
     server.fault = wait_for_a_second
-    few: dict[str, Any] = {"local_dir": tmp_path, "storage_options": {"batch_size": 3}}
+    few = {"local_dir": tmp_path, "storage_options": {"batch_size": 3}}
     batches(kind.create(f"{server.url}/{kind.folder}", **few))
     assert 1 < server.most_in_flight <= 3
 
 
-def test_state_resumes_within_epoch_for_any_location(
-    remote: Any, here: Any, wanted: list[Any]
-) -> None:
+def test_state_resumes_within_epoch_for_any_location(remote, here, wanted):
     assert remote.fingerprint() == here.fingerprint()
     with DataLoader(remote, 16, **OPTIONS) as loader:
         next(iter(loader))
@@ -171,9 +162,7 @@ def test_state_resumes_within_epoch_for_any_location(
         assert same(rest, wanted[1:])
 
 
-def test_a_worker_that_is_killed_is_replaced_and_the_batches_are_the_same(
-    remote: Any, here: Any, tmp_path: Path
-) -> None:
+def test_a_worker_that_is_killed_is_replaced_and_the_batches_are_the_same(remote, here, tmp_path):
     with DataLoader(here, 16, **OPTIONS) as loader:
         loader.set_epoch(1000)
         wanted = [(images.clone(), labels.clone()) for images, labels in loader]
@@ -192,7 +181,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_batches_are_the_same(
     assert same(found, wanted)
 
 
-def test_a_pickle_holds_no_image_and_no_connection(remote: Any, here: Any) -> None:
+def test_a_pickle_holds_no_image_and_no_connection(remote, here):
     row(remote, 3, 24, 3)
     assert len(pickle.dumps(remote)) < 5000
     copy = pickle.loads(pickle.dumps(remote))
@@ -200,9 +189,7 @@ def test_a_pickle_holds_no_image_and_no_connection(remote: Any, here: Any) -> No
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-def test_a_forked_process_leaves_the_connections_of_its_parent_alone(
-    remote: Any, server: RangeServer, kind: Kind
-) -> None:
+def test_a_forked_process_leaves_the_connections_of_its_parent_alone(remote, server, kind):
     for sample in range(4):
         row(remote, sample, 24, 0)
     child = os.fork()
@@ -222,8 +209,8 @@ def test_a_forked_process_leaves_the_connections_of_its_parent_alone(
 
 
 def test_local_disk_smaller_than_epoch_is_used_as_far_as_possible(
-    kind: Kind, server: RangeServer, wanted: list[Any], tmp_path: Path, apart: None
-) -> None:
+    kind, server, wanted, tmp_path, apart
+):
     limit = kind.local_bytes
     url = f"{server.url}/{kind.folder}"
     data = kind.create(url, local_dir=tmp_path, local_bytes=limit)
@@ -247,22 +234,15 @@ FAULTS = (unavailable, reset, cut_short, no_http)
     ],
 )
 def test_request_is_retried_after_two_failures_and_batches_are_equal(
-    served: Path,
-    server: RangeServer,
-    tmp_path: Path,
-    apart: None,
-    name: str,
-    fault: Callable[[Answer], bool],
-    workers: int,
-    request: pytest.FixtureRequest,
-) -> None:
+    served, server, tmp_path, apart, name, fault, workers, request
+):
     if not workers:
         request.getfixturevalue("clock")
     kind = KINDS[name]
     remote = kind.create(f"{server.url}/{kind.folder}", local_dir=tmp_path)
-    asked: Counter[tuple[str, int, int]] = Counter()
+    asked = Counter()
 
-    def twice(answer: Answer) -> bool:
+    def twice(answer):
         part = answer.path, answer.first, answer.stop
         asked[part] += 1
         # Of some only, as to wait for all of them takes long.
@@ -275,9 +255,7 @@ def test_request_is_retried_after_two_failures_and_batches_are_equal(
     assert max(asked.values()) >= 3 if workers else max(asked.values()) == 3
 
 
-def test_a_password_in_a_url_is_not_shown(
-    kind: Kind, server: RangeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_password_in_a_url_is_not_shown(kind, server, tmp_path, caplog):
     caplog.set_level(logging.DEBUG, "feedline")
     url = f"{server.url}/{kind.folder}".replace("//", "//me:secret@")
     data = kind.create(url, local_dir=tmp_path)

@@ -9,18 +9,12 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
 from range_server import (
     OPTIONS,
-    Answer,
-    Clock,
-    RangeServer,
     altered,
     batches,
     reset,
@@ -43,21 +37,21 @@ COUNT = 80
 
 
 @pytest.fixture
-def cache(served: Path) -> Path:
+def cache(served):
     return served / "cache"
 
 
 @pytest.fixture
-def wanted(cache: Path) -> list[Any]:
+def wanted(cache):
     return batches(ImageFolder(cache))
 
 
 @pytest.fixture
-def remote(server: RangeServer, tmp_path: Path) -> ImageFolder:
+def remote(server, tmp_path):
     return ImageFolder(f"{server.url}/cache", local_dir=tmp_path / "local")
 
 
-def skipped_of(data: ImageFolder) -> tuple[str, str]:
+def skipped_of(data):
     """Name and error of the only image that cannot be loaded."""
     with DataLoader(data, 16, **{**OPTIONS, "on_error": "skip"}) as loader:
         assert sum(len(labels) for _, labels in loader) == COUNT - 1
@@ -68,10 +62,8 @@ def skipped_of(data: ImageFolder) -> tuple[str, str]:
 # Faults that pass
 
 
-def test_server_is_retried_until_available(
-    remote: ImageFolder, server: RangeServer, wanted: list[Any], clock: Clock
-) -> None:
-    def come_back() -> None:
+def test_server_is_retried_until_available(remote, server, wanted, clock):
+    def come_back():
         if len(clock.pauses) == 4:
             server.fault = None
             server.start()
@@ -92,9 +84,7 @@ def test_server_is_retried_until_available(
 # Faults that last
 
 
-def test_unreachable_server_raises_and_later_failures_are_quick(
-    remote: ImageFolder, server: RangeServer, clock: Clock
-) -> None:
+def test_unreachable_server_raises_and_later_failures_are_quick(remote, server, clock):
     server.stop()
     try:
         with pytest.raises(
@@ -121,14 +111,8 @@ def test_unreachable_server_raises_and_later_failures_are_quick(
 
 @pytest.mark.parametrize("fault", [altered, shorter])
 def test_foreign_bytes_are_named_and_never_stored(
-    remote: ImageFolder,
-    server: RangeServer,
-    cache: Path,
-    tmp_path: Path,
-    clock: Clock,
-    apart: None,
-    fault: Callable[[Answer], bool],
-) -> None:
+    remote, server, cache, tmp_path, clock, apart, fault
+):
     place = np.load(cache / "index" / "level-24.npy")[5, 1]
     server.fault = lambda answer: answer.first == place and fault(answer)
     name, why = skipped_of(remote)
@@ -140,8 +124,8 @@ def test_foreign_bytes_are_named_and_never_stored(
     assert part.read_bytes()[place : place + length] == bytes(length)
 
 
-def endless(status: int, length: bool) -> Callable[[Answer], bool]:
-    def fault(answer: Answer) -> bool:
+def endless(status, length):
+    def fault(answer):
         answer.send_response(status)
         answer.send_header(*(("Content-Length", str(10**12)) if length else ("X-No", "length")))
         answer.end_headers()
@@ -157,9 +141,7 @@ def endless(status: int, length: bool) -> Callable[[Answer], bool]:
 
 @pytest.mark.parametrize("status", [200, 206, 404, 503])
 @pytest.mark.parametrize("length", [False, True])
-def test_endless_body_is_not_read(
-    server: RangeServer, tmp_path: Path, status: int, length: bool, clock: Clock
-) -> None:
+def test_endless_body_is_not_read(server, tmp_path, status, length, clock):
     server.fault = endless(status, length)
     said = {
         200: "status 200",
@@ -174,21 +156,13 @@ def test_endless_body_is_not_read(
     assert server.sent_bytes < len(server.requests) * (16 << 20)
 
 
-def test_server_without_range_requests_is_named_at_construction(
-    server: RangeServer, tmp_path: Path
-) -> None:
-    server.fault = whole_file
-    with pytest.raises(DatasetError, match=r"RangeError.*status 200.*nginx.*http\.server"):
-        ImageFolder(f"{server.url}/cache", local_dir=tmp_path)
-
-
-def test_server_that_stops_serving_ranges_is_named(
-    remote: ImageFolder, server: RangeServer, clock: Clock
-) -> None:
+def test_server_without_range_requests_is_named(remote, server, tmp_path, clock):
     server.fault = whole_file
     with pytest.raises(ImageError, match=r"sample 3.*RangeError.*status 200"):
         row(remote, 3, 24, 0)
     assert not clock.pauses
+    with pytest.raises(DatasetError, match=r"RangeError.*status 200.*nginx.*http\.server"):
+        ImageFolder(f"{server.url}/cache", local_dir=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -203,14 +177,9 @@ def test_server_that_stops_serving_ranges_is_named(
     ],
 )
 def test_permanent_errors_are_not_retried_and_temporary_ones_are(
-    server: RangeServer,
-    tmp_path: Path,
-    clock: Clock,
-    status: int,
-    said: str,
-    tries: int,
-) -> None:
-    def fault(answer: Answer) -> bool:
+    server, tmp_path, clock, status, said, tries
+):
+    def fault(answer):
         answer.give(status, b"no")
         return True
 
@@ -220,9 +189,7 @@ def test_permanent_errors_are_not_retried_and_temporary_ones_are(
     assert len(server.requests) == pytest.approx(tries, abs=1 if tries > 1 else 0)
 
 
-def test_missing_cache_and_missing_server_fail_quickly(
-    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_cache_and_missing_server_fail_quickly(server, tmp_path, monkeypatch):
     with pytest.raises(DatasetError, match=r"FileNotFoundError.*must contain everything"):
         ImageFolder(f"{server.url}/nothing", local_dir=tmp_path)
     monkeypatch.setattr(remote_cache, "INDEX_PATIENCE_S", 0.0)
@@ -235,9 +202,7 @@ def test_missing_cache_and_missing_server_fail_quickly(
         server.start()
 
 
-def test_silent_server_times_out(
-    remote: ImageFolder, server: RangeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_server_times_out(remote, server, monkeypatch):
     monkeypatch.setattr(remote_reader, "_DEADLINE_S", 0.2)
     monkeypatch.setattr(remote_reader, "IMAGE_PATIENCE_S", 0.0)
     ended = threading.Event()
@@ -253,7 +218,7 @@ def test_silent_server_times_out(
 
 
 @pytest.mark.slow
-def test_full_disk_does_not_fail(server: RangeServer, cache: Path, tmp_path: Path) -> None:
+def test_full_disk_does_not_fail(server, cache, tmp_path):
     script = (
         "import resource, torch, logging\n"
         "from feedline import DataLoader, ImageFolder\n"
@@ -280,7 +245,7 @@ def test_full_disk_does_not_fail(server: RangeServer, cache: Path, tmp_path: Pat
     assert all(path.stat().st_size <= 8192 for path in tmp_path.rglob("*.part"))
 
 
-def test_read_only_folder_is_named(server: RangeServer, tmp_path: Path) -> None:
+def test_read_only_folder_is_named(server, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DatasetError, match=r"cannot be stored in '.*file/.*use another folder as"):
         ImageFolder(f"{server.url}/cache", local_dir=tmp_path / "file")
@@ -289,10 +254,8 @@ def test_read_only_folder_is_named(server: RangeServer, tmp_path: Path) -> None:
 # A cache from a stranger
 
 
-def test_index_that_contradicts_manifest_is_rejected(
-    server: RangeServer, cache: Path, tmp_path: Path
-) -> None:
-    def fault(answer: Answer) -> bool:
+def test_index_that_contradicts_manifest_is_rejected(server, cache, tmp_path):
+    def fault(answer):
         return answer.path.endswith("labels.npy") and altered(answer)
 
     server.fault = fault
@@ -302,7 +265,7 @@ def test_index_that_contradicts_manifest_is_rejected(
     assert not list(tmp_path.rglob("labels.npy"))
 
 
-def forged(cache: Path, root: Path, column: str | None = None, array: Any = None, **said: Any):
+def forged(cache, root, column=None, array=None, **said):
     """A copy of a cache, with other things in its manifest and a column of its index."""
     shutil.copytree(cache, root)
     manifest = json.loads((root / MANIFEST).read_text())
@@ -323,9 +286,7 @@ def forged(cache: Path, root: Path, column: str | None = None, array: Any = None
     ],
     ids=str,
 )
-def test_too_large_index_is_not_fetched(
-    server: RangeServer, cache: Path, tmp_path: Path, said: dict[str, Any]
-) -> None:
+def test_too_large_index_is_not_fetched(server, cache, tmp_path, said):
     forged(cache, tmp_path / "forged", **said)
     server.root = tmp_path
     with pytest.raises(DatasetError, match=r"has a file of .* GB, but only .* GB may be stored"):
@@ -337,9 +298,7 @@ def test_too_large_index_is_not_fetched(
     "place",
     [(3, 0, 100), (2**63, 0, 100), (0, 2**63, 100), (0, 0, 2**40), (0, 2**64 - 1, 2**64 - 1)],
 )
-def test_wrong_index_entry_affects_only_its_image(
-    server: RangeServer, cache: Path, tmp_path: Path, place: tuple[int, int, int]
-) -> None:
+def test_wrong_index_entry_affects_only_its_image(server, cache, tmp_path, place):
     entries = np.load(cache / "index" / "level-24.npy")
     entries[5, :3] = place
     forged(cache, tmp_path / "forged", "level-24", entries)
@@ -351,9 +310,7 @@ def test_wrong_index_entry_affects_only_its_image(
     }
 
 
-def test_index_of_pickled_objects_is_rejected(
-    server: RangeServer, cache: Path, tmp_path: Path
-) -> None:
+def test_index_of_pickled_objects_is_rejected(server, cache, tmp_path):
     objects = np.array([object()] * COUNT)
     forged(cache, tmp_path / "forged", "keys", objects)
     server.root = tmp_path

@@ -7,14 +7,11 @@ import http.server
 import os
 import pickle
 import threading
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from range_server import Answer, RangeServer
+from range_server import RangeServer
 
 from feedline.errors import DatasetError, UsageError, hide_secrets
 from feedline.sources.remote_files import RemoteFolder
@@ -25,7 +22,7 @@ pytest.importorskip("aiohttp")
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RangeServer]:
+def server(tmp_path):
     (tmp_path / "some").write_bytes(bytes(range(100)))
     served = RangeServer(tmp_path)
     yield served
@@ -41,9 +38,9 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
     ],
 )
 def test_permanent_failure_raises_immediately_and_others_after_retries(
-    server: RangeServer, pauses: list[float], status: int, said: str, again: bool
-) -> None:
-    def fault(answer: Answer) -> bool:
+    server, pauses, status, said, again
+):
+    def fault(answer):
         answer.give(status, b"no")
         return True
 
@@ -61,7 +58,7 @@ def test_permanent_failure_raises_immediately_and_others_after_retries(
     assert len(server.requests) == before + 1  # while it is away, each is tried once
 
 
-def test_missing_file_is_not_a_failure(server: RangeServer, pauses: list[float]) -> None:
+def test_missing_file_is_not_a_failure(server, pauses):
     there = RemoteFolder(server.url)
     with pytest.raises(FileNotFoundError):
         there.read("other")
@@ -69,7 +66,7 @@ def test_missing_file_is_not_a_failure(server: RangeServer, pauses: list[float])
     assert there.read("some") == bytes(range(100))
 
 
-def test_a_password_is_not_shown(server: RangeServer) -> None:
+def test_a_password_is_not_shown(server):
     url = server.url.replace("//", "//me:secret@")
     there = RemoteFolder(f"{url}/nowhere/")
     assert str(there) == f"{server.url}/nowhere"
@@ -93,18 +90,18 @@ def test_a_password_is_not_shown(server: RangeServer) -> None:
         ("abfs://container@account.host/a", "abfs://container@account.host/a"),
     ],
 )
-def test_url_is_shown_without_credentials(url: str, wanted: str) -> None:
+def test_url_is_shown_without_credentials(url, wanted):
     assert is_url(url)
     assert hide_secrets(url) == wanted
 
 
-def test_a_folder_is_walked_as_on_a_disk(tmp_path: Path) -> None:
+def test_a_folder_is_walked_as_on_a_disk(tmp_path):
     for name in ("a/x", "a/b/y", "a/b/z", "c/d/e/w", "c/v", "u"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
 
-    def walked(steps: Iterator[tuple[str, list[str], list[str]]]) -> list[Any]:
+    def walked(steps):
         found = []
         for folder, folders, files in steps:
             folders[:] = sorted(name for name in folders if name != "e")
@@ -122,17 +119,17 @@ def test_a_folder_is_walked_as_on_a_disk(tmp_path: Path) -> None:
 class Handler(http.server.SimpleHTTPRequestHandler):
     """Lists folders, and disconnects at a deep one."""
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         pass
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         if self.path.rstrip("/").endswith("deep"):
             self.send_error(403)
         else:
             super().do_GET()
 
 
-def test_a_folder_that_cannot_be_listed_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_listed_is_not_passed_over(tmp_path):
     (tmp_path / "a" / "deep").mkdir(parents=True)
     (tmp_path / "a" / "x").write_text("")
     handler = functools.partial(Handler, directory=str(tmp_path))
@@ -151,9 +148,7 @@ def test_a_folder_that_cannot_be_listed_is_not_passed_over(tmp_path: Path) -> No
             thread.join()
 
 
-def test_the_objects_of_a_process_share_a_filesystem_and_a_pickle_holds_none(
-    server: RangeServer,
-) -> None:
+def test_the_objects_of_a_process_share_a_filesystem_and_a_pickle_holds_none(server):
     one, other = RemoteFolder(server.url), RemoteFolder(f"{server.url}/deeper")
     (shared, top), (same, deeper) = one.opened(), other.opened()
     assert shared is same
@@ -172,7 +167,7 @@ PARTS = st.lists(
 
 
 @given(PARTS)
-def test_every_part_lies_in_its_block_and_blocks_are_bounded(parts) -> None:
+def test_every_part_lies_in_its_block_and_blocks_are_bounded(parts):
     blocks, where = join_ranges(parts)
     for part, at in zip(parts, where, strict=True):
         block = blocks[at]
@@ -184,7 +179,7 @@ def test_every_part_lies_in_its_block_and_blocks_are_bounded(parts) -> None:
     assert len(blocks) <= len(parts)
 
 
-def test_parts_are_joined_across_a_small_gap_only() -> None:
+def test_parts_are_joined_across_a_small_gap_only():
     parts = [Range("a", 0, 10), Range("a", 10 + GAP_BYTES, 10), Range("a", 21 + 2 * GAP_BYTES, 5)]
     blocks, where = join_ranges(parts[::-1])
     assert blocks == [Range("a", 0, 20 + GAP_BYTES), parts[2]]

@@ -6,12 +6,9 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from range_server import Answer, RangeServer, batches, same
+from range_server import RangeServer, batches, same
 
 from caches import flip
 from feedline import ImageFolder, ImageList
@@ -28,12 +25,12 @@ COUNT = 80
 
 
 @pytest.fixture(scope="module")
-def cache(served: Path) -> Path:
+def cache(served):
     return served / "cache"
 
 
 @pytest.fixture(scope="module")
-def wanted(cache: Path) -> list[Any]:
+def wanted(cache):
     return batches(ImageFolder(cache))
 
 
@@ -41,7 +38,7 @@ def wanted(cache: Path) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def nginx(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def nginx(cache, tmp_path_factory):
     """The URL of the folder that the cache lies in."""
     binary = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
     if binary is None:
@@ -67,7 +64,7 @@ def nginx(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         stderr=subprocess.DEVNULL,
     )
 
-    def answers() -> bool:
+    def answers():
         assert server.poll() is None, (scratch / "error.log").read_text()
         with socket.socket() as tried:
             return tried.connect_ex(("127.0.0.1", port)) == 0
@@ -84,7 +81,7 @@ def nginx(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
 
 
 @pytest.fixture(scope="module")
-def bucket(cache: Path) -> Iterator[Bucket]:
+def bucket(cache):
     """A folder in S3 with the cache and its originals."""
     with serving() as server:
         made_there = Bucket(server)
@@ -94,7 +91,7 @@ def bucket(cache: Path) -> Iterator[Bucket]:
 
 
 @pytest.fixture(params=["nginx", "s3"])
-def place(request: pytest.FixtureRequest) -> str:
+def place(request):
     """The URL of a folder with the cache and its originals."""
     if request.param == "nginx":
         return str(request.getfixturevalue("nginx"))
@@ -112,9 +109,7 @@ def place(request: pytest.FixtureRequest) -> str:
     ],
     ids=lambda how: str(how.get("start_method", "here")),
 )
-def test_batches_of_cache_folder_and_list_equal_local_ones(
-    place: str, cache: Path, tmp_path: Path, how: dict[str, Any]
-) -> None:
+def test_batches_of_cache_folder_and_list_equal_local_ones(place, cache, tmp_path, how):
     here = ImageFolder(cache.parent / "photos")
     names = [os.path.relpath(here.path(k), here.root) for k in range(len(here))]
     urls = [f"{place}/photos/{name}" for name in names]
@@ -132,16 +127,8 @@ def test_batches_of_cache_folder_and_list_equal_local_ones(
         ImageFolder(f"{place}/elsewhere", local_dir=tmp_path)
 
 
-def test_options_of_storage_are_used(bucket: Bucket, cache: Path, tmp_path: Path) -> None:
-    options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "batch_size": 4}
-    data = ImageFolder(f"{bucket.url}/photos", storage_options=options, local_dir=tmp_path)
-    assert same(batches(data), batches(ImageFolder(cache.parent / "photos")))
-
-
 @pytest.mark.slow
-def test_an_endpoint_may_be_named_in_the_options(
-    bucket: Bucket, wanted: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endpoint_may_be_named_in_the_options(bucket, wanted, tmp_path, monkeypatch):
     options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "key": "key", "secret": "word"}
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
@@ -155,13 +142,13 @@ def test_an_endpoint_may_be_named_in_the_options(
         )
 
 
-def test_missing_object_in_s3_is_named(bucket: Bucket, tmp_path: Path) -> None:
+def test_missing_object_in_s3_is_named(bucket, tmp_path):
     for url in (f"{bucket.url}/nothing", "s3://no-such-bucket/train"):
         with pytest.raises(DatasetError, match=rf"{url}.*FileNotFoundError.*URL is misspelt"):
             ImageFolder(url, local_dir=tmp_path)
 
 
-def test_modified_shard_is_detected_and_named(bucket: Bucket, cache: Path, tmp_path: Path) -> None:
+def test_modified_shard_is_detected_and_named(bucket, cache, tmp_path):
     damaged = shutil.copytree(cache, tmp_path / "damaged")
     store = open_cache(cache)
     place = int(store.reader(store.level_for(24))._entries[40, 1])
@@ -178,9 +165,7 @@ def test_modified_shard_is_detected_and_named(bucket: Bucket, cache: Path, tmp_p
     assert all(each.file == f"{url}/16/000002.tar" for each in found.damaged if each.level == 16)
 
 
-def test_verifying_a_remote_cache_stores_no_images(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verifying_a_remote_cache_stores_no_images(bucket, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = verify(f"{bucket.url}/cache", workers=2, decode=True)
     assert found.is_sound
@@ -188,9 +173,7 @@ def test_verifying_a_remote_cache_stores_no_images(
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_info_of_remote_cache_equals_local_info(
-    bucket: Bucket, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_info_of_remote_cache_equals_local_info(bucket, cache, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     here, there = (cache_info(root, measure=False) for root in (cache, f"{bucket.url}/cache"))
     assert there.root == f"{bucket.url}/cache"
@@ -198,15 +181,13 @@ def test_info_of_remote_cache_equals_local_info(
 
 
 @pytest.mark.parametrize("status", [200, 206])
-def test_endpoint_that_ignores_ranges_is_rejected(
-    bucket: Bucket, cache: Path, tmp_path: Path, status: int
-) -> None:
+def test_endpoint_that_ignores_ranges_is_rejected(bucket, cache, tmp_path, status):
     folder = tmp_path / bucket.url.removeprefix("s3://")
     folder.mkdir(parents=True)
     (folder / "cache").symlink_to(cache)
     server = RangeServer(tmp_path)
 
-    def more(answer: Answer) -> bool:
+    def more(answer):
         if answer.path.endswith(".json") and status == 206:
             return False
         answer.give(status, answer.whole)
