@@ -69,6 +69,16 @@ def test_fork_server_ignores_ctrl_c_even_while_starting() -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
+def test_shared_fork_server_ends_with_its_last_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_linux, "_shared", None)  # another one than that of other tests
+    first, second = pool_linux.shared_server(), pool_linux.shared_server()
+    assert first is second
+    first.release()
+    assert second.alive()
+    second.release()
+    assert not second.alive()
+
+
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize(
     ("part", "dataset", "options"),

@@ -129,11 +129,22 @@ def test_a_worker_that_begins_row_after_row_of_a_task_is_not_stuck() -> None:
     workers = Workers()
     patience = patience_on(workers)
     workers.ready = {1}
-    for second in range(20):
+    patience.record_finished_task(1, 10_000)
+    for second in range(100):
         workers.rows = {0: CurrentRow(7, second, since_ns=10 * second)}
-        patience.record_finished_task(1, 10 * second + 5)
         patience.record_wait(1.0)
+    workers.rows = {}
+    patience.record_wait(1.0)
     assert workers.killed == []
+
+
+def test_workers_whose_tasks_all_end_between_two_checks_are_not_stuck() -> None:
+    workers = Workers()
+    patience = patience_on(workers)
+    workers.ready = {0, 1}
+    for second in range(100):
+        patience.record_finished_task(1, second)
+        patience.record_wait(1.0)
 
 
 @pytest.fixture

@@ -191,6 +191,10 @@ def fork_twice() -> int:
     return int.from_bytes(os.read(reader, 8), "little")
 
 
+def start_program() -> int:
+    return os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+
+
 class Leaving(Kept):
     """Its worker starts a process that outlives it, and reports its id."""
 
@@ -201,7 +205,7 @@ class Leaving(Kept):
 @pytest.mark.parametrize(
     ("method", "start"),
     [
-        *(("fork", start) for start in (fork, fork_twice)),
+        *(("fork", fork), ("fork", fork_twice), ("forkserver", start_program)),
         *slow(("forkserver", fork), ("spawn", fork)),
     ],
 )

@@ -30,6 +30,13 @@ def numbers(batches: Any) -> list[list[int]]:
     return [[sample["number"] for sample in batch] for batch in batches]
 
 
+def mapped_blocks() -> int:
+    """Number of mappings of shared memory in this process. Linux; 0 elsewhere."""
+    maps = Path("/proc/self/maps")
+    text = maps.read_text() if maps.exists() else ""
+    return text.count("/dev/shm/psm_") + text.count("/memfd:feedline")
+
+
 def kill_worker(loader: DataLoader) -> None:
     """Kill a running worker. A dead one is listed until the loader sees its death."""
 
@@ -129,7 +136,7 @@ class PoolTests:
             assert seen == planned_epoch(loader, 0)
 
     def test_closing_continues_after_an_interrupt_between_two_workers(self) -> None:
-        before = own_family()
+        before, blocks = own_family(), mapped_blocks()
         loader = self.loader(Rows(40), batch_size=4, image_size=4)
         next(iter(loader))
         with pytest.MonkeyPatch.context() as patched:
@@ -146,6 +153,7 @@ class PoolTests:
                 loader.close()
         loader.close()
         assert eventually(lambda: not newcomers(before))
+        assert mapped_blocks() <= blocks
 
 
 class WorkerPoolTests(PoolTests):

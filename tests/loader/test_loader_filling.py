@@ -141,6 +141,16 @@ def test_torch_samplers_switch_to_cache(photos: Path, tmp_path: Path) -> None:
     assert states == [{"copies": False, "batches": 9}, {"copies": True, "batches": 9}]
 
 
+def test_first_epoch_of_a_sampler_without_a_length_is_of_originals(
+    photos: Path, tmp_path: Path
+) -> None:
+    folder = TorchvisionFolder(str(photos), TRAIN)
+    batches = iter([[0, 1], [2, 3]])
+    with DataLoader(folder, batch_sampler=batches, cache=tmp_path / "cache") as loader:
+        next(iter(loader))
+        assert not loader.state_dict()["cache"]["copies"]
+
+
 @pytest.mark.slow
 def test_inspected_batches_are_not_an_epoch(photos: Path, tmp_path: Path) -> None:
     data = ImageFolder(photos)

@@ -180,7 +180,7 @@ if __name__ == "__main__":
 """
 
 IMPORTS = """
-import contextlib, random, numpy, torch
+import contextlib, random, sys, numpy, torch
 
 def states():
     numpys = numpy.random.get_state()
@@ -190,6 +190,8 @@ def states():
 random.seed(1); numpy.random.seed(2); torch.manual_seed(3)
 before = states()
 import feedline
+feedline.DataLoader([1, 2], num_workers=0).explain()
+assert "feedline.images.compile.compile_dataset" not in sys.modules  # nor the decoders with it
 for name in feedline.__all__:
     getattr(feedline, name)
 with contextlib.redirect_stdout(None):
