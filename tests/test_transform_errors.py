@@ -6,6 +6,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
@@ -13,6 +14,7 @@ from torchvision import datasets
 from torchvision.transforms import ToTensor, v2
 
 from feedline import DataLoader, ImageFolder
+from sets import Made
 
 WORKERS = [0, 1]
 
@@ -175,6 +177,37 @@ def test_broken_file_is_not_called_fine_if_own_code_reads_it(
         with pytest.raises(Exception, match=r".") as caught:
             list(loader)
         assert "the file is fine" not in told(caught.value)
+
+
+class Refuse:
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    def __call__(self, image: Any) -> Any:
+        raise self.error("refused")
+
+
+@pytest.mark.parametrize(
+    ("error", "sample", "is_fine"),
+    [
+        (OSError, np.zeros((4, 4)), True),
+        (OSError, np.zeros(4), False),  # the bytes of a file
+        (OSError, ["a.jpg", {"image": torch.zeros(3, 4, 4)}], True),
+        (OSError, Path("a.jpg"), False),
+        (ValueError, np.zeros(4), True),
+        (ValueError, (), True),
+        (ValueError, "a.jpg", False),
+        (ValueError, (b"a.jpg", 3), False),
+    ],
+)
+def test_transform_of_a_decoded_image_shows_that_its_file_is_fine(
+    error: type[Exception], sample: Any, is_fine: bool
+) -> None:
+    steps = v2.Compose([Refuse(error)])
+    with DataLoader(Made(1, lambda _: steps(sample))) as loader:
+        with pytest.raises(error) as caught:
+            list(loader)
+        assert ("the file is fine" in told(caught.value)) == is_fine
 
 
 def test_mistake_in_a_dataset_is_warned_of_once() -> None:

@@ -86,7 +86,7 @@ def _is_decoding(frame: FrameType, got_image: bool) -> bool:
 
 def _reads_file(frame: FrameType) -> bool:
     """Return True for a call of a transform with a path or the bytes of a file."""
-    if _module(frame).startswith("feedline.") or frame.f_code.co_name not in _CALLS:
+    if frame.f_code.co_name not in _CALLS:
         return False
     values = _arguments(frame)
     first = values[0] if values else None

@@ -31,7 +31,7 @@ from feedline.engine.feed import Feed
 from feedline.engine.messages import SkippedSample
 from feedline.engine.tasks import InFlightBatch
 from feedline.engine.worker_errors import SkippedBatch, WorkerException
-from feedline.errors import SampleError, UsageError
+from feedline.errors import SampleError
 from feedline.loader.position import LoaderPosition
 from feedline.order.batch_spec import BatchSpec
 from feedline.timing import is_recording_enabled
@@ -270,11 +270,7 @@ class WorkerEngine(Engine):
     def apply(self, **changes: int | None) -> None:
         self.recover()
         self._needs_recovery = True
-        try:
-            self.feed.apply(replace(self.feed.settings, **changes))  # type: ignore[arg-type]
-        except UsageError:  # the settings are unchanged
-            self._needs_recovery = False
-            raise
+        self.feed.apply(replace(self.feed.settings, **changes))  # type: ignore[arg-type]
         self._needs_recovery = False
 
     def close(self) -> None:
