@@ -9,8 +9,7 @@ In the order in which a call passes through them:
     engine_choice     choice of the engine for a dataset
     start_engine      start of one of the `engines`, or of the `iterable_engine`
     position          next batches: of a planned order, or of one `sampled_epoch` at a time
-    torch_samplers    properties of torch samplers, and a loader's public samplers
-    random_states     random states that determine an epoch's order
+    torch_samplers    properties and random states of torch samplers, and a loader's public samplers
     state             entries of a state, and the checks when it is loaded
     ranks             comparison of the ranks that share the samples
     adaptation        changes of settings from the measured steps

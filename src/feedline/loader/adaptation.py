@@ -111,7 +111,6 @@ class Adaptation:
                 self._decide(batch)
 
     def _decide(self, batch: BatchSpec) -> None:
-        """Choose the next change, if any, after a window of steps."""
         feed, timings = self._stream.engine.feed, self._stage_timings()
         if feed is not None and 0 < len(feed.pids) == feed.settings.workers:
             live, makes_whole_batches = feed.settings, not feed.shares_batches

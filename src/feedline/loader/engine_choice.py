@@ -280,7 +280,6 @@ def _choose_without_source(options: Options, uncompiled: EngineChoice) -> Engine
 
 
 def _describe_unfused(choice: EngineChoice, options: Options) -> str:
-    """Warning about a transform that is not compiled."""
     problem = "runs unfused, which is slower"
     if choice.fuses_nested:
         problem = "is fused in parts, which do not follow the image sizes of a schedule"

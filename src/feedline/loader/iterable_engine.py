@@ -18,9 +18,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from feedline.errors import LoadTimeoutError, UsageError
 from feedline.loader.engines import Engine
 from feedline.loader.position import LoaderPosition
-from feedline.loader.random_states import RandomStates
 from feedline.loader.state import Position, damaged_state_error, pack, unpack
-from feedline.loader.torch_samplers import has_state
+from feedline.loader.torch_samplers import RandomStates, has_state
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import Phase, Schedule
 from feedline.system import find_attribute
@@ -255,7 +254,6 @@ class IterableEngine(Engine):
         self._batch, self._has_batch = None, False
 
     def _timeout_error(self, error: RuntimeError) -> LoadTimeoutError:
-        """Convert a timeout error of torch to a LoadTimeoutError."""
         iterator: Any = self._iterator
         # If a torch release lacks these private attributes, the worker is unknown.
         task = getattr(iterator, "_task_info", {}).get(getattr(iterator, "_rcvd_idx", None))

@@ -370,7 +370,6 @@ def _check_row_source(arguments: Arguments) -> None:
 def _check_effects(
     arguments: Arguments, *, row_source: bool, iterable: bool, sampled: bool
 ) -> None:
-    """Check that no argument is without effect."""
     schedule = arguments.schedule
     if iterable:
         _check_unset(
@@ -552,7 +551,6 @@ def create_order(options: Options) -> Order | None:
 
 
 def _sample_order(options: Options) -> str:
-    """Name of the sample order for a loader's `weights` or `shuffle`."""
     if options.weights is not None:
         return WEIGHTED if options.replacement else WEIGHTED_ONCE
     if isinstance(options.shuffle, str):

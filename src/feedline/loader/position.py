@@ -46,7 +46,6 @@ class LoaderPosition:
 
     @property
     def phase(self) -> Phase:
-        """Phase at the position."""
         return self.phase_in(self.current.epoch)
 
     @property
@@ -55,7 +54,6 @@ class LoaderPosition:
         return 0
 
     def phase_in(self, epoch: int) -> Phase:
-        """Phase of an epoch."""
         return self._schedule.phase_at(epoch)
 
     def steps(self, epoch: int) -> int:

@@ -137,7 +137,6 @@ def _values(order: Order, position: Position, dataset: object) -> dict[str, Any]
 
 
 def _differences(values: dict[int, dict[str, Any]]) -> list[str]:
-    """Differences between the values of ranks, as texts."""
     differences = []
     for name in values[min(values)]:
         ranks = defaultdict(list)

@@ -74,7 +74,6 @@ class Recording:
         stream.record.timing.listener = self._pass.add_step if on_device else None
 
     def _describe(self) -> None:
-        """Register the loader, or its new description."""
         stream, recorder = self._stream, self.recorder
         choice = stream.current_choice()
         loader = describe_feedline_loader(stream.options, choice, self.class_name)

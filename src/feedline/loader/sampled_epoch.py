@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 
 from feedline.engine.messages import error_message
 from feedline.errors import StateError
-from feedline.loader.random_states import RandomStates
 from feedline.loader.state import Position, pack, unpack
 from feedline.loader.torch_samplers import (
+    RandomStates,
     describe,
     draw,
     draws_nothing,

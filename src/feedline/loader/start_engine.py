@@ -243,7 +243,6 @@ def _batch_engine(
 def _batch_maker(
     fetcher: DatasetFetcher, choice: EngineChoice, options: Options
 ) -> Callable[[BatchSpec], Any]:
-    """Function that makes a batch in this process."""
     is_pinned = should_pin(options.pin_memory)
     if choice.engine != "tensors" and not is_pinned:
         return fetcher.fetch_in_process

@@ -8,7 +8,7 @@
                          delivered early, the sampler's own state, and random states
     iterable_engine.py   for an IterableDataset: random states, steps replaced by an exception, and
                          the dataset's own state
-    random_states.py     the text form of random states
+    torch_samplers.py    the text form of random states
     engine_choice.py     `made_by`: values that determine the pixels (`EngineChoice.made_by`)
     cache_filling.py     `cache`: whether originals or copies are read
 

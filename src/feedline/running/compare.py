@@ -28,7 +28,7 @@ from torch.utils.data import IterableDataset, Sampler
 from feedline.engine.attribute_walk import walk
 from feedline.engine.generators import find_generators, seed_generators_temporarily
 from feedline.loader import DataLoader, access
-from feedline.loader.random_states import sampler_generators
+from feedline.loader.torch_samplers import sampler_generators
 from feedline.private_names import find_private
 from feedline.randomness import seeded, unbroken
 from feedline.text import as_rate, as_ratio, plural
