@@ -36,10 +36,6 @@ def test_a_file_is_mapped_and_travels_as_its_path(files, images):
     assert np.array_equal(other.images, images)
     other.images[0] = 0  # copy-on-write: neither the file nor the others see it
     assert np.array_equal(np.load(files[0]), images)
-
-
-def test_a_file_written_over_with_another_shape_is_noticed(files, images):
-    body = pickle.dumps(ImageArray(*files))
     np.save(files[0], images[:7])
     with pytest.raises(DatasetError, match="overwritten"):
         pickle.loads(body)
@@ -76,9 +72,8 @@ def test_fingerprint_depends_on_pixels_labels_shapes_and_dtypes(images, labels, 
         (lambda x: x.transpose(0, 3, 1, 2), r"transpose\(0, 2, 3, 1\)"),
         (lambda x: x[..., 0], r"images\[\.\.\., None\]"),
         (lambda x: x.tolist(), "got list"),
-        (lambda x: x[0, 0], r"shape \(40, 3\)"),
     ],
-    ids=["dtype", "channels first", "grey", "list", "too few axes"],
+    ids=["dtype", "channels first", "grey", "list"],
 )
 def test_unusable_images_are_rejected_with_hint(images, labels, bad, message):
     with pytest.raises(UsageError, match=message) as caught:
@@ -91,7 +86,6 @@ def test_unusable_images_are_rejected_with_hint(images, labels, bad, message):
     [
         ([1, 2], r"20 labels, one per image, .*got int64 of shape \(2,\)"),
         (np.zeros((4, 20)), r"along the first axis, got float64 of shape \(4, 20\)"),
-        (None, r"20 labels, one per image.* got object of shape \(\)"),
         (7, r"got int64 of shape \(\)"),
         ([b"cat"] * 20, r"dtype that torch supports, got .S3 .*number the classes"),
         ([None] * 20, "image 0 has no label"),
@@ -100,7 +94,6 @@ def test_unusable_images_are_rejected_with_hint(images, labels, bad, message):
         (np.zeros((20, 0)), r"shape \(20, 0\) are empty"),
         (np.zeros((20, 3), np.uint16), r"got uint16.*labels\.astype\(numpy\.int64\)"),
         (np.zeros(20, "M8[s]"), "dtype that torch supports, got datetime64"),
-        (np.zeros((20, 2), [("x", "f4")]), "dtype that torch supports, got"),
     ],
 )
 def test_mismatched_labels_are_rejected_with_hint(images, bad, message):
@@ -135,16 +128,8 @@ def test_bands_before_rows_and_columns_are_rejected_with_the_cure(bands, height,
 @pytest.mark.parametrize(
     "shape",
     [
-        *(
-            (48, 48, 6),
-            (48, 40, 3),
-            (28, 28, 1),
-            (32, 48, 4),
-            (11, 11, 200),
-            (9, 9, 9),
-            (1, 1, 200),
-        ),
-        *((1, 128, 9), (3, 3, 64), (64, 4, 4), (8, 500, 3), (100, 80, 64), (480, 640, 13)),
+        *((48, 48, 6), (28, 28, 1), (32, 48, 4), (11, 11, 200), (9, 9, 9), (1, 1, 200)),
+        *((1, 128, 9), (3, 3, 64), (64, 4, 4), (8, 500, 3), (100, 80, 64)),
     ],
 )
 def test_images_with_channels_last_are_read(shape):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import random
 import struct
-import threading
 import warnings
 import zlib
 from importlib.util import find_spec
@@ -17,9 +16,10 @@ from PIL import Image, ImageFile, ImageOps, features
 from feedline.errors import ImageError
 from feedline.images import pillow_codecs
 from feedline.images.codec_base import DecodeOptions, find_orientation
-from feedline.images.codec_registry import CODECS, Decoder, ThreadDecoder, codec_of
+from feedline.images.codec_registry import CODECS, Decoder, codec_of
 from feedline.images.crops import cut
 from feedline.images.jpeg import jpeg_is_lossless, jpeg_orientation
+from image_files import RGB, chunk, header, png
 from image_inputs import encoded
 from jpegs import some_parts
 
@@ -56,8 +56,8 @@ def silently(data, part=None, **options):
             assert [str(warning.message) for warning in caught] == []
 
 
-def with_alpha(mode):
-    image = picture(mode="RGBA" if mode == "RGBA" else "LA")
+def with_alpha():
+    image = picture(mode="RGBA")
     image.putalpha(picture(mode="L"))
     return image
 
@@ -72,11 +72,9 @@ def sixteen_bits():
 
 WHOLE = {
     "jpeg 4:2:0": lambda: encoded(picture(), "JPEG", quality=90),
-    "jpeg 4:4:4": lambda: encoded(picture(), "JPEG", subsampling=0),
     "jpeg progressive": lambda: encoded(picture(), "JPEG", progressive=True),
     "jpeg with restarts": lambda: encoded(picture(), "JPEG", restart_marker_blocks=2),
     "jpeg grey": lambda: encoded(picture(mode="L"), "JPEG"),
-    "jpeg rgb": lambda: encoded(picture(), "JPEG", keep_rgb=True),
     "jpeg cmyk": lambda: encoded(picture(mode="CMYK"), "JPEG"),
     "jpeg with bytes behind": lambda: encoded(picture(), "JPEG") + b"behind the end" * 9,
     "jpeg with bytes before the end": lambda: encoded(picture(), "JPEG")[:-2] + b"abcd\xff\xd9",
@@ -86,24 +84,19 @@ WHOLE = {
     "jpeg 1 x 1": lambda: encoded(picture(1, 1), "JPEG"),
     "png": lambda: encoded(picture(), "PNG"),
     "png grey": lambda: encoded(picture(mode="L"), "PNG"),
-    "png black and white": lambda: encoded(picture(mode="1"), "PNG"),
-    "png palette": lambda: encoded(picture(mode="P"), "PNG"),
     "png palette, one colour clear": lambda: see_through_palette(3),
     "png palette, clear by degrees": lambda: see_through_palette(bytes(range(0, 250, 5))),
     "png grey, one grey clear": lambda: encoded(picture(mode="L"), "PNG", transparency=9),
     "png rgb, one colour clear": lambda: encoded(picture(), "PNG", transparency=(1, 2, 3)),
-    "png alpha": lambda: encoded(with_alpha("RGBA"), "PNG"),
-    "png grey and alpha": lambda: encoded(with_alpha("LA"), "PNG"),
+    "png alpha": lambda: encoded(with_alpha(), "PNG"),
     "png 16 bits": lambda: encoded(sixteen_bits(), "PNG"),
     "png animated": lambda: encoded(
         picture(), "PNG", save_all=True, append_images=[ImageOps.invert(picture())]
     ),
     "webp": lambda: encoded(picture(), "WEBP"),
-    "webp sharp": lambda: encoded(picture(), "WEBP", quality=30, method=0),
     "webp lossless": lambda: encoded(picture(), "WEBP", lossless=True),
-    "webp alpha": lambda: encoded(with_alpha("RGBA"), "WEBP"),
-    "webp lossless alpha": lambda: encoded(with_alpha("RGBA"), "WEBP", lossless=True),
-    "webp exact": lambda: encoded(with_alpha("RGBA"), "WEBP", lossless=True, exact=True),
+    "webp alpha": lambda: encoded(with_alpha(), "WEBP"),
+    "webp lossless alpha": lambda: encoded(with_alpha(), "WEBP", lossless=True),
     "webp animated": lambda: encoded(
         picture(), "WEBP", save_all=True, append_images=[ImageOps.invert(picture())]
     ),
@@ -113,11 +106,8 @@ WHOLE = {
         picture(), "GIF", save_all=True, append_images=[ImageOps.invert(picture())], disposal=2
     ),
     "bmp": lambda: encoded(picture(), "BMP"),
-    "bmp grey": lambda: encoded(picture(mode="L"), "BMP"),
     "tiff": lambda: encoded(picture(), "TIFF"),
-    "tiff compressed": lambda: encoded(picture(), "TIFF", compression="tiff_lzw"),
     "tiff cmyk": lambda: encoded(picture(mode="CMYK"), "TIFF"),
-    "tiff 16 bits": lambda: encoded(sixteen_bits(), "TIFF"),
     "tiff floats": lambda: encoded(picture(mode="F"), "TIFF"),
     "ppm": lambda: encoded(picture(), "PPM"),
     "pgm": lambda: encoded(picture(mode="L"), "PPM"),
@@ -125,7 +115,6 @@ WHOLE = {
 if features.check("avif"):
     WHOLE |= {
         "avif": lambda: encoded(picture(), "AVIF"),
-        "avif alpha": lambda: encoded(with_alpha("RGBA"), "AVIF"),
         "avif animated": lambda: encoded(
             picture(), "AVIF", save_all=True, append_images=[ImageOps.invert(picture())]
         ),
@@ -220,34 +209,19 @@ def test_non_image_raises_with_guessed_type(data, message):
         silently(data)
 
 
-ENORMOUS = {
-    "jpeg": lambda: WHOLE["jpeg 4:2:0"](),
-    "jpeg cmyk": lambda: WHOLE["jpeg cmyk"](),
-    **{kind: WHOLE[kind] for kind in ("png", "webp", "webp lossless", "webp alpha")},
-    **{kind: WHOLE[kind] for kind in ("webp animated", "gif", "bmp", "tiff", "ppm")},
-}
-
-
-@pytest.mark.parametrize("kind", ENORMOUS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("jpeg 4:2:0", "jpeg cmyk", "png", "webp", "webp lossless", "webp alpha"),
+        *("webp animated", "gif", "bmp", "tiff", "ppm"),
+    ],
+)
 def test_the_header_is_checked_against_the_most_pixels_allowed(kind, monkeypatch):
-    data = ENORMOUS[kind]()
+    data = WHOLE[kind]()
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)  # warns above this, refuses above twice
     assert silently(data, max_pixels=61 * 47).shape == (47, 61, 3)
     with pytest.raises(ImageError, match=r"61 x 47 = 2867 pixels, .*max_pixels=2866"):
         silently(data, max_pixels=61 * 47 - 1)
-
-
-def png_of(width, height):
-    def chunk(name, body):
-        return (
-            struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-        )
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    pixels = zlib.compress(bytes(1000))
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-    )
 
 
 def gif_frame_beyond_its_screen(width, height):
@@ -268,7 +242,10 @@ def test_a_gif_is_as_large_as_its_first_frame_reaches():
 
 @pytest.mark.parametrize(
     "data",
-    [png_of(60_000, 60_000), gif_frame_beyond_its_screen(60_000, 60_000)],
+    [
+        png(header(60_000, 60_000, RGB), zlib.compress(bytes(1000))),
+        gif_frame_beyond_its_screen(60_000, 60_000),
+    ],
     ids=["png", "gif"],
 )
 def test_decompression_bomb_is_rejected_by_its_header(data):
@@ -288,19 +265,11 @@ def test_damaged_exif_prints_nothing():
             assert silently(data, exif=turn).shape == (47, 61, 3)
 
 
-def test_damaged_animation_header_prints_nothing():
-    data = WHOLE["png animated"]()
-    at = data.index(b"acTL")
-    body = b"acTL" + bytes(8)
-    data = data[:at] + body + struct.pack(">I", zlib.crc32(body)) + data[at + 16 :]
-    assert np.array_equal(silently(data), reference(data))
-
-
-def test_a_png_with_many_animation_headers_is_read_in_linear_time():
+def test_damaged_animation_headers_print_nothing_and_many_are_read_in_linear_time():
     data = WHOLE["png"]()
-    body = b"acTL" + struct.pack(">II", 2, 0)
-    chunk = struct.pack(">I", 8) + body + struct.pack(">I", zlib.crc32(body))
-    assert np.array_equal(silently(data[:33] + chunk * 100_000 + data[33:]), reference(data))
+    for frames, count in ((0, 1), (2, 100_000)):
+        animation = chunk(b"acTL", struct.pack(">II", frames, 0)) * count
+        assert np.array_equal(silently(data[:33] + animation + data[33:]), reference(data))
 
 
 def oriented(kind, orientation, mode="RGB"):
@@ -387,21 +356,8 @@ def test_images_are_read_once_and_previous_ones_never_returned():
 
 def test_image_larger_than_buffer_is_decoded(monkeypatch):
     monkeypatch.setattr("feedline.images.jpeg._KEPT_BYTES", 100)
-    decoder = Decoder()
     data = encoded(picture(1200, 900), "JPEG")
-    decoder.open(data)
-    assert np.array_equal(decoder.read(), reference(data))
-
-
-def test_each_thread_has_its_own_decoder():
-    threads, others = ThreadDecoder(DecodeOptions(max_pixels=100)), []
-    thread = threading.Thread(target=lambda: others.append(threads.decoder))
-    thread.start()
-    thread.join()
-    assert threads.decoder is threads.decoder
-    assert others[0] is not threads.decoder
-    with pytest.raises(ImageError, match="max_pixels=100"):
-        others[0].open(WHOLE["jpeg 4:2:0"]())
+    assert np.array_equal(silently(data), reference(data))
 
 
 def damaged(data, dice):

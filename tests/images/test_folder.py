@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import tracemalloc
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from feedline.errors import ImageError, SampleError, UsageError
 from feedline.images.crops import EvalCrop, TrainCrop
 from feedline.images.folder import ImageFolder
 from feedline.order.batch_spec import Item
+from row_of import row
 
 
 def photograph(seed, width=90, height=70):
@@ -36,12 +36,6 @@ def root(tmp_path):
     return top
 
 
-def loaded(data, sample, size=32, seed=1, strength=1.0):
-    row = np.zeros((size, size, 3), np.uint8), np.full((), -1, np.int64)
-    data.load(Item(sample, size, seed, strength), row)
-    return row
-
-
 def test_row_equals_pixels_and_label_of_torchvision_dataset(root):
     transform = Compose([Resize(round(32 / 0.875)), CenterCrop(32)])
     theirs = TorchvisionFolder(str(root), transform)
@@ -52,23 +46,10 @@ def test_row_equals_pixels_and_label_of_torchvision_dataset(root):
     assert ours.targets.dtype == np.int64
     assert ours.targets.tolist() == theirs.targets
     for sample, (image, label) in enumerate(theirs):
-        pixels, number = loaded(ours, sample)
+        pixels, number = row(ours, sample, 32)
         assert ours.path(sample) == theirs.samples[sample][0]
         assert number == label
         assert np.abs(pixels.astype(int) - np.asarray(image)).mean() < 0.35
-
-
-@pytest.mark.parametrize("decode", ["exact", "scaled"])
-def test_same_item_gives_same_row_and_other_seed_differs(root, decode):
-    data = ImageFolder(root, decode=decode)
-    other = pickle.loads(pickle.dumps(data, protocol=5))
-    for sample in range(len(data)):
-        first = loaded(data, sample)[0]
-        loaded(data, (sample + 1) % len(data))
-        assert np.array_equal(first, loaded(data, sample)[0])
-        assert np.array_equal(first, loaded(other, sample)[0])
-        others = [loaded(data, sample, seed=seed)[0] for seed in range(2, 6)]
-        assert not all(np.array_equal(first, row) for row in others)
 
 
 @pytest.mark.parametrize("transform", [TrainCrop(scale=(0.5, 1.0), flip=0.0), EvalCrop()])
@@ -80,8 +61,8 @@ def test_scaled_decoding_shows_the_same_part_of_the_image(tmp_path, transform, s
     scaled = ImageFolder(tmp_path, transform, decode="scaled")
     for size in (32, 100, 224):
         for seed in range(5):
-            a = loaded(exact, 0, size, seed)[0]
-            b = loaded(scaled, 0, size, seed)[0]
+            a = row(exact, 0, size, seed)[0]
+            b = row(scaled, 0, size, seed)[0]
             # A crop of another place differs by 60 or more.
             assert np.abs(a.astype(int) - b).mean() < 8
 
@@ -120,33 +101,22 @@ def test_any_defect_of_a_file_raises_image_error_with_its_name(root, kind, decod
     descriptors = []
     for _ in range(5):
         with pytest.raises(ImageError, match=message) as caught:
-            loaded(data, 0)
+            row(data, 0)
         assert path in str(caught.value)
         assert "sample 0" in str(caught.value)
         assert isinstance(caught.value, SampleError)
         descriptors.append(len(os.listdir("/dev/fd")))
     # Files of earlier tests may be closed in between.
     assert descriptors[-1] <= descriptors[0]
-    assert loaded(data, 1)[1] == 0
-
-
-def test_unreadable_file_is_named(root, monkeypatch):
-    data = ImageFolder(root)
-
-    def refuse(path, flags):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("feedline.sources.files.os.open", refuse)
-    with pytest.raises(ImageError, match=r"cats/1\.jpg, cannot be loaded.*Permission denied"):
-        loaded(data, 0)
+    assert row(data, 1)[1] == 0
 
 
 def test_a_file_that_is_read_in_short_parts_arrives_whole(root, monkeypatch):
     data = ImageFolder(root, EvalCrop())
-    expected = loaded(data, 0)[0]
+    expected = row(data, 0)[0]
     read = os.read
     monkeypatch.setattr("feedline.sources.files.os.read", lambda fd, n: read(fd, min(n, 100)))
-    assert np.array_equal(loaded(data, 0)[0], expected)
+    assert np.array_equal(row(data, 0)[0], expected)
 
 
 def test_non_utf8_file_names_load_and_print(tmp_path):
@@ -158,10 +128,10 @@ def test_non_utf8_file_names_load_and_print(tmp_path):
     assert os.fsencode(data.path(0)) == odd
     data.name(0).encode("utf-8")
     assert r"\xff" in data.name(0)
-    loaded(data, 0)
+    row(data, 0)
     os.truncate(odd, 0)
     with pytest.raises(ImageError, match=r"\\xff"):
-        loaded(data, 0)
+        row(data, 0)
 
 
 def test_loading_keeps_no_memory(root):
@@ -184,10 +154,7 @@ def test_loading_keeps_no_memory(root):
     [
         ({"decode": "fast"}, r"decode.*got 'fast'"),
         ({"max_pixels": 0}, r"max_pixels.*got 0"),
-        ({"max_pixels": 1.5}, r"max_pixels.*got 1.5"),
         ({"transform": "crop"}, r"transform must be TrainCrop.*got 'crop'"),
-        ({"transform": 7}, r"transform.*got 7"),
-        ({"transform": Compose}, r"transform.*got <class"),
         ({"transform": TrainCrop}, r"transform.*got <class"),
         ({"extensions": ".jpg"}, r"extensions.*got"),
         ({"mode": "CMYK"}, r"mode.*got 'CMYK'"),
@@ -209,4 +176,4 @@ def test_hidden_files_are_numbered_as_by_torchvision_with_one_warning(root, name
     theirs = TorchvisionFolder(str(root))
     assert [ours.path(sample) for sample in range(len(ours))] == [path for path, _ in theirs.imgs]
     with pytest.raises(ImageError, match="metadata"):
-        loaded(ours, [ours.path(k) for k in range(len(ours))].index(str(root / name)))
+        row(ours, [ours.path(k) for k in range(len(ours))].index(str(root / name)))

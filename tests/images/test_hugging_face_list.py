@@ -102,33 +102,26 @@ def test_unusable_split_is_rejected(dataset, tmp_path):
         next(iter(loader))
 
 
-def paths_only(*paths):
+def of_cells(*cells):
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    cells = [{"bytes": None, "path": path} for path in paths]
-    columns = {"image": cells, "label": list(range(len(paths)))}
+    columns = {"image": cells, "label": list(range(len(cells)))}
     return datasets.Dataset.from_dict(columns, features=features)
 
 
+def paths_only(*paths):
+    return of_cells(*({"bytes": None, "path": path} for path in paths))
+
+
 def test_images_that_cannot_be_read_are_named(tmp_path):
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    cells = [
-        {"bytes": None, "path": str(tmp_path / "a.jpg")},
-        {"bytes": None, "path": "hf://datasets/x/a.jpg"},
-        {"bytes": b"no image", "path": "a.jpg"},
-        None,
-        {"bytes": None, "path": "a\0b.jpg"},
-    ]
-    columns = {"image": cells, "label": [0, 1, 2, 3, 4]}
-    dataset = datasets.Dataset.from_dict(columns, features=features)
-    data = ImageList.from_hf(dataset, root=tmp_path)
-    said = [
-        "No such file",
-        "does not exist on this machine",
-        "cannot be loaded",
-        "has no image",
-        "no file can have its name",
-    ]
-    for sample, text in enumerate(said):
+    cells = {
+        "No such file": {"bytes": None, "path": str(tmp_path / "a.jpg")},
+        "does not exist on this machine": {"bytes": None, "path": "hf://datasets/x/a.jpg"},
+        "cannot be loaded": {"bytes": b"no image", "path": "a.jpg"},
+        "has no image": None,
+        "no file can have its name": {"bytes": None, "path": "a\0b.jpg"},
+    }
+    data = ImageList.from_hf(of_cells(*cells.values()), root=tmp_path)
+    for sample, text in enumerate(cells):
         with pytest.raises(ImageError, match=f"row {sample}.*{text}"):
             row(data, sample)
 

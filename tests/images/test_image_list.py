@@ -32,16 +32,6 @@ def write(path, text):
     return path
 
 
-def test_paths_and_names_equal_those_of_folder(jpeg_folder):
-    ours, folder = listed(jpeg_folder), ImageFolder(jpeg_folder)
-    assert (ours.classes, ours.class_to_idx) == (["cat", "dog"], {"cat": 0, "dog": 1})
-    assert ours.targets.tolist() == folder.targets.tolist()
-    assert ours.targets.dtype == np.int64
-    for sample in range(12):
-        assert ours.path(sample) == folder.path(sample)
-        assert ours.name(sample) == folder.name(sample)
-
-
 @pytest.mark.parametrize(
     ("labels", "field", "values"),
     [
@@ -49,14 +39,10 @@ def test_paths_and_names_equal_those_of_folder(jpeg_folder):
         ([True, False, True], Field("label", "int64", ()), [1, 0, 1]),
         ([1, 0.5, 2], Field("label", "float32", ()), [1, 0.5, 2]),
         ([[1, 0], [0, 1], [1, 1]], Field("label", "int64", (2,)), [[1, 0], [0, 1], [1, 1]]),
-        ([(1, 0.5)] * 3, Field("label", "float32", (2,)), [[1, 0.5]] * 3),
-        (np.array([3, 1, 2], np.uint8), Field("label", "int64", ()), [3, 1, 2]),
         (np.array([1.5, 2, 3]), Field("label", "float32", ()), [1.5, 2, 3]),
         (np.eye(3, dtype=bool), Field("label", "int64", (3,)), np.eye(3).tolist()),
-        (torch.tensor([1.5, 2, 3]), Field("label", "float32", ()), [1.5, 2, 3]),
         ([torch.tensor([1, 2])] * 3, Field("label", "int64", (2,)), [[1, 2]] * 3),
         (np.array(["b", "a", "b"]), Field("label", "int64", ()), [1, 0, 1]),
-        (range(3), Field("label", "int64", ()), [0, 1, 2]),
     ],
 )
 def test_labels_of_every_kind(jpeg_folder, labels, field, values):
@@ -85,25 +71,20 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "too few": ([1], {}, "12 images but 1 labels"),
     "one text": ("cat", {}, "labels must be a sequence"),
     "mixed": ([1, "cat", *[1] * 10], {}, r"mixed types: sample 0.*has 1 \(int\) and sample 1, 'ca"),
-    "truths and numbers": ([1, True, *[1] * 10], {}, "mixed types"),
     "missing": ([1, None, *[1] * 10], {}, r"sample 1, 'cats/1.jpg', has no label \(None\)"),
     "no name": (["a", "", *["b"] * 10], {}, "sample 1.* has no label"),
     "blanks": (["a", "b ", *["b"] * 10], {}, "sample 2.* and sample 1.*differ only in bl"),
     "NaN among names": (["a", float("nan"), *["b"] * 10], {}, NO_LABEL),
-    "NaN among whole numbers": ([1, float("nan"), *[1] * 10], {}, NO_LABEL),
     "infinite": ([[0.5, float("inf")]] * 12, {}, r"sample 0.*inf\], which is not a finite number"),
     "infinite as float32": ([1e300] * 12, {}, r"1e\+300, which is not a finite number of float32"),
     "rows of texts": ([["a", "b"]] * 12, {}, "sample 0.*'a'.*must be texts, numbers"),
     "NaN as a text": (["a", " NaN", *["b"] * 10], {}, r"sample 1.*' NaN', which .*missing"),
     "rows of two lengths": ([[1], *[[1, 2]] * 11], {}, "sample 1.*the same length, got 1 and 2"),
     "rows of nothing": ([[]] * 12, {}, "an axis has length 0"),
-    "objects": ([{}] * 12, {}, r"has the label \{\} \(dict\)"),
     "too large": ([2**70] * 12, {}, "fit into 64 bits"),
     "too large for a sign": (np.full(12, 2**63, np.uint64), {}, "not a finite number of int64"),
     "too large beside others": ([2**64 - 1, *[-1] * 11], {}, "sample 0.*fit into 64 bits"),
     "too large in a row": ([*[[0, -1]] * 11, [2**63, 1]], {}, "sample 11.*fit into 64 bits"),
-    "no order": (set(range(12)), {}, ORDER),
-    "by name": (dict.fromkeys(NAMES, 1), {}, ORDER),
     "an array without an axis": (np.array(3), {}, ORDER),
     "unknown": (SORTS, {"classes": ["cats", "dog"]}, "6 of 12.*sample 0.*'cat'; nearest: 'cats'"),
     "beyond": ([*[0] * 11, 2], {"classes": ["a", "b"]}, "sample 11.* label 2, but there are 2"),
@@ -111,37 +92,19 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a class twice": (SORTS, {"classes": ["a", "a"]}, "classes has 'a' twice"),
     "classes without an order": (SORTS, {"classes": {"cat", "dog"}}, "sequence of names"),
     "numbers by class": (SORTS, {"classes": {"dog": 1, "cat": 0}}, "sequence of names"),
-    "a number of classes": (SORTS, {"classes": 2}, "sequence of names"),
-    "classes in one text": (SORTS, {"classes": "ab"}, "classes must be a sequence"),
     "no separator": (["x y"] * 12, {"separator": ""}, "separator must be"),
-    "a number for a separator": (["x y"] * 12, {"separator": 1}, "separator must be"),
     "numbers for tags": ([1] * 12, {"separator": " "}, "sample 0.* 1.* must be texts"),
-    "a gap in tags": (
-        ["x", None, *["y"] * 10],
-        {"separator": " "},
-        "sample 1.*None.* be texts",
-    ),
     "no tags": ([""] * 12, {"separator": " "}, "no sample has a class"),
     "another tag": (["x", "x q"] * 6, {"separator": " ", "classes": ["x"]}, "sample 1.* has 'q'"),
     "NaN among tags": (["x nan", *["x"] * 11], {"separator": " "}, "sample 0.*a missing value"),
     "no paths": (SORTS, {"names": []}, "paths is empty"),
     "a folder": (SORTS, {"names": "train"}, "use feedline.ImageFolder"),
-    "a number for paths": (SORTS, {"names": 7}, "paths must be a sequence"),
     "numbers for paths": (SORTS, {"names": [*NAMES[:11], 3]}, r"sample 11 has 3 \(int\)"),
     "bytes": (SORTS, {"names": [b"a", *NAMES[:11]]}, r"sample 0 has b'a' \(bytes\)"),
     "an empty path": (SORTS, {"names": [*NAMES[:11], ""]}, "sample 11 has an empty path"),
     "paths without an order": (SORTS, {"names": set(NAMES)}, "paths must be a sequence"),
-    "labels by path": (SORTS, {"names": dict.fromkeys(NAMES, 1)}, "paths must be a sequence"),
-    "half a character": (
-        SORTS,
-        {"names": ["a\ud800b", *NAMES[:11]]},
-        r"'.ud800', .*file names: 'a",
-    ),
-    "a zero byte": (
-        SORTS,
-        {"names": ["a\0b", *NAMES[:11]]},
-        "a path with a zero byte",
-    ),
+    "half a character": (SORTS, {"names": ["a\ud800b", *NAMES[:11]]}, r"'.ud800', .*names: 'a"),
+    "a zero byte": (SORTS, {"names": ["a\0b", *NAMES[:11]]}, "a path with a zero byte"),
     "decode": (SORTS, {"decode": "quick"}, "decode"),
     "max_pixels": (SORTS, {"max_pixels": 0}, "max_pixels"),
     "root": (SORTS, {"root": 3}, "root must"),
@@ -207,11 +170,13 @@ def test_missing_file_raises_when_it_is_read_or_searched(jpeg_folder):
 # ------------------------------------------------------------------- tables
 
 
-def test_a_csv_file_is_read_and_its_folder_is_the_root(jpeg_folder, tmp_path):
+def test_a_csv_file_is_read_and_its_folder_is_the_root(jpeg_folder, tmp_path, monkeypatch):
     lines = [f'"{name}",{sort},x' for name, sort in zip(NAMES, SORTS, strict=True)]
     text = "\ufeff" + "\r\n".join(["path,label,more", *lines, "", ""])
     root = shutil.copytree(jpeg_folder, tmp_path / "images")
-    data = ImageList.from_csv(write(root / "train.csv", text), transform=EvalCrop(), check=True)
+    write(root / "train.csv", text)
+    monkeypatch.setenv("HOME", str(root))
+    data = ImageList.from_csv("~/train.csv", transform=EvalCrop(), check=True)
     assert data.fingerprint() == listed(jpeg_folder).fingerprint()
     assert data.root == str(root)
     assert data.transform == EvalCrop()
@@ -226,13 +191,11 @@ def test_a_csv_file_is_read_and_its_folder_is_the_root(jpeg_folder, tmp_path):
         (["1", " 2", "-3"], "a", {}, [1, 2, -3]),
         (["1", "2.5", "1e-1"], "a", {}, [1, 2.5, np.float32(0.1)]),
         (["b", "a", "b"], "a", {}, [1, 0, 1]),
-        (["01", "1", "01"], "a", {"classes": ["1", "01"]}, [1, 0, 1]),
         (["1", "0", "0"], "a", {"classes": ["1", "0"]}, [0, 1, 1]),
         (["1", "0", "0"], "a", {"classes": ["cat", "dog"]}, [1, 0, 0]),
         (["cat", "cat", "dog"], "a", {"classes": ["cat", "dog"]}, [0, 0, 1]),
         (["1", "2", "3"], ["a", "b"], {}, [[1, 0], [2, 0], [3, 0]]),
         (["1", "2.5", "3"], ["b", "a"], {}, [[0, 1], [0, 2.5], [0, 3]]),
-        (["1", "2", "3"], ["a"], {}, [[1], [2], [3]]),
     ],
 )
 def test_column_is_numeric_if_all_cells_are(tmp_path, column, label, options, values):
@@ -244,27 +207,20 @@ def test_column_is_numeric_if_all_cells_are(tmp_path, column, label, options, va
 
 A_LABEL, COLUMN = "path,label\na,1", "must be the name of a column"
 BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "no such column": (
-        "paths,label\na,1",
-        {},
-        "no column 'path'; nearest: 'paths'. Its col",
-    ),
-    "no such label": ("path,labl\na,1", {}, "no column 'label'; nearest: 'labl'"),
+    "no such column": ("paths,label\na,1", {}, "no column 'path'; nearest: 'paths'. Its col"),
     "one of several": ("path,a\nx,1", {"label": ["a", "zz"]}, "no column 'zz'. Its columns"),
     "twice": ("path,label,label\na,1,2", {}, "2 columns named 'label'"),
     "no rows": ("path,label\n", {}, "has no rows"),
-    "no lines": ("", {}, "no column 'path'.* none"),
     "cut": ("path,label\na,1\nb", {}, "1 cells in line 3, but 2 columns"),
     "mixed": ("path,label\na,1\nb,cat", {}, "mixed types: 'cat' of sample 1.*but '1' is.*clas"),
     "no label": ("path,label\na,1\nb,", {}, r"sample 1, 'b', has no label \(''\)"),
     "a name among several": ("path,a\nx,\ny,b", {"label": ["a"]}, "must be texts, numbers"),
-    "tags of several": ("path,a\nx,b", {"label": ["a"], "separator": " "}, "must be texts"),
     "no path": ("path,label\n,1", {}, "sample 0 has an empty path"),
     "open quotes": ('path,label\n"a,1', {}, "cannot be read: unexpected end"),
     "two characters": (A_LABEL, {"sep": ",,"}, "sep must be one character"),
+    "a number for a name": (A_LABEL, {"image": 0}, f"image {COLUMN}"),
     "no names": (A_LABEL, {"label": []}, f"label {COLUMN}"),
     "a number for names": (A_LABEL, {"label": 1}, f"label {COLUMN}"),
-    "a number for a name": (A_LABEL, {"image": 0}, f"image {COLUMN}"),
     "semicolons": ("path;label\na;1", {}, "(?s)no column 'path'.* 'path;label'.* sep=';'"),
     "thousands of digits": (f"path,label\na,{'9' * 5000}", {}, "not a finite number of float32"),
 }
@@ -284,16 +240,8 @@ def test_invalid_csv_file_is_rejected(tmp_path):
     with pytest.raises(DatasetError, match="must be text in UTF-8"):
         ImageList.from_csv(tmp_path / "latin.csv")
     for given, said in ((None, "got None"), ("s3://bucket/a.csv", "download it")):
-        for read in (ImageList.from_csv, ImageList.from_parquet):
-            with pytest.raises(UsageError, match=said):
-                read(given)
-
-
-def test_a_csv_file_below_the_home_folder(jpeg_folder, monkeypatch):
-    monkeypatch.setenv("HOME", str(jpeg_folder))
-    write(jpeg_folder / "a.csv", f"path,label\n{NAMES[0]},1")
-    assert ImageList.from_csv("~/a.csv", check=True).path(0) == str(jpeg_folder / NAMES[0])
-    (jpeg_folder / "a.csv").unlink()
+        with pytest.raises(UsageError, match=said):
+            ImageList.from_csv(given)
 
 
 def test_a_parquet_file_is_read(jpeg_folder, tmp_path):
@@ -316,8 +264,6 @@ def test_a_parquet_file_is_read(jpeg_folder, tmp_path):
     assert boxes.fields(8)[1] == Field("label", "float32", (2,))
     with pytest.raises(UsageError, match=r"sample 0, 'cats/0.jpg', has no label \(None\)"):
         ImageList.from_parquet(file, label="gaps")
-    with pytest.raises(UsageError, match="no column 'boxs'; nearest: 'boxes'"):
-        ImageList.from_parquet(file, label="boxs")
     with pytest.raises(DatasetError, match="cannot be read"):
         ImageList.from_parquet(write(tmp_path / "text.parquet", "path,label"))
     no_text = pyarrow.array([b"\xff.jpg"]).view(pyarrow.string())
@@ -335,22 +281,12 @@ def test_a_frame_is_read(jpeg_folder, package):
     assert data.fingerprint() == listed(jpeg_folder).fingerprint()
     several = ImageList.from_frame(frame, label=["x", "y"], root=jpeg_folder)
     assert several.targets.tolist() == [[k / 2, 1] for k in range(12)]
-    with pytest.raises(
-        UsageError, match=rf"{package} DataFrame has no column 'lable'; nearest: 'la"
-    ):
+    with pytest.raises(UsageError, match=rf"{package} DataFrame has no column 'lable'"):
         ImageList.from_frame(frame, label="lable")
-    with pytest.raises(UsageError, match=r"sample 0 has 0\.0 \(float\)"):
-        ImageList.from_frame(frame, image="x")
     with pytest.raises(DatasetError, match="has no rows"):
         ImageList.from_frame(frame[:0])
-    columns["label"] = [None, *SORTS[1:]]
-    with pytest.raises(UsageError, match=r"sample 0.* has no label"):
-        ImageList.from_frame(frames.DataFrame(columns))
-
-
-def test_invalid_frame_is_rejected():
     with pytest.raises(UsageError, match=r"got builtins\.dict"):
-        ImageList.from_frame({"path": ["a"], "label": [1]})
+        ImageList.from_frame(columns)
 
 
 # ------------------------------------------------------------------- under a loader
@@ -437,23 +373,6 @@ def test_pandas_categories_are_numbered_in_one_way(tmp_path, ordered):
     assert len({(*data.classes, *data.targets.tolist()) for data in ways_in(joined, file)}) == 1
 
 
-def test_missing_category_is_no_class(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
-    column = pandas.Categorical(["small", None], categories=SIZES)
-    frame = pandas.DataFrame({"path": ["a", "b"], "label": column})
-    file = tmp_path / "a.parquet"
-    frame.to_parquet(file)
-    for load in (
-        lambda: ImageList.from_frame(frame),
-        lambda: ImageList.from_parquet(file),
-        lambda: ImageList(["a", "b"], frame["label"]),
-        lambda: ImageArray(np.zeros((2, 8, 8, 3), np.uint8), frame["label"]),
-    ):
-        with pytest.raises(UsageError, match=r"(sample|image) 1.* has no label"):
-            load()
-
-
 def test_polars_enum_is_numbered_in_one_way_and_categorical_sorted(tmp_path):
     polars = pytest.importorskip("polars")
     pytest.importorskip("pyarrow")
@@ -495,21 +414,17 @@ def test_metadata_of_enum_is_used_and_checked(tmp_path):
 ROWS_OF_TWO = [[1, 2], [3, 4]]
 ARROW = {
     "texts": (lambda pa: pa.array(["b", "a"]), [1, 0]),
-    "large texts": (lambda pa: pa.array(["b", "a"], pa.large_string()), [1, 0]),
-    "text views": (lambda pa: pa.array(["b", "a"], pa.string_view()), [1, 0]),
     "categories": (lambda pa: pa.array(["b", "a"]).dictionary_encode(), [1, 0]),
     "floats": (lambda pa: pa.array([0.5, 2], pa.float32()), [0.5, 2]),
     "truths": (lambda pa: pa.array([True, False]), [1, 0]),
     "lists": (lambda pa: pa.array(ROWS_OF_TWO), ROWS_OF_TWO),
     "fixed lists": (lambda pa: pa.array(ROWS_OF_TWO, pa.list_(pa.float32(), 2)), ROWS_OF_TWO),
     "large lists": (lambda pa: pa.array(ROWS_OF_TWO, pa.large_list(pa.int16())), ROWS_OF_TWO),
-    "list views": (lambda pa: pa.array(ROWS_OF_TWO, pa.list_view(pa.int64())), ROWS_OF_TWO),
 }
 FRAME = {"x": [1, 2], "y": [4, 5], "z": [7, 8]}
 GAPS = torch.tensor([[0.5, 1.0], [2.0, float("nan")]])
 COLUMNS = {
     **{f"arrow {name}": ("pyarrow", *each) for name, each in ARROW.items()},
-    "arrow chunks": ("pyarrow", lambda pa: pa.chunked_array([["b"], ["a"]]), [1, 0]),
     "pandas numbers": (
         "pandas",
         lambda pandas: pandas.Categorical([30, 10], categories=[30, 10, 5]),
@@ -553,32 +468,39 @@ def test_columns_of_any_library_are_labels(tmp_path, case):
         assert case != "arrow floats" or data.targets.dtype == np.float32
 
 
-@pytest.mark.parametrize("package", ["pandas", "polars"])
-def test_gap_among_whole_numbers_of_a_column_is_named(package):
-    dtype = {"pandas": "Int64", "polars": None}[package]
-    column = pytest.importorskip(package).Series([2, None, 0], dtype=dtype)
+@pytest.mark.parametrize(
+    ("package", "values", "dtype"),
+    [
+        ("pandas", [2, None], "Int64"),
+        ("pandas", ["a", None], "category"),
+        ("polars", [2, None], None),
+    ],
+)
+def test_gap_in_a_column_is_named(package, values, dtype, tmp_path):
+    column = pytest.importorskip(package).Series(values, dtype=dtype)
     with pytest.raises(UsageError, match=r"sample 1, .* has no label"):
-        ImageList(["a", "b", "c"], column)
+        ImageList(["a", "b"], column)
     with pytest.raises(UsageError, match="image 1 has no label"):
-        ImageArray(np.zeros((3, 8, 8, 3), np.uint8), column)
+        ImageArray(np.zeros((2, 8, 8, 3), np.uint8), column)
+    if dtype == "category":
+        pytest.importorskip("pyarrow")
+        frame = column.to_frame("label").assign(path=["a", "b"])
+        frame.to_parquet(tmp_path / "a.parquet")
+        with pytest.raises(UsageError, match=r"sample 1.* has no label"):
+            ImageList.from_parquet(tmp_path / "a.parquet")
 
 
 # ------------------------------------------------------------------- repeats and gaps
 
 
-def test_an_image_may_have_a_row_for_each_object(jpeg_folder):
+def test_an_image_may_have_a_row_for_each_object(tmp_path):
     lines = ["path,x,y,name", *(f"{NAMES[0]},{k},{k + 1},{'ab'[k % 2]}" for k in range(3))]
-    csv = write(jpeg_folder / "boxes.csv", "\n".join(lines))
-    try:
-        boxes = ImageList.from_csv(csv, label=["x", "y"])
-        with pytest.warns(UserWarning, match="sample 0.*repeated as sample 1 .*: 0 and 1"):
-            names = ImageList.from_csv(csv, label="name")
-    finally:
-        csv.unlink()
+    csv = write(tmp_path / "boxes.csv", "\n".join(lines))
+    boxes = ImageList.from_csv(csv, label=["x", "y"])
+    with pytest.warns(UserWarning, match="sample 0.*repeated as sample 1 .*: 0 and 1"):
+        names = ImageList.from_csv(csv, label="name")
     assert boxes.targets.tolist() == [[0, 1], [1, 2], [2, 3]]
     assert names.targets.tolist() == [0, 1, 0]
-    with DataLoader(names, 3, image_size=16) as loader:
-        assert next(iter(loader))[1].tolist() == [0, 1, 0]
 
 
 def test_cache_of_repeats_with_other_labels_warns_and_serves_the_list(jpeg_folder, tmp_path):
@@ -621,7 +543,7 @@ def test_gaps_among_single_numbers_warn(tmp_path, cell):
         ImageList(["x", "y"], np.array([np.nan, 1]))
 
 
-@pytest.mark.parametrize("cell", ["NA", "N/A", "None", "null", "<NA>", "NaN"])
+@pytest.mark.parametrize("cell", ["NA", "NaN"])
 def test_class_names_that_pandas_reads_as_missing_need_classes(tmp_path, cell):
     csv = write(tmp_path / "a.csv", f"path,label\nx,cat\ny,{cell}")
     with pytest.raises(UsageError, match=f"sample 1 has the label '{cell}'.*classes="):
@@ -656,9 +578,6 @@ def test_separator_makes_rows_of_zeros_and_ones(jpeg_folder, tmp_path):
     labels = ["1|2", "2", *[""] * 10]
     numbers = listed(jpeg_folder, labels, separator="|")
     assert (numbers.classes, numbers.targets[:2].tolist()) == (["1", "2"], [[1, 1], [0, 1]])
-    with DataLoader(numbers, 12, image_size=16) as loader:
-        batch = next(iter(loader))[1]
-    assert (batch.dtype, batch[0].tolist()) == (torch.float32, [1, 1])
     cells = write(tmp_path / "b.csv", "path,label\na,1\nb,2")
     assert ImageList.from_csv(cells, separator=" ").classes == ["1", "2"]
 

@@ -7,11 +7,10 @@ import pytest
 
 from feedline.images import resize
 
-DTYPES = ("uint8", "int16", "float16", "float32", "int32", "float64", "int64")
-WAYS = ("compiled", "numpy")
+DTYPES = ("uint8", "int16", "float16", "float32", "float64")
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=["compiled", "numpy"])
 def way(request, monkeypatch):
     if request.param == "numpy":
         monkeypatch.setattr(resize, "compiled_lut", None)
@@ -31,6 +30,7 @@ def given(height, width, dtype):
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 3), (5, 7), (32, 32), (31, 33), (0, 4)])
 def test_every_pixel_has_its_channels_value_and_nothing_else_is_written(height, width, dtype):
     image, tables = given(height, width, dtype)
+    image.flags.writeable = tables.flags.writeable = False
     size = 3 * height * width
     memory = np.full(size + 32, 77).astype(dtype)
     target = memory[16 : 16 + size].reshape(3, height, width)
@@ -51,15 +51,6 @@ def test_lookup_keeps_every_bit():
     assert target.tobytes() == tables.tobytes()
 
 
-@pytest.mark.usefixtures("way")
-def test_read_only_pixels_and_tables_are_accepted():
-    image, tables = given(6, 5, "float32")
-    image.flags.writeable = tables.flags.writeable = False
-    target = np.zeros((3, 6, 5), np.float32)
-    resize.apply_lut(image, tables, target)
-    assert target[2, 5, 4] == tables[2, image[5, 4, 2]]
-
-
 UNFIT = {
     "an image of floats": lambda i, t, r: (i.astype(np.float32), t, r),
     "an image of signed bytes": lambda i, t, r: (i.view(np.int8), t, r),
@@ -67,11 +58,9 @@ UNFIT = {
     "a flat image": lambda i, t, r: (i.reshape(-1), t, r),
     "an image that skips pixels": lambda i, t, r: (np.zeros((6, 10, 3), np.uint8)[:, ::2], t, r),
     "tables too short": lambda i, t, r: (i, t[:, :255].copy(), r),
-    "two tables": lambda i, t, r: (i, t[:2], r),
     "tables of another dtype": lambda i, t, r: (i, t.astype(np.float64), r),
     "tables of another dtype of that size": lambda i, t, r: (i, t.view(np.int32), r),
     "turned tables": lambda i, t, r: (i, np.asfortranarray(t), r),
-    "a target too small": lambda i, t, r: (i, t, r[:, :5].copy()),
     "a target too wide": lambda i, t, r: (i, t, np.zeros((3, 6, 7), np.float32)),
     "a turned target": lambda i, t, r: (i, t, np.zeros((3, 5, 6), np.float32)),
     "a target in another order": lambda i, t, r: (i, t, np.asfortranarray(r)),

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
+import row_of
 from feedline import (
     DataLoader,
     EvalCrop,
@@ -27,7 +28,7 @@ from feedline.cache.build import add_size
 from feedline.errors import ImageError, UsageError
 from feedline.images.crops import Box, Window
 from feedline.images.resize import FILTERS, fill
-from feedline.order.batch_spec import Field, Item
+from feedline.order.batch_spec import Field
 from feedline.order.pixel_layout import RGB, PixelLayout
 
 FORMATS = {"I;16": ("png", "tif"), "L": ("png", "jpg", "tif", "webp", "bmp")}
@@ -51,11 +52,8 @@ def write(root, mode):
     return root
 
 
-def row(source, sample, size=32, seed=1):
-    fields = source.fields(size)
-    arrays = tuple(np.zeros(field.shape, field.dtype) for field in fields)
-    source.load(Item(sample, size, seed, 1.0), arrays)
-    return arrays[0]
+def row(source, sample, size=32):
+    return row_of.row(source, sample, size)[0]
 
 
 @pytest.mark.parametrize("transform", [TrainCrop(), EvalCrop(), TrainCrop(filter="nearest")])

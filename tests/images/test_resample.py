@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from feedline.images import resize
-from feedline.images.crops import Box, Window
+from feedline.images.crops import Box, Window, cut
 from feedline.images.resize import FILTERS
 from fenced import Fenced
 
@@ -40,11 +40,6 @@ def test_unsupported_instruction_set_is_rejected():
     assert PATHS[0] == "scalar"
     with pytest.raises(ValueError, match="mmx"):
         resize.compiled.use_path("mmx")
-
-
-def cut(image, part):
-    top, left, height, width = part
-    return image[top : top + height, left : left + width]
 
 
 def noise(height, width, seed=0):
@@ -198,29 +193,32 @@ def test_unsupported_input_is_left_unchanged():
     assert (row == 7).all()
 
 
+INSIDE = (16, 16, 0, 0, False, False, 0)
+
+
 @pytest.mark.parametrize(
-    "numbers",
+    ("shape", "numbers", "said"),
     [
-        (90, 15, 0, 0),
-        (90, 90, 75, 0),
-        (90, 90, 0, -1),
-        (90, 90, 0, 2**62),
-        (-(2**63) + 15, 16, 10**9, 0),
-        (16, -(2**63) + 15, 0, 10**9),
+        ((90, 90), (90, 15, 0, 0, False), "must lie in"),
+        ((90, 90), (90, 90, 75, 0, False), "must lie in"),
+        ((90, 90), (90, 90, 0, -1, False), "must lie in"),
+        ((90, 90), (90, 90, 0, 2**62, False), "must lie in"),
+        ((90, 90), (-(2**63) + 15, 16, 10**9, 0, False), "must lie in"),
+        ((90, 90), (16, -(2**63) + 15, 0, 10**9, False), "must lie in"),
+        ((0, 90), (90, 90, 0, 0, False), "must hold pixels"),
+        ((90, 0), (90, 90, 0, 0, False), "must hold pixels"),
+        ((10, 12), (*INSIDE, (-0.1, 0, 5, 5)), "box must lie in the image"),
+        ((10, 12), (*INSIDE, (0, 8, 5, 4.5)), "box must lie in the image"),
+        ((10, 12), (*INSIDE, (0, 0, 0, 5)), "box must lie in the image"),
+        ((10, 12), (*INSIDE, (0, 0, 10.5, 5)), "box must lie in the image"),
+        ((10, 12), (*INSIDE, (float("nan"), 0, 5, 5)), "box must lie in the image"),
+        ((10, 12), (*INSIDE, (0, 0, float("inf"), 5)), "box must lie in the image"),
     ],
 )
-def test_window_outside_image_is_rejected(numbers):
+def test_pixels_outside_image_are_rejected(shape, numbers, said):
     row = np.full((16, 16, 3), 7, np.uint8)
-    with pytest.raises(ValueError, match="must lie in"):
-        resample(noise(90, 90), row, *numbers, False)
-    assert (row == 7).all()
-
-
-@pytest.mark.parametrize("shape", [(0, 90), (90, 0)])
-def test_image_without_pixels_is_rejected(shape):
-    row = np.full((16, 16, 3), 7, np.uint8)
-    with pytest.raises(ValueError, match="must hold pixels"):
-        resample(noise(*shape), row, 90, 90, 0, 0, False)
+    with pytest.raises(ValueError, match=said):
+        resample(noise(*shape), row, *numbers)
     assert (row == 7).all()
 
 
@@ -295,21 +293,6 @@ def test_a_box_between_pixels_has_the_same_bytes_without_the_compiled_resize(tas
         )
         pillows = np.asarray(pillows).astype(int)
         assert np.abs(rows[0] - (pillows[:, ::-1] if flip else pillows)).max() <= 2
-
-
-def test_box_outside_image_is_rejected():
-    image, row = noise(10, 12), np.zeros((4, 4, 3), np.uint8)
-    for box in [
-        (-0.1, 0, 5, 5),
-        (0, 8, 5, 4.5),
-        (0, 0, 0, 5),
-        (0, 0, 10.5, 5),
-        (float("nan"), 0, 5, 5),
-        (0, 0, float("inf"), 5),
-    ]:
-        with pytest.raises(ValueError, match="box must lie in the image"):
-            resample(image, row, 4, 4, 0, 0, False, False, 0, box)
-    assert not row.any()
 
 
 @pytest.mark.parametrize("filter", FILTERS)

@@ -53,7 +53,6 @@ def test_a_sample_has_the_name_of_its_shard_and_image(shards):
     [
         ("cls", Field("label", "int64", ()), 1, []),
         ("txt", Field("label", "int64", ()), 1, ["cats", "dogs"]),
-        (".TXT", Field("label", "int64", ()), 1, ["cats", "dogs"]),
         ("json:label", Field("label", "int64", ()), 1, []),
         ("json:about.score", Field("label", "float32", ()), 1.375, []),
         ("json:about.kind", Field("label", "int64", ()), 0, ["dogs"]),
@@ -171,16 +170,8 @@ def test_incomplete_samples_raise_or_are_listed(tmp_path, images):
         ImageList.from_webdataset(path, image="gif", incomplete="skip")
 
 
-def longer_than_it_is(data):
-    """The first header says that its file is as long as 8 TB, with a checksum that fits."""
-    return resized(data, 0o77777777777)
-
-
-def shorter_than_it_is(data):
-    return resized(data, 100)
-
-
 def resized(data, size):
+    """The first header says that its file has another length, with a checksum that fits."""
     head = bytearray(data[:512])
     head[124:136] = b"%011o\0" % size
     head[148:156] = b" " * 8
@@ -191,8 +182,8 @@ def resized(data, size):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (longer_than_it_is, "truncated: .* before the end of"),
-        (shorter_than_it_is, "is truncated or damaged at byte"),
+        (lambda data: resized(data, 0o77777777777), "truncated: .* before the end of"),
+        (lambda data: resized(data, 100), "is truncated or damaged at byte"),
         (lambda data: b"", "is damaged, or not a tar file"),
         (lambda data: bytes(10240), "contains no samples"),
         (gzip.compress, "is compressed by gzip"),
@@ -223,10 +214,8 @@ def test_duplicate_keys_raise(tmp_path, images):
     ("options", "said"),
     [
         ({"label": "json:"}, "label must be the extension of a text file"),
-        ({"label": ""}, "label must be the extension of a text file"),
         ({"label": 7}, "label must be the extension of a text file"),
         ({"image": ""}, "image must be file extensions"),
-        ({"image": ["jpg"]}, "image must be file extensions"),
         ({"incomplete": "ignore"}, 'incomplete must be "raise" or "skip"'),
         ({"decode": "quick"}, "decode"),
         ({"transform": 5}, "transform"),
@@ -295,7 +284,6 @@ def test_paths_are_filled_in_in_their_order(folder, monkeypatch):
     ("given", "said"),
     [
         ("{0..3.tar", "unmatched brace"),
-        ("0}.tar", "unmatched brace"),
         ("a-{0..4}.tar", r"3 of 5 shards are missing or not files: '.*a-2\.tar'"),
         ("z*.tar", "no files match"),
         ("below", r"(?s)1 of 1 shards .* for all shards in a folder use '.*below/\*\.tar'"),
@@ -303,8 +291,6 @@ def test_paths_are_filled_in_in_their_order(folder, monkeypatch):
         ("pipe:curl -s a.tar", "download them, or make smaller copies"),
         ([], "list of shards is empty"),
         (7, "shards must be a path, or a list of paths, got 7"),
-        (b"a.tar", "shards must be a path"),
-        ([None], "shards must be a path"),
     ],
 )
 def test_invalid_shard_raises_with_hint(folder, monkeypatch, given, said):

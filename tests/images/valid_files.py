@@ -18,6 +18,8 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
+from image_files import chunk
+
 SIDE = 32
 """Shorter side of every image, in pixels."""
 
@@ -63,8 +65,7 @@ def with_segment(jpeg: bytes, content: bytes) -> bytes:
 
 def with_chunk(png: bytes, name: bytes, content: bytes) -> bytes:
     """A PNG with a chunk after its header."""
-    checksum = zlib.crc32(name + content).to_bytes(4, "big")
-    return png[:33] + len(content).to_bytes(4, "big") + name + content + checksum + png[33:]
+    return png[:33] + chunk(name, content) + png[33:]
 
 
 def resampled(jpeg: bytes, factors: int, height: int, width: int) -> bytes:
