@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from feedline.images.codec_registry import Decoder
 from image_inputs import write_pictures
 from pair_inputs import write_pairs
 from torchvision_folder import write_images
@@ -27,3 +29,16 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
     """Images and their masks."""
     return write_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture
+def decoded_parts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The parts of images that are decoded from now on; None for a whole image."""
+    parts, read = [], Decoder.read
+
+    def recorded(self: Decoder, by: int = 1, part: Any = None) -> Any:
+        parts.append(part)
+        return read(self, by, part)
+
+    monkeypatch.setattr(Decoder, "read", recorded)
+    return parts

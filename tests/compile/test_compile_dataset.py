@@ -35,48 +35,35 @@ FIXED = {
     "v1 usual": [v1.Resize(40), v1.CenterCrop(32), *V1_FLOATS],
     "v1 odd corner": [v1.Resize(41), v1.CenterCrop(32), *V1_FLOATS],
     "v1 square": [v1.Resize(SIZE), v1.ToTensor()],
-    "v1 square, larger": [v1.Resize((64, 64)), v1.ToTensor()],
-    "v1 square, centre": [v1.Resize([40, 40]), v1.CenterCrop(32), v1.ToTensor()],
     "v1 whole short side": [v1.Resize([32]), v1.CenterCrop([32]), v1.ToTensor()],
     "v1 floats before the crop": [v1.Resize(40), v1.ToTensor(), v1.CenterCrop(32)],
     "v1 bytes": [v1.Resize(40), v1.CenterCrop(32), V1_BYTES],
-    "v1 bytes first": [V1_BYTES, v1.Resize(40), v1.CenterCrop(32)],
     "v1 bytes, then floats": [V1_BYTES, v1.Resize(40), v1.CenterCrop(32), *TO_FLOATS],
     "Sequential": [
         nn.Sequential(v1.Resize(40), nn.Sequential(v1.CenterCrop(32))),
         v1.ToTensor(),
     ],
-    "v1 Pillow's name for bilinear": [v1.Resize(SIZE, Image.Resampling.BILINEAR), v1.ToTensor()],
     **{
         f"v1 {mode.value}": [v1.Resize(40, mode), v1.CenterCrop(32), *V1_FLOATS]
         for mode in InterpolationMode
     },
-    "v1 bicubic, by Pillow's number": [v1.Resize(SIZE, 3), v1.ToTensor()],
-    "v2 bicubic": [v2.Resize(40, 3), v2.CenterCrop(32), V2_BYTES, *V2_FLOATS],
     "v2 bicubic bytes": [V2_BYTES, v2.Resize(SIZE, 3), SCALED],
+    "v1 bytes first, larger": [V1_BYTES, v1.Resize((64, 64))],
     "v1 bicubic bytes": [V1_BYTES, v1.Resize(SIZE, 3)],
     "v2 nearest bytes": [V2_BYTES, v2.Resize(SIZE, 0)],
-    "v1 bytes first, larger": [V1_BYTES, v1.Resize((64, 64))],
-    "v2 bytes first, larger": [v2.PILToTensor(), v2.Resize((64, 64))],
-    "v1 antialias does not matter to PIL": [v1.Resize(SIZE, antialias=None), v1.ToTensor()],
     "v1 oblong": [v1.Resize((32, 20)), *V1_FLOATS],
     "v1 oblong centre": [v1.Resize([24, 40]), v1.CenterCrop((18, 32)), v1.ToTensor()],
-    "v2 oblong centre": [v2.Resize(40), v2.CenterCrop((24, 32)), v2.PILToTensor()],
-    "v2 oblong bytes": [V2_BYTES, v2.Resize((20, 32), 3)],
     "v2 usual": [v2.Resize(40), v2.CenterCrop(32), V2_BYTES, *V2_FLOATS],
     "v2 image first": [V2_BYTES, v2.Resize(40, antialias=True), v2.CenterCrop(32), *V2_FLOATS],
     "v2 nested": [v2.Compose([V2_BYTES, v2.Compose([v2.Resize(SIZE)])]), v2.Compose(V2_FLOATS)],
     "v2 names": [v2.Resize(SIZE, interpolation="bilinear"), v2.PILToTensor()],
-    "v2 number": [v2.Resize(SIZE, interpolation=2), v2.PILToTensor()],
     "v2 pure": [V2_BYTES, v2.Resize(SIZE), SCALED, v2.ToPureTensor(), v2.Identity()],
-    "v2 pure first": [V2_BYTES, v2.ToPureTensor(), v2.Resize(SIZE)],
     "v2 unscaled": [v2.Resize(SIZE), V2_BYTES, v2.ToDtype(torch.float32)],
     **{
         f"v2 {dtype}": [v2.Resize(SIZE), V2_BYTES, v2.ToDtype(dtype, scale=True)]
         for dtype in (torch.float64, torch.float16, torch.int16)
     },
     "v2 by kind": [v2.Resize(SIZE), V2_BYTES, v2.ToDtype(BY_KIND, scale=True)],
-    "v2 old name": [v2.Resize(SIZE), V2_BYTES, v2.ConvertImageDtype(torch.uint8)],
     "both": [v2.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v2.Normalize(MEAN, STD)],
     "one mean for all": [v1.Resize(SIZE), v1.ToTensor(), v1.Normalize([0.5], [0.25], inplace=True)],
 }
@@ -89,7 +76,6 @@ CROP1, CROP2, FLIP1, FLIP2 = (
 )
 RANDOM = {
     "v1 usual": [CROP1, FLIP1, *V1_FLOATS],
-    "v1 bicubic": [v1.RandomResizedCrop(32, interpolation=3), FLIP1, *V1_FLOATS],
     "v2 lanczos": [v2.RandomResizedCrop(32, interpolation=1), FLIP2, V2_BYTES, *V2_FLOATS],
     "v1 oblong": [v1.RandomResizedCrop((32, 20)), FLIP1, *V1_FLOATS],
     "v1 flip first": [FLIP1, CROP1, *V1_FLOATS],
@@ -135,26 +121,16 @@ def test_deterministic_pipeline_has_torchvision_values(root, case):
     assert all(np.array_equal(ours.numpy(), row) for ours, row in kept)
 
 
-def test_image_size_is_length_of_longer_side(root):
-    steps = [v1.Resize((40, 24)), v1.CenterCrop((32, 20)), *V1_FLOATS]
-    _, recognition = compiled_folder(root, *steps)
-    _, smaller = compiled_folder(root, v1.Resize((20, 12)), v1.CenterCrop((16, 10)), *V1_FLOATS)
-    for sample in range(len(IMAGES)):
-        row, _ = item_row(recognition.pipeline, sample, 16)
-        assert row.shape == (3, 16, 10)
-        assert np.array_equal(row, item_row(smaller.pipeline, sample)[0])
-
-
-def test_loader_accepts_rectangular_images(root):
-    data = ImageFolder(str(root), v1.Compose([v1.Resize((32, 20)), *V1_FLOATS]))
+def test_image_size_of_rectangular_images_is_length_of_longer_side(root):
+    data, smaller = (
+        ImageFolder(str(root), v1.Compose([v1.Resize(size), v1.CenterCrop(crop), *V1_FLOATS]))
+        for size, crop in (((40, 24), (32, 20)), ((20, 12), (16, 10)))
+    )
     with feedline.DataLoader(data, batch_size=7, num_workers=1) as loader:
         assert "(32, 20)" in str(loader.explain())
-        images, _ = next(iter(loader))
-        expected = torch.stack([data[k][0] for k in range(7)])
-        assert images.shape == expected.shape == (7, 3, 32, 20)
-        assert torch.equal(images, expected)
+        assert torch.equal(next(iter(loader))[0], torch.stack([image for image, _ in data]))
         loader.set_image_size(16)
-        assert next(iter(loader))[0].shape == (7, 3, 16, 10)
+        assert torch.equal(next(iter(loader))[0], torch.stack([image for image, _ in smaller]))
 
 
 @pytest.mark.parametrize("case", RANDOM)
@@ -220,18 +196,6 @@ def test_totensor_follows_torch_default_dtype(root):
     assert recognition.pipeline.fields(48)[0].dtype == "float64"
     assert refused.pipeline is None
     assert "torch's default dtype is torch.float64" in refused.reasons[0]
-
-
-def test_recognising_changes_neither_dataset_nor_pipeline(root):
-    normalize = v1.Normalize(MEAN, STD, inplace=True)
-    steps = [v1.RandomResizedCrop(32, interpolation=InterpolationMode.BILINEAR), v1.ToTensor()]
-    dataset = ImageFolder(str(root), v1.Compose([*steps, normalize]))
-    before = dict(vars(dataset)), list(dataset.samples), repr(dataset)
-    torch.manual_seed(4)
-    state = torch.get_rng_state()
-    assert compile_dataset(dataset).pipeline is not None
-    assert (dict(vars(dataset)), list(dataset.samples), repr(dataset)) == before
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 NO_TORCHVISION = """

@@ -15,7 +15,6 @@ from torchvision.transforms import InterpolationMode, v2
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.compile_pipeline import TableBuilder
 from feedline.images.compile.library_steps import CompileError
-from torchvision_folder import DRAW
 
 CROP = v1.RandomResizedCrop(32)
 FLOATS = v1.ToTensor()
@@ -48,15 +47,13 @@ def hooked(step):
     return step
 
 
-def changed_step(library, name):
-    step = library.RandomResizedCrop(32)
-    setattr(step, name, lambda *_: None)
+def with_own_forward(step):
+    step.forward = lambda *_: None
     return step
 
 
 V2_FLOATS = v2.ToDtype(torch.float32, scale=True)
-ONE_SIZE, ONCE = "to one size, as RandomResizedCrop", "only supported once, after a Resize"
-NO_ANTIALIAS = "resizes tensors without antialiasing"
+ONE_SIZE = "to one size, as RandomResizedCrop"
 
 
 def imitated(name):
@@ -67,34 +64,25 @@ def imitated(name):
 PIPELINES = {
     "no crop at all": ([FLOATS], ONE_SIZE),
     "one side only": ([v1.Resize(32), FLOATS], ONE_SIZE),
-    "nothing in it": ([v1.Compose([])], ONE_SIZE),
     "colours first": ([v1.ColorJitter(0.1), CROP, FLOATS], "ColorJitter.* cannot be fused"),
     "a function first": ([np.asarray, CROP, FLOATS], "^asarray cannot be fused. Move it"),
     "a subclass": ([OwnCrop(32), FLOATS], r"^OwnCrop\(.* cannot be fused"),
     "a subclass of that name": ([imitated("RandomResizedCrop")], "Crop.* cannot be fused"),
     "hooks": ([hooked(v1.RandomResizedCrop(32)), FLOATS], "cannot be fused"),
-    "own forward": ([changed_step(v1, "forward"), FLOATS], "Crop.* cannot be fused"),
-    "own draws": ([changed_step(v2, DRAW), FLOATS], "Crop.* cannot be fused"),
-    "bicubic": (
+    "own forward": ([with_own_forward(v1.RandomResizedCrop(32)), FLOATS], "Crop.* cannot be fused"),
+    "no antialias": (
         [v2.ToImage(), v2.Resize(SIZE, 3, antialias=False)],
-        NO_ANTIALIAS,
+        "resizes tensors without antialiasing",
     ),
     "exact nearest": ([v2.ToImage(), v2.Resize(SIZE, EXACT)], "resizes with 'nearest-exact'"),
-    "lanczos of tensors": ([v2.ToImage(), v2.Resize(SIZE, 1)], "resizes with 'lanczos'"),
-    "no antialias": ([v2.ToImage(), v2.RandomResizedCrop(32, antialias=False)], NO_ANTIALIAS),
-    "no antialias said": ([v1.PILToTensor(), v1.Resize(SIZE, antialias=None)], NO_ANTIALIAS),
     "resized floats": ([FLOATS, v1.Resize(SIZE)], r"Resize\(.*resizes floats.*move it before"),
     "cropped floats": ([v2.ToImage(), V2_FLOATS, v2.RandomResizedCrop(32)], "resizes floats"),
     "max_size": ([v1.Resize(32, max_size=40), v1.CenterCrop(16), FLOATS], "has a max_size"),
-    "no number of pixels": ([v2.RandomResizedCrop(("32", 32)), FLOATS], "whole number of pixels"),
     "half a pixel": ([v2.RandomResizedCrop((32.5, 32.5)), FLOATS], "whole number of pixels"),
     "no pixels": ([v1.RandomResizedCrop(0), FLOATS], "whole number of pixels above 0"),
-    "a larger oblong": ([v1.Resize(36), v1.CenterCrop((40, 20)), FLOATS], "than the 36 px.*pads"),
     "a larger centre": ([v1.Resize(32), v1.CenterCrop(40), FLOATS], "larger than the 32 px.*pads"),
-    "a centre alone": ([v1.CenterCrop(32), FLOATS], f"CenterCrop.*{ONCE}"),
-    "a random part alone": ([v1.RandomCrop(32), FLOATS], f"RandomCrop.*{ONCE}"),
+    "a centre alone": ([v1.CenterCrop(32), FLOATS], "CenterCrop.*only supported once"),
     "a padded part": ([v1.Resize(36), v1.RandomCrop(32, padding=4), FLOATS], "RandomCrop.* pads"),
-    "padded if needed": ([v2.Resize(36), v2.RandomCrop(32, pad_if_needed=True)], "Crop.* pads"),
     "too large a share": ([v1.RandomResizedCrop(32, scale=(0.5, 1.5))], "scale must be"),
     "no share": ([v1.RandomResizedCrop(32, scale=(0.0, 1.0)), FLOATS], "scale must be"),
     "no ratio": ([v1.RandomResizedCrop(32, ratio=(0.0, 1.0)), FLOATS], "parameters: ratio must be"),
@@ -105,9 +93,6 @@ PIPELINES = {
     "a generator": ([v1.Compose(step for step in [CROP, FLOATS])], "cannot be fused"),
     "a strange step": ([Strange()], "Strange cannot be fused"),
 }
-if hasattr(v2, "GaussianNoise"):  # torchvision 0.20
-    NO_SIZE = v2.Resize(None, max_size=40)
-    PIPELINES["no size"] = ([NO_SIZE, v2.CenterCrop(16), FLOATS], "has a max_size")
 
 
 @pytest.mark.parametrize("case", PIPELINES)

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -128,11 +129,9 @@ SAME = {
         for name, indices in {
             "list": [3, 0, 3],
             "range": range(6, -1, -2),
-            "tuple": (1, -1, -7),
             "nothing": [],
             "array": np.array([2, 5]),
             "tensor": torch.tensor([2, 5]),
-            "bytes": np.array([255, 3], np.uint8),
             "signed bytes": np.array([-128], np.int8),
         }.items()
     },
@@ -244,10 +243,9 @@ def test_relative_paths_are_found_from_elsewhere(root, monkeypatch, form):
         assert pixel_error(item_row(pipeline, sample)[0], expected[sample]) * 255 <= 0.06
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_makes_rows_of_several_folders(root, workers):
+def test_a_loader_makes_rows_of_several_folders(root):
     dataset = ConcatDataset([folder(root), Subset(folder(root), [3, 4])])
-    with DataLoader(dataset, 4, num_workers=workers) as loader:
+    with DataLoader(dataset, 4, num_workers=2) as loader:
         assert "image-row engine with a fused transform" in loader.explain()
         batches = list(loader)
     theirs = list(torch.utils.data.DataLoader(dataset, 4))
@@ -289,19 +287,13 @@ def test_batches_with_target_transform_match_dataset(root, workers):
         assert targets["name"] == wanted_targets["name"]
 
 
-def test_a_target_transform_changes_no_pixel(root):
-    plain = samples_of(ImageFolder(root, RANDOM))
-    turned = samples_of(ImageFolder(root, RANDOM, target_transform=float))
-    for (ours, label), (other, target) in zip(plain, turned, strict=True):
-        assert torch.equal(ours, other)
-        assert (type(target), target) == (float, float(label))
-
-
 def test_random_target_transform_is_determined_by_sample(root):
     dataset = ImageFolder(root, RANDOM, target_transform=drawn)
     state = random.getstate(), torch.get_rng_state()
-    first = [label for _, label in samples_of(dataset)]
-    assert first == [label for _, label in samples_of(dataset)]
+    first, again = samples_of(dataset), samples_of(dataset)
+    assert [label for _, label in first] == [label for _, label in again]
+    plain = samples_of(ImageFolder(root, RANDOM))
+    assert all(torch.equal(ours, other) for (ours, _), (other, _) in zip(first, plain, strict=True))
     assert random.getstate() == state[0]
     assert torch.equal(torch.get_rng_state(), state[1])
     together = []
@@ -312,21 +304,12 @@ def test_random_target_transform_is_determined_by_sample(root):
     assert len(set(together[0].tolist())) == len(dataset)
 
 
-class Counting:
-    """A target_transform with state."""
-
-    calls = 0
-
-    def __call__(self, label):
-        self.calls += 1
-        return self.calls
-
-
 def test_target_transform_is_called_once_per_sample_in_order(root):
-    dataset = ImageFolder(root, FIXED, target_transform=Counting())
+    calls = count(1)
+    dataset = ImageFolder(root, FIXED, target_transform=lambda label: next(calls))
     with DataLoader(dataset, 3) as loader:
         assert torch.cat([labels for _, labels in loader]).tolist() == [1, 2, 3, 4, 5, 6, 7]
-    assert dataset.target_transform.calls == 7
+    assert next(calls) == 8
 
 
 def fails_on_dogs(label):
@@ -368,12 +351,15 @@ def changed(root, **attributes):
     return dataset
 
 
-def circular(root, kind=Subset):
-    whole = Subset(changed(root), [0]) if kind is Subset else ConcatDataset([changed(root)])
-    if kind is Subset:
-        whole.dataset = whole
-    else:
-        whole.datasets[0] = whole
+def circular(root):
+    whole = Subset(changed(root), [0])
+    whole.dataset = whole
+    return whole
+
+
+def circular_parts(root):
+    whole = ConcatDataset([Subset(changed(root), [0])])
+    whole.datasets[0].dataset = whole
     return whole
 
 
@@ -434,18 +420,12 @@ def derived(*bases, **members):
     return lambda root: kind(root, FIXED)
 
 
-def a_property(value):
-    return property(lambda self: value, lambda self, new: None)
-
-
 BEYOND, NO_NUMBERS = "exceed its 7 samples", "not a list of whole numbers"
 REPLACED = "method of .* was replaced"
 REJECTED = {
     "another dataset": (lambda _: TensorDataset(torch.zeros(3)), "^TensorDataset is not torchvisi"),
     "a subset of its own": (lambda root: OwnSubset(changed(root), [0]), "^OwnSubset is not"),
-    "a subset of something": (lambda _: Subset([1, 2], [0]), "^list is not torchvision's"),
     "the class": (lambda _: ImageFolder, "^type is not torchvision's"),
-    "nothing": (lambda _: None, "^NoneType is not torchvision's"),
     "something strange": (lambda _: Strange(), "^Strange is not torchvision's"),
     "a loader of its own": (lambda root: changed(root, loader=own_loader), "own_loader is not"),
     "a partial loader": (
@@ -454,7 +434,6 @@ REJECTED = {
     ),
     "no transform": (lambda root: ImageFolder(root), "no transform, so it returns PIL images"),
     "a method put in": (lambda root: changed(root, __getitem__=len), REPLACED),
-    "whole batches put in": (lambda root: changed(root, __getitems__=len), REPLACED),
     "fractions for labels": (lambda root: changed(root, samples=[("a", 0.5)]), "of type float"),
     "truths for labels": (lambda root: changed(root, samples=[("a", True)]), "of type bool"),
     "labels too large": (lambda root: changed(root, samples=[("a", 2**70)]), "cannot be inspected"),
@@ -466,24 +445,19 @@ REJECTED = {
     "indices beyond": (lambda root: Subset(changed(root), [0, 7]), BEYOND),
     "indices before": (lambda root: Subset(changed(root), [-8]), BEYOND),
     "truths for indices": (lambda root: Subset(changed(root), [True]), NO_NUMBERS),
-    "names for indices": (lambda root: Subset(changed(root), {"a": 1}), NO_NUMBERS),
-    "a subset of itself": (circular, "nested more than 100"),
+    "a subset of itself": (circular, "Subset is nested more than 100"),
+    "parts of themselves": (circular_parts, "nested more than 100"),
     "a pipeline within itself": (self_containing, "cannot be inspected: RecursionErr"),
     # Subclasses
     "own samples": (
         derived(__getitem__=lambda self, index: index),
         r"subclass .* overrides __getitem__",
     ),
-    "own length": (derived(__len__=lambda self: 3), r"overrides __len__ \(Derived\.__len__\)"),
-    "all attributes": (
-        derived(__getattribute__=lambda self, name: object.__getattribute__(self, name)),
-        "overrides __getattribute__",
-    ),
     "other attributes": (derived(__getattr__=lambda self, name: 1), "overrides __getattr__"),
-    "own list": (derived(samples=a_property([])), "overrides samples"),
-    "own loader": (derived(loader=staticmethod(pil_loader)), "overrides loader"),
-    "own transform": (derived(transform=a_property(FIXED)), "overrides transform"),
-    "whole batches": (derived(ImageFolder, Paths), r"overrides __getitems__ \(Paths\.__getit"),
+    "own list": (
+        derived(samples=property(lambda self: [], lambda self, new: None)),
+        "overrides samples",
+    ),
     "from the side": (
         derived(type("Side", (Paths,), {}), ImageFolder),
         r"\(Paths\.__getitems__\), which may",
@@ -506,10 +480,6 @@ REJECTED = {
     "a concatenation of its own": (lambda root: OwnConcat([folder(root)]), "^OwnConcat is not"),
     "one of another kind": (lambda root: ConcatDataset([folder(root), [(1, 2)]]), "^list is not"),
     "one that has grown": (grown, "have changed their lengths"),
-    "a concatenation of itself": (
-        lambda root: circular(root, ConcatDataset),
-        "The ConcatDataset is nested more than 100 levels deep",
-    ),
 }
 
 

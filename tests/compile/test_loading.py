@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torchvision.datasets import ImageFolder, VOCSegmentation
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import feedline
@@ -149,21 +149,6 @@ def test_a_folder_with_a_compiled_transform_is_that_with_the_transform(root, own
         assert lines[0] == lines[1]
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_folder_of_paths_works_with_torch_dataloader(root, compiled):
-    transform = feedline.compile(usual_pipeline()) if compiled else feedline.views(GLOBAL)
-    data = ImageFolder(str(root), transform, loader=str)
-    for images, labels in TorchDataLoader(data, 4):
-        assert (images if compiled else images[0]).shape[1:] == (3, 32, 32)
-        assert labels.dtype == torch.int64
-
-
-def test_folder_of_paths_requires_a_reading_transform(root):
-    data = ImageFolder(str(root), usual_pipeline(), loader=str)
-    with feedline.DataLoader(data, 4, num_workers=0) as loader:
-        assert "The loader str is not torchvision's own." in loader.explain()
-
-
 def test_views_of_a_folder_are_lists_of_batches(root):
     """The seeds make them the same on any number of workers; the kind is samples."""
     data = ImageFolder(str(root), feedline.views(GLOBAL, GLOBAL, LOCAL))
@@ -215,14 +200,6 @@ def test_broken_files_and_pairs_that_do_not_fit_are_named_or_skipped(
         assert said.replace("\\", "") in str(loader.skipped)
 
 
-def test_views_of_the_same_size_have_the_pixels_of_the_whole_image(paths):
-    """One read for all views equals one read per view."""
-    both = feedline.views(usual_pipeline(32), usual_pipeline(16))
-    alone = [feedline.compile(usual_pipeline(size)) for size in (32, 16)]
-    for path in paths:
-        assert equal(both(path), [each(path) for each in alone])
-
-
 def test_fused_steps_are_described_without_a_size_that_the_schedule_replaces(root):
     data = ImageFolder(str(root), v2.Compose([v2.RandomResizedCrop(64), v2.ToImage()]))
     for options, size in (({}, "size=(64, 64)"), ({"schedule": "32x1"}, "size=by schedule")):
@@ -262,7 +239,6 @@ def test_requested_size_of_pairs_is_used(pairs):
     for make in (
         preset,
         lambda: v2.Compose([v2.RandomResizedCrop(48), v2.ToImage()]),
-        lambda: v2.Compose([v2.Resize((48, 48)), v2.ToImage()]),
         lambda: v2.Compose([v2.Resize(54), v2.CenterCrop(48), v2.ToImage()]),
         lambda: v2.Compose(
             [v2.ScaleJitter((48, 48)), v2.RandomCrop(48, pad_if_needed=True), v2.ToImage()]
@@ -314,21 +290,3 @@ def test_unsupported_size_of_pairs_raises(pairs):
             pytest.raises(UsageError, match="does not crop or resize all images to one size"),
         ):
             list(loader)
-
-
-def test_torchvision_dataset_accepts_pair(pairs, tmp_path):
-    root = tmp_path / "VOCdevkit" / "VOC2012"
-    for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
-        (root / folder).mkdir(parents=True)
-    for path, mask in pairs:
-        (root / "JPEGImages" / path.name).write_bytes(path.read_bytes())
-        (root / "SegmentationClass" / mask.name).write_bytes(mask.read_bytes())
-    names = "\n".join(path.stem for path, _ in pairs)
-    (root / "ImageSets/Segmentation/train.txt").write_text(names)
-    joint = feedline.pair(preset())
-    data = VOCSegmentation(str(tmp_path), image_set="train", transforms=joint)
-    for index, (path, mask) in enumerate(pairs):
-        torch.manual_seed(index)
-        found = data[index]
-        torch.manual_seed(index)
-        assert equal(found, joint(path, mask))

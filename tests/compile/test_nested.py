@@ -151,17 +151,17 @@ def explained(root, transform, line):
         return "\n".join(lines)
 
 
-def test_a_validation_pipeline_in_an_object_is_fused_bit_for_bit(root):
-    made = batches(root, Preset(eval_pipeline()), num_workers=0)
-    assert "CenterCrop" in explained(root, Preset(eval_pipeline()), "fused")
-    assert all(map(torch.equal, made, unfused(root, Preset(eval_pipeline()))))
-
-
 @pytest.mark.parametrize(
-    "create", [lambda: Preset(train_pipeline()), lambda: TwoCrops(train_pipeline()), MultiCrop]
+    "create",
+    [
+        lambda: Preset(eval_pipeline()),
+        lambda: Preset(train_pipeline()),
+        lambda: TwoCrops(train_pipeline()),
+        MultiCrop,
+    ],
 )
 def test_fused_pipelines_draw_as_the_library_does(root, create):
-    assert "RandomResizedCrop" in explained(root, create(), "fused")
+    assert "Crop" in explained(root, create(), "fused")
     made, stock = views(batches(root, create(), num_workers=0)), views(unfused(root, create()))
     assert len(made) == len(stock)
     for one, other in zip(made, stock, strict=True):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -125,17 +124,12 @@ def test_string_is_a_mask_only_as_second_argument(pairs):
     assert joint(path, None)[1] is None
 
 
-def test_second_image_runs_original_pipeline(pairs):
+def test_a_second_image_or_one_of_another_mode_runs_original_pipeline(pairs):
     pipeline = v2.Compose([v2.RandomResizedCrop(20), v2.ToImage()])
     joint = feedline.pair(pipeline)
     path, picture = pairs[0][0], Image.open(pairs[0][0]).convert("RGB")
     depth = {"depth": picture.convert("L"), "array": np.zeros((4, 4, 3), np.uint8)}
     assert_equal(seeded(2, joint, path, depth), seeded(2, pipeline, picture, depth))
-
-
-def test_image_of_another_mode_runs_original_pipeline(pairs):
-    pipeline = v2.Compose([v2.RandomResizedCrop(20), v2.ToImage()])
-    joint = feedline.pair(pipeline)
     grey, mask = image(1, 97, 131, "L"), pairs[1][1]
     theirs = seeded(2, pipeline, grey, tv_tensors.Mask(Image.open(mask)))
     assert_equal(seeded(2, joint, grey, mask), theirs)
@@ -193,21 +187,6 @@ def test_coloured_mask_raises(pairs, tmp_path):
         image(1, 120, 90, mode).save(coloured)
         with pytest.raises(ImageError, match=f"{mode}.png.*mode '{mode}', but masks have one"):
             feedline.pair(preset())(pairs[0][0], coloured)
-
-
-def test_files_that_only_pillow_reads_are_fused(tmp_path):
-    pipeline = preset()
-    joint = feedline.pair(pipeline)
-    for number, data in enumerate(
-        (encoded(image(2, 80, 70, "CMYK")), encoded(image(2, 80, 70), "PNG"))
-    ):
-        path, mask = tmp_path / f"{number}", tmp_path / f"{number}.png"
-        path.write_bytes(data)
-        mask_of(1, 80, 70).save(mask)
-        ours, our_mask = seeded(4, joint, path, mask)
-        theirs, their_mask = seeded(4, usual, pipeline, path, mask)
-        assert torch.equal(our_mask, their_mask)
-        assert (ours - theirs).abs().max() < 1.01 / 255 / 0.224
 
 
 def test_exception_of_step_names_file(pairs):
@@ -274,44 +253,48 @@ def test_pipeline_with_unknown_first_step_runs_unchanged(pairs):
     assert_as_it_is(own, pairs)
 
 
-def test_steps_that_change_targets_run_unchanged(pairs):
-    dtypes = {tv_tensors.Image: torch.uint8, tv_tensors.Mask: torch.int64, "others": None}
-    for step in (v2.ToPureTensor(), v2.ToDtype(dtypes)):
-        joint = feedline.pair(v2.Compose([v2.ToImage(), step, v2.RandomCrop(20)]))
-        assert "move it before them" in joint.explain()
-    for again in (v2.Resize(20), v2.RandomResizedCrop(20)):
-        joint = feedline.pair(v2.Compose([v2.Resize(50), again]))
-        assert "resizes a second time" in joint.explain()
-    joint = feedline.pair(v2.Compose([v2.CenterCrop(90), v2.Resize(50)]))
-    assert "resizes a second time, or after padding" in joint.explain()
-    for padding in ({"padding_mode": "reflect"}, {"fill": (1, 2)}):
-        joint = feedline.pair(v2.Compose([v2.Resize(50), v2.RandomCrop(40, 3, **padding)]))
-        assert "unchanged   RandomCrop" in joint.explain()
-    for cuts in (v2.Pad(-2), v2.Pad((3, -1)), v2.RandomCrop(20, padding=-3)):
-        assert "negative padding" in assert_as_it_is(v2.Compose([cuts]), pairs)
-    joint = feedline.pair(v2.Compose([v2.Pad(2, fill=1), v2.Pad(2, fill=2)]))
-    assert "pads again, with another colour" in joint.explain()
-    flips = v2.Compose([v2.RandomCrop(20), v2.ColorJitter(0.2), v2.RandomHorizontalFlip()])
-    assert "unchanged   RandomHorizontalFlip" in feedline.pair(flips).explain()
-    held = v2.RandomApply([v2.RandomHorizontalFlip(1.0)], p=1.0)
-    assert (
-        "unchanged   RandomApply" in feedline.pair(v2.Compose([v2.RandomCrop(20), held])).explain()
-    )
+def shifted(image, mask):
+    shift = torch.randint(0, 9, ())
+    return image + shift, mask + shift
 
 
-def test_steps_after_refusal_match_pipeline(pairs):
-    pipelines = [
-        v2.Compose([v2.RandomCrop(20), v2.ColorJitter(0.2), v2.RandomHorizontalFlip(), *values()]),
-        v2.Compose([v2.RandomCrop(20), v2.RandomApply([v2.RandomHorizontalFlip(1)]), *values()]),
-        v2.Compose([v2.ToImage(), v2.CenterCrop(80), v2.Resize(50), *values()]),
-        v2.Compose([v2.ToImage(), v2.RandomCrop(20), v2.Lambda(lambda x: x), v2.ToPureTensor()]),
-    ]
-    for pipeline in pipelines:
-        joint = feedline.pair(pipeline)
-        assert "unchanged" in joint.explain()
-        for seed in range(4):
-            theirs = seeded(seed, usual, pipeline, *pairs[0])
-            assert_equal(tuple(seeded(seed, joint, *pairs[0])), tuple(theirs))
+UNFUSED = {
+    "pure tensors": ([v2.ToImage(), v2.ToPureTensor(), v2.RandomCrop(20)], "move it before them"),
+    "two resizes": ([v2.Resize(50), v2.Resize(20)], "resizes a second time"),
+    "crops of a resize": ([v2.Resize(50), v2.RandomResizedCrop(20)], "resizes a second time"),
+    "a resize of padding": (
+        [v2.CenterCrop(110), v2.Resize(50)],
+        "resizes a second time, or after padding",
+    ),
+    "mirrored padding": (
+        [v2.Resize(50), v2.RandomCrop(40, 3, padding_mode="reflect")],
+        "unchanged   RandomCrop",
+    ),
+    "padding that cuts": ([v2.Pad((3, -1))], "negative padding"),
+    "a crop that cuts": ([v2.RandomCrop(20, padding=-3)], "negative padding"),
+    "two colours": ([v2.Pad(2, fill=1), v2.Pad(2, fill=2)], "pads again, with another colour"),
+    "a flip after colours": (
+        [v2.RandomCrop(20), v2.ColorJitter(0.2), v2.RandomHorizontalFlip()],
+        "unchanged   RandomHorizontalFlip",
+    ),
+    "perhaps a flip": (
+        [v2.RandomCrop(20), v2.RandomApply([v2.RandomHorizontalFlip(1)])],
+        "unchanged   RandomApply",
+    ),
+    "a turn": ([v2.RandomResizedCrop(32), v2.RandomRotation(20)], "unchanged   RandomRotation"),
+    "a function": ([v2.ToImage(), v2.RandomCrop(20), shifted], "unchanged   shifted"),
+}
+
+
+@pytest.mark.parametrize("case", UNFUSED)
+def test_steps_that_cannot_be_fused_match_the_pipeline(pairs, case):
+    steps, said = UNFUSED[case]
+    pipeline = v2.Compose([*steps, *values()])
+    joint = feedline.pair(pipeline)
+    assert said in joint.explain()
+    for seed in range(4):
+        theirs = seeded(seed, usual, pipeline, *pairs[0])
+        assert_equal(tuple(seeded(seed, joint, *pairs[0])), tuple(theirs))
 
 
 def test_replaced_step_runs_unchanged(pairs, monkeypatch):
@@ -319,10 +302,6 @@ def test_replaced_step_runs_unchanged(pairs, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(v2.RandomCrop, DRAW, lambda *_: pytest.fail("not called"))
         assert f"{DRAW} was replaced" in feedline.pair(pipeline).explain()
-    with monkeypatch.context() as patch:
-        kept = v2.functional.crop
-        patch.setattr("torchvision.transforms.v2._geometry.F.crop", lambda *a, **k: kept(*a, **k))
-        assert "crop was replaced" in feedline.pair(pipeline).explain()
     with monkeypatch.context() as patch:
         kept = Image.Image.resize
         patch.setattr(Image.Image, "resize", lambda *a, **k: kept(*a, **k))
@@ -334,11 +313,6 @@ def test_replaced_step_runs_unchanged(pairs, monkeypatch):
     hooked.register_forward_hook(lambda *_: calls.append(1))
     assert "has hooks" in assert_as_it_is(v2.Compose([hooked]), pairs)
     assert calls
-    everywhere = register_module_forward_hook(lambda *_: calls.append(1))
-    try:
-        assert "all torch modules" in assert_as_it_is(v2.Compose([v2.RandomCrop(20)]), pairs)
-    finally:
-        everywhere.remove()
     whole = v2.Compose([v2.RandomCrop(20)])
     whole.register_forward_pre_hook(lambda *_: calls.append(1))
     assert_as_it_is(whole, pairs)
@@ -353,11 +327,3 @@ def test_pipeline_without_mask_support_raises(pairs):
         joint = feedline.pair(pipeline)
         with pytest.raises(TypeError):
             joint(*pairs[0])
-
-
-def test_the_explanation_names_a_step_of_the_user_and_the_size():
-    lines = feedline.pair(preset(48, own)).explain().splitlines()
-    said = {line.partition(" ")[0]: line for line in lines}
-    assert "own cannot be fused" in said["because"]
-    assert "48 px" in said["size"]
-    assert "differs from image to image" in feedline.pair(v2.Resize(30)).explain()

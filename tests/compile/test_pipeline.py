@@ -30,21 +30,13 @@ def root(tmp_path):
     return write_images(tmp_path / "images")
 
 
-def test_empty_batch_has_no_samples(root):
-    dataset = ImageFolder(str(root), FIXED)
-    dataset.samples = []
-    source = pipeline_of(dataset)
-    assert len(source) == 0
-    assert source.fingerprint()
-    with pytest.raises(IndexError):
-        source.load(Item(0, 32, 1, 1.0), ())
-
-
-@pytest.mark.parametrize("sample", [7, -8, 10**12])
+@pytest.mark.parametrize("sample", [0, 7, -8, 10**12])
 def test_index_beyond_last_sample_raises(root, sample):
-    source = pipeline_of(ImageFolder(str(root), FIXED))
+    dataset = ImageFolder(str(root), FIXED)
+    if sample == 0:
+        dataset.samples = []
     with pytest.raises(IndexError):
-        item_row(source, sample)
+        item_row(pipeline_of(dataset), sample)
 
 
 def test_rows_are_written_in_place_only(root):
@@ -56,38 +48,31 @@ def test_rows_are_written_in_place_only(root):
     assert 0 <= images[1].min() < images[1].max() <= 1
 
 
-def test_a_pickle_carries_the_paths_out_of_band_and_no_buffers(root):
+def test_paths_take_little_memory_and_are_pickled_out_of_band_without_other_buffers(root):
     dataset = ImageFolder(str(root), RANDOM)
-    dataset.samples = dataset.samples * 3000
-    source = pipeline_of(dataset)
-    item_row(source, 0, 224)
-    buffers = []
-    body = pickle.dumps(source, protocol=5, buffer_callback=buffers.append)
-    assert len(body) < 16_000
-    names = sum(len(path) - len(str(root)) for path, _ in dataset.samples)
-    assert sum(buffer.raw().nbytes for buffer in buffers) < names + 16 * 21_001 + 16_000
-    frozen = [bytes(buffer.raw()) for buffer in buffers]
-    other = pickle.loads(body, buffers=frozen)
-    assert np.array_equal(item_row(source, 8, seed=4)[0], item_row(other, 8, seed=4)[0])
-    assert (other.fingerprint(), repr(other), len(other)) == (
-        source.fingerprint(),
-        repr(source),
-        21_000,
-    )
-
-
-def test_no_python_object_per_file(root):
-    dataset = ImageFolder(str(root), RANDOM)
-    dataset.samples = [(f"{root}/cats/{number}.jpg", number) for number in range(50_000)]
+    dataset.samples = dataset.samples * 7000
     tracemalloc.start()
     try:
         source = pipeline_of(dataset)
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(source) == 50_000
+    item_row(source, 0, 224)
+    buffers = []
+    body = pickle.dumps(source, protocol=5, buffer_callback=buffers.append)
+    assert len(body) < 16_000
+    names = sum(len(path) - len(str(root)) for path, _ in dataset.samples)
+    assert sum(buffer.raw().nbytes for buffer in buffers) < names + 16 * 49_001 + 16_000
     decoder = 1 << 20
-    assert kept < 50_000 * (len("cats/12345.jpg") + 1 + 16) + decoder + 300_000
+    assert kept < names + 17 * 49_000 + decoder + 300_000  # no Python object for each file
+    frozen = [bytes(buffer.raw()) for buffer in buffers]
+    other = pickle.loads(body, buffers=frozen)
+    assert np.array_equal(item_row(source, 8, seed=4)[0], item_row(other, 8, seed=4)[0])
+    assert (other.fingerprint(), repr(other), len(other)) == (
+        source.fingerprint(),
+        repr(source),
+        49_000,
+    )
 
 
 def test_transform_identity_covers_everything_that_affects_pixels(root):
@@ -100,12 +85,10 @@ def test_transform_identity_covers_everything_that_affects_pixels(root):
         [crop, v1.RandomHorizontalFlip(), floats],
         [v1.Resize(32), v1.CenterCrop(32), floats],
         [v1.Resize(40), v1.CenterCrop(32), floats],
-        [v1.Resize(40), v1.RandomCrop(32), floats],
         [v1.PILToTensor(), crop, v1.ConvertImageDtype(torch.float32)],
         [crop, floats, v1.Normalize([0.5] * 3, [0.5] * 3)],
         [crop, floats, v1.Normalize([0.5] * 3, [0.5001] * 3)],
         [crop, floats, v1.RandomErasing(0.5)],
-        [crop, floats, v1.RandomErasing(0.25)],
         [crop, floats, v1.RandomErasing(0.5), v1.Normalize([0.5] * 3, [0.5] * 3)],
         [crop],
         [crop, own()],
@@ -121,7 +104,7 @@ def test_transform_identity_covers_everything_that_affects_pixels(root):
 
     first = told()
     assert len(set(first)) == len(pipelines)
-    pipelines[pipelines.index([crop, pipelines[14][1]])] = [crop, own()]  # at another address
+    pipelines[12] = [crop, own()]  # at another address
     assert told() == first
     assert not any(" at 0x" in text for text in first)
     assert re.fullmatch(r"RandomResizedCrop\(.*\), ToTensor\(\) \[[0-9a-f]{16}\]", first[0])
@@ -155,12 +138,6 @@ def test_worker_recognises_unpickled_dataset(root, method):
         assert torch.equal(value, expected[0])
         assert (label, identity) == expected[1:3]
         assert process != os.getpid()
-
-
-def test_pipeline_reports_if_strength_changes_crop(root):
-    for crop, uses in ((v1.RandomResizedCrop(32), True), (v1.Resize((32, 32)), False)):
-        dataset = ImageFolder(str(root), v1.Compose([crop, v1.ToTensor()]))
-        assert pipeline_of(dataset).uses_strength is uses
 
 
 def test_truncated_images_are_read_if_pillow_is_configured_to(root, monkeypatch):

@@ -7,7 +7,6 @@ import sys
 import textwrap
 import warnings
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,16 +147,6 @@ CHANGES = {
         """,
         "v1 train",
     ),
-    "other parameters": (
-        "torchvision 0.30",
-        "torchvision.transforms.v2._geometry.RandomResizedCrop.make_params",
-        """
-        def make_params(self, flat_inputs):
-            height, width = query_size(flat_inputs)
-            return dict(top=0, left=0, height=(height + 1) // 2, width=(width + 1) // 2)
-        """,
-        "v2 train",
-    ),
     "another flip": (
         "torchvision 0.30",
         "torchvision.transforms.functional.hflip",
@@ -206,12 +195,6 @@ CHANGES = {
             return self._new(self.im.resize(size, Resampling.NEAREST, box or (0, 0, *self.size)))
         """,
         "v1 eval",
-    ),
-    "another solarize": (
-        "PIL 14.0",
-        "PIL.ImageOps.solarize",
-        "def solarize(image, threshold=128): return invert(image)",
-        "v1 colours",
     ),
     "another Gaussian blur": (
         "PIL 14.0",
@@ -312,30 +295,21 @@ def test_crops_that_read_the_size_of_pillow_images_are_fused(monkeypatch):
     assert feedline.compile(v1.Compose(steps)).explain().startswith("fused")
 
 
-@pytest.mark.parametrize(
-    ("where", "source"),
-    [
-        (
-            "torchvision.transforms.v2._geometry.RandomResizedCrop.transform",
-            """
-            def transform(self, inpt, params):
-                size = params["height"], params["width"]
-                if isinstance(inpt, tv_tensors.Mask):
-                    inpt = F.resize(inpt, size)
-                return self._call_kernel(
-                    F.resized_crop, inpt, **params, size=self.size, interpolation=self.interpolation
-                )
-            """,
-        ),
-        (
-            "torchvision.transforms.v2._geometry.RandomHorizontalFlip.transform",
-            "def transform(self, inpt, params): return self._call_kernel(F.vertical_flip, inpt)",
-        ),
-    ],
-)
-def test_a_pair_of_changed_code_runs_unchanged(where, source, monkeypatch):
+def test_a_pair_whose_masks_are_cropped_in_another_way_runs_unchanged(monkeypatch):
     version = new_version(monkeypatch, "torchvision", "0.30")
-    define(monkeypatch, where, source)
+    define(
+        monkeypatch,
+        "torchvision.transforms.v2._geometry.RandomResizedCrop.transform",
+        """
+        def transform(self, inpt, params):
+            size = params["height"], params["width"]
+            if isinstance(inpt, tv_tensors.Mask):
+                inpt = F.resize(inpt, size)
+            return self._call_kernel(
+                F.resized_crop, inpt, **params, size=self.size, interpolation=self.interpolation
+            )
+        """,
+    )
     pipeline = v2.Compose([v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ToImage()])
     with pytest.warns(RuntimeWarning, match=version):
         pair = feedline.pair(pipeline)
@@ -349,11 +323,7 @@ def test_a_pair_of_changed_code_runs_unchanged(where, source, monkeypatch):
         (
             "torchvision 0.30",
             "torchvision.datasets.folder.pil_loader",
-            """
-            def pil_loader(path):
-                with open(path, "rb") as f:
-                    return Image.open(f).convert("L").convert("RGB")
-            """,
+            "def pil_loader(path): return Image.open(path).convert('L').convert('RGB')",
         ),
         (
             "torchvision 0.30",
@@ -398,14 +368,10 @@ def test_a_folder_of_changed_code_is_not_compiled(library, where, source, root, 
 @pytest.mark.parametrize(
     ("library", "version", "is_tested"),
     [
-        ("torchvision", "0.16.2", False),
         ("torchvision", "0.17.0+cpu", True),
-        ("torchvision", "0.29.1", True),
         ("torchvision", "0.30.0a0+5f2d4f4", False),
         ("torchvision", "", False),
         ("timm", "0.9.16", False),
-        ("timm", "1.0.99", True),
-        ("PIL", "9.5.0.post1", False),
         ("PIL", "13.0.1", True),
         ("PIL", "13.1.0", False),
     ],
@@ -417,9 +383,3 @@ def test_versions_that_were_not_tested_are_named(library, version, is_tested, mo
     names = untested_versions()
     assert (names == "") == is_tested
     assert is_tested or (version in names and TESTED_VERSIONS[library] in names)
-
-
-def test_the_documentation_names_the_tested_versions():
-    page = Path(__file__).parents[2] / "docs" / "explanation" / "how-it-works.md"
-    text = page.read_text()
-    assert [versions for versions in TESTED_VERSIONS.values() if versions not in text] == []

@@ -29,21 +29,15 @@ STEPS = {
     for version in (v1, v2)
     for name, make in {
         "all colours": lambda v: v.ColorJitter(0.8, 0.8, 0.8, 0.4),
-        "contrast": lambda v: v.ColorJitter(contrast=(0.2, 3.0)),
-        "hue": lambda v: v.ColorJitter(hue=0.5),
         "none": lambda v: v.ColorJitter(),
         "grey": lambda v: v.RandomGrayscale(0.5),
         "blur": lambda v: v.GaussianBlur(9, (0.1, 2.0)),
-        "uneven blur": lambda v: v.GaussianBlur((3, 11), 1.5),
         "a kernel without room": lambda v: v.GaussianBlur(49),
         "flip": lambda v: v.RandomHorizontalFlip(0.5),
         "flip down": lambda v: v.RandomVerticalFlip(0.5),
-        "perhaps solarize": lambda v: v.RandomSolarize(128, 0.5),
         "perhaps solarize at a fraction": lambda v: v.RandomSolarize(99.5, 0.5),
         "solarize nothing": lambda v: v.RandomSolarize(255.5, 1.0),
-        "solarize all": lambda v: v.RandomSolarize(-1, 1.0),
         "perhaps posterize": lambda v: v.RandomPosterize(3, 0.5),
-        "posterize": lambda v: v.RandomPosterize(1, 1.0),
         "posterize to none": lambda v: v.RandomPosterize(8, 1.0),
         "perhaps invert": lambda v: v.RandomInvert(0.5),
         "perhaps a Compose": lambda v: v.RandomApply(
@@ -59,17 +53,14 @@ STEPS = {
         "perhaps equalize": lambda v: v.RandomEqualize(0.5),
         "perhaps autocontrast": lambda v: v.RandomAutocontrast(0.5),
         "perhaps sharpen": lambda v: v.RandomAdjustSharpness(2.3, 0.5),
-        "smooth": lambda v: v.RandomAdjustSharpness(0, 1.0),
         "affine": lambda v: v.RandomAffine(30, (0.2, 0.1), (0.7, 1.4), 10),
         "affine, filled": lambda v: v.RandomAffine(
             30, shear=(3, 9, 0, 9), interpolation=BILINEAR, fill=(1, 20, 255)
         ),
-        "rotation": lambda v: v.RandomRotation(170, fill=7),
         "rotation, bicubic": lambda v: v.RandomRotation(60, BICUBIC, center=(3, 4)),
         "rotation by quarters": lambda v: v.RandomRotation((90, 90)),
         "no rotation": lambda v: v.RandomRotation((0, 0)),
         "two maps": lambda v: v.Compose([v.RandomAffine(30), v.RandomRotation(40)]),
-        "rand": lambda v: v.RandAugment(3, 12),
         "rand, filled": lambda v: v.RandAugment(interpolation=BILINEAR, fill=[1, 2, 3]),
         "trivial": lambda v: v.TrivialAugmentWide(),
         **{
@@ -169,38 +160,6 @@ def replaced(step):
 )
 def test_unknown_step_runs_unchanged(step):
     assert pixel_step(step) is None
-
-
-def test_pipeline_result_is_equal_with_and_without_replacements(root, monkeypatch):
-    steps = [
-        *(v1.RandomResizedCrop(32), v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.RandomPerspective()),
-        *(v1.RandomGrayscale(0.5), v1.RandomHorizontalFlip(), *FLOATS, v1.RandomErasing(0.5)),
-    ]
-    dataset = ImageFolder(str(root), v1.Compose(steps))
-    with monkeypatch.context() as patched:
-        patched.setattr(supported_transforms, "photometric", None)
-        plain = compile_dataset(dataset)
-    recognition = compile_dataset(dataset)
-    assert plain.pipeline is not None
-    assert recognition.pipeline is not None
-    assert [step.partition("(")[0] for step in recognition.unchanged] == [
-        *("RandomPerspective", "RandomErasing")
-    ]
-    assert [step.partition("(")[0] for step in plain.unchanged] == [
-        *(
-            "ColorJitter",
-            "RandomPerspective",
-            "RandomGrayscale",
-            "RandomHorizontalFlip",
-            "RandomErasing",
-        )
-    ]
-    assert recognition.pipeline.writes_rows
-    assert "RandomPerspective" in recognition.reasons[0]
-    for seed in range(20):
-        item = Item(seed % 4, None, seed, 1.0)
-        assert torch.equal(recognition.pipeline.sample(item)[0], plain.pipeline.sample(item)[0])
-    assert recognition.pipeline.transform_identity() != ""
 
 
 def doubled(image):

@@ -71,16 +71,11 @@ V2_BYTES = v2.ToImage()
 AS_THEY_ARE = {
     "v1 erasing": (4, [*CROP, *FLOATS, v1.RandomErasing(1.0)]),
     "v1 erasing by noise": (4, [*CROP, *FLOATS, v1.RandomErasing(1.0, value="random")]),
-    "v1 erasing in place": (4, [*CROP, *FLOATS, v1.RandomErasing(1.0, value=2, inplace=True)]),
     "v1 erasing by colours": (4, [*CROP, *FLOATS, v1.RandomErasing(0.5, value=(1, 2, 3))]),
     "v1 colours": (2, [*CROP, v1.ColorJitter(0.4, 0.4, 0.4, 0.1), *FLOATS]),
-    "v1 colours, then a flip": (2, [*CROP, JITTER, v1.RandomHorizontalFlip(), *FLOATS]),
-    "v1 grey": (2, [*CROP, v1.RandomGrayscale(0.5), *FLOATS]),
     "v1 in any order": (2, [*CROP, v1.RandomOrder([JITTER, BLUR]), *FLOATS]),
-    "v1 one of them": (2, [*CROP, v1.RandomChoice([JITTER, BLUR]), *FLOATS]),
     "v1 augmented": (2, [*CROP, v1.RandAugment(), *FLOATS]),
     "v1 augmented bytes": (3, [v1.PILToTensor(), *CROP, POLICY, TO_FLOATS]),
-    "v2 augmented bytes": (3, [V2_BYTES, *CROP, v2.RandAugment(), *V2_FLOATS]),
     "v2 augmented, then bytes": (2, [*CROP, v2.TrivialAugmentWide(), v2.PILToTensor()]),
     "v1 bytes": (3, [*CROP, v1.PILToTensor(), v1.RandomInvert(0.5)]),
     "v2 erasing": (3, [V2_BYTES, *CROP, v2.RandomErasing(1.0, value="random")]),
@@ -195,7 +190,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_step_receives_same_input_as_in_torchvision(root, form):
-    seen = Seen()
+    seen, kept = Seen(), []
     dataset, recognition = compiled_folder(root, *FORMS[form], seen)
     for sample in range(len(dataset)):
         seen.values.clear()
@@ -203,22 +198,9 @@ def test_step_receives_same_input_as_in_torchvision(root, form):
         as_sample(recognition.pipeline, sample)
         theirs, ours = seen.values
         are_alike(ours, theirs)
+        kept.append((ours, np.asarray(ours).copy()))
     assert isinstance(ours, tv_tensors.Image) == form.startswith("image")
-
-
-def test_tensor_kept_by_step_is_not_overwritten(root):
-    for form in FORMS:
-        seen = Seen()
-        _, recognition = compiled_folder(root, *FORMS[form], seen)
-        as_sample(recognition.pipeline, 0)
-        before = pixels(seen.values[-1]).copy()
-        as_sample(recognition.pipeline, 3)
-        assert before.any()
-        assert np.array_equal(pixels(seen.values[-2]), before)
-
-
-def pixels(value):
-    return np.asarray(value) if isinstance(value, Image.Image) else value.numpy()
+    assert all(np.array_equal(np.asarray(ours), before) for ours, before in kept), "overwritten"
 
 
 @pytest.mark.parametrize(
@@ -249,8 +231,8 @@ def forbidden(*_):
 @pytest.mark.parametrize(
     "step",
     [
-        *(v1.Lambda(len), v2.Lambda(len), len, lambda x: x, v1.RandomApply([len])),
-        *(v1.RandomOrder([v1.ColorJitter(), len]), v2.RandomChoice([v1.RandomApply([len])])),
+        *(v1.Lambda(len), len, v1.RandomApply([len])),
+        v2.RandomChoice([v1.RandomApply([len])]),
         type("ColorJitter", (v1.ColorJitter,), {})(0.1),
         v2.SanitizeBoundingBoxes(labels_getter=forbidden),
         v1.RandomApply([v2.SanitizeBoundingBoxes(labels_getter=forbidden)]),
@@ -269,7 +251,6 @@ def test_user_code_is_not_run_for_recognition(root, step, monkeypatch):
 # Pipelines that cannot write rows, with the reason and the result of `sample`.
 NO_ROWS = {
     "PIL images": ([*CROP, v1.RandomHorizontalFlip()], "returns PIL images"),
-    "PIL images, jittered": ([*CROP, v1.ColorJitter(0.1)], "returns Image, not a tensor"),
     "another size": ([*CROP, *FLOATS, v1.Resize((16, 16))], r"shape \(3, 16, 16\)"),
     "another dtype": (
         [*CROP, v2.ToImage(), v1.RandomErasing(), v2.ToDtype(torch.bfloat16)],
@@ -280,8 +261,6 @@ NO_ROWS = {
     "five crops": ([*CROP, v1.FiveCrop(8)], "returns tuple, not a tensor"),
     "a dictionary": ([*CROP, lambda x: {"x": x}], "output of <lambda> is known only"),
     "a gradient": ([*CROP, v1.ToTensor(), lambda x: x.requires_grad_()], "<lambda>"),
-    "sparse": ([*CROP, v1.ToTensor(), lambda x: x.to_sparse()], "<lambda>"),
-    "another device": ([*CROP, v1.ToTensor(), lambda x: x.to("meta")], "<lambda>"),
 }
 
 
@@ -302,10 +281,7 @@ def test_output_without_row_shape_is_collated_from_samples(root, case):
         ours, ours_label = pipeline.sample(Item(3, None, 1, 1.0))
         assert (type(ours), ours_label) == (type(theirs), label)
         if isinstance(theirs, torch.Tensor):
-            assert ours.shape == theirs.shape
-            assert (ours.dtype, ours.layout, ours.device) == (
-                *(theirs.dtype, theirs.layout, theirs.device),
-            )
+            assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
 
 
 def test_step_receives_size_and_strength_of_item(root):
@@ -323,11 +299,7 @@ def test_step_receives_size_and_strength_of_item(root):
 
 
 @pytest.mark.parametrize(
-    "second",
-    [
-        *(v1.RandomHorizontalFlip(), v1.CenterCrop(32), v1.RandomCrop(32), v1.Resize((32, 32))),
-        v1.RandomResizedCrop(32),
-    ],
+    "second", [v1.RandomHorizontalFlip(), v1.CenterCrop(32), v1.Resize((32, 32))]
 )
 def test_repeated_step_runs_unchanged(root, second):
     steps = [v1.Resize(40), v1.RandomHorizontalFlip(), v1.CenterCrop(32)]
@@ -369,18 +341,6 @@ def test_step_that_ignores_image_size_raises(root):
         item_row(pipeline, 0, 48)
 
 
-def grey(image):
-    return image.convert("L")
-
-
-def with_alpha(image):
-    return image.convert("RGBA")
-
-
-def as_array(image):
-    return np.array(image)[:, ::2]
-
-
 class Special(Image.Image):
     """An image that feedline knows nothing of."""
 
@@ -391,14 +351,19 @@ def special(image):
     return other
 
 
-def half(image):
-    return image.resize((16, 20))
+OUTPUTS = {
+    "alpha": lambda image: image.convert("RGBA"),
+    "an array": lambda image: np.array(image)[:, ::2],
+    "another image": special,
+    "half": lambda image: image.resize((16, 20)),
+}
 
 
-@pytest.mark.parametrize("step", [grey, with_alpha, as_array, special, half])
-def test_output_of_user_step_is_passed_to_later_steps(root, step):
+@pytest.mark.parametrize("case", OUTPUTS)
+def test_output_of_user_step_is_passed_to_later_steps(root, case):
+    step = OUTPUTS[case]
     steps = [*CROP, step, v1.ToTensor()]
-    if step in (special, half):
+    if case in ("another image", "half"):
         steps.append(v1.Normalize(MEAN, STD))
     pipeline = compiled_folder(root, *steps)[1].pipeline
     before = compiled_folder(root, *CROP)[1].pipeline

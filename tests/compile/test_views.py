@@ -9,19 +9,15 @@ import pytest
 import torch
 from PIL import Image
 from torchvision import transforms as v1
-from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import feedline
 from feedline.errors import UsageError
-from feedline.images.codec_registry import Decoder
-from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.compile_pipeline import compile_transform
-from feedline.images.compile.fused_transform import ViewCrops
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from image_inputs import drawn, opened, own_step, random_pipeline, seeded, usual_pipeline
-from torchvision_folder import image, pixel_error, write_images
+from torchvision_folder import image, pixel_error
 
 
 @pytest.mark.parametrize("name", ["plain.jpg", "wide.jpg", "plain.png", "grey.jpg"])
@@ -43,31 +39,26 @@ def test_each_view_matches_its_pipeline_for_same_draws(pictures, name):
 
 
 def test_all_forms_of_an_image_give_the_same(pictures):
-    views = feedline.views(*2 * [random_pipeline(32, own_step)], random_pipeline(12))
+    views = feedline.views(
+        *2 * [feedline.compile(random_pipeline(32, own_step))], random_pipeline(12)
+    )
     path = pictures["plain.jpg"]
     forms = [str(path), path.read_bytes(), Image.open(path), opened(path)]
-    made = [seeded(5, lambda given=given: views(given)) for given in forms]
+    made = [seeded(5, views, given) for given in forms]
+    made.append(seeded(5, pickle.loads(pickle.dumps(views)), path))
     for other in made[1:]:
         assert all(map(torch.equal, made[0], other))
     assert not torch.equal(made[0][0], made[0][1])
 
 
-def test_an_image_is_decoded_once_and_no_more_than_is_shown(pictures, monkeypatch):
-    parts = []
-
-    def read_part(self, by=1, part=None):
-        parts.append(part)
-        return original(self, by, part)
-
-    original = Decoder.read
-    monkeypatch.setattr(Decoder, "read", read_part)
+def test_an_image_is_decoded_once_and_no_more_than_is_shown(pictures, decoded_parts):
     small = v2.Compose([v2.RandomResizedCrop(8, scale=(0.01, 0.02)), v2.ToImage()])
     feedline.views(small, small)(pictures["wide.jpg"])
-    ((_, _, height, width),) = parts
+    ((_, _, height, width),) = decoded_parts
     assert height * width < 300 * 81
-    parts.clear()
+    decoded_parts.clear()
     feedline.views(small, usual_pipeline())(pictures["wide.jpg"])
-    assert parts == [None], "a resize of the whole wants all of it"
+    assert decoded_parts == [None], "a resize of the whole wants all of it"
 
 
 def test_unfused_views_receive_image_in_order(pictures):
@@ -90,26 +81,6 @@ def test_unfused_views_receive_image_in_order(pictures):
     ours = seeded(3, lambda: feedline.views(fixed, unknown)(grey))
     theirs = seeded(3, lambda: [fixed(grey), unknown(grey)])
     assert all(map(torch.equal, ours, theirs))
-
-
-class Counter:
-    """Keeps state, and sees every Pillow image once, in order."""
-
-    def __init__(self):
-        self.seen = []
-
-    def __call__(self, picture):
-        self.seen.append(picture.size)
-        return len(self.seen)
-
-
-def test_a_view_that_keeps_state_is_called_once_an_image(pictures):
-    counter = Counter()
-    views = feedline.views(counter, usual_pipeline(), counter)
-    first, _, third = views(pictures["plain.jpg"])
-    assert (first, third) == (1, 2)
-    assert views(pictures["wide.jpg"])[0] == 3
-    assert counter.seen == [(120, 90), (120, 90), (300, 81), (300, 81)]
 
 
 def test_a_step_that_has_another_image_decoded_disturbs_no_view(pictures):
@@ -139,50 +110,3 @@ def test_none_or_no_transforms_are_rejected():
         feedline.views()
     with pytest.raises(UsageError, match="expects a function"):
         feedline.views([usual_pipeline(), usual_pipeline()])
-
-
-def test_compiled_pipelines_are_used_unchanged(pictures):
-    pipeline = random_pipeline()
-    views = feedline.views(feedline.compile(pipeline), pipeline)
-    assert views.transforms == (pipeline, pipeline)
-    other = pickle.loads(pickle.dumps(views))
-    both = [seeded(1, lambda each=each: each(pictures["plain.jpg"])) for each in (views, other)]
-    assert all(map(torch.equal, *both))
-
-
-class TwoViews:
-    """A class as SimCLR's implementations have it."""
-
-    def __init__(self, transform, views=2):
-        self.transform, self.views = transform, views
-
-    def __call__(self, image):
-        return tuple(self.transform(image) for _ in range(self.views))
-
-
-def test_a_users_class_that_calls_transforms_runs_unchanged(tmp_path, pictures):
-    wrapper, path = TwoViews(random_pipeline(32)), pictures["plain.jpg"]
-    compiled = feedline.compile(wrapper)
-    made, expected = (seeded(1, lambda c=c: c(opened(path))) for c in (compiled, wrapper))
-    assert type(made) is tuple
-    assert all(map(torch.equal, made, expected))
-    data = ImageFolder(str(write_images(tmp_path)), wrapper)
-    uncompiled = compile_dataset(data)
-    for reason in (compiled.explain(), f"{uncompiled.reasons} {uncompiled.fix}"):
-        assert "TwoViews" in reason
-        assert "feedline.views(" in reason
-    with feedline.DataLoader(data, 4, num_workers=0, seed=1) as loader:
-        assert [view.shape for view in next(iter(loader))[0]] == 2 * [(4, 3, 32, 32)]
-        data.transform.views = 3  # followed from the next iteration on
-        assert len(next(iter(loader))[0]) == 3
-        data.transform.transform = random_pipeline(12)
-        assert next(iter(loader))[0][0].shape == (4, 3, 12, 12)
-
-
-def test_sizes_keep_their_proportion():
-    crop = compile_transform(usual_pipeline()).crop
-    crops = ViewCrops((crop, crop, crop), (224, 96, 1))
-    assert crops.sides_at(224) == (224, 96, 1)
-    assert crops.sides_at(112) == (112, 48, 1)
-    assert crops.sides_at(100) == (100, 43, 1)
-    assert crops.largest == 224
