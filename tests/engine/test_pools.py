@@ -52,18 +52,6 @@ def kill_worker(loader: DataLoader) -> None:
     assert eventually(killed)
 
 
-@contextlib.contextmanager
-def interrupt_after(seconds: float) -> Iterator[None]:
-    """Context manager: raise KeyboardInterrupt after a time, unless the time is 0."""
-    usual = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, usual)
-
-
 @pytest.fixture(scope="class")
 def rows(request: pytest.FixtureRequest) -> Iterator[DataLoader]:
     """One loader for the tests of a class, because workers may take seconds to start."""
@@ -126,7 +114,7 @@ class PoolTests:
             interrupted = 0
             while len(seen) < len(loader):
                 try:
-                    with interrupt_after(0.0005 if interrupted < 2 else 0.0):
+                    with _interrupt_after(0.0005 if interrupted < 2 else None):
                         seen += read([next(batches)])
                 except KeyboardInterrupt:
                     interrupted += 1
@@ -296,3 +284,21 @@ def test_the_task_of_a_worker_that_the_pool_kills_is_repeated(
         pool.kill(worker_id, "it was stuck")
         assert take(feed, source) == expected(Steady(96), order)
         assert feed.deaths == ["it was stuck"]
+
+
+class _interrupt_after:
+    """Context manager: Ctrl-C after a time, if it still runs."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+
+    def __enter__(self) -> None:
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        self.usual = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, self.seconds or 0.0)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, self.usual)
