@@ -26,14 +26,11 @@ def test_pictures_of_any_mode_become_rgb(mode):
     picture = pictures()[0].convert(mode)
     read = open_source(Samples([(picture, 0)])).read(0)
     assert np.array_equal(read, np.asarray(picture.convert("RGB")))
-
-
-def test_a_palette_with_transparency_is_read_without_a_warning():
-    picture = pictures()[0].convert("P")
-    kept = Image.open(io.BytesIO(encoded(picture, "PNG", transparency=bytes(range(256)))))
-    read = open_source(Samples([(kept, 0)])).read(0)
-    assert np.array_equal(read, np.asarray(picture.convert("RGB")))
-    assert "transparency" in kept.info
+    if mode == "P":  # with transparency it is read without a warning
+        transparency = bytes(range(256))
+        kept = Image.open(io.BytesIO(encoded(picture, "PNG", transparency=transparency)))
+        assert np.array_equal(open_source(Samples([(kept, 0)])).read(0), read)
+        assert "transparency" in kept.info
 
 
 @pytest.mark.parametrize("grey", [np.eye(9, 8, dtype=np.uint8), torch.eye(9, 8).byte()[None]])
@@ -45,13 +42,10 @@ def test_grey_images_get_three_equal_channels(grey):
 @pytest.mark.parametrize(
     ("labels", "field"),
     [
-        (range(3), Field("label", "int64", ())),
         (np.arange(3, dtype=np.uint8), Field("label", "int64", ())),
-        (torch.arange(3), Field("label", "int64", ())),
         ([0.5, 1.5, 2.5], Field("label", "float64", ())),
         (torch.arange(3) / 2, Field("label", "float32", ())),
         ([True, False, True], Field("label", "bool", ())),
-        (np.arange(6, dtype=np.float32).reshape(3, 2), Field("label", "float32", (2,))),
         (torch.arange(6).reshape(3, 2) % 2 == 0, Field("label", "bool", (2,))),
         ([[0, 1], [2, 3], [4, 5]], Field("label", "int64", (2,))),
     ],
@@ -80,19 +74,14 @@ def test_samples_may_be_dicts(entries, names):
     ("bad", "said"),
     [
         (ValueError("no such file"), "the dataset raised ValueError: no such file"),
-        (KeyError("x"), "the dataset raised KeyError: 'x'"),
         ((torch.zeros(3, 9, 8), 0), r"a Tensor, float32 of shape \(3, 9, 8\).*without its transf"),
-        ((np.zeros((9, 8, 3)), 0), r"a ndarray, float64 of shape .*without its transform"),
         ((np.zeros((3, 9, 8), np.uint8), 0), r"uint8 of shape \(3, 9, 8\)"),
         ((np.zeros((9, 8, 3), np.int16), 0), "a PIL image.* a ndarray, int16"),
         ((torch.zeros(9, 8, 3, dtype=torch.uint8), 0), r"a Tensor, uint8 of shape \(9, 8, 3\)"),
         ((np.zeros((0, 8, 3), np.uint8), 0), r"no pixels: shape \(0, 8, 3\)"),
-        (("a.jpg", 0), "a PIL image.* a str"),
         ((pictures()[0], 0, "more"), r"\(image, label\).* a tuple of 3"),
         ({"image": pictures()[0]}, "got a dict of 'image'"),
-        (pictures()[0], "got a Image"),
         ((pictures()[0], 0.5), r"its label is float64 of shape \(\), but that of sample 0 is int6"),
-        ((pictures()[0], [1, 2]), r"its label is int64 of shape \(2,\)"),
         ((pictures()[0], "ants"), "its label is not supported: .*number the classes"),
     ],
 )
@@ -109,9 +98,8 @@ def test_unusable_sample_is_named_in_error(tmp_path, bad, said):
 
 def test_image_that_fails_to_decode_raises():
     torn = Image.open(io.BytesIO(encoded(pictures()[0], "PNG")[:400]))
-    dataset = Samples([(torn, 0)])
     with pytest.raises(ImageError, match="Pillow raised OSError: "):
-        open_source(dataset).read(0)
+        open_source(Samples([(torn, 0)])).read(0)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +154,5 @@ def test_modified_torchvision_folder_is_used_unchanged(tmp_path):
     assert [source.store.key(sample) for sample in range(4)] == [f"{n:08d}" for n in range(4)]
     plain = open_source(datasets.ImageFolder(root))
     shutil.rmtree(root)
-    assert [plain.store.label(sample) for sample in (0, 6)] == [
-        0,
-        1,
-    ]  # without a look at the images
+    labels = [plain.store.label(sample) for sample in (0, 6)]  # without a look at the images
+    assert labels == [0, 1]

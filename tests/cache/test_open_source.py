@@ -223,6 +223,10 @@ def test_invalid_source_is_rejected(tmp_path):
     tensors = TensorDataset(torch.zeros(2, 3, 9, 8))
     with pytest.raises(DatasetError, match=r"\(image, label\).*a tuple of 1"):
         open_source(tensors)
+    for name in ("a.tar", "b.parquet"):
+        (tmp_path / name).touch()
+    with pytest.raises(DatasetError, match=r"files of several kinds, .*a\.tar.*b\.parquet"):
+        open_source(tmp_path / "*")
 
 
 def test_class_folders_are_preferred_to_archive_next_to_them(tmp_path):
@@ -231,13 +235,6 @@ def test_class_folders_are_preferred_to_archive_next_to_them(tmp_path):
     (root / "cover.png").write_bytes(b"")
     assert open_source(root).kind == "folder"
     assert open_source(str(root)).kind == "folder"
-
-
-def test_files_of_several_kinds_are_rejected(tmp_path):
-    for name in ("a.tar", "b.parquet"):
-        (tmp_path / name).touch()
-    with pytest.raises(DatasetError, match=r"files of several kinds, .*a\.tar.*b\.parquet"):
-        open_source(tmp_path / "*")
 
 
 def test_train_and_val_are_not_classes(tmp_path):
@@ -251,22 +248,17 @@ def test_train_and_val_are_not_classes(tmp_path):
         with pytest.warns(UserWarning, match=r"/train' or .*/val'"):
             both = ImageFolder(place)
         assert both.classes == ["train", "val"]
-
-
-def test_shards_of_train_and_val_are_not_mixed(tmp_path):
-    for name in ("train", "val"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "000.tar").touch()
+    for name in ("train", "val"):  # nor are their shards mixed
+        (tmp_path / "shards" / name).mkdir(parents=True)
+        (tmp_path / "shards" / name / "000.tar").touch()
     with pytest.raises(UsageError, match=r"/train' or .*/val'"):
-        open_source(tmp_path)
+        open_source(tmp_path / "shards")
 
 
 def test_classes_named_like_splits_are_classes(tmp_path):
     root = write_images(tmp_path / "photos")
-    for old, new in zip(
-        sorted(each for each in root.iterdir() if each.is_dir()), ("train", "val"), strict=False
-    ):
-        old.rename(root / new)
+    (root / "cats").rename(root / "train")
+    (root / "dogs").rename(root / "val")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert {"train", "val"} <= set(ImageFolder(root).classes)
@@ -306,13 +298,6 @@ def test_malformed_shard_is_rejected_with_its_key(tmp_path, files, said):
         open_source(write_tar(tmp_path / "a.tar", files))
 
 
-def test_texts_are_class_names(tmp_path):
-    files = {"1.jpg": b"", "1.cls": b"bee", "2.jpg": b"", "2.cls": b"ant"}
-    source = open_source(write_tar(tmp_path / "a.tar", files))
-    assert source.classes == ["ant", "bee"]
-    assert [source.store.label(sample) for sample in range(2)] == [1, 0]
-
-
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.TGZ", "a.tar.zst"])
 def test_compressed_shards_raise_with_hint(tmp_path, name):
     with tarfile.open(tmp_path / name, "w:gz"):
@@ -328,8 +313,9 @@ def test_compressed_shards_raise_with_hint(tmp_path, name):
 # Parquet and Arrow files
 
 
-@pytest.mark.parametrize("column", ["img", "jpg", "png", "photo"])
-@pytest.mark.parametrize("label", ["labels", "fine_label", "cls"])
+@pytest.mark.parametrize(
+    ("column", "label"), [("img", "labels"), ("png", "fine_label"), ("photo", "cls")]
+)
 def test_columns_are_found_by_their_names(tmp_path, column, label):
     columns = {"id": ["a"] * 8, label: array(LABELS, "uint8"), column: images()}
     source = open_source(write(tmp_path / "a.parquet", columns))
@@ -345,7 +331,7 @@ def test_missing_or_duplicate_paths_are_not_used_as_names(tmp_path, paths):
     assert [source.store.key(sample) for sample in range(2)] == ["a.parquet/0", "a.parquet/1"]
 
 
-@pytest.mark.parametrize("classes", [None, [], {"0": "ant"}, ["ant", 1], "ant"])
+@pytest.mark.parametrize("classes", [None, [], {"0": "ant"}, ["ant", 1]])
 def test_invalid_class_list_is_ignored(tmp_path, classes):
     columns = {"image": images(), "label": LABELS}
     assert open_source(write(tmp_path / "a.parquet", columns, classes)).classes is None
@@ -386,11 +372,7 @@ def test_row_without_bytes_raises(tmp_path):
     [
         (lambda: {"label": [1]}, "lacks an image column named 'image', 'img'.*'label' .int64."),
         (lambda: {"image": ["a.jpg"], "label": [1]}, "lacks an image column.*'image' .string."),
-        (
-            lambda: {"image": images(0, 1)},
-            "lacks a column of whole numbers named 'label', 'labels'",
-        ),
-        (lambda: {"image": images(0, 1), "label": ["ant"]}, "lacks a column of whole numbers"),
+        (lambda: {"image": images(0, 1)}, "lacks a column of whole numbers named 'label'"),
         (lambda: {"image": images(0, 1), "label": [0.5]}, "lacks a column of whole numbers"),
         (lambda: {"a": images(0, 1), "b": images(0, 1), "label": [1]}, "lacks an image column"),
         (lambda: {"image": images(0, 2), "label": [1, None]}, "1 rows of .* have no 'label'"),

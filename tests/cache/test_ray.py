@@ -348,29 +348,21 @@ def test_nodes_read_from_a_store_and_write_into_one(cluster, server, source, tmp
 
 
 @pytest.mark.slow
-def test_source_not_visible_to_nodes_is_named_in_error(cluster, source, tmp_path, away):
+def test_build_that_nodes_cannot_run_is_rejected(cluster, source, tmp_path, away, monkeypatch):
     for on_error in ("raise", "skip"):
         with pytest.raises(
             DatasetError, match=rf"on the node {socket.gethostname()} .*jpg' does not exist here"
         ):
             made_on_ray(away(source), tmp_path / "cache", on_error=on_error)
-
-
-@pytest.mark.slow
-def test_dataset_that_cannot_be_pickled_is_rejected(cluster, tmp_path):
     dataset = gated(tmp_path / "gate")
     dataset.lock = threading.Lock()
     with pytest.raises(UsageError, match=r"(?s)cannot send .*lock.*without ray"):
-        made_on_ray(dataset, tmp_path / "cache")
-
-
-@pytest.mark.slow
-def test_node_with_another_feedline_version_is_rejected(cluster, source, tmp_path, monkeypatch):
+        made_on_ray(dataset, tmp_path / "other")
     monkeypatch.setattr(ray_workers, "__version__", "9.9")
     with pytest.raises(
         UsageError, match=rf"node {socket.gethostname()} .* has feedline {feedline.__version__}, "
     ):
-        made_on_ray(source, tmp_path / "cache")
+        made_on_ray(source, tmp_path / "third")
 
 
 def test_task_on_node_without_feedline_reports_it(monkeypatch):

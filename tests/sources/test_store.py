@@ -91,11 +91,8 @@ def archive(tmp_path, folder):
 @pytest.mark.parametrize("transform", [TrainCrop(), EvalCrop()])
 def test_archive_rows_equal_those_of_folder(folder, archive, transform):
     data = RowPipeline(archive, transform)
-    assert (len(data), data.fingerprint(), data.name(1)) == (
-        7,
-        archive.fingerprint(),
-        archive.name(1),
-    )
+    assert (len(data), data.fingerprint()) == (7, archive.fingerprint())
+    assert data.name(1) == archive.name(1)
     data.open(0, 1)
     for sample in range(6):
         image, label = row(data, sample, 24)
@@ -134,30 +131,19 @@ def test_repr_of_transform_covers_everything_that_affects_pixels(folder):
         *(folder, folder.with_transform(EvalCrop()), folder.with_transform(TrainCrop(flip=0))),
         *(ImageFolder(root, extensions=[".img"], **o) for o in ({"decode": "scaled"}, {"exif": 1})),
     ]
-    told = [data.transform_identity() for data in kinds]
-    assert len(set(told)) == len(kinds)
-    assert told[0] == (
-        "TrainCrop(scale=(0.08, 1.0), ratio=(0.75, 1.3333333333333333), flip=0.5, "
-        "filter='bilinear'), decode='exact', exif=False"
-    )
+    assert len({data.transform_identity() for data in kinds}) == len(kinds)
     own = folder.with_transform(Own())
     assert own.transform_identity() == folder.with_transform(Own()).transform_identity()
     assert [data.uses_strength for data in (*kinds[:2], own)] == [True, False, True]
-    array = ImageArray(np.zeros((1, 2, 2, 3), np.uint8), [0], EvalCrop(0.5))
-    assert array.transform_identity() == "EvalCrop(fraction=0.5, filter='bilinear')"
-    assert not array.uses_strength
     assert without_addresses(f"{object()!r}, 1") == "<object object>, 1"
 
 
 LABELS = {
     "boxes": np.arange(24, dtype=np.float32).reshape(6, 4),
     "halves": np.arange(6, dtype=np.float16),
-    "doubles": np.arange(6) / 7,
     "complex": np.arange(6) * (1 + 2j),
     "several classes": np.arange(18).reshape(6, 3) % 2 == 0,
-    "truths": np.arange(6) % 2 == 0,
     "masks": np.arange(6 * 5 * 4, dtype=np.uint8).reshape(6, 5, 4),
-    "columns": np.arange(6, dtype=np.int64).reshape(6, 1),
     "another byte order": np.arange(12, dtype=">f4").reshape(6, 2),
     "every other": np.arange(24, dtype=np.int16).reshape(6, 4)[:, ::2],
 }
