@@ -6,6 +6,7 @@ import pytest
 import torch
 from watched_slots import Made, WatchedSlots, make
 
+from feedline.engine import pinned_memory
 from feedline.engine.device_transfer import HostTransfer, Tensors
 from feedline.engine.normalise import Normalise
 
@@ -43,3 +44,14 @@ def test_pinned_batch_is_not_a_slot(failed: set[int]) -> None:
     for tensors, made in kept:
         assert all(map(torch.equal, tensors, made))
         assert tensors[0].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("pin", "accelerator", "pins"),
+    [(True, "cuda", True), (False, "cuda", False), (True, "mps", False), (True, None, False)],
+)
+def test_memory_is_pinned_if_requested_and_an_accelerator_benefits(
+    pin: bool, accelerator: str | None, pins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinned_memory, "accelerator_type", lambda: accelerator)
+    assert pinned_memory.should_pin(pin) == pins
