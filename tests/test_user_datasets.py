@@ -21,14 +21,6 @@ from processes import all_workers
 from sets import Counting
 from slow import slow
 
-TRAIN = transforms.Compose(
-    [
-        transforms.RandomResizedCrop(24),
-        transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-        transforms.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)),
-    ]
-)
 EVAL = transforms.Compose([transforms.Resize(32), transforms.CenterCrop(24), transforms.ToTensor()])
 
 
@@ -71,20 +63,14 @@ def test_recognised_folder_matches_torch(folder, workers):
         assert (mine[0] - its[0]).abs().mean() * 255 < 0.05
 
 
-def test_fused_and_unfused_steps_are_reported(folder):
-    said = loader(ImageFolder(folder, TRAIN)).explain()
-    assert "RandomResizedCrop" in said.split("\nfused ")[-1]
-    mixed = transforms.Compose(
-        [TRAIN.transforms[0], transforms.RandomPerspective(), *TRAIN.transforms[1:]]
-    )
-    said = loader(ImageFolder(folder, mixed)).explain()
-    assert "RandomResizedCrop" in said.split("\nfused ")[1].split("\nunchanged")[0]
-    assert "RandomPerspective" in said.split("\nunchanged")[1]
-    assert "because" in said
-    first = transforms.Compose([transforms.ColorJitter(0.5), *TRAIN.transforms])
-    said = loader(ImageFolder(folder, first)).explain()
-    assert "dataset engine" in said
-    assert "ColorJitter" in said.split("because")[1]
+def test_functions_on_single_samples_use_the_sample_engine(folder):
+    for options, why in (
+        ({"collate_fn": list}, "collate_fn"),
+        ({"in_order": False}, "in_order"),
+    ):
+        said = loader(ImageFolder(folder, EVAL), **options).explain()
+        assert "sample engine" in said
+        assert why in said.split("because")[1]
 
 
 def seed_worker(worker):

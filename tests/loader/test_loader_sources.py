@@ -18,7 +18,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder as Torchvisions
 
 import feedline
-from feedline import DataLoader, EvalCrop, ImageFolder, ImageList, TrainCrop
+from feedline import DataLoader, EvalCrop, ImageFolder, TrainCrop
 from feedline.errors import DatasetError, ImageError, StateError, UsageError
 from own_sources import (
     PIPELINES,
@@ -29,12 +29,10 @@ from own_sources import (
     colours,
     csv,
     epochs,
-    files,
     flat,
     lmdb,
     paths,
     shards,
-    views,
     zipped,
 )
 from slow import slow
@@ -133,16 +131,6 @@ def test_undecodable_image_is_named_or_skipped(pipeline, jpeg_folder, tmp_path):
     with DataLoader(data, 12, on_error="skip") as loader:
         ((_, labels),) = loader
         assert labels.tolist() == [0] * 5 + [1] * 6
-
-
-def test_labels_are_the_sources_own(jpeg_folder):
-    names = files(jpeg_folder)
-    rows = np.arange(len(names) * 2, dtype=np.float32).reshape(-1, 2) + 0.5
-    for transform in (colours(), views()):
-        batches = epochs(ImageList(names, rows, transform), shuffle=False)
-        labels = torch.cat([labels for _, labels in batches[: len(batches) // 2]])
-        assert labels.dtype == torch.float32
-        assert torch.equal(labels, torch.from_numpy(rows))
 
 
 def test_arrays_accept_pipelines(jpeg_folder, tmp_path):

@@ -78,6 +78,7 @@ def is_replaced(loader: object) -> bool:
 
 
 def test_every_name_of_the_class_builds_loaders_of_feedline() -> None:
+    parameters = list(inspect.signature(EarlyLoader).parameters)
     with feedline.patch():
         for kind in (
             EarlyLoader,
@@ -88,6 +89,7 @@ def test_every_name_of_the_class_builds_loaders_of_feedline() -> None:
             assert is_replaced(loader)
             assert isinstance(loader, EarlyLoader)
             assert batches(loader) == BATCHES
+        assert list(inspect.signature(EarlyLoader).parameters) == parameters
     assert type(EarlyLoader(NUMBERS, 4)) is EarlyLoader
     assert batches(loader) == BATCHES
 
@@ -162,12 +164,6 @@ def test_a_loader_that_feedline_cannot_build_is_that_of_torch(
         assert "not today" in patched.summary()
 
 
-def test_the_signature_stays_that_of_torch() -> None:
-    before = list(inspect.signature(EarlyLoader).parameters)
-    with feedline.patch():
-        assert list(inspect.signature(EarlyLoader).parameters) == before
-
-
 def test_patches_can_be_nested() -> None:
     outer = feedline.patch()
     inner = feedline.patch(off="list")
@@ -177,18 +173,6 @@ def test_patches_can_be_nested() -> None:
     outer.stop()
     outer.stop()
     assert not is_replaced(EarlyLoader(NUMBERS, 4))
-
-
-def test_a_summary_counts_samples_of_equal_loaders_together() -> None:
-    with feedline.patch() as patched:
-        for _ in range(3):
-            loader = EarlyLoader(TensorDataset(torch.arange(10)), 5)
-            list(loader)
-        EarlyLoader(NUMBERS, 4)
-        lines = patched.summary().splitlines()
-    assert "1 loader" in lines[0]
-    assert "tensor engine" in lines[1]
-    assert "30 samples read" in lines[2]
 
 
 class Split(Dataset[Any]):
@@ -213,6 +197,7 @@ def test_a_summary_lists_loaders_of_several_datasets_of_one_length(watch: bool) 
             list(loader)
         for split in ["train", "val"] * 3:
             list(EarlyLoader(Split(split), 5))
+        EarlyLoader(NUMBERS, 4)  # is not iterated, so not counted
         summary = patched.summary()
     assert "4 loaders" in summary
     counts = re.findall(r"(\d+) samples read", summary)

@@ -20,14 +20,6 @@ from feedline.train.run_folder import (
 )
 
 
-def test_checkpoint_round_trips_and_folder_means_last_one(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "last.pt", {"weights": torch.arange(3), "step": 7})
-    content = load_checkpoint(tmp_path)
-    assert content["step"] == 7
-    assert torch.equal(content["weights"], torch.arange(3))
-    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
-
-
 def test_full_disk_is_named_with_sizes_and_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
     """torch's writer, if files may have 64 KiB."""
     save_checkpoint(tmp_path / "last.pt", {"step": 1})
