@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torchvision
 
-from feedline.engine.pinned_memory import RegisteredMemory
+from feedline.engine.devices import RegisteredMemory
 from feedline.engine.shared_memory import SharedFile
 from feedline.train.runtime import warm_up
 

@@ -49,7 +49,6 @@ WITH_TORCH = {
     "device_transfer",
     "devices",
     "normalise",
-    "pinned_memory",
     "worker_errors",
     "generators",
     "tensor_dataset",

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, Normalize, RandomErasing, RandomResizedCrop, ToTensor
 
-from feedline.engine.pinned_memory import RegisteredMemory
+from feedline.engine.devices import RegisteredMemory
 from feedline.engine.shared_memory import SharedFile
 from feedline.errors import SampleError
 from feedline.loader import DataLoader

@@ -11,9 +11,8 @@ import torch
 from watched_slots import Made, WatchedSlots, make
 
 from feedline.engine.device_transfer import AcceleratorTransfer
-from feedline.engine.devices import TorchAccelerator
+from feedline.engine.devices import RegisteredMemory, TorchAccelerator
 from feedline.engine.normalise import DeviceTransforms, Normalise
-from feedline.engine.pinned_memory import RegisteredMemory
 from feedline.engine.shared_memory import SharedFile
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -111,8 +111,7 @@ def test_memory_of_whole_batches_grows_only_if_more_are_requested() -> None:
         (LiveSettings(workers=3, prefetch_factor=3, prefetch=1), 1, 11),
         (LiveSettings(workers=1, prefetch_factor=3), 5, 11),
     ):
-        tasks.resize(settings)
-        assert (tasks.max_in_flight(settings), slots.num_slots) == (max_in_flight, memory)
+        assert (tasks.resize(settings), slots.num_slots) == (max_in_flight, memory)
 
 
 def test_settings_survive_other_workers() -> None:

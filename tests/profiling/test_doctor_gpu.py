@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from feedline.engine import pinned_memory
+from feedline.engine import devices
 from feedline.machine import Gpu, Gpus
 from feedline.profile.doctor_gpu import (
     CopyRate,
@@ -223,9 +223,9 @@ def test_unpinnable_memory_is_reported(
     )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     monkeypatch.setattr(
-        pinned_memory,
+        devices,
         "register_memory",
-        lambda memory, device: pinned_memory.RegisteredMemory(memory),
+        lambda memory, device: devices.RegisteredMemory(memory),
     )
     found = measure_copies(host_as_gpu)
     assert found.pinned_bytes_per_s is None

@@ -27,8 +27,7 @@ attribute_walk.py      find the parts of a dataset, and memory shared with worke
 
 device_transfer.py     transfer a batch from its slot to the training step
 normalise.py           transforms of a batch on the device
-devices.py             names and calls of devices
-pinned_memory.py       pinned (page-locked) memory
+devices.py             names and calls of devices, pinned (page-locked) memory
 
 Worker pools do not depend on images, models or torch.
 """

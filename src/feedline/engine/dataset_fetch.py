@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -68,6 +68,7 @@ from feedline.timing.torch_workers import time_transforms
 
 if TYPE_CHECKING:
     from feedline.images.compile.nested import NestedPipelines
+    from feedline.images.compile.pipeline import SamplePipeline
 
 _log = logging.getLogger("feedline")
 
@@ -108,11 +109,6 @@ class WorkerInit:
 
             lazy_images()
 
-    def call_init_fn(self, worker: int) -> None:
-        """Call `worker_init_fn`, if there is one."""
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker)
-
 
 def find_nested(dataset: object, collate_fn: object) -> NestedPipelines:
     """Find the pipelines that can be fused in a dataset and a `collate_fn`. No user code runs."""
@@ -135,6 +131,7 @@ class SourceWithInit:
         self._init = init
         self.fields, self.load = rows.fields, rows.load
         self.name, self.fingerprint = rows.name, rows.fingerprint
+        self.prepare = getattr(rows, "prepare", None)
         self.load_rows = getattr(rows, "load_rows", None)
 
     def user_objects(self) -> dict[str, object]:
@@ -144,12 +141,8 @@ class SourceWithInit:
     def open(self, worker: int, workers: int) -> None:
         """Initialise a worker."""
         self._init.initialise(worker, workers)
-        self._init.call_init_fn(worker)
-
-    def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
-        """Prepare for rows that are about to be loaded."""
-        if (prepare := getattr(self._rows, "prepare", None)) is not None:
-            prepare(samples, image_size)
+        if self._init.worker_init_fn is not None:
+            self._init.worker_init_fn(worker)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -198,7 +191,7 @@ class DatasetFetcher:
         *,
         batched: bool,
         skip_errors: bool = False,
-        samples: SampleMaker | None = None,
+        samples: SamplePipeline | None = None,
         is_updatable: bool = False,
         fuses_nested: bool = False,
     ) -> None:
@@ -231,7 +224,8 @@ class DatasetFetcher:
         before = fingerprint()
         try:
             snapshot = None if self._compiled is None else AttributeSnapshot(self.dataset)
-            self._init.call_init_fn(worker)
+            if self._init.worker_init_fn is not None:
+                self._init.worker_init_fn(worker)
             if snapshot is not None and snapshot != AttributeSnapshot(
                 self.dataset, before=snapshot
             ):
@@ -246,7 +240,7 @@ class DatasetFetcher:
                 self._initial = InitialAttributes(self.dataset)
             self._fuse_in_worker()
         except (Exception, SystemExit) as error:
-            self._init_error = WorkerException.of(error, self._process_description)
+            self._init_error = WorkerException.of(error, worker)
 
     def _fuse_in_worker(self) -> None:
         """Fuse the pipelines within the dataset, in their current state."""
@@ -262,13 +256,7 @@ class DatasetFetcher:
             self._generators = find_generators(self.dataset, self._collate)
         return self._generators
 
-    @property
-    def _process_description(self) -> str:
-        return f"in DataLoader worker process {self._worker}"
-
-    def fetch_into(
-        self, keys: bytes, task: BatchTask, space: BatchAllocator, on_sample: OnSample
-    ) -> int:
+    def fetch_into(self, task: BatchTask, space: BatchAllocator, on_sample: OnSample) -> int:
         """Make a batch, or catch its exception, and write it to memory."""
         if self._init_error is not None:
             return write_batch(self._init_error, space)
@@ -280,14 +268,14 @@ class DatasetFetcher:
                 self._fuse_in_worker()
             seed_all(task.seed)
             seed_generators(self._find_generators(), task.seed)
-            batch = self._make(pickle.loads(keys), task, space, on_sample)
+            batch = self._make(pickle.loads(task.keys), task, space, on_sample)
             try:
                 return write_batch(batch, space)
             except Exception as error:
                 note_unpicklable(error, batch.batch if isinstance(batch, SkippedBatch) else batch)
                 raise
         except (Exception, SystemExit) as error:
-            return write_batch(WorkerException.of(error, self._process_description), space)
+            return write_batch(WorkerException.of(error, self._worker), space)
 
     def fetch_in_process(self, batch: BatchSpec) -> Any:
         """Make a batch in the training process, equal to a worker's. Errors are raised unchanged.
@@ -403,22 +391,12 @@ class DatasetFetcher:
         return samples, kept if skipped else keys, skipped
 
 
-class SampleMaker(Protocol):
-    """Makes single samples. Called from one thread."""
-
-    def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
-        """Prepare for samples that are about to be made; errors are ignored."""
-
-    def sample(self, item: Item) -> Any:
-        """The dataset's value for a sample, with the random draws of the item's seed."""
-
-
 SampleFunction: TypeAlias = Callable[[int, Any], Any]
 """Function from a sample's row in its batch, and its key, to the sample."""
 
 
 def _sample_function(
-    samples: SampleMaker, dataset: Any, keys: Any, task: BatchTask, request: SampleRequest
+    samples: SamplePipeline, dataset: Any, keys: Any, task: BatchTask, request: SampleRequest
 ) -> SampleFunction:
     """Create the function that makes a batch's samples; the dataset makes those without index."""
     seed = mix(task.row_seed)

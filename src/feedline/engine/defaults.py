@@ -1,13 +1,6 @@
 """Default settings of the workers, and the settings that can change while they run.
 
-Defaults of DataLoader's arguments:
-    auto_workers             `num_workers="auto"`: number of workers
-    default_start_method     `start_method`: how workers are started
-    DEFAULT_PREFETCH         `prefetch`: batches of rows made ahead
-    DEFAULT_PREFETCH_FACTOR  `prefetch_factor`: whole batches that each worker makes ahead
-    TASK_NS                  `task_ms`: work of one task of a batch of rows, in `order.batch_spec`
-    ROW_TIMEOUT_S            `timeout`: time on one row, in `engine.hang_detection`
-
+Two more are elsewhere: `order.batch_spec.TASK_NS` and `engine.hang_detection.ROW_TIMEOUT_S`.
 The module needs neither torch nor a running pool, so commands that describe a loader before it
 exists (e.g. `feedline doctor`) use the same values.
 """

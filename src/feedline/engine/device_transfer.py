@@ -33,14 +33,14 @@ from numpy.typing import NDArray
 
 from feedline.engine.batch_layout import read_batch
 from feedline.engine.buffers import BatchBuffers, RowBuffers, WholeBatchBuffers
-from feedline.engine.devices import TorchAccelerator
-from feedline.engine.normalise import DeviceTransforms
-from feedline.engine.pinned_memory import (
+from feedline.engine.devices import (
     RegisteredMemory,
+    TorchAccelerator,
     copy_to_pinned,
     pin_batch,
     should_pin,
 )
+from feedline.engine.normalise import DeviceTransforms
 from feedline.engine.tasks import InFlightBatch
 from feedline.engine.worker_errors import WorkerException
 from feedline.errors import SampleError

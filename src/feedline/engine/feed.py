@@ -47,18 +47,12 @@ def _row_of(span: Span, death: WorkerDeath) -> int | None:
 
 
 class Feed:
-    """Makes batches in slots, with a worker pool.
+    """Makes batches in slots, with a worker pool that has the number of workers of `settings`.
 
-    Args:
-        tasks: kind of tasks, and the slots of the batches.
-        pool: worker pool, with the number of workers of `settings`.
-        settings: settings that `apply` can change.
-        timeout_s: how long `next_batch` may wait while no worker finishes a row or a whole batch,
-            and the time on one row after which a worker counts as stuck. 0: see `HangDetector`.
-        in_order: return batches in planned order; otherwise as soon as they are made.
-        replaces_hung_workers: replace stuck workers, see `HangDetector`; otherwise only warn.
-        prefetches: request batches before they are needed. False without workers, as in torch.
-        describe_sample: index or key of a batch's sample (None if unknown) and its name.
+    `next_batch` may wait for `timeout_s` while no worker finishes a row or a whole batch; see also
+    `HangDetector`. Unless `in_order`, batches are returned as soon as they are made. Only if it
+    `prefetches` are batches requested before they are needed; not without workers, as in torch.
+    `describe_sample` has the index or key of a batch's sample (None if unknown) and its name.
     """
 
     def __init__(
@@ -79,8 +73,7 @@ class Feed:
         self._pool = pool
         self.slots = tasks.slots
         self.settings = settings
-        self.max_in_flight = tasks.max_in_flight(settings)
-        """Maximum number of batches in flight."""
+        self._max_in_flight = tasks.resize(settings)
         self._batches: Iterator[BatchSpec] = iter(())
         self._in_flight: deque[InFlightBatch] = deque()
         # Raised by `next_batch`; no further batch starts.
@@ -99,7 +92,6 @@ class Feed:
             lambda task_id, row: cast(Any, locate_row())(task_id, row),
             replaces_hung_workers=replaces_hung_workers,
         )
-        self._events = 0  # reports and deaths so far
         # Batch and row of the last death, if it was a kill from outside; and the kills on this row
         # alone without another death in between: for each, True if memory ran out.
         self._killed_row: tuple[int, int] | None = None
@@ -151,15 +143,13 @@ class Feed:
     def apply(self, settings: LiveSettings) -> None:
         """Change the settings, or nothing if UsageError is raised. Batches in flight stay."""
         self._pool.resize(settings.workers)
-        self._tasks.resize(settings)
-        self.settings, self.max_in_flight = settings, self._tasks.max_in_flight(settings)
+        self._max_in_flight, self.settings = self._tasks.resize(settings), settings
         self._submit_tasks()
 
     def update_dataset(self, changes: bytes) -> None:
-        """Send changes of the dataset with the tasks of whole batches that are created from now on.
+        """Send all changes since the workers' payload with the tasks that are created from now on.
 
-        Args:
-            changes: all changes since the workers' payload, a pickled argument of `apply_changes`.
+        `changes`: a pickled argument of `apply_changes`.
         """
         assert isinstance(self._tasks, BatchTasks), "rows are not made by the user's dataset"
         self._tasks.dataset_changes = changes
@@ -209,17 +199,15 @@ class Feed:
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
         """Poll until `is_over`, or raise LoadTimeoutError at the deadline."""
-        deadline_s, idle_s, events = self._hang_detector.deadline_s, 0.0, self._events
+        deadline_s, idle_s = self._hang_detector.deadline_s, 0.0
         while not is_over():
             before = time.monotonic()
             left_s = deadline_s - idle_s
-            self.poll(min(CHECK_S, left_s) if left_s > 0 else CHECK_S)
+            has_events = self.poll(min(CHECK_S, left_s) if left_s > 0 else CHECK_S)
             self._submit_tasks()
             # Limited as in `poll`: the program may have been suspended.
-            idle_s += min(time.monotonic() - before, 2 * CHECK_S)
-            if self._events != events:
-                idle_s, events = 0.0, self._events
-            elif idle_s >= deadline_s and not is_over():
+            idle_s = 0.0 if has_events else idle_s + min(time.monotonic() - before, 2 * CHECK_S)
+            if idle_s >= deadline_s and not is_over():
                 idle_s = self._hang_detector.idle_s(idle_s)
                 if self._hang_detector.should_time_out(idle_s):
                     raise self._timeout_error(idle_s)
@@ -260,15 +248,17 @@ class Feed:
         sample, name = self._describe_sample(in_flight.batch, row)
         return RowLocation(in_flight.number, row, sample, name)
 
-    def poll(self, timeout_s: float) -> None:
-        """Process new events of the workers; wait if there are no events yet."""
+    def poll(self, timeout_s: float) -> bool:
+        """Process new events of the workers; wait if there are none yet. Return False without."""
         before = time.monotonic()
-        for event in self._pool.wait(timeout_s):
+        events = self._pool.wait(timeout_s)
+        for event in events:
             if isinstance(event, Report):
                 self._on_report(event)
             else:
                 self._on_death(event)
         self._hang_detector.record_wait(time.monotonic() - before)
+        return bool(events)
 
     def close(self) -> None:
         """End the workers and free the memory that no batch uses."""
@@ -279,7 +269,7 @@ class Feed:
 
     def _submit_tasks(self, count: int = 0) -> None:
         """Queue tasks for all free slots, up to the maximum in flight, or `count` batches."""
-        max_in_flight = self.max_in_flight if self._prefetches else count
+        max_in_flight = self._max_in_flight if self._prefetches else count
         while len(self._in_flight) < max_in_flight and self._too_small is None:
             slot = self.slots.acquire()
             if slot is None:
@@ -328,7 +318,6 @@ class Feed:
             self.slots.release(in_flight.slot)
 
     def _on_report(self, report: Report) -> None:
-        self._events += 1
         self._hang_detector.record_finished_task(report.worker_id, report.started_ns)
         in_flight, span = self._outstanding[report.id]
         row_ns = (report.ended_ns - report.started_ns) / max(1, span[1])
@@ -340,7 +329,6 @@ class Feed:
     def _on_death(self, death: WorkerDeath) -> None:
         """Queue the tasks of a dead worker again; give up a row on which workers keep failing."""
         self.deaths.append(death.cause)
-        self._events += 1
         last_killed_row, self._killed_row = self._killed_row, None
         for task_id in death.lost_tasks:
             in_flight, span = self._outstanding[task_id]

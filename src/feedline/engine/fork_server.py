@@ -330,27 +330,26 @@ class _Server:
             pool.notify(worker_id=worker_id, failed=str(error))
             return
         if pid == 0:
-            self._run_in_child(pool, worker_id, workers, server)
+            with worker_exit():
+                end_with_parent(server)
+                become_forked_worker()
+                self._keep_only(pool)
+                tasks = socket.socket(fileno=pool.tasks_fd)
+                results = socket.socket(fileno=pool.results_fd)
+                payload = pool.source, pool.resources
+                run_worker(tasks, results, pool.block_fd, *payload, worker_id, workers)
         pool.pids[worker_id] = pid
 
-    def _run_in_child(self, pool: _ServedPool, worker_id: int, workers: int, server: int) -> None:
-        """Run a worker in the forked child, with its own pool's descriptors only. Never returns."""
-        with worker_exit():
-            end_with_parent(server)
-            become_forked_worker()
-            for owned in (self._selector, self._main, self._wakeup_reader, self._wakeup_writer):
-                owned.close()
-            for fd in self._incoming_fds:
-                os.close(fd)
-            for other in self._pools:
-                other.control.close()
-                if other is not pool:
-                    other.close_fds()
-            with socket.socket(fileno=pool.tasks_fd) as tasks:
-                results = socket.socket(fileno=pool.results_fd)
-                run_worker(
-                    tasks, results, pool.block_fd, pool.source, pool.resources, worker_id, workers
-                )
+    def _keep_only(self, pool: _ServedPool) -> None:
+        """Close all descriptors but those of a worker's own pool."""
+        for owned in (self._selector, self._main, self._wakeup_reader, self._wakeup_writer):
+            owned.close()
+        for fd in self._incoming_fds:
+            os.close(fd)
+        for other in self._pools:
+            other.control.close()
+            if other is not pool:
+                other.close_fds()
 
 
 _IDLE_CHECK_S = 1.0  # interval at which an idle worker checks its parent and whether to exit

@@ -91,18 +91,12 @@ class BatchSource(Protocol):
         """Start a worker with its id and the number of workers. Called once, first."""
 
     def fetch_into(
-        self, keys: bytes, task: BatchTask, space: BatchAllocator, on_sample: Callable[[int], None]
+        self, task: BatchTask, space: BatchAllocator, on_sample: Callable[[int], None]
     ) -> int:
-        """Make a batch and write it, or its error, to `space`.
+        """Make a batch of the task's samples and write it, or its error, to `space`.
 
-        Args:
-            keys: sample keys, as the trainer wrote them.
-            task: size, strength and seeds.
-            space: memory for the batch: first its tensors, then its structure.
-            on_sample: called with the index of each sample before it is made, counted from 0.
-
-        Returns:
-            Number of bytes at the end of `space` that describe the structure.
+        `on_sample` is called with the index of each sample before it is made, counted from 0.
+        Return the number of bytes at the end of `space` that describe the batch's structure.
         """
 
 
@@ -125,15 +119,10 @@ def do_tasks(
 ) -> None:
     """Open the source of a worker, and do its tasks until it is to exit.
 
-    Args:
-        load: unpickles the source.
-        receive: waits for a task, notes it on the worker's line of the heartbeat table, and returns
-            its message and descriptor (-1 for none); None if the worker is to exit.
-        send: sends a report. If the source could not be opened, it is the only one.
-        block: memory of the pool.
-        memory: memory of whole batches.
-        worker_id: worker id, from 0.
-        workers: number of workers.
+    `load` unpickles the source; if it cannot be opened, one report is sent, which says so.
+    `receive` waits for a task, notes it on the worker's line of the heartbeat table, and returns
+    its message and descriptor (-1 for none); None if the worker is to exit. `block` is the memory
+    of the pool, and `memory` that of whole batches.
     """
     line = heartbeat_table(block)[worker_id]
     line[PID] = os.getpid()
@@ -142,16 +131,16 @@ def do_tasks(
         ignore_signals()  # the user's script may have set its handlers again
         limit_threads()  # of libraries that the source imported
         storage_read.show_in(line[READING : READING + 1])
-        if makes_whole_batches(source):
+        whole_batches = makes_whole_batches(source)
+        if whole_batches:
             keep_freed_memory()
         if (open_ := getattr(source, "open", None)) is not None:
             open_(worker_id, workers)
     except BaseException as error:
-        send(Report.start_failure(worker_id, error))
+        send(Report(worker_id, 0, 0, 0, (Failure.of(-1, error),)))
         return
     line[READY] = 1
     page = StagePage(stage_pages(block)[worker_id]) if is_recording_enabled() else None
-    whole_batches = makes_whole_batches(source)
     while (received := receive(line)) is not None:
         if whole_batches:
             batch_task = BatchTask.unpack(*received)
@@ -179,11 +168,7 @@ def record_stages(
 
 
 def fill(
-    task: RowTask,
-    source: Source,
-    block: NDArray[np.uint8],
-    line: NDArray[np.int64],
-    worker_id: int,
+    task: RowTask, source: Source, block: NDArray[np.uint8], line: NDArray[np.int64], worker_id: int
 ) -> Report:
     """Make the rows of a task in shared memory, `block`, and note each on the worker's line."""
     times_samples = stage_timer.each_sample
@@ -238,14 +223,13 @@ class MappedMemory:
     def __init__(self) -> None:
         # By slot: device and inode, bytes.
         self._mapped: dict[int, tuple[tuple[int, int], NDArray[np.uint8]]] = {}
-        self._new: SharedFile | None = None
 
     def of(self, task: BatchTask) -> NDArray[np.uint8]:
         """Memory of a task's slot, shape (bytes,), mapped once; empty if it has none."""
-        self._new = None
         if task.memory < 0:
             return np.empty(0, np.uint8)
-        file = _identity(task.memory)
+        status = os.fstat(task.memory)
+        file = status.st_dev, status.st_ino  # unique while the file is mapped
         mapped_file, memory = self._mapped.get(task.slot, (None, None))
         if mapped_file == file and memory is not None:
             os.close(task.memory)
@@ -256,43 +240,29 @@ class MappedMemory:
         self._mapped[task.slot] = file, memory
         return memory
 
-    def allocate(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
-        """Allocate new memory for a slot, to be sent with the report."""
-        self._new = file = SharedFile.create(nbytes)
+    def allocate(self, slot: int, report: Report, nbytes: int) -> NDArray[np.uint8]:
+        """Allocate new memory for a slot, which the sender of the report closes."""
+        report.memory = SharedFile.create(nbytes)
         # Mapped again with the slot's next task: workers that only get long tasks, which come
         # without the slot's memory, would each keep a batch per slot.
         self._mapped.pop(slot, None)
-        return file.array
-
-    def attach(self, report: Report) -> None:
-        """Add new memory to a report, if any; the sender then closes it."""
-        report.memory, self._new = self._new, None
-
-
-def _identity(fd: int) -> tuple[int, int]:
-    """Device and inode: unique while the file is mapped."""
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino
+        return report.memory.array
 
 
 class PrivateMemory:
     """Private memory for all slots: batches are sent through a pipe."""
 
     def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
+        self.array = np.empty(0, np.uint8)
 
     def of(self, task: BatchTask) -> NDArray[np.uint8]:
         """Return the memory, for any slot."""
-        return self._memory
+        return self.array
 
-    def allocate(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
+    def allocate(self, slot: int, report: Report, nbytes: int) -> NDArray[np.uint8]:
         """Allocate new memory, for any slot."""
-        self._memory = np.empty(nbytes, np.uint8)
-        return self._memory
-
-    def attach(self, report: Report) -> None:
-        """Add the batch itself to the report."""
-        report.data = self._memory[: report.used]
+        self.array = np.empty(nbytes, np.uint8)
+        return self.array
 
 
 def make_batch(
@@ -310,13 +280,14 @@ def make_batch(
     report = Report(worker_id, task.id, time.monotonic_ns(), 0)
     try:
         space = BatchAllocator(memory.of(task))
-        structure_bytes = source.fetch_into(task.keys, task, space, on_sample)
+        structure_bytes = source.fetch_into(task, space, on_sample)
         stage_timer.end_stage("pack")
         if not space.fits:
-            space.copy_to_larger(partial(memory.allocate, task.slot))
+            space.copy_to_larger(partial(memory.allocate, task.slot, report))
         report.used, report.structure_bytes = space.used, structure_bytes
     except (Exception, SystemExit) as error:
         report.failures = (Failure.of(0, error),)
     report.ended_ns = time.monotonic_ns()
-    memory.attach(report)
+    if isinstance(memory, PrivateMemory):
+        report.data = memory.array[: report.used]
     return report

@@ -194,7 +194,7 @@ class Report:
     """Report of a finished task. Times are of the monotonic clock."""
 
     worker_id: int
-    id: int
+    id: int  # of the task; 0 if the worker could not open its source
     started_ns: int
     ended_ns: int
     failures: tuple[Failure, ...] = ()
@@ -202,11 +202,6 @@ class Report:
     structure_bytes: int = 0  # bytes at their end that describe its structure
     memory: SharedFile | None = None  # new memory of the slot; its descriptor is sent as well
     data: NDArray[np.uint8] | None = None  # the batch, if it was sent through a pipe
-
-    @classmethod
-    def start_failure(cls, worker_id: int, error: BaseException) -> Report:
-        """Report of a worker that could not open its source; its id is 0."""
-        return cls(worker_id, 0, 0, 0, (Failure.of(-1, error),))
 
     def pack(self) -> bytes:
         """Serialise to one message. Failure texts are shortened until they fit."""

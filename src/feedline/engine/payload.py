@@ -125,11 +125,8 @@ def _pickle_source(
             "Use fewer, larger tensors, or call share_memory_() on those that must be shared",
             stacklevel=2,
         )
-    return pickler.modules, [
-        head.getvalue(),
-        file.getvalue(),
-        *[buffer.raw() for buffer in buffers],
-    ]
+    raw_buffers = [buffer.raw() for buffer in buffers]
+    return pickler.modules, [head.getvalue(), file.getvalue(), *raw_buffers]
 
 
 def _package(module: str) -> str:
@@ -275,7 +272,7 @@ class SharedResources:
 
     def __init__(self) -> None:
         self.fds: list[int] = []
-        self._storages: list[Any] = []  # torch's storages in named memory
+        self.storages: list[Any] = []  # torch's storages in named memory, held until `close`
 
     def duplicate_for_child(self, fd: int) -> int:
         """Store a duplicate of a descriptor. Return its index."""
@@ -284,16 +281,12 @@ class SharedResources:
         self.fds.append(os.dup(fd))
         return len(self.fds) - 1
 
-    def hold(self, storage: Any) -> None:
-        """Hold torch's reference to a storage until `close`."""
-        self._storages.append(storage)
-
     def close(self) -> None:
         """Close the descriptors and release the references. May be called again."""
         while self.fds:
             os.close(self.fds.pop())
-        while self._storages:
-            self._storages.pop()._shared_decref()
+        while self.storages:
+            self.storages.pop()._shared_decref()
 
     @contextmanager
     def pickling(self) -> Iterator[None]:
@@ -329,10 +322,7 @@ class _SharingPickler(ForkingPickler):
     """
 
     def __init__(
-        self,
-        file: io.BytesIO,
-        buffer_callback: Callable[[Any], object],
-        resources: SharedResources,
+        self, file: io.BytesIO, buffer_callback: Callable[[Any], object], resources: SharedResources
     ) -> None:
         super().__init__(file, 5, True, buffer_callback)
         self.modules: set[str] = set()  # modules of the pickled classes and functions
@@ -369,7 +359,7 @@ class _SharingPickler(ForkingPickler):
             return self._reduce_to_copy(storage, str(error))
         if not named:
             return reduced
-        self._resources.hold(storage)
+        self._resources.storages.append(storage)
         return _rebuild_counted, reduced
 
     def _reduce_to_copy(self, storage: Any, reason: str) -> Any:

@@ -60,7 +60,7 @@ _FORK_WITH_THREADS = (
 _BOOT = (
     # -c puts the working directory first in sys.path: replace the path before any import.
     "import sys; sys.path[:] = sys.argv[2:]; import json; "
-    "from feedline.engine.fork_server import serve; serve(**json.loads(sys.argv[1]))"
+    "from feedline.engine.fork_server import serve; serve(*json.loads(sys.argv[1]))"
 )
 
 
@@ -262,7 +262,9 @@ class LinuxPool(WorkerPool):
         """Start another fork server and workers after the fork server died."""
         self._raise_if_closing()  # `close` ends the server itself
         assert self._server is not None
-        status, name = self._server.exit_status(), self._server.name
+        status, name = None, self._server.name
+        with contextlib.suppress(psutil.Error):
+            status = self._server.process.wait(END_DEADLINE_S)
         cause = f"{name} ended" if status is None else describe_exit(name, status)
         if status is not None and status >= 0 and not self.pids:
             raise StartError(f"{cause} before it started a worker", hint=NOT_PYTHON)
@@ -288,9 +290,8 @@ class LinuxPool(WorkerPool):
         """End the workers and close the sockets. May be called again after an interrupt."""
         if not self._end_workers(release_server):
             raise WorkerError(
-                f"workers {[*self.pids.values()]} did not end within {END_DEADLINE_S:.0f} s "
-                "after they were killed; they may hang in the kernel (an unreachable network "
-                "disk?)"
+                f"workers {[*self.pids.values()]} did not end within {END_DEADLINE_S:.0f} s after "
+                "they were killed; they may hang in the kernel (an unreachable network disk?)"
             )
         for connection in (self._tasks, self._tasks_end, self._results):
             connection.close()
@@ -391,12 +392,7 @@ class ForkServer:
         program, ignored = python_program(), signals_to_ignore(is_new_program=True)
         connection, server_end = socket.socketpair(*_SOCKETS)
         with server_end:
-            arguments = {
-                "main_fd": server_end.fileno(),
-                "trainer": os.getpid(),
-                "ends_with_thread": is_main_thread(),
-                "ignored_signals": ignored,
-            }
+            arguments = server_end.fileno(), os.getpid(), is_main_thread(), ignored
             try:
                 with block_interrupt(ignored):  # until `serve` ignores them
                     process = psutil.Popen(
@@ -415,8 +411,8 @@ class ForkServer:
         """Fork this process into a server, which has the source without pickling."""
         connection, server_end = socket.socketpair(*_SOCKETS)
         with server_end:
-            origin = server_end.fileno(), os.getpid(), is_main_thread()
-            pid = fork_child(partial(serve, *origin, source=source))
+            arguments = server_end.fileno(), os.getpid(), is_main_thread()
+            pid = fork_child(partial(serve, *arguments, source=source))
         return cls(connection, psutil.Process(pid))
 
     def alive(self) -> bool:
@@ -429,13 +425,6 @@ class ForkServer:
         except OSError:
             pass
         return False
-
-    def exit_status(self) -> int | None:
-        """Exit status of a server that has closed its connections; None if unknown."""
-        with contextlib.suppress(psutil.Error):
-            status: int | None = self.process.wait(END_DEADLINE_S)
-            return status
-        return None
 
     def release(self) -> None:
         """End the server unless others use it. May be called again after an interrupt."""

@@ -42,20 +42,18 @@ WORKER_ENVIRONMENT = {
 }
 """Environment for a child: it must be set before the child starts."""
 
-CRASH_SIGNALS = frozenset(
-    int(number)
-    for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
-    if (number := getattr(signal, name, None)) is not None
-)
+
+def _signals(*names: str) -> frozenset[int]:
+    """Numbers of those signals that this platform has."""
+    return frozenset(int(getattr(signal, name)) for name in names if hasattr(signal, name))
+
+
+CRASH_SIGNALS = _signals("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
 """Signals of a process's own errors. Others come from outside."""
 
 # Left alone in children: they must be able to end, to wait for their own children and to use
 # timers, and an ignored crash would repeat without end.
-_NOT_IGNORED = CRASH_SIGNALS | {
-    int(number)
-    for name in ("SIGTERM", "SIGCHLD", "SIGALRM", "SIGVTALRM", "SIGPROF")
-    if (number := getattr(signal, name, None)) is not None
-}
+_NOT_IGNORED = CRASH_SIGNALS | _signals("SIGTERM", "SIGCHLD", "SIGALRM", "SIGVTALRM", "SIGPROF")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _REUSE_BYTES = 256 << 20
@@ -99,10 +97,10 @@ def signals_to_ignore(*, is_new_program: bool) -> list[int]:
     A new program has no handlers, and would end. It also ignores SIGUSR1 and SIGUSR2, for which the
     trainer may set a handler later.
     """
-    handled = {s for s in signal.valid_signals() if callable(signal.getsignal(s))}
+    handled = {int(s) for s in signal.valid_signals() if callable(signal.getsignal(s))}
     if is_new_program:
-        handled |= {getattr(signal, name, signal.SIGINT) for name in ("SIGUSR1", "SIGUSR2")}
-    return sorted(int(number) for number in handled if number not in _NOT_IGNORED)
+        handled |= _signals("SIGUSR1", "SIGUSR2")
+    return sorted(handled - _NOT_IGNORED)
 
 
 def ignore_signals(numbers: Collection[int] = ()) -> None:
@@ -110,16 +108,6 @@ def ignore_signals(numbers: Collection[int] = ()) -> None:
     _ignored.update(numbers)
     for number in _ignored:
         signal.signal(number, signal.SIG_IGN)
-
-
-class _ForkedWorker(mp_process.BaseProcess):
-    """Value of `multiprocessing.current_process()` in a forked worker.
-
-    It is not a daemon, because daemons cannot start processes.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(name=f"forked {WORKER_NAME}")  # spawned workers have the name alone
 
 
 def reset_multiprocessing() -> None:
@@ -135,7 +123,8 @@ def reset_multiprocessing() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # is_alive() and join() need it
             mp._parent_process._sentinel = os.pidfd_open(os.getppid())
-    mp._current_process = _ForkedWorker()
+    # Not a daemon, because daemons cannot start processes. Spawned workers have the name alone.
+    mp._current_process = mp_process.BaseProcess(name=f"forked {WORKER_NAME}")
     mp._children = set()
     find_private("multiprocessing.util._finalizer_registry").clear()  # the parent's
     find_private("multiprocessing.util._run_after_forkers")()

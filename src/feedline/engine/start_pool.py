@@ -64,16 +64,12 @@ def start_pool(
     runs_user_code: bool = False,
     is_for_epoch: bool = False,
 ) -> WorkerPool:
-    """Start a worker pool; raises UsageError or ResourceError.
+    """Start a worker pool, or raise UsageError or ResourceError.
 
-    Args:
-        source: makes rows or whole batches.
-        slots_bytes: memory of all slots; whole batches need none here.
-        workers: number of workers; 0 works in this process.
-        method: "forkserver", "spawn", "fork" (workers are forks of this process: nothing is
-            pickled, but locks keep their current state), or None for the platform's best.
-        runs_user_code: see `Payload`.
-        is_for_epoch: the workers end with the epoch.
+    `slots_bytes` is the memory of all slots; whole batches need none here. `method` is
+    "forkserver", "spawn", "fork" (workers are forks of this process: nothing is pickled, but locks
+    keep their current state), or None for the platform's best. `runs_user_code`: see `Payload`. If
+    `is_for_epoch`, the workers end with the epoch.
     """
     method = method or default_start_method()
     if method not in _METHODS:

@@ -1,10 +1,9 @@
 """Batches in flight and their tasks: some rows, or whole batches.
 
 `RowTasks` are for a `Source`, `BatchTasks` for a `BatchSource`; the feed queues and counts them.
-Both have the same methods: `resize` prepares the slots for new settings, `max_in_flight` is the
-maximum number of batches in flight, `begin` divides a batch into spans, `task` creates a span's
-message, `store_result` stores a report's data, and `retry_spans` lists the spans to repeat after a
-death.
+Both have the same methods: `resize` prepares the slots for new settings and returns the maximum
+number of batches in flight, `begin` divides a batch into spans, `task` creates a span's message,
+`store_result` stores a report's data, and `retry_spans` lists the spans to repeat after a death.
 """
 
 from __future__ import annotations
@@ -20,20 +19,9 @@ import numpy as np
 
 from feedline.engine.buffers import RowBuffers, SlotTooSmallError, WholeBatchBuffers, batch_bytes
 from feedline.engine.defaults import LiveSettings
-from feedline.engine.messages import (
-    BatchTask,
-    Failure,
-    Report,
-    RowTask,
-)
+from feedline.engine.messages import BatchTask, Failure, Report, RowTask
 from feedline.errors import UsageError
-from feedline.order.batch_spec import (
-    NO_SAMPLE_INDEX,
-    BatchSpec,
-    Field,
-    divide_rows,
-    rows_per_task,
-)
+from feedline.order.batch_spec import NO_SAMPLE_INDEX, BatchSpec, Field, divide_rows, rows_per_task
 
 
 @dataclass(eq=False, slots=True)
@@ -66,11 +54,8 @@ class RowTasks:
         self.slots = slots
         self._fields = lru_cache(maxsize=64)(fields)
 
-    def resize(self, settings: LiveSettings) -> None:
-        """Do nothing: memory is allocated once."""
-
-    def max_in_flight(self, settings: LiveSettings) -> int:
-        """Maximum number of batches in flight."""
+    def resize(self, settings: LiveSettings) -> int:
+        """Return the maximum in flight. Memory is allocated once."""
         return settings.max_in_flight(self.slots.num_slots)
 
     def begin(self, in_flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
@@ -134,21 +119,13 @@ class BatchTasks:
         self._max_user_batches = max_user_batches
         self.dataset_changes = b""  # sent with each task, so that replacement workers have them
 
-    def resize(self, settings: LiveSettings) -> None:
-        """Provide slots for the maximum in flight and for those the user holds."""
-        default, prefetch = self._default_max_in_flight(settings), settings.prefetch
-        self.slots.grow(
-            default if prefetch is None else max(default, prefetch + self._max_user_batches)
-        )
-
-    def max_in_flight(self, settings: LiveSettings) -> int:
-        """Maximum number of batches in flight; by default as many as there are slots."""
-        prefetch = settings.prefetch
-        return self._default_max_in_flight(settings) if prefetch is None else prefetch
-
-    def _default_max_in_flight(self, settings: LiveSettings) -> int:
-        # Slots that the user could hold but does not are used to make more batches ahead.
-        return settings.default_prefetch + self._max_user_batches
+    def resize(self, settings: LiveSettings) -> int:
+        """Provide slots for batches in flight and for those the user holds."""
+        # By default, slots that the user could hold but does not are used for batches ahead.
+        default = settings.default_prefetch + self._max_user_batches
+        max_in_flight = default if settings.prefetch is None else settings.prefetch
+        self.slots.grow(max(default, (settings.prefetch or 0) + self._max_user_batches))
+        return max_in_flight
 
     def begin(self, in_flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
         """Return one span."""

@@ -42,7 +42,9 @@ def describe_code_error(error: BaseException) -> str:
     # A reader such as cv2.imread may have returned None for the file. str(error) may itself raise.
     if "NoneType" in "".join(traceback.format_exception_only(error)):
         return ""
-    frames = _frames(error)
+    # Not the frame that caught the error: Python would keep variables that are read, and with them
+    # the error.
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
     step, got_image = _failed_step(frames)
     if any(_is_decoding(frame, got_image) or _reads_file(frame) for frame in frames):
         return ""
@@ -57,17 +59,6 @@ def describe_code_error(error: BaseException) -> str:
     if (_module(last), last.f_code.co_name) == ("PIL.ImageOps", "posterize"):
         text += f"; {_POSTERIZE}"
     return text
-
-
-def _frames(error: BaseException) -> list[FrameType]:
-    """Frames below the one that caught the error, whose variables must not be read: Python would
-    keep them, and the error with them.
-    """
-    frames, place = [], error.__traceback__ and error.__traceback__.tb_next
-    while place is not None:
-        frames.append(place.tb_frame)
-        place = place.tb_next
-    return frames
 
 
 def _module(frame: FrameType) -> str:
@@ -100,10 +91,7 @@ def _arguments(frame: FrameType) -> list[Any]:
     code = frame.f_code
     named = code.co_argcount + code.co_kwonlyargcount
     others = bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
-    names = (
-        *code.co_varnames[: code.co_argcount],
-        *code.co_varnames[named : named + others],
-    )
+    names = *code.co_varnames[: code.co_argcount], *code.co_varnames[named : named + others]
     return [frame.f_locals.get(name) for name in names if name != "self"]
 
 

@@ -26,22 +26,19 @@ from feedline.system import find_attribute
 
 @dataclass(frozen=True)
 class SkippedBatch:
-    """A batch and its skipped samples.
-
-    `is_empty`: all samples were skipped, and there is no batch.
-    """
+    """A batch and its skipped samples."""
 
     batch: Any
     skipped: tuple[SkippedSample, ...]
-    is_empty: bool = False
+    is_empty: bool = False  # all samples were skipped, and there is no batch
 
 
 @dataclass(frozen=True)
 class WorkerException:
     """An exception on its way between processes, in the form that torch's workers use.
 
-    A UsageError is raised again with its own message, which contains the fix. The worker's
-    traceback is its `__cause__`.
+    A UsageError is raised again with its own message, which contains the fix; its `__cause__` has
+    the traceback.
     """
 
     kind: type[BaseException]  # RuntimeError for a class that cannot be sent
@@ -49,8 +46,8 @@ class WorkerException:
     usage_error_message: str = ""  # of a UsageError, which is raised again with it
 
     @classmethod
-    def of(cls, error: BaseException, where: str) -> WorkerException:
-        """Catch an exception; `where` is its origin, e.g. "in DataLoader worker process 0"."""
+    def of(cls, error: BaseException, worker_id: int | None) -> WorkerException:
+        """Catch an exception in a worker."""
         # These two would end the program, or the epoch, without a word.
         unfit = isinstance(error, (SystemExit, StopIteration))
         kind = RuntimeError if unfit else type(error)
@@ -58,7 +55,8 @@ class WorkerException:
         with contextlib.suppress(Exception):  # its class may allow no change
             error.__notes__ = []  # type: ignore[attr-defined]  # already in the message
         trace = "".join(traceback.format_exception(error))
-        message = f"Caught {type(error).__name__} {where}.{notes}\nOriginal {trace}"
+        origin = f"in DataLoader worker process {worker_id}"
+        message = f"Caught {type(error).__name__} {origin}.{notes}\nOriginal {trace}"
         try:
             pickle.loads(pickle.dumps(kind))
         except Exception:
@@ -112,32 +110,26 @@ _MOST_SUBSETS = 16  # subsets of subsets
 
 def sample_path(dataset: Any, number: int) -> str | None:
     """Path of a sample, through torch's Subsets; None if unknown."""
-    try:
-        return _path(dataset, number)
-    except Exception:  # of a class that has an attribute in name only
-        return None
-
-
-def _path(dataset: Any, number: int) -> str | None:
-    for _ in range(_MOST_SUBSETS):
-        indices, inner = getattr(dataset, "indices", None), getattr(dataset, "dataset", None)
-        if inner is None or not isinstance(indices, Sequence):
-            break
-        if not 0 <= number < len(indices):
+    with contextlib.suppress(Exception):  # of a class that has an attribute in name only
+        for _ in range(_MOST_SUBSETS):
+            indices, inner = getattr(dataset, "indices", None), getattr(dataset, "dataset", None)
+            if inner is None or not isinstance(indices, Sequence):
+                break
+            if not 0 <= number < len(indices):
+                return None
+            dataset, number = inner, int(indices[number])
+        length = len(dataset)
+        if not 0 <= number < length:
             return None
-        dataset, number = inner, int(indices[number])
-    length = len(dataset)
-    if not 0 <= number < length:
-        return None
-    for name in _LISTS:
-        listed = vars(dataset).get(name)
-        if isinstance(listed, (list, tuple)) and len(listed) == length:
-            first = listed[number]
-            path = first[0] if isinstance(first, (tuple, list)) and first else first
-            if isinstance(path, (str, os.PathLike)):
-                return os.fspath(path)
-    if type(dataset).__module__.startswith("feedline."):
-        return str(dataset.path(number))  # as its own ImageFolder has it
+        for name in _LISTS:
+            listed = vars(dataset).get(name)
+            if isinstance(listed, (list, tuple)) and len(listed) == length:
+                first = listed[number]
+                path = first[0] if isinstance(first, (tuple, list)) and first else first
+                if isinstance(path, (str, os.PathLike)):
+                    return os.fspath(path)
+        if type(dataset).__module__.startswith("feedline."):
+            return str(dataset.path(number))  # as its own ImageFolder has it
     return None
 
 

@@ -22,11 +22,10 @@ from feedline.engine.device_transfer import (
     Tensors,
     WholeBatchTransfer,
 )
-from feedline.engine.devices import TorchAccelerator
+from feedline.engine.devices import TorchAccelerator, pin_batch, register_memory, should_pin
 from feedline.engine.feed import Feed
 from feedline.engine.load_samples import Source
 from feedline.engine.messages import HUNG, SkippedSample
-from feedline.engine.pinned_memory import pin_batch, register_memory, should_pin
 from feedline.engine.pool import WorkerPool
 from feedline.engine.start_pool import start_pool
 from feedline.engine.tasks import BatchTasks, InFlightBatch, RowTasks
@@ -226,7 +225,6 @@ def _batch_engine(
         prefetch_factor=options.prefetch_factor,
         min_prefetched_batches=options.min_prefetched_batches,
     )
-    tasks.resize(live)
     feed = Feed(
         tasks,
         pool,

@@ -233,7 +233,7 @@ def measure_copies(device: Any) -> CopyRate:
     """
     import torch
 
-    from feedline.engine.pinned_memory import register_memory
+    from feedline.engine.devices import register_memory
 
     memory = np.frombuffer(mmap.mmap(-1, _BLOCK_BYTES), np.uint8)
     memory.reshape(-1, 4096)[:] = np.arange(4096) % 251
