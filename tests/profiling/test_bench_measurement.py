@@ -16,7 +16,7 @@ import pytest
 import simplejpeg
 
 from feedline import DataLoader
-from feedline.errors import ImageError, WorkerError
+from feedline.errors import DatasetError, ImageError, WorkerError
 from feedline.images.folder import ImageFolder, sample_folder
 from feedline.order.batch_spec import Item
 from feedline.profile.bench import (
@@ -80,6 +80,7 @@ def test_sample_of_a_seed_draws_each_image_once_with_its_label(folder: ImageFold
 def test_sample_is_repeated_with_other_crops(folder: ImageFolder) -> None:
     sample = pickle.loads(pickle.dumps(ImageSample(sample_folder(folder, 0), [4, 2, 7])))
     assert len(sample) > 1_000_000
+    assert sample.fingerprint() != ImageSample(sample.folder, [2, 4, 7]).fingerprint()
     assert [sample.name(k) for k in range(6)] == [sample.folder.name(k) for k in (4, 2, 7)] * 2
 
     image, label = np.zeros((32, 32, 3), np.uint8), np.zeros((), np.int64)
@@ -128,6 +129,14 @@ def test_images_are_measured_and_broken_ones_named(photos: Path, tmp_path: Path)
     assert (data["height_px_median"], data["width_px_median"]) == (200, 260)
     assert (data["images_measured"], data["images_shorter_than_size"]) == (18, 2)
     assert survey_images(folder, 90, 1e-9, quiet).data["images_shorter_than_size"] == 0
+
+
+def test_only_broken_images_raises_and_shows_one(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(3):
+        (tmp_path / "a" / f"{number}.jpg").write_bytes(b"no")
+    with pytest.raises(DatasetError, match=r"of 3 images .*0\.jpg: it is no"):
+        survey_images(ImageFolder(tmp_path), 64, 60, quiet)
 
 
 def test_survey_ends_with_time_limit_after_the_first_few(photos: Path, tmp_path: Path) -> None:

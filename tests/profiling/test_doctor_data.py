@@ -227,6 +227,8 @@ def test_a_small_folder_is_counted_to_the_end(tmp_path: Path) -> None:
     fill(tmp_path, {"train/cat": 3, "train/dog": 5, "val/cat": 1, "val/dog": 0})
     (tmp_path / "train" / "notes.TXT").write_text("hello")
     (tmp_path / "loose.PNG").write_bytes(b"abcd")
+    with pytest.raises(FileNotFoundError):
+        scan_folder(str(tmp_path / "nowhere"), LONG_S)
     found = scan_folder(str(tmp_path), LONG_S)
     assert (len(images_of(found)), found.folders) == (10, 6)
     assert found.complete

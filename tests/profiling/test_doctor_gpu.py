@@ -48,6 +48,14 @@ def test_gpus_without_driver_or_answer_are_faults(gpus: Gpus, expected: list[str
     assert statuses(gpus, CUDA_12) == expected
 
 
+def test_memory_is_shown_if_nvml_reports_it() -> None:
+    assert "memory not measured" in check_gpu(ONE, {}).summary
+    gpu = Gpu(name="A100", memory_bytes=40 * 10**9, free_bytes=39 * 10**9)
+    found = check_gpu(Gpus(nvidia=(gpu, gpu), driver="570.1", cuda=(12, 8)), {})
+    assert found.summary == "2 x A100, 39.0 GB of 40.0 GB free"
+    assert "--gpus all" in check_gpu(Gpus(nvidia_cards=1), {}).fix
+
+
 @pytest.mark.parametrize(
     ("visible", "status"), [("0", "ok"), ("1,0", "ok"), ("", "warn"), ("-1", "warn")]
 )

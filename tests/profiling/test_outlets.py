@@ -24,6 +24,7 @@ from feedline.profile.live import (
     MetricsReader,
     Panel,
     create_panel,
+    format_line,
     tensorboard_writer,
 )
 from feedline.profile.save import MAX_EVENTS, Output, TraceFile
@@ -366,6 +367,26 @@ def test_nothing_is_drawn_in_other_ranks_or_on_a_dumb_terminal(
     assert create_panel(Recorder(), "auto") is None
     monkeypatch.setattr(sys, "stderr", None)  # a program without it
     assert create_panel(Recorder(), "auto") is None
+
+
+def test_line_shows_known_values() -> None:
+    figures = {"feedline/batches_per_s": 12.0}
+    assert format_line(figures).plain == "feedline  12.0 batches/s"
+    figures |= {
+        "feedline/images_per_s": 1536.4,
+        "feedline/wait_pct": 31.0,
+        "feedline/wait_ms_p50": 3.0,
+        "feedline/wait_ms_p95": 40.25,
+        "feedline/copy_ms_p50": 0.5,
+        "feedline/copy_ms_p95": 0.6,
+        "feedline/image_size": 160.0,
+        "feedline/workers": 4.0,
+        "feedline/gpu_busy_pct": 71.2,
+    }
+    assert format_line(figures).plain == (
+        "feedline  1,536 samples/s  data wait 31%  wait 3.0 ms (p95 40.2)  copy 0.5 ms (p95 0.6)"
+        "  160 px  4 workers  GPU 71%"
+    )
 
 
 def test_program_output_is_unaffected_by_panel(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -72,6 +73,15 @@ def test_inconclusive_report_only_shows_reason() -> None:
     for words in ("Inconclusive", "There are too few steps.", "4 steps; it takes 20", "--html"):
         assert words in text
     assert len(lines) < 12
+
+
+def test_report_of_empty_run_shows_no_zeros() -> None:
+    unknown = replace(UNKNOWN, bound="not input-bound")
+    text = printed(ReportView(build_report(Run(machine=MACHINE), unknown), "x"))
+    assert "data wait was not measured" in text
+    assert "no timeline" in text
+    assert "Throughput over time: not measured" in text
+    assert "0.0" not in text.partition("Machine")[0].replace("0.0 s from", "")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])

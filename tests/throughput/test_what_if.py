@@ -25,6 +25,8 @@ def test_all_names_in_any_order_and_with_spaces() -> None:
     found = Changes.parse(" gpu = 2.5 ,cores=16 , workers=8")
     assert found == Changes(workers=8, cores=16, gpu=2.5)
     assert str(found) == "workers=8, cores=16, gpu=2.5"
+    with pytest.raises(UsageError, match="must be text"):
+        Changes.parse(8)  # type: ignore[arg-type]
 
 
 @given(

@@ -168,3 +168,5 @@ def test_missing_file(tmp_path: Path) -> None:
     for path in (tmp_path / "none.json", tmp_path, tmp_path / "no\0name"):
         with pytest.raises(UsageError, match="cannot be read"):
             DataLoader(images(), 8, image_size=16, settings=path)
+    with pytest.raises(UsageError, match="path of a file"):
+        DataLoader(images(), 8, image_size=16, settings=7)  # type: ignore[arg-type]
