@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from operator import setitem
@@ -49,7 +50,10 @@ def test_list_extended_in_place_differs_for_any_length() -> None:
 
 def test_another_part_or_key_differs() -> None:
     other = [2]  # equal, and another
-    for samples, key in (([[1], [2]], 1), ({"a": [1], "b": [2]}, "b")):
+    of_lists = {"a": [1], "b": [2]}
+    of_keys = (of_lists, OrderedDict(of_lists), defaultdict(list, of_lists), Counter(of_lists))
+    for samples in ([[1], [2]], deque([[1], [2]]), *of_keys):
+        key = "b" if isinstance(samples, dict) else 1
         kept = samples[key]  # type: ignore[index]
         put = partial(setitem, samples, key)
         assert_seen(Listed(samples), partial(put, other), partial(put, kept))

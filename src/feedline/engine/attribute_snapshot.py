@@ -6,11 +6,12 @@ pipeline, still match the dataset. If only small attributes of numbers and text 
 
 Guarantees: no user code runs; see `attribute_walk`. A comparison is exact: attributes are compared
 by identity, numbers and text by value, tensors also by torch's counter of in-place changes; lists,
-dicts and sets by identity and length, and entry by entry up to 1000 entries. The samples and labels
-of torchvision folders and the indices of Subsets are compared entry by entry at any length: some 20
-ms for a list of a million. Transforms, from libraries or user-defined, are inspected like datasets;
-any other object one level deep, its public attributes only, because private ones are often caches.
-Changes at deeper levels, and the contents of arrays, are not detected.
+dicts, sets and those of `collections` by identity and length, and entry by entry up to 1000
+entries. The samples and labels of torchvision folders and the indices of Subsets are compared entry
+by entry at any length: some 20 ms for a list of a million. Transforms, from libraries or user-
+defined, are inspected like datasets; any other object one level deep, its public attributes only,
+because private ones are often caches. Changes at deeper levels, and the contents of arrays, are not
+detected.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import sys
 import types
 import weakref
-from collections import Counter
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -50,6 +51,7 @@ from feedline.engine.attribute_walk import (
 
 _TRANSFORMS = ("torchvision.", "timm.", "torch.nn.modules.container")
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
+_DICTS = (dict, OrderedDict, defaultdict, Counter)  # torch 2.2 has modules in an OrderedDict
 _OF_FOLDERS = ("samples", "targets", "imgs")
 
 
@@ -228,11 +230,11 @@ class AttributeSnapshot:
         kind = type(thing)
         if kind in BY_VALUE or id(thing) in self._seen or len(self._seen) > MAX_INSPECTED:
             return
-        if kind in CONTAINERS:
+        if kind in (*CONTAINERS, *_DICTS, deque):
             self._note(len(thing), path)
             if deeper and len(thing) <= MAX_ENTRIES:
                 self._seen.add(id(thing))
-                for key in thing if kind in (dict, *SETS) else ():
+                for key in thing if kind in (*_DICTS, *SETS) else ():
                     self._note(key, path)
                 for key, part in _entries(thing):
                     self._add(part, (path, (key,)))
@@ -278,7 +280,7 @@ def _entries(container: Any) -> Iterable[tuple[Any, Any]]:
     """Keys and values of a container's entries; a set has none."""
     if type(container) in SETS:
         return ()
-    return container.items() if type(container) is dict else enumerate(container)
+    return container.items() if type(container) in _DICTS else enumerate(container)
 
 
 def _all_same(values: Sequence[object], others: Sequence[object]) -> bool:
