@@ -17,4 +17,4 @@ env -u PIP_CONSTRAINT -u PYTHONPATH PIP_CONFIG_FILE=/dev/null pip install -q "$@
 pip list 2>/dev/null | grep -iE "^(torch|torchvision|numpy|pillow|timm|feedline) "
 python setup.py -q build_ext --inplace
 PYTHONPATH=src python -m pytest -n 2 --dist loadfile -m "not slow" tests/compile tests/images tests/order \
-    tests/loader tests/test_iterators.py tests/test_worker_imports.py
+    tests/loader tests/engine tests/sampling tests/test_iterators.py tests/test_worker_imports.py

@@ -24,7 +24,11 @@ DTYPES = [
     for name in sorted(dir(torch))
     if isinstance(dtype := getattr(torch, name), torch.dtype)
     and not name.startswith(("bit", "quint", "qint", "uint", "int"))
-] + [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32]
+] + [
+    getattr(torch, name)
+    for name in ("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32")
+    if hasattr(torch, name)  # torch 2.2 has no uint16
+]
 
 
 def through(value: Any, memory_bytes: int = 0) -> Any:

@@ -167,7 +167,7 @@ def mapped(path: Path) -> dict[str, torch.Tensor]:
     return {
         "numpy": whole,
         "rows of it": whole[3:],
-        "torch": torch.load(path / "rows.pt", mmap=True),
+        "torch": torch.load(str(path / "rows.pt"), mmap=True),
         "file": plain_file.view(ROWS, 3),
     }
 

@@ -157,7 +157,8 @@ DATASETS: dict[str, Callable[[], Dataset[Any]]] = {
     "compiled": lambda: Photos(feedline.compile(draw_from_globals)),
     "albumentations": Flips,
 }
-PICKLED = ("pickled", "global")
+# torch 2.2 cannot pickle its generators.
+PICKLED = ("pickled", "global") if hasattr(torch, "uint16") else ("global",)
 
 
 def batches(make: Callable[[], Any], **options: Any) -> list[Any]:
