@@ -13,6 +13,7 @@ from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.order.batch_spec import Item
 
 DRAW = "make_params" if hasattr(v2.Transform, "make_params") else "_get_params"
+TRANSFORM = "transform" if hasattr(v2.Transform, "transform") else "_transform"
 """Name of the method that draws parameters; another one before torchvision 0.21."""
 TENSOR_LEVELS = 0 if hasattr(torch, "uint16") else 1
 """Difference of resized uint8 tensors, in grey levels: torch 2.2 rounds them in another way."""

@@ -21,7 +21,7 @@ import feedline
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.private_names import TESTED_VERSIONS
 from feedline.randomness import fingerprint
-from torchvision_folder import image
+from torchvision_folder import DRAW, TRANSFORM, image
 
 NORMALIZE = v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 BICUBIC = v1.InterpolationMode.BICUBIC
@@ -120,7 +120,9 @@ def test_steps_of_a_user_are_not_run_by_the_check(untested):
 
 def define(monkeypatch, where, source):
     """Define a function as if the file of its module did."""
-    path, _, name = where.rpartition(".")
+    path, _, new_name = where.rpartition(".")
+    name = {"make_params": DRAW, "transform": TRANSFORM}.get(new_name, new_name)
+    source = source.replace(f"def {new_name}(", f"def {name}(")
     is_method = path not in sys.modules
     module_name, _, class_name = path.rpartition(".") if is_method else (path, "", "")
     module = sys.modules[module_name]
