@@ -7,9 +7,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,7 +48,7 @@ _LARGE_IMPORTS = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Run tests that import large packages last: a large process forks slowly."""
     items.sort(
         key=lambda item: max(
@@ -59,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     )
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Exclude imported modules and collected tests from garbage collection.
 
     `gc.collect` then takes milliseconds instead of a second, and forked processes copy fewer pages.
@@ -69,7 +67,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
+def one_thread():
     """Use one thread: threads of small steps mostly wait for each other or for other processes."""
     import torch
 
@@ -77,7 +75,7 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def jpeg_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def jpeg_folder(tmp_path_factory):
     """root/CLASS/N.jpg: 2 classes of 6 JPEGs each, 40 to 60 px wide, smooth and all different."""
     root = tmp_path_factory.mktemp("jpegs")
     for label, name in enumerate(("cats", "dogs")):
@@ -93,7 +91,7 @@ def jpeg_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def quick_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_trials(monkeypatch):
     """Shorten tuning trials to a fraction of a second; results are less certain."""
     from feedline.throughput.thresholds import THRESHOLDS
     from feedline.tuning import search, tune  # loads torch
@@ -108,7 +106,7 @@ class _Keeper:
 
     server: Any = None
 
-    def release(self) -> None:
+    def release(self):
         if self.server is not None:
             self.server.release()
             self.server = None
@@ -118,7 +116,7 @@ _KEEPER = _Keeper()
 
 
 @pytest.fixture(autouse=True)
-def kept_fork_server(request: pytest.FixtureRequest) -> None:
+def kept_fork_server(request):
     """Share one fork server between the loaders of many tests.
 
     Otherwise each loader would start its own, which imports torch again. Tests that inspect the
@@ -135,7 +133,7 @@ def kept_fork_server(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def ended_servers() -> Iterator[None]:
+def ended_servers():
     """The processes that tests share end with them."""
     yield
     _KEEPER.release()

@@ -1,7 +1,5 @@
 """Choice of the engine; no choice changes the meaning of a request."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -25,24 +23,24 @@ STEPS = [transforms.RandomResizedCrop(24), transforms.RandomHorizontalFlip(), tr
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+def folder(tmp_path_factory):
     return ImageFolder(
         write_images(tmp_path_factory.mktemp("folder")), transforms.Compose(list(STEPS))
     )
 
 
-def engine(loader: DataLoader[Any]) -> str:
+def engine(loader):
     (line,) = (line for line in loader.explain().splitlines() if line.startswith("engine"))
     return line.split()[1]
 
 
-def together(samples: list[Any]) -> Any:
+def together(samples):
     """A collate_fn as people have it: it mixes the images."""
     images = torch.stack([image for image, _ in samples])
     return images + images.roll(1, 0), [label for _, label in samples]
 
 
-def one(sample: Any) -> Any:
+def one(sample):
     return sample
 
 
@@ -61,8 +59,8 @@ def one(sample: Any) -> Any:
     ],
 )
 def test_recognised_pipeline_follows_the_schedule_for_any_use_of_samples(
-    folder: ImageFolder, options: dict[str, Any], expected: str, workers: int
-) -> None:
+    folder, options, expected, workers
+):
     with DataLoader(folder, schedule="8x1,12x1", num_workers=workers, **options) as loader:
         assert engine(loader) == expected
         for size in (8, 12):
@@ -70,21 +68,21 @@ def test_recognised_pipeline_follows_the_schedule_for_any_use_of_samples(
                 assert batch[0].shape[-1] == loader.phase.image_size == size
 
 
-def test_batches_out_of_order_are_made_by_the_recognised_pipeline_too(folder: ImageFolder) -> None:
+def test_batches_out_of_order_are_made_by_the_recognised_pipeline_too(folder):
     with DataLoader(folder, 4, image_size=8, in_order=False, num_workers=2) as loader:
         assert engine(loader) == "sample"
         assert {images.shape[-1] for images, _ in loader} == {8}
 
 
 class Unaware(Dataset[Any]):
-    def __len__(self) -> int:
+    def __len__(self):
         return 8
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         return torch.zeros(3, 24, 24)
 
 
-def test_size_set_later_must_be_requested_by_dataset() -> None:
+def test_size_set_later_must_be_requested_by_dataset():
     with DataLoader(Unaware(), 4) as loader:
         batches = iter(loader)
         assert next(batches).shape[-1] == 24
@@ -96,7 +94,7 @@ def test_size_set_later_must_be_requested_by_dataset() -> None:
         rows.set_image_size(8)
 
 
-def test_unused_strength_raises(folder: ImageFolder) -> None:
+def test_unused_strength_raises(folder):
     weak = [feedline.Phase(image_size=8, epochs=1, strength=0.5)]
     central = [transforms.Resize(24), transforms.CenterCrop(24), transforms.ToTensor()]
     data = ImageFolder(folder.root, transforms.Compose(central))
@@ -108,9 +106,7 @@ def test_unused_strength_raises(folder: ImageFolder) -> None:
 # What a user has replaced is not replaced once more
 
 
-def test_replaced_function_of_torchvision_is_called(
-    folder: ImageFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replaced_function_of_torchvision_is_called(folder, monkeypatch):
     monkeypatch.setattr(functional, "to_tensor", lambda image: torch.full((3, 24, 24), 7.0))
     with DataLoader(folder, 4, num_workers=0) as loader:
         assert "to_tensor" in loader.explain().split("because")[1]
@@ -120,7 +116,7 @@ def test_replaced_function_of_torchvision_is_called(
 # Whole or not at all
 
 
-def test_a_state_of_an_image_size_that_does_not_fit_changes_nothing() -> None:
+def test_a_state_of_an_image_size_that_does_not_fit_changes_nothing():
     big = DataLoader(Rows(23), 4, schedule="8x2", max_image_size=16, num_workers=0)
     batches = iter(big)
     next(batches)
@@ -135,7 +131,7 @@ def test_a_state_of_an_image_size_that_does_not_fit_changes_nothing() -> None:
     assert len(list(batches)) == 5
 
 
-def test_state_records_how_pixels_were_made(folder: ImageFolder) -> None:
+def test_state_records_how_pixels_were_made(folder):
     state = DataLoader(folder, 4, seed=1).state_dict()
     other = ImageFolder(folder.root, transforms.Compose([transforms.RandomCrop(24), *STEPS[1:]]))
     loader = DataLoader(other, 4, seed=1)
@@ -152,7 +148,7 @@ def test_state_records_how_pixels_were_made(folder: ImageFolder) -> None:
 
 
 @pytest.mark.parametrize("dataset", [Rows(20), list(range(20))])
-def test_defaults_equal_torch_for_any_dataset(dataset: Any) -> None:
+def test_defaults_equal_torch_for_any_dataset(dataset):
     size = {"image_size": 8} if isinstance(dataset, Rows) else {}
     loader = DataLoader(dataset, 4, **size)
     assert (loader.num_workers, loader.order, type(loader.batch_sampler)) == (0, None, BatchSampler)
@@ -160,7 +156,7 @@ def test_defaults_equal_torch_for_any_dataset(dataset: Any) -> None:
     assert torch.cat(batches).tolist() == list(range(20))
 
 
-def test_schedule_implies_training(folder: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedule_implies_training(folder, monkeypatch):
     monkeypatch.setattr("feedline.engine.defaults.usable_cores", lambda: 1)
     for dataset in (Rows(20), folder):
         with DataLoader(dataset, 4, schedule="8x1") as loader:
@@ -174,9 +170,7 @@ def test_schedule_implies_training(folder: ImageFolder, monkeypatch: pytest.Monk
 # Decided once
 
 
-def test_engine_choice_is_logged_once_and_repeated_after_changes(
-    folder: ImageFolder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_engine_choice_is_logged_once_and_repeated_after_changes(folder, caplog):
     data = ImageFolder(folder.root, transforms.Compose(list(STEPS)))
     with caplog.at_level(logging.INFO, "feedline"), DataLoader(data, 4) as loader:
         for _ in range(3):
@@ -191,7 +185,7 @@ def test_engine_choice_is_logged_once_and_repeated_after_changes(
         assert next(iter(loader))[0].shape[-1] == 5
 
 
-def test_choosing_an_engine_changes_nothing(folder: ImageFolder) -> None:
+def test_choosing_an_engine_changes_nothing(folder):
     loader, other = (DataLoader(folder, 4, shuffle=True) for _ in range(2))
     state = loader.state_dict()
     assert state["made_by"]["pixels"]
@@ -203,17 +197,17 @@ def test_choosing_an_engine_changes_nothing(folder: ImageFolder) -> None:
 
 
 class Scaled(Dataset[Any]):
-    def __init__(self) -> None:
+    def __init__(self):
         self.scale, self.inside = 1, SimpleNamespace(offset=0)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 4
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return index * self.scale + self.inside.offset
 
 
-def test_len_plans_nothing() -> None:
+def test_len_plans_nothing():
     data = list(range(8))
     loader = DataLoader(data, 4, seed=1)
     data += range(4)
@@ -223,7 +217,7 @@ def test_len_plans_nothing() -> None:
     assert len(list(loader)) == 3
 
 
-def test_the_death_of_a_worker_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_death_of_a_worker_is_logged(caplog):
     with DataLoader(Rows(64), 4, image_size=8, seed=0, num_workers=1) as loader:
         batches = iter(loader)
         next(batches)
@@ -233,7 +227,7 @@ def test_the_death_of_a_worker_is_logged(caplog: pytest.LogCaptureFixture) -> No
     assert "SIGKILL" in caplog.text
 
 
-def test_schedule_without_sizes_only_sets_batch_sizes() -> None:
+def test_schedule_without_sizes_only_sets_batch_sizes():
     with DataLoader(Scaled(), schedule="ownx1@2,ownx1@4", shuffle=False, num_workers=0) as loader:
         assert [[len(batch) for batch in loader] for _ in range(2)] == [[2, 2], [4]]
         assert loader.phase.image_size is None

@@ -1,9 +1,5 @@
 """torch.set_default_device affects tensors created by the user, not by feedline."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +15,11 @@ from sets import Made
 
 
 class Numbers(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         return (torch.full((3,), index, device="cpu") for index in range(8))
 
 
-def boxes(index: int) -> dict[str, Any]:
+def boxes(index):
     """Boxes, some empty, which are pickled differently."""
     return {
         "boxes": torch.zeros(index % 2, 4, device="cpu"),
@@ -32,11 +28,11 @@ def boxes(index: int) -> dict[str, Any]:
     }
 
 
-def folder(root: Path) -> Any:
+def folder(root):
     return ImageFolder(root, Compose([RandomResizedCrop(8), RandomHorizontalFlip(), ToTensor()]))
 
 
-BUILDS: dict[str, Callable[[Path, int], DataLoader[Any]]] = {
+BUILDS = {
     "rows": lambda _, workers: DataLoader(Rows(8), 2, image_size=4, num_workers=workers),
     "normalised": lambda _, workers: DataLoader(
         Rows(8), 2, image_size=4, num_workers=workers, device="cpu"
@@ -55,7 +51,7 @@ BUILDS: dict[str, Callable[[Path, int], DataLoader[Any]]] = {
 }
 
 
-def tensors(batch: Any) -> list[torch.Tensor]:
+def tensors(batch):
     if isinstance(batch, torch.Tensor):
         return [batch]
     parts = batch.values() if isinstance(batch, dict) else batch
@@ -67,18 +63,18 @@ def tensors(batch: Any) -> list[torch.Tensor]:
 class ManyTensors(Dataset[torch.Tensor]):
     """More tensors than can be moved to shared memory."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.tensors = [torch.full((3,), float(k), device="cpu") for k in range(200)]
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.tensors)
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         return self.tensors[index]
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be shared with worker processes")
-def test_datasets_of_many_tensors_reach_workers_with_any_default_device() -> None:
+def test_datasets_of_many_tensors_reach_workers_with_any_default_device():
     torch.set_default_device("meta")
     try:
         with DataLoader(ManyTensors(), 50, num_workers=1, start_method="forkserver") as loader:
@@ -90,9 +86,7 @@ def test_datasets_of_many_tensors_reach_workers_with_any_default_device() -> Non
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", BUILDS)
-def test_batches_are_on_the_cpu_for_any_default_device(
-    name: str, workers: int, jpeg_folder: Path
-) -> None:
+def test_batches_are_on_the_cpu_for_any_default_device(name, workers, jpeg_folder):
     with BUILDS[name](jpeg_folder, workers) as loader:
         batches = iter(loader)
         torch.set_default_device("meta")

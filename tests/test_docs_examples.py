@@ -1,7 +1,5 @@
 """The code in the README and the pages: Python blocks run, `feedline` commands parse."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import pickle
@@ -10,9 +8,7 @@ import shlex
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -52,23 +48,21 @@ NEEDS = {  # packages that the blocks of a page need in addition to feedline's d
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="tests run apart from the repository")
 
 
-def blocks(page: Path, *languages: str) -> list[str]:
+def blocks(page, *languages):
     """The code blocks of a page in some languages."""
     return [code for language, code in _FENCED.findall(page.read_text()) if language in languages]
 
 
-def named(page: Path) -> str:
+def named(page):
     return page.relative_to(ROOT).with_suffix("").as_posix()
 
 
-def with_python() -> list[Path]:
+def with_python():
     return [page for page in PAGES if blocks(page, "python")]
 
 
 @pytest.fixture
-def in_data_folder(
-    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def in_data_folder(jpeg_folder, tmp_path, monkeypatch):
     """The working directory has the data that the pages name, in small."""
     for name in (
         "train",
@@ -108,7 +102,7 @@ def in_data_folder(
     multiprocessing.set_start_method(start_method, force=True)
 
 
-def old_lmdb(path: str, files: list[Path]) -> None:
+def old_lmdb(path, files):
     """An LMDB of pickled (bytes of a file, label), as pages call one to be converted."""
     import lmdb
 
@@ -117,7 +111,7 @@ def old_lmdb(path: str, files: list[Path]) -> None:
             filling.put(b"%09d" % number, pickle.dumps((file.read_bytes(), number % 2)))
 
 
-def exported(file: str) -> None:
+def exported(file):
     """Output of `feedline export`."""
     from feedline.train.model import TrainedModel, create_model, export_safetensors
 
@@ -127,7 +121,7 @@ def exported(file: str) -> None:
     export_safetensors(about, Path(file))
 
 
-def small_world() -> dict[str, Any]:
+def small_world():
     """Names that the code blocks of a page use without defining them: a model and its step."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -135,7 +129,7 @@ def small_world() -> dict[str, Any]:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def train_step(images: torch.Tensor, labels: torch.Tensor) -> None:
+    def train_step(images, labels):
         if images.dtype == torch.uint8:
             images = images.float()
         nn.functional.cross_entropy(model(images), labels).backward()
@@ -150,7 +144,7 @@ def small_world() -> dict[str, Any]:
     }
 
 
-def run(page: Path, *also: tuple[str, str]) -> None:
+def run(page, *also):
     """Execute the Python blocks of a page one after another, as one program in small."""
     names = small_world()
     for number, code in enumerate(blocks(page, "python"), 1):
@@ -167,9 +161,7 @@ def run(page: Path, *also: tuple[str, str]) -> None:
 @pytest.mark.usefixtures("in_data_folder")
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument", "ignore:::lightning.*")
 @pytest.mark.parametrize("page", with_python(), ids=named)
-def test_the_python_blocks_of_a_page_run(
-    page: Path, jpeg_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_python_blocks_of_a_page_run(page, jpeg_folder, monkeypatch):
     for package in NEEDS.get(page.stem, ()):
         pytest.importorskip(package)
     if page.stem == "cache":
@@ -194,7 +186,7 @@ def test_the_python_blocks_of_a_page_run(
         run(page)
 
 
-def commands(page: Path) -> list[list[str]]:
+def commands(page):
     """The arguments of each `feedline` command of a page."""
     found = []
     for code in blocks(page, "sh"):
@@ -210,10 +202,10 @@ def commands(page: Path) -> list[list[str]]:
     [(page, arguments) for page in PAGES for arguments in commands(page)],
     ids=lambda value: " ".join(value) if isinstance(value, list) else named(value),
 )
-def test_a_command_of_a_page_parses(page: Path, arguments: list[str]) -> None:
+def test_a_command_of_a_page_parses(page, arguments):
     from feedline.cli.app import app
 
-    command: Any = typer.main.get_command(app)
+    command = typer.main.get_command(app)
     context, rest = None, arguments
     while hasattr(command, "commands"):
         name, *rest = rest
@@ -222,7 +214,7 @@ def test_a_command_of_a_page_parses(page: Path, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_no_code_block_is_wider_than_a_page(page: Path) -> None:
+def test_no_code_block_is_wider_than_a_page(page):
     code = _FENCED.findall(page.read_text())
     wide = [line for _, text in code for line in text.splitlines() if len(line) > WIDEST]
     assert wide == []

@@ -1,7 +1,5 @@
 """The documentation builds as a site without a warning: no dead link, no page without an entry."""
 
-from __future__ import annotations
-
 import runpy
 import subprocess
 import sys
@@ -13,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+def test_the_site_builds_without_warnings(tmp_path):
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings")
@@ -35,7 +33,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "page", sorted((ROOT / "docs" / "reference").glob("*.md")), ids=lambda page: page.stem
 )
-def test_reference_pages_list_names_and_signatures_of_the_code(page: Path) -> None:
+def test_reference_pages_list_names_and_signatures_of_the_code(page):
     pytest.importorskip("timm")
     write = runpy.run_path(str(ROOT / "docs" / "reference_index.py"))["with_index"]
     text = page.read_text()

@@ -1,7 +1,5 @@
 """Each example trains, resumes in the middle of an epoch, and says so in one line."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -24,14 +22,12 @@ NEEDS = {  # an example, and the packages that it needs
 
 
 @pytest.mark.skipif(not EXAMPLES.exists(), reason="tests run apart from the repository")
-def test_every_example_is_run() -> None:
+def test_every_example_is_run():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, "progressive"}
 
 
 @pytest.mark.skipif(not EXAMPLES.exists(), reason="tests run apart from the repository")
-def test_progressive_resizing_by_hand(
-    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progressive_resizing_by_hand(jpeg_folder, tmp_path, capsys):
     (tmp_path / "train").symlink_to(jpeg_folder)
     example = runpy.run_path(str(EXAMPLES / "progressive.py"))
     example["main"](str(tmp_path), "16x1,32x2", batch_size=4)
@@ -44,7 +40,7 @@ def test_progressive_resizing_by_hand(
 @pytest.mark.skipif(not EXAMPLES.exists(), reason="tests run apart from the repository")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(NEEDS))
-def test_an_example_resumes(name: str, tmp_path: Path) -> None:
+def test_an_example_resumes(name, tmp_path):
     missing = [package for package in NEEDS[name] if importlib.util.find_spec(package) is None]
     if missing:
         pytest.skip(f"needs {' and '.join(missing)}")

@@ -1,7 +1,5 @@
 """The public names, and an import that does nothing."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -28,7 +26,7 @@ assert {name for name in sys.modules if name.startswith("feedline")} == {"feedli
 
 
 @pytest.mark.parametrize("name", feedline.__all__)
-def test_every_public_name_resolves_and_is_cached(name: str) -> None:
+def test_every_public_name_resolves_and_is_cached(name):
     value = getattr(feedline, name)
     assert vars(feedline)[name] is value
     if name != "__version__":
@@ -36,19 +34,19 @@ def test_every_public_name_resolves_and_is_cached(name: str) -> None:
         assert value.__doc__
 
 
-def test_dir_lists_the_public_names() -> None:
+def test_dir_lists_the_public_names():
     assert dir(feedline) == sorted(feedline.__all__)
     assert len(set(feedline.__all__)) == len(feedline.__all__)
 
 
-def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+def test_a_name_that_does_not_exist_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'feedline' has no attribute 'Dataloader'"):
         feedline.Dataloader  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         from feedline import nothing  # noqa: F401
 
 
-def test_type_checkers_see_exactly_the_public_names() -> None:
+def test_type_checkers_see_exactly_the_public_names():
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     blocks = [node for node in tree.body if isinstance(node, ast.If)]
     assert len(blocks) == 1
@@ -61,6 +59,6 @@ def test_type_checkers_see_exactly_the_public_names() -> None:
     assert imported == set(feedline.__all__) - {"__version__"}
 
 
-def test_importing_feedline_loads_no_library_and_starts_nothing() -> None:
+def test_importing_feedline_loads_no_library_and_starts_nothing():
     done = subprocess.run([sys.executable, "-c", NOTHING_HAPPENS], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,9 +1,5 @@
 """Batches of rows that are larger than any before them: more rows, or larger images."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,33 +27,33 @@ SIZES = [2, 7, 1, 3, 30, 4, 31, 2]
 class Uneven:
     """Batches of several sizes, with the reported batch size as given."""
 
-    def __init__(self, length: int, sizes: list[int] = SIZES, **attributes: object) -> None:
+    def __init__(self, length, sizes=SIZES, **attributes):
         self.length, self.sizes = length, sizes
         self.__dict__.update(attributes)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self):
         start = 0
         for size in self.sizes:
             yield [number % self.length for number in range(start, start + size)]
             start += size
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.sizes)
 
 
-def number(index: int) -> torch.Tensor:
+def number(index):
     return torch.tensor(index)
 
 
-def folder(root: Path) -> Any:
+def folder(root):
     return ImageFolder(root, Compose([Resize(24), CenterCrop(24), ToTensor()]))
 
 
-def labels(batches: Any) -> list[list[int]]:
+def labels(batches):
     return [torch.as_tensor(batch[1]).tolist() for batch in batches]
 
 
-ATTRIBUTES: list[dict[str, Any]] = [
+ATTRIBUTES = [
     {},
     {"batch_size": None},
     {"batch_size": 2},
@@ -69,8 +65,8 @@ ATTRIBUTES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("attributes", ATTRIBUTES, ids=str)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_have_any_size_regardless_of_batch_sampler_attributes(
-    attributes: dict[str, Any], workers: int, jpeg_folder: Path
-) -> None:
+    attributes, workers, jpeg_folder
+):
     data = folder(jpeg_folder)
     batches = Uneven(len(data), **attributes)
     expected = list(TorchDataLoader(data, batch_sampler=batches))
@@ -87,9 +83,9 @@ def test_batches_have_any_size_regardless_of_batch_sampler_attributes(
 
 
 @pytest.mark.parametrize("start", ["forkserver", *slow("fork", "spawn")])
-def test_held_batches_and_states_survive_larger_slots(start: str) -> None:
+def test_held_batches_and_states_survive_larger_slots(start):
     before = own_family()
-    options: dict[str, Any] = {"image_size": 4, "seed": 3, "num_workers": 1}
+    options = {"image_size": 4, "seed": 3, "num_workers": 1}
     largest = Uneven(50, batch_size=31)
     with DataLoader(Rows(50), batch_sampler=largest, **options) as ample:
         expected = read(ample)
@@ -108,8 +104,8 @@ def test_held_batches_and_states_survive_larger_slots(start: str) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_any_image_size_can_be_set_and_the_memory_is_reported(workers: int) -> None:
-    def memory_line(loader: DataLoader[Any]) -> str:
+def test_any_image_size_can_be_set_and_the_memory_is_reported(workers):
+    def memory_line(loader):
         return next(line for line in loader.explain().splitlines() if line.startswith("memory"))
 
     with DataLoader(Rows(24), 8, image_size=64, num_workers=workers) as loader:
@@ -128,7 +124,7 @@ def test_any_image_size_can_be_set_and_the_memory_is_reported(workers: int) -> N
         assert loader.worker_deaths == []
 
 
-def test_a_size_set_in_mid_epoch_comes_with_the_next_batch_and_with_the_same_settings() -> None:
+def test_a_size_set_in_mid_epoch_comes_with_the_next_batch_and_with_the_same_settings():
     with DataLoader(Rows(32), 4, image_size=8, num_workers=1, prefetch=2) as loader:
         batches = iter(loader)
         assert next(batches)[0].shape[-1] == 8
@@ -141,7 +137,7 @@ def test_a_size_set_in_mid_epoch_comes_with_the_next_batch_and_with_the_same_set
         assert (loader.num_workers, loader.prefetch) == (2, 1)
 
 
-def test_size_without_memory_is_rejected_and_smaller_ones_continue() -> None:
+def test_size_without_memory_is_rejected_and_smaller_ones_continue():
     with DataLoader(Rows(60000), 30000, image_size=1, num_workers=0) as loader:
         loader.set_image_size(16384)  # terabytes
         batches = iter(loader)
@@ -152,22 +148,22 @@ def test_size_without_memory_is_rejected_and_smaller_ones_continue() -> None:
 
 
 class Listed(Dataset[Any]):
-    def __init__(self) -> None:
+    def __init__(self):
         self.samples = list(range(10, 20))
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.samples)
 
-    def __getitem__(self, index: int) -> tuple[int, int]:
+    def __getitem__(self, index):
         return 0, self.samples[index]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_true_and_false_are_the_indices_1_and_0(workers: int, jpeg_folder: Path) -> None:
+def test_true_and_false_are_the_indices_1_and_0(workers, jpeg_folder):
     batches = [[True, False], [3, True], [False, False, True]]
     data = folder(jpeg_folder)
     for dataset in (data, Listed()):
-        options: dict[str, Any] = {"batch_sampler": batches, "num_workers": workers}
+        options = {"batch_sampler": batches, "num_workers": workers}
         expected = labels(TorchDataLoader(dataset, batch_sampler=batches))
         with DataLoader(dataset, **options) as loader:
             assert labels(loader) == expected
@@ -175,7 +171,7 @@ def test_true_and_false_are_the_indices_1_and_0(workers: int, jpeg_folder: Path)
         assert labels(loader) == [[1, 0], [3, 1], [0, 0, 1]]
 
 
-def test_numpy_booleans_are_not_indices_like_in_torch(jpeg_folder: Path) -> None:
+def test_numpy_booleans_are_not_indices_like_in_torch(jpeg_folder):
     batches = [[np.bool_(True), np.bool_(False)]]
     data = folder(jpeg_folder)
     with pytest.raises(TypeError):
@@ -189,8 +185,8 @@ SIZES_AND_ROWS = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 12)), min
 
 @given(SIZES_AND_ROWS, st.none() | st.integers(1, 64))
 def test_every_phase_fits_and_so_does_the_largest_size_that_may_be_set_in_any_phase(
-    batches: list[tuple[int, int]], max_image_size: int | None
-) -> None:
+    batches, max_image_size
+):
     source = Rows(100)
     nbytes, largest = slot_size(source, batches, max_image_size)
     for size, rows in batches:

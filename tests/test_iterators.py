@@ -1,12 +1,10 @@
 """Iterators of a loader, used as public code uses torch's: by its private names, by profilers."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -23,19 +21,19 @@ from row_sources import Rows
 from sets import Counting, Made, Repeated
 
 
-def number(index: int) -> torch.Tensor:
+def number(index):
     return torch.tensor(index)
 
 
-def of_rows(**options: Any) -> DataLoader[Any]:
+def of_rows(**options):
     return DataLoader(Rows(40), 4, image_size=4, num_workers=2, **options)
 
 
-def of_dataset(**options: Any) -> DataLoader[Any]:
+def of_dataset(**options):
     return DataLoader(Made(40, number), 4, num_workers=2, **options)
 
 
-def of_iterable(**options: Any) -> DataLoader[Any]:
+def of_iterable(**options):
     return DataLoader(Counting(40), 4, num_workers=2, **options)
 
 
@@ -43,7 +41,7 @@ ENGINES = [of_rows, of_dataset, of_iterable]
 Build = Callable[..., DataLoader[Any]]
 
 
-def processes(batches: Any) -> list[psutil.Process]:
+def processes(batches):
     found = [psutil.Process(worker.pid) for worker in batches._workers]
     assert len(found) == 2
     return found
@@ -51,11 +49,9 @@ def processes(batches: Any) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("build", ENGINES)
 @pytest.mark.parametrize("batches_read", [0, 2, 10])
-def test_shutdown_ends_the_workers_and_the_next_iterator_has_new_ones(
-    build: Build, batches_read: int
-) -> None:
+def test_shutdown_ends_the_workers_and_the_next_iterator_has_new_ones(build, batches_read):
     with build(persistent_workers=True) as loader:
-        batches: Any = iter(loader)
+        batches = iter(loader)
         for _ in range(batches_read):
             next(batches)
         workers = processes(batches)
@@ -68,14 +64,12 @@ def test_shutdown_ends_the_workers_and_the_next_iterator_has_new_ones(
         assert len(list(loader)) == (20 if build is of_iterable else 10)
 
 
-def test_workers_terminated_by_caller_are_not_reported_as_lost(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_workers_terminated_by_caller_are_not_reported_as_lost(caplog):
     before, opened = own_family(), []
     with caplog.at_level(logging.WARNING, "feedline"):
         for _ in range(2):  # the first may open permanent files, such as a pipe to a forked process
             loader = of_dataset()
-            batches: Any = iter(loader)
+            batches = iter(loader)
             next(batches)
             workers = list(batches._workers)
             for worker in workers:
@@ -99,19 +93,19 @@ def test_workers_terminated_by_caller_are_not_reported_as_lost(
 class Infinite(DataLoader[Any]):
     """One iterator for all epochs, created with the loader."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args, **options):
         super().__init__(*args, **options)
         object.__setattr__(self, "batch_sampler", Repeated(self.batch_sampler))
         self.iterator = super().__iter__()
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.batch_sampler.sampler)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         for _ in range(len(self)):
             yield next(self.iterator)
 
-    def reset(self) -> None:
+    def reset(self):
         self.iterator._shutdown_workers()
         self.iterator = self._get_iterator()
 
@@ -119,12 +113,12 @@ class Infinite(DataLoader[Any]):
 class Scaled(Made):
     factor = 1
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         return torch.tensor(index * self.factor)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_iterator_after_shutdown_sees_changes_of_dataset(workers: int) -> None:
+def test_iterator_after_shutdown_sees_changes_of_dataset(workers):
     data = Scaled(8, number)
     loader = Infinite(data, 4, shuffle=True, num_workers=workers)
     for _ in range(2):
@@ -135,32 +129,32 @@ def test_iterator_after_shutdown_sees_changes_of_dataset(workers: int) -> None:
     loader.close()
 
 
-def worker_and_pid(index: int) -> torch.Tensor:
+def worker_and_pid(index):
     info = get_worker_info()
     assert info is not None
     return torch.tensor([info.id, os.getpid()])
 
 
-def test_workers_are_listed_by_id_including_idle_ones() -> None:
+def test_workers_are_listed_by_id_including_idle_ones():
     loader = DataLoader(Made(1, worker_and_pid), 1, num_workers=2)
-    batches: Any = iter(loader)
+    batches = iter(loader)
     seen = torch.cat(list(batches)).tolist()
     workers = batches._workers
     assert len(workers) == 2
     assert all(workers[worker_id].pid == pid for worker_id, pid in seen)
 
 
-def test_shutdown_of_an_earlier_iterator_keeps_workers_of_a_later_one() -> None:
+def test_shutdown_of_an_earlier_iterator_keeps_workers_of_a_later_one():
     with of_dataset() as loader:
-        first: Any = iter(loader)
+        first = iter(loader)
         next(first)
-        second: Any = iter(loader)
+        second = iter(loader)
         next(second)
         workers = processes(second)
         first._shutdown_workers()
         assert len(list(second)) == 9
         del first
-        third: Any = iter(loader)
+        third = iter(loader)
         next(third)
         second._shutdown_workers()  # that one has ended
         assert len(list(third)) == 9
@@ -170,7 +164,7 @@ def test_shutdown_of_an_earlier_iterator_keeps_workers_of_a_later_one() -> None:
 class Kept(DataLoader[Any]):
     """Keeps its iterator as torch's `__iter__` does."""
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         if self._iterator is None:
             self._iterator = self._get_iterator()
         else:
@@ -179,7 +173,7 @@ class Kept(DataLoader[Any]):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_iterator_can_be_reset_for_another_pass(workers: int) -> None:
+def test_an_iterator_can_be_reset_for_another_pass(workers):
     with Kept(list(range(8)), 2, num_workers=workers) as loader:
         one = iter(loader)
         assert next(one).tolist() == [0, 1]
@@ -192,7 +186,7 @@ def test_an_iterator_can_be_reset_for_another_pass(workers: int) -> None:
 
 
 @pytest.mark.parametrize("build", [of_rows, of_dataset])
-def test_persistent_workers_keep_iterator_like_torch(build: Build) -> None:
+def test_persistent_workers_keep_iterator_like_torch(build):
     with build() as loader:
         list(loader)
         assert loader._iterator is None
@@ -211,16 +205,16 @@ def test_persistent_workers_keep_iterator_like_torch(build: Build) -> None:
         assert pickle.loads(pickle.dumps(loader))._iterator is None
 
 
-def test_private_next_data_returns_next_batch() -> None:
+def test_private_next_data_returns_next_batch():
     with of_dataset() as loader:
-        batches: Any = iter(loader)
+        batches = iter(loader)
         assert batches._next_data().tolist() == [0, 1, 2, 3]
         assert (batches._num_yielded, batches._num_workers) == (1, 2)
         assert batches._dataset is loader.dataset
         assert batches._index_sampler is loader.batch_sampler
 
 
-def numbered(count: int) -> TensorDataset:
+def numbered(count):
     return TensorDataset(torch.arange(count))
 
 
@@ -230,12 +224,12 @@ def numbered(count: int) -> TensorDataset:
     ids=["own", "tensors", "stream"],
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_profiler_shows_time_of_next_like_torch(data: Any, workers: int) -> None:
-    def entries(loader: Any) -> list[tuple[str, int]]:
+def test_profiler_shows_time_of_next_like_torch(data, workers):
+    def entries(loader):
         with profile(activities=[ProfilerActivity.CPU]) as recorded:
             for _ in loader:
                 pass
-        averages: Any = recorded.key_averages()
+        averages = recorded.key_averages()
         return [(each.key, each.count) for each in averages if "DataLoader" in each.key]
 
     expected = entries(TorchDataLoader(data, 4, num_workers=workers))
@@ -251,19 +245,19 @@ needs_dynamo = pytest.mark.skipif(
 
 @needs_dynamo
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_compiled_loop_and_a_compiled_step_read_every_batch(workers: int) -> None:
+def test_a_compiled_loop_and_a_compiled_step_read_every_batch(workers):
     torch._dynamo.reset()
     with DataLoader(Made(8, float), 4, num_workers=workers) as loader:
 
         @torch.compile(backend="eager")
-        def total() -> torch.Tensor:
-            return sum(batch.sum() for batch in loader)  # type: ignore[return-value]
+        def total():
+            return sum(batch.sum() for batch in loader)
 
         assert [float(total()) for _ in range(2)] == [28.0, 28.0]
         batches = iter(loader)
 
         @torch.compile(backend="eager")
-        def step() -> torch.Tensor:
+        def step():
             return next(batches).sum() * 2
 
         assert [float(step()) for _ in range(2)] == [12.0, 44.0]

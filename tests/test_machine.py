@@ -1,13 +1,9 @@
 """This machine: other programs, disks, GPUs and the page cache, real and written for a test."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -30,7 +26,7 @@ from processes import eventually
 # Other programs
 
 
-def test_cores_used_by_other_programs_are_measured() -> None:
+def test_cores_used_by_other_programs_are_measured():
     others = OtherPrograms()
     loop = [sys.executable, "-c", "while True: pass"]
     # Not in the family yet, so they count as others.
@@ -52,13 +48,13 @@ def test_cores_used_by_other_programs_are_measured() -> None:
 ROOT = "22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw\n"
 
 
-def lies_on(tmp_path: Path, mountinfo: str, folder: str, files: dict[str, str]) -> Disk:
+def lies_on(tmp_path, mountinfo, folder, files):
     """The disk of a folder that need not exist, of a machine with these files."""
     root = write_files(tmp_path, {"/proc/self/mountinfo": mountinfo, **files})
     return find_disk(folder, root)
 
 
-def disk_files(name: str, number: str, *, turns: str, model: str = "", part: str = "") -> dict:
+def disk_files(name, number, *, turns, model="", part=""):
     """A disk in /sys, with the number of itself or of its partition."""
     files = {f"/sys/block/{name}/queue/rotational": f"{turns}\n"}
     if model:
@@ -68,7 +64,7 @@ def disk_files(name: str, number: str, *, turns: str, model: str = "", part: str
     return files
 
 
-def link_device(root: Path, number: str, to: str) -> None:
+def link_device(root, number, to):
     """The link by which the kernel finds a block device by its number."""
     folder = root / "sys/dev/block"
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,9 +85,7 @@ def link_device(root: Path, number: str, to: str) -> None:
         ("strange0", "0", "", "unknown"),
     ],
 )
-def test_partition_has_kind_of_its_disk(
-    name: str, turns: str, model: str, kind: str, tmp_path: Path
-) -> None:
+def test_partition_has_kind_of_its_disk(name, turns, model, kind, tmp_path):
     files = disk_files(name, "8:2", turns=turns, model=model, part=f"{name}2")
     link_device(tmp_path, "8:2", f"/sys/block/{name}/{name}2")
     found = lies_on(tmp_path, ROOT, "/data", files)
@@ -111,12 +105,12 @@ def test_partition_has_kind_of_its_disk(
         ("9:9 / /data rw - fuseblk /dev/sdz9 rw", "unknown"),
     ],
 )
-def test_kind_follows_from_file_system(line: str, kind: str, tmp_path: Path) -> None:
+def test_kind_follows_from_file_system(line, kind, tmp_path):
     found = lies_on(tmp_path, f"{ROOT}30 22 {line}\n", "/data/train", {})
     assert (found.kind, found.mount_point) == (kind, "/data")
 
 
-def test_innermost_and_latest_mount_is_used(tmp_path: Path) -> None:
+def test_innermost_and_latest_mount_is_used(tmp_path):
     table = (
         f"{ROOT}30 22 0:50 / /data rw - tmpfs a rw\n31 30 0:51 / /data/far rw - nfs b:/ rw\n"
         "32 22 0:52 / /data rw - overlay c rw\n33 22 0:53 / /datafar rw - 9p d rw\n"
@@ -127,13 +121,13 @@ def test_innermost_and_latest_mount_is_used(tmp_path: Path) -> None:
     assert find_disk("/elsewhere", root).source == "/dev/sda2"
 
 
-def test_a_mount_point_with_blanks_is_found(tmp_path: Path) -> None:
+def test_a_mount_point_with_blanks_is_found(tmp_path):
     table = f"{ROOT}30 22 0:50 / /my\\040data\\134x rw - nfs server:/a\\040b rw\n"
     found = lies_on(tmp_path, table, "/my data\\x/train", {})
     assert (found.mount_point, found.source) == ("/my data\\x", "server:/a b")
 
 
-def test_several_disks_count_as_the_slowest(tmp_path: Path) -> None:
+def test_several_disks_count_as_the_slowest(tmp_path):
     files = {
         **disk_files("nvme0n1", "", turns="0"),
         **disk_files("sda", "", turns="1", part="sda1"),
@@ -152,12 +146,12 @@ def test_several_disks_count_as_the_slowest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "table", ["", "\n", "1 2 3\n", "a b c d e f\n", " - \n", "22 1 8:2 / / rw - \n", "\udcff\n"]
 )
-def test_broken_mount_table_has_unknown_disk(table: str, tmp_path: Path) -> None:
+def test_broken_mount_table_has_unknown_disk(table, tmp_path):
     assert lies_on(tmp_path, table, "/data", {}) == Disk(kind="unknown")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts of Linux")
-def test_mounts_of_this_machine_are_read(tmp_path: Path) -> None:
+def test_mounts_of_this_machine_are_read(tmp_path):
     assert find_disk("/proc").file_system == "proc"
     found = find_disk(tmp_path)
     assert os.path.realpath(tmp_path).startswith(found.mount_point)
@@ -169,7 +163,7 @@ def test_mounts_of_this_machine_are_read(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_nvml(monkeypatch):
     """The package that asks the driver is not installed."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
@@ -177,20 +171,18 @@ def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 class NVMLError(Exception):
     """Like the error of the NVML package."""
 
-    def __init__(self, text: str, value: int = 18) -> None:
+    def __init__(self, text, value=18):
         super().__init__(text)
         self.value = value
 
 
 @pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def nvml(monkeypatch):
     """A stand-in for the NVML package that returns these values, or fails at this call."""
 
-    def install(
-        fails_at: str = "", code: int = 18, *, supported: bool = True, texts: type = str
-    ) -> None:
-        def call(name: str, answer: object) -> Callable[..., object]:
-            def answers(*_: object) -> object:
+    def install(fails_at="", code=18, *, supported=True, texts=str):
+        def call(name, answer):
+            def answers(*_):
                 if name == fails_at:
                     raise NVMLError("Driver/library version mismatch", code)
                 if name in figures and not supported:
@@ -199,7 +191,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
             return answers
 
-        def text(said: str) -> object:
+        def text(said):
             return said.encode() if texts is bytes else said
 
         figures = {
@@ -226,19 +218,19 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_machine_without_gpu_has_none(tmp_path: Path) -> None:
+def test_machine_without_gpu_has_none(tmp_path):
     assert find_gpus(tmp_path) == Gpus()
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_kernel_gives_name_and_driver(tmp_path: Path) -> None:
+def test_kernel_gives_name_and_driver(tmp_path):
     assert find_gpus(write_files(tmp_path / "a", CARD)) == Gpus(nvidia_cards=1)
     found = find_gpus(write_files(tmp_path / "b", {**CARD, **DRIVER}))
     card = Gpu(name="NVIDIA A100-SXM4-40GB", address=ADDRESS)
     assert found == Gpus(nvidia=(card,), driver="570.86.15", nvidia_cards=1)
 
 
-def test_amd_gpu_is_found(tmp_path: Path, no_nvml: None) -> None:
+def test_amd_gpu_is_found(tmp_path, no_nvml):
     card = {path: text.replace("0x10de", "0x1002") for path, text in CARD.items()}
     found = find_gpus(write_files(tmp_path, {**card, "/sys/module/amdgpu/version": "6.2\n"}))
     assert found == Gpus(amd_cards=1, amd_driver=True)
@@ -246,9 +238,7 @@ def test_amd_gpu_is_found(tmp_path: Path, no_nvml: None) -> None:
 
 
 @pytest.mark.parametrize("texts", [str, bytes])
-def test_nvml_reports_memory_and_cuda_version(
-    tmp_path: Path, nvml: Callable[..., None], texts: type
-) -> None:
+def test_nvml_reports_memory_and_cuda_version(tmp_path, nvml, texts):
     nvml(texts=texts)
     found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER}))
     (gpu,) = found.nvidia
@@ -258,34 +248,26 @@ def test_nvml_reports_memory_and_cuda_version(
     assert (found.driver, found.cuda) == ("570.86.15", (12, 8))
 
 
-def test_a_figure_that_nvml_does_not_support_is_unknown(
-    tmp_path: Path, nvml: Callable[..., None]
-) -> None:
+def test_a_figure_that_nvml_does_not_support_is_unknown(tmp_path, nvml):
     nvml(supported=False)
     (gpu,) = find_gpus(write_files(tmp_path, {**CARD, **DRIVER})).nvidia
     assert gpu.memory_bytes is gpu.free_bytes is gpu.lanes is gpu.most_lanes is None
 
 
 @pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetName"])
-def test_a_driver_that_does_not_answer_is_a_problem(
-    tmp_path: Path, nvml: Callable[..., None], call: str
-) -> None:
+def test_a_driver_that_does_not_answer_is_a_problem(tmp_path, nvml, call):
     nvml(call)
     found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER}))
     assert found.problem == "NVML: Driver/library version mismatch"
 
 
 @pytest.mark.parametrize("code", [9, 12])
-def test_nvml_without_driver_is_not_an_error(
-    tmp_path: Path, nvml: Callable[..., None], code: int
-) -> None:
+def test_nvml_without_driver_is_not_an_error(tmp_path, nvml, code):
     nvml("nvmlInit", code)
     assert find_gpus(tmp_path) == Gpus()
 
 
-def test_container_without_nvml_library_has_its_gpus(
-    tmp_path: Path, nvml: Callable[..., None]
-) -> None:
+def test_container_without_nvml_library_has_its_gpus(tmp_path, nvml):
     nvml("nvmlInit", 12)
     found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER}))
     assert [gpu.name for gpu in found.nvidia] == ["NVIDIA A100-SXM4-40GB"]
@@ -300,7 +282,7 @@ needs_calls = pytest.mark.skipif(
 
 
 @pytest.fixture
-def on_disk(tmp_path: Path) -> str:
+def on_disk(tmp_path):
     path = tmp_path / "file"
     with open(path, "wb") as file:
         file.write(os.urandom(100_000))
@@ -310,7 +292,7 @@ def on_disk(tmp_path: Path) -> str:
 
 
 @needs_calls
-def test_fast_disk_is_still_a_disk(on_disk: str) -> None:
+def test_fast_disk_is_still_a_disk(on_disk):
     if stays_in_memory(FilePart(on_disk)) is not False:
         pytest.skip("temporary files lie in memory here")
     answers = [stays_in_memory(FilePart(on_disk, 0, 100_000)) for _ in range(2000)]
@@ -319,7 +301,7 @@ def test_fast_disk_is_still_a_disk(on_disk: str) -> None:
 
 
 @needs_calls
-def test_what_is_mapped_stays(on_disk: str) -> None:
+def test_what_is_mapped_stays(on_disk):
     with (
         open(on_disk, "rb", buffering=0) as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,

@@ -1,7 +1,5 @@
 """The tables of the measurements page are those of the benchmarks' results."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path
@@ -16,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_tables_match_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_match_results(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     measurements = importlib.import_module("measurements")
     page = measurements.PAGE.read_text()

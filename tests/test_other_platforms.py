@@ -1,7 +1,5 @@
 """feedline without Linux-only names: macOS and Windows."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -10,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 import feedline
@@ -71,7 +68,7 @@ if __name__ == "__main__":
 """
 
 
-def _digest(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> str:
+def _digest(batches):
     found = hashlib.blake2b()
     for images, labels in batches:
         found.update(images.contiguous().numpy().data)
@@ -79,7 +76,7 @@ def _digest(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> str:
     return found.hexdigest()
 
 
-def _nested(photos: Path) -> Path:
+def _nested(photos):
     """A folder of 24 images, some of which lie in folders below that of their class."""
     folders = ("cats", "cats/b", "cats/b-c", "dogs/d")
     for number, folder in enumerate(6 * folders):
@@ -89,9 +86,7 @@ def _nested(photos: Path) -> Path:
 
 
 @pytest.mark.parametrize("platform", ["win32", *slow("darwin")])  # win32 lacks more names
-def test_all_modules_import_and_spawned_workers_give_the_same_bytes(
-    platform: str, tmp_path: Path
-) -> None:
+def test_all_modules_import_and_spawned_workers_give_the_same_bytes(platform, tmp_path):
     photos = _nested(tmp_path / "photos")
     (tmp_path / "sitecustomize.py").write_text("import other_platforms\n")  # of workers
     (tmp_path / "use.py").write_text(USE)
@@ -113,7 +108,7 @@ def test_all_modules_import_and_spawned_workers_give_the_same_bytes(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("platform", ["win32", "darwin"])
-def test_the_portable_pools_pass_their_tests(platform: str, tmp_path: Path) -> None:
+def test_the_portable_pools_pass_their_tests(platform, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import other_platforms\n")
     path = [str(tmp_path), str(TESTS), os.environ.get("PYTHONPATH", "")]
     pools = TESTS / "engine" / "test_pools.py"

@@ -1,14 +1,10 @@
 """`feedline.per_size` on a torchvision folder: a recognised pipeline for each image size."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import random
 import re
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,18 +28,18 @@ SCHEDULE = "16x1,24x1"
 SIZES = (16, 24)
 
 
-def train(size: int) -> Any:
+def train(size):
     """The transform of an older script, created for each size."""
     crop = [v1.RandomResizedCrop(size), v1.RandomHorizontalFlip()]
     return v1.Compose([*crop, v1.ToTensor(), v1.Normalize(MEAN, STD)])
 
 
-def evaluate(size: int) -> Any:
+def evaluate(size):
     whole = [v1.Resize(int(size * 1.14)), v1.CenterCrop(size)]
     return v1.Compose([*whole, v1.ToTensor(), v1.Normalize(MEAN, STD)])
 
 
-def stronger(size: int) -> Any:
+def stronger(size):
     """A transform whose parameters all change with the size, with the same output."""
     erased = [v2.RandomErasing(p=1.0)] if size > 20 else []
     crop = v2.RandomResizedCrop(size, scale=(8 / size, 1.0))
@@ -51,44 +47,44 @@ def stronger(size: int) -> Any:
     return v2.Compose([crop, v2.ColorJitter(size / 100), *values, *erased])
 
 
-def values_of_its_own(size: int) -> Any:
+def values_of_its_own(size):
     return v1.Compose([v1.Resize((size, size)), v1.ToTensor(), v1.Normalize([size / 100] * 3, STD)])
 
 
-def two_views(size: int) -> Any:
+def two_views(size):
     return feedline.views(train(size), train(size // 2))
 
 
 class Shifted:
     """A user-defined transform."""
 
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+    def __call__(self, image):
         return image + feedline.image_size()
 
 
-def with_own_step(size: int) -> Any:
+def with_own_step(size):
     return v1.Compose([v1.RandomResizedCrop(size), v1.ToTensor(), Shifted()])
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     return write_images(tmp_path_factory.mktemp("images"))
 
 
-def folder(root: Path, make: Callable[[int], Any], **options: Any) -> ImageFolder:
+def folder(root, make, **options):
     return ImageFolder(str(root), feedline.per_size(make, **options))
 
 
-def loader(dataset: Any, **options: Any) -> DataLoader[Any]:
+def loader(dataset, **options):
     return DataLoader(dataset, 3, **{"schedule": SCHEDULE, "num_workers": 1, **options})
 
 
-def engine(made: DataLoader[Any]) -> str:
+def engine(made):
     (line,) = (line for line in made.explain().splitlines() if line.startswith("engine"))
     return line.split()[1]
 
 
-def compiled(made: DataLoader[Any]) -> bool:
+def compiled(made):
     return "\nfused " in made.explain()
 
 
@@ -100,9 +96,7 @@ def compiled(made: DataLoader[Any]) -> bool:
         *slow((train, 2), (evaluate, 2), (stronger, 2), (with_own_step, 2)),
     ],
 )
-def test_batches_equal_those_of_pipeline_for_their_size(
-    root: Path, make: Callable[[int], Any], workers: int
-) -> None:
+def test_batches_equal_those_of_pipeline_for_their_size(root, make, workers):
     with loader(folder(root, make), num_workers=workers) as ours:
         assert compiled(ours)
         for epoch, size in enumerate(SIZES):
@@ -115,7 +109,7 @@ def test_batches_equal_those_of_pipeline_for_their_size(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_pixels_equal_those_of_transform_for_that_size(root: Path, size: int) -> None:
+def test_pixels_equal_those_of_transform_for_that_size(root, size):
     """int(1.14 * size) is no fixed ratio, so one pipeline cannot be scaled to all sizes."""
     data = folder(root, evaluate)
     with loader(data, schedule=None, image_size=size) as ours:
@@ -126,9 +120,7 @@ def test_pixels_equal_those_of_transform_for_that_size(root: Path, size: int) ->
     assert (found - wanted).abs().max() * scale < 2
 
 
-def test_a_pipeline_within_a_compose_and_parts_of_folders_are_made_for_each_size(
-    root: Path,
-) -> None:
+def test_a_pipeline_within_a_compose_and_parts_of_folders_are_made_for_each_size(root):
     crop = v1.Compose([feedline.per_size(v1.RandomResizedCrop), v1.ToTensor()])
     whole = ImageFolder(str(root), crop)
     # The same transform, by another `per_size`.
@@ -145,7 +137,7 @@ def test_a_pipeline_within_a_compose_and_parts_of_folders_are_made_for_each_size
         assert "have different transforms" in ours.explain()
 
 
-def test_size_set_later_has_its_own_pipeline(root: Path) -> None:
+def test_size_set_later_has_its_own_pipeline(root):
     with loader(folder(root, evaluate)) as ours:
         batches = iter(ours)
         next(batches)
@@ -157,8 +149,8 @@ def test_size_set_later_has_its_own_pipeline(root: Path) -> None:
         assert_same(got, next(batches))
 
 
-def test_size_that_fails_is_rejected_when_set(root: Path) -> None:
-    def make(size: int) -> Any:
+def test_size_that_fails_is_rejected_when_set(root):
+    def make(size):
         return train({16: 16, 24: 24}[size])
 
     with loader(folder(root, make)) as ours:
@@ -170,7 +162,7 @@ def test_size_that_fails_is_rejected_when_set(root: Path) -> None:
         assert next(batches)[0].shape[-1] == 16
 
 
-def test_copies_of_a_cache_are_read(root: Path, tmp_path: Path) -> None:
+def test_copies_of_a_cache_are_read(root, tmp_path):
     data, cache = folder(root, evaluate), tmp_path / "cache"
     with loader(data, cache=cache) as ours:
         assert "filled with copies of 64 px" in ours.explain()
@@ -183,14 +175,14 @@ def test_copies_of_a_cache_are_read(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [train, stronger, values_of_its_own])
-def test_batches_for_a_device_are_the_same(root: Path, make: Callable[[int], Any]) -> None:
+def test_batches_for_a_device_are_the_same(root, make):
     data = folder(root, make)
     with loader(data, device="cpu") as ours, loader(data) as plain:
         for _ in SIZES:
             assert_same(list(ours), list(plain))
 
 
-def test_default_size_is_used_without_image_size(root: Path) -> None:
+def test_default_size_is_used_without_image_size(root):
     with loader(folder(root, evaluate, default=16), schedule=None) as ours:
         assert compiled(ours)
         assert next(iter(ours))[0].shape[-1] == 16
@@ -200,12 +192,10 @@ def test_default_size_is_used_without_image_size(root: Path) -> None:
             next(iter(ours))
 
 
-def test_function_is_called_once_per_size_and_draws_nothing(
-    root: Path,
-) -> None:
+def test_function_is_called_once_per_size_and_draws_nothing(root):
     calls = []
 
-    def make(size: int) -> Any:
+    def make(size):
         calls.append(size)
         return v1.Compose([v1.RandomResizedCrop(size, (random.random() / 2, 1.0)), v1.ToTensor()])
 
@@ -221,7 +211,7 @@ def test_function_is_called_once_per_size_and_draws_nothing(
 
 
 @pytest.mark.slow
-def test_spawned_workers_match(root: Path) -> None:
+def test_spawned_workers_match(root):
     data = folder(root, stronger)
     with loader(data) as ours, loader(data, start_method="forkserver") as other:
         assert_same(list(ours), list(other))
@@ -232,21 +222,21 @@ def test_spawned_workers_match(root: Path) -> None:
 # What is not compiled runs unchanged
 
 
-def raises(size: int, at: int) -> Any:
+def raises(size, at):
     if size == at:
         raise ArithmeticError("no such size")
     return train(size)
 
 
-def own(size: int, image: Any) -> torch.Tensor:
+def own(size, image):
     return v1.functional.to_tensor(image.resize((size, size)))
 
 
-def half(size: int) -> Any:
+def half(size):
     return train(size // 2)
 
 
-def weaker(size: int) -> Any:
+def weaker(size):
     scale = 1 - feedline.augmentation_strength()
     return v1.Compose([v1.RandomResizedCrop(size, (0.1 + scale / 2, 1.0)), v1.ToTensor()])
 
@@ -260,9 +250,7 @@ def weaker(size: int) -> Any:
         (weaker, "augmentation_strength", 16),
     ],
 )
-def test_function_not_recognised_at_all_sizes_runs_unchanged(
-    root: Path, make: Callable[[int], Any], why: str, shown: int
-) -> None:
+def test_function_not_recognised_at_all_sizes_runs_unchanged(root, make, why, shown):
     with loader(folder(root, make)) as ours:
         assert engine(ours) == "dataset"
         assert why in ours.explain()
@@ -276,20 +264,20 @@ def test_function_not_recognised_at_all_sizes_runs_unchanged(
 class Photos(Dataset[Any]):
     """A user-defined dataset."""
 
-    def __init__(self, transform: Callable[[Any], Any]) -> None:
+    def __init__(self, transform):
         self.transform = transform
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 4
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.transform(torch.zeros(3, 40, 40))
 
 
-def test_user_defined_dataset_uses_sample_engine() -> None:
+def test_user_defined_dataset_uses_sample_engine():
     calls = []
 
-    def make(size: int) -> Any:
+    def make(size):
         calls.append(size)
         return v2.Resize((size, size))
 
@@ -303,7 +291,7 @@ def test_user_defined_dataset_uses_sample_engine() -> None:
 # Warnings about uncompiled pipelines with a schedule
 
 
-def opened(path: str) -> Any:
+def opened(path):
     """A user-defined image loader."""
     return Image.open(path).convert("RGB")
 
@@ -312,9 +300,7 @@ class WarnedFolder(ImageFolder):
     """Each warning is logged once in a process, and names the class."""
 
 
-def test_one_warning_explains_unfused_folder_with_schedule(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_warning_explains_unfused_folder_with_schedule(root, caplog):
     own_loader = WarnedFolder(str(root), v1.Compose([v1.Resize((16, 16)), v1.ToTensor()]), None)
     own_loader.loader = opened
     half_size = WarnedFolder(str(root), feedline.per_size(half))
@@ -322,7 +308,7 @@ def test_one_warning_explains_unfused_folder_with_schedule(
         for data, why in ((half_size, "8 px"), (Subset(own_loader, [0, 1]), "opened")):
             with loader(data, num_workers=0) as ours:
                 ours.explain()
-                data.transform = None  # type: ignore[union-attr]
+                data.transform = None
                 ours.explain()
             assert [record.levelname for record in caplog.records] == ["WARNING"]
             assert why in caplog.text
@@ -337,7 +323,7 @@ def test_one_warning_explains_unfused_folder_with_schedule(
     assert caplog.records == []
 
 
-def test_loader_reports_accepted_settings(root: Path) -> None:
+def test_loader_reports_accepted_settings(root):
     for data, uncompiled, accepts in (
         (folder(root, train), False, ("cache", "device")),
         (folder(root, two_views), False, ("cache",)),

@@ -1,11 +1,8 @@
 """Programs in forks of a preloaded Python have what they have in a new one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +25,7 @@ raise SystemExit(5)
 
 
 @pytest.mark.parametrize("by", ["file", "command", "module"])
-def test_a_program_finds_what_it_finds_in_a_new_interpreter(by: str, tmp_path: Path) -> None:
+def test_a_program_finds_what_it_finds_in_a_new_interpreter(by, tmp_path):
     (tmp_path / "facts.py").write_text(FACTS)
     target = {"file": ["facts.py"], "command": ["-c", FACTS], "module": ["-m", "facts"]}[by]
     search_path = os.pathsep.join(["relative", str(tmp_path), os.environ.get("PYTHONPATH", "")])

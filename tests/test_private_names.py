@@ -1,13 +1,10 @@
 """The list of private names of other libraries is complete, and true of those installed."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,18 +12,18 @@ import pytest
 import feedline
 from feedline import private_names
 from feedline.errors import UsageError
-from feedline.private_names import PRIVATE_NAMES, PrivateName, find_private
+from feedline.private_names import PRIVATE_NAMES, find_private
 
 SOURCES = Path(feedline.__file__).parent
 DOCUMENTED = {"_asdict"}
 """Names that begin with an underscore but are documented."""
 
 
-def is_private(name: str) -> bool:
+def is_private(name):
     return name.startswith("_") and not name.startswith("__")
 
 
-def own_names(tree: ast.Module) -> Iterator[str]:
+def own_names(tree):
     """Names that feedline defines: functions, classes, variables, attributes of `self`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -37,12 +34,12 @@ def own_names(tree: ast.Module) -> Iterator[str]:
             yield from [node.attr] * (ast.unparse(node.value) in ("self", "cls"))
 
 
-def used_names(tree: ast.Module) -> Iterator[str]:
+def used_names(tree):
     """Private names that are imported, read as attributes, or written as whole strings."""
     nodes = list(ast.walk(tree))
     parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in nodes:
-        names: list[str] = []
+        names = []
         if isinstance(node, ast.Attribute):
             names = [node.attr]
         elif isinstance(node, ast.ImportFrom):
@@ -55,7 +52,7 @@ def used_names(tree: ast.Module) -> Iterator[str]:
         yield from filter(is_private, names)
 
 
-def test_every_private_name_in_the_sources_is_listed() -> None:
+def test_every_private_name_in_the_sources_is_listed():
     trees = {path: ast.parse(path.read_text()) for path in SOURCES.rglob("*.py")}
     own = {name for tree in trees.values() for name in own_names(tree)}
     own |= {path.stem for path in SOURCES.rglob("_*.pyi")}  # native modules
@@ -70,7 +67,7 @@ def test_every_private_name_in_the_sources_is_listed() -> None:
     assert not unlisted
 
 
-def exists(name: str) -> bool:
+def exists(name):
     """Return True if a name exists, as an object or as an attribute of a class's instances."""
     try:
         pkgutil.resolve_name(name)
@@ -84,7 +81,7 @@ def exists(name: str) -> bool:
 
 
 @pytest.mark.parametrize("listed", PRIVATE_NAMES, ids=lambda each: each.name)
-def test_installed_libraries_have_the_listed_names(listed: PrivateName) -> None:
+def test_installed_libraries_have_the_listed_names(listed):
     if listed.name.startswith("_winapi") and sys.platform != "win32":
         pytest.skip("Windows only")
     pytest.importorskip(listed.name.partition(".")[0])
@@ -92,7 +89,7 @@ def test_installed_libraries_have_the_listed_names(listed: PrivateName) -> None:
     assert listed.versions
 
 
-def test_a_missing_name_is_an_error_with_its_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_name_is_an_error_with_its_versions(monkeypatch):
     torch_utils = importlib.import_module("torch._utils")
     monkeypatch.delattr(torch_utils, "KeyErrorMessage")
     with pytest.raises(UsageError, match=r"torch .* has no torch\._utils\.KeyErrorMessage"):
@@ -101,6 +98,6 @@ def test_a_missing_name_is_an_error_with_its_versions(monkeypatch: pytest.Monkey
     assert find_private("torch._utils.KeyErrorMessage") is torch_utils.KeyErrorMessage
 
 
-def test_the_list_names_each_once() -> None:
+def test_the_list_names_each_once():
     names = [each.name for each in private_names.PRIVATE_NAMES]
     assert sorted(set(names)) == sorted(names)

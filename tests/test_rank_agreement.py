@@ -1,7 +1,5 @@
 """Ranks of one loader with different arguments: each rank gets an error, and none hangs."""
 
-from __future__ import annotations
-
 import pytest
 
 from ranks import said_by_ranks
@@ -64,7 +62,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.timeout(300)
-def test_differences_are_named_on_every_rank_without_hanging() -> None:
+def test_differences_are_named_on_every_rank_without_hanging():
     everyone = said_by_ranks(SCRIPT, 3)
     first = everyone[0]
     assert first.pop("alone") == 2

@@ -1,7 +1,5 @@
 """The README's figures are those that were measured, and its links lead somewhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -16,14 +14,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_every_range_in_the_readme_is_in_the_measurements() -> None:
+def test_every_range_in_the_readme_is_in_the_measurements():
     quoted = re.findall(r"\d+\.\d+ \(\d+\.\d+-\d+\.\d+\)", README.read_text())
     assert len(quoted) >= 3
     measured = MEASUREMENTS.read_text()
     assert [each for each in quoted if each not in measured] == []
 
 
-def test_every_page_and_picture_that_the_readme_names_exists() -> None:
+def test_every_page_and_picture_that_the_readme_names_exists():
     named = re.findall(r"\]\((?!http)([^)#]+)", README.read_text())
     assert len(named) > 8
     assert [each for each in named if not (ROOT / each).exists()] == []

@@ -1,10 +1,7 @@
 """The rooms of the house: imports go down the floors only, and never in a circle."""
 
-from __future__ import annotations
-
 import ast
 import re
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -55,13 +52,13 @@ WITH_TORCH = {
 }
 
 
-def test_only_the_loader_reads_its_private_attributes() -> None:
+def test_only_the_loader_reads_its_private_attributes():
     for name, path in modules().items():
         if not name.startswith("feedline.loader."):
             assert not re.search(r"\._runtime\b|loader\._index_sampler", path.read_text()), name
 
 
-def modules() -> dict[str, Path]:
+def modules():
     """Every module's name and file, except feedline itself."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -75,7 +72,7 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imports_of(name: str) -> Iterator[tuple[int, str]]:
+def imports_of(name):
     """The feedline modules that a module imports, wherever in it, with their lines."""
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Import):
@@ -90,17 +87,17 @@ def imports_of(name: str) -> Iterator[tuple[int, str]]:
                     yield node.lineno, inner if inner in MODULES else node.module
 
 
-def room_of(module: str) -> str:
+def room_of(module):
     inner = module.removeprefix("feedline.")
     return "images.compile" if inner.startswith("images.compile") else inner.split(".")[0]
 
 
-def test_every_package_has_its_layer() -> None:
+def test_every_package_has_its_layer():
     assert {room_of(name) for name in MODULES} == set(ROOMS)
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_imports_go_down_only(name: str) -> None:
+def test_imports_go_down_only(name):
     floor = ROOMS.index(room_of(name))
     up = [
         f"line {line}: {imported}"
@@ -112,12 +109,12 @@ def test_imports_go_down_only(name: str) -> None:
     assert not up
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_import_each_other_in_a_circle():
     graph = {name: {imported for _, imported in imports_of(name)} for name in MODULES}
     assert list(TopologicalSorter(graph).static_order())
 
 
-def test_worker_pools_import_neither_images_nor_torch() -> None:
+def test_worker_pools_import_neither_images_nor_torch():
     for name in MODULES:
         if room_of(name) in ("engine", "order", "timing", "system", "private_names", "errors"):
             if name.removeprefix("feedline.engine.") in WITH_TORCH:
@@ -134,7 +131,7 @@ def test_worker_pools_import_neither_images_nor_torch() -> None:
                 assert not imported.startswith("feedline.images."), name
 
 
-def test_every_source_file_that_the_architecture_names_exists() -> None:
+def test_every_source_file_that_the_architecture_names_exists():
     text = (PACKAGE.parents[1] / "ARCHITECTURE.md").read_text()
     named = set(re.findall(r"`(?:src/feedline/)?([\w/]+\.(?:py|c))`", text))
     known = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.*")]
@@ -145,7 +142,7 @@ def test_every_source_file_that_the_architecture_names_exists() -> None:
     assert not missing
 
 
-def test_no_two_files_of_tests_share_a_name() -> None:
+def test_no_two_files_of_tests_share_a_name():
     """Pytest imports them by it, from folders that are no packages."""
     names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))

@@ -1,11 +1,6 @@
 """Batches and their draws depend on seed, epoch and position alone, for every kind of dataset."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,33 +21,33 @@ from slow import slow
 FLOATS = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
 
 
-def negative(label: int) -> int:
+def negative(label):
     """A `target_transform`. It is called with seeded states, within those of the batch."""
     return -label
 
 
-def drawing(samples: list[Any]) -> tuple[float, float, float]:
+def drawing(samples):
     """A `collate_fn` that draws, as one that mixes does."""
     return float(torch.rand(())), random.random(), float(np.random.rand())
 
 
-def noisy(images: torch.Tensor, labels: torch.Tensor, *, batch: Any) -> Any:
+def noisy(images, labels, *, batch):
     """A `batch_transform` that draws from the batch's seed."""
     generator = torch.Generator().manual_seed(batch.batch_seed & (1 << 63) - 1)
     return images + torch.rand(images.shape, generator=generator), labels
 
 
-def pixels() -> ImageArray:
+def pixels():
     return ImageArray(
         np.random.default_rng(0).integers(0, 255, (20, 24, 24, 3), np.uint8), np.arange(20)
     )
 
 
-def paths(root: Path) -> list[str]:
+def paths(root):
     return [path for path, _ in ImageFolder(root).samples]
 
 
-SEEDED: dict[str, tuple[Callable[[Path, Path], Any], dict[str, Any]]] = {
+SEEDED = {
     "own dataset": (lambda root, tmp: Drawing(), {}),
     "forkserver": (
         lambda root, tmp: Drawing(),
@@ -95,10 +90,10 @@ SLOW = ("spawn",)
 
 
 @pytest.mark.parametrize("kind", [*(each for each in SEEDED if each not in SLOW), *slow(*SLOW)])
-def test_a_seed_determines_batches_and_draws(kind: str, jpeg_folder: Path, tmp_path: Path) -> None:
+def test_a_seed_determines_batches_and_draws(kind, jpeg_folder, tmp_path):
     make, chosen = SEEDED[kind]
     data = make(jpeg_folder, tmp_path)
-    options: dict[str, Any] = {"batch_size": 4, "seed": 5, "shuffle": "weights" not in chosen}
+    options = {"batch_size": 4, "seed": 5, "shuffle": "weights" not in chosen}
     options |= chosen
     if options["shuffle"] is False:
         del options["shuffle"]
@@ -107,7 +102,7 @@ def test_a_seed_determines_batches_and_draws(kind: str, jpeg_folder: Path, tmp_p
 
 
 @pytest.mark.parametrize("sampler", [None, list(range(23))])
-def test_draws_depend_on_the_seed_and_on_the_epoch_in_any_order(sampler: Any) -> None:
+def test_draws_depend_on_the_seed_and_on_the_epoch_in_any_order(sampler):
     found = set()
     for seed in (3, 4):
         with DataLoader(Drawing(), 23, sampler=sampler, seed=seed) as loader:
@@ -116,9 +111,9 @@ def test_draws_depend_on_the_seed_and_on_the_epoch_in_any_order(sampler: Any) ->
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_sizes_of_a_schedule_and_those_that_are_set_are_exact_to_the_batch(workers: int) -> None:
-    def read(change: bool) -> tuple[list[list[int]], list[Any]]:
-        options: dict[str, Any] = {"seed": 1, "schedule": "8x1@4,12x2@6", "num_workers": workers}
+def test_sizes_of_a_schedule_and_those_that_are_set_are_exact_to_the_batch(workers):
+    def read(change):
+        options = {"seed": 1, "schedule": "8x1@4,12x2@6", "num_workers": workers}
         sizes, draws = [], []
         with DataLoader(Sized(), **options) as loader:
             for _ in range(3):
@@ -136,11 +131,11 @@ def test_sizes_of_a_schedule_and_those_that_are_set_are_exact_to_the_batch(worke
     assert same_draws == draws
 
 
-def test_a_state_determines_the_rest_of_an_epoch_that_a_sampler_draws(jpeg_folder: Path) -> None:
+def test_a_state_determines_the_rest_of_an_epoch_that_a_sampler_draws(jpeg_folder):
     data = Subset(ImageFolder(jpeg_folder, colours()), range(11, 2, -1))
     weights = WeightedRandomSampler([1.0] * len(data), 30)
 
-    def make(count: int) -> DataLoader[Any]:
+    def make(count):
         return DataLoader(data, 4, sampler=weights, num_workers=count)
 
     same_everywhere(make, seed=False)

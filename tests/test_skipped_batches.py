@@ -1,13 +1,8 @@
 """A batch without a sample that could be loaded is left out: nothing else depends on it."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,19 +33,19 @@ SINGLE = [0, 3, 4, 5, 11]  # batches of one, several running
 WORKERS = [0, 2]
 
 
-def numbered(index: int, broken: tuple[int, ...] = ()) -> torch.Tensor:
+def numbered(index, broken=()):
     if index in broken:
         raise OSError("torn")
     return torch.tensor(index)
 
 
-def own(broken: tuple[int, ...]) -> Made:
+def own(broken):
     return Made(12, functools.partial(numbered, broken=broken))
 
 
 @pytest.fixture(scope="module")
-def photos(jpeg_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    def broken(numbers: tuple[int, ...]) -> Path:
+def photos(jpeg_folder, tmp_path_factory):
+    def broken(numbers):
         folder = tmp_path_factory.mktemp("broken") / "photos"
         shutil.copytree(jpeg_folder, folder)
         for number, path in enumerate(sorted(folder.rglob("*.jpg"))):
@@ -61,23 +56,23 @@ def photos(jpeg_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     return broken
 
 
-def labelled(images: Any) -> Any:
+def labelled(images):
     """A torchvision folder, whose labels are the numbers of its samples."""
     images.samples = [(path, number) for number, (path, _) in enumerate(images.samples)]
     images.targets = list(range(len(images.samples)))
     return images
 
 
-def seen(batch: Any) -> list[int]:
+def seen(batch):
     values = batch[1] if isinstance(batch, (list, tuple)) else batch
     return torch.atleast_1d(torch.as_tensor(values)).tolist()
 
 
-def as_list(samples: Any) -> Any:
+def as_list(samples):
     return torch.tensor([label for _, label in samples])
 
 
-def makers(photos: Callable[..., Path], broken: tuple[int, ...]) -> dict[str, tuple[Any, Any]]:
+def makers(photos, broken):
     """Datasets of 12 samples, and options, by the engine that makes their batches."""
     steps = v2.Compose([v2.Resize(32), v2.CenterCrop(32), v2.ToImage()])
     return {
@@ -98,9 +93,7 @@ ENGINES = ["rows", "source", "fused", "samples", "dataset"]
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("size", "broken"), [(1, SINGLE), (11, ENDS), (3, [3, 4, 5, 7])])
-def test_batches_without_readable_samples_are_left_out(
-    photos: Any, engine: str, workers: int, size: int, broken: list[int]
-) -> None:
+def test_batches_without_readable_samples_are_left_out(photos, engine, workers, size, broken):
     data, options = makers(photos, tuple(broken))[engine]
     with DataLoader(data, size, num_workers=workers, on_error="skip", **options) as loader:
         parts = (range(first, min(12, first + size)) for first in range(0, 12, size))
@@ -120,11 +113,9 @@ def test_batches_without_readable_samples_are_left_out(
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize(("broken", "labels", "padding"), [(0, [1, 3], 0), (3, [1], 1)])
-def test_padding_counts_rows_that_were_loaded(
-    broken: int, labels: list[int], padding: int, workers: int
-) -> None:
+def test_padding_counts_rows_that_were_loaded(broken, labels, padding, workers):
     # The batch has the samples 1 and 3, and 0 as padding.
-    options: dict[str, Any] = {"image_size": 4, "seed": 0, "rank": 1, "world_size": 2}
+    options = {"image_size": 4, "seed": 0, "rank": 1, "world_size": 2}
     data = Breaking(5, {broken})
     with DataLoader(data, 3, num_workers=workers, on_error="skip", **options) as loader:
         assert [batch[1].tolist() for batch in without_padding(loader)] == [labels]
@@ -133,8 +124,8 @@ def test_padding_counts_rows_that_were_loaded(
 
 
 @pytest.mark.parametrize("options", [{"seed": 3}, {}])
-def test_state_between_left_out_batches_resumes_exactly(options: dict[str, Any]) -> None:
-    def make(workers: int) -> DataLoader[Any]:
+def test_state_between_left_out_batches_resumes_exactly(options):
+    def make(workers):
         arguments = {"shuffle": True, "num_workers": workers, "on_error": "skip", **options}
         return DataLoader(own(tuple(SINGLE)), 1, **arguments)
 
@@ -144,14 +135,14 @@ def test_state_between_left_out_batches_resumes_exactly(options: dict[str, Any])
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_keys_without_batches_are_left_out_one_by_one(workers: int) -> None:
+def test_keys_without_batches_are_left_out_one_by_one(workers):
     data = own((2, 11))
     with DataLoader(data, batch_size=None, num_workers=workers, on_error="skip") as loader:
         assert [int(value) for value in loader] == [k for k in range(12) if k not in (2, 11)]
         assert [name for name, _ in loader.skipped] == ["2", "11"]
 
 
-def dying(index: int) -> int:
+def dying(index):
     if index in (1, 2):
         os._exit(3)
     return index
@@ -159,10 +150,8 @@ def dying(index: int) -> int:
 
 @pytest.mark.parametrize("size", [1, 2, None])
 @pytest.mark.parametrize("method", ["fork", *slow("spawn")])
-def test_batches_whose_samples_end_their_workers_are_left_out(
-    method: str, size: int | None
-) -> None:
-    options: dict[str, Any] = {"on_error": "skip", "num_workers": 1, "start_method": method}
+def test_batches_whose_samples_end_their_workers_are_left_out(method, size):
+    options = {"on_error": "skip", "num_workers": 1, "start_method": method}
     with DataLoader(Made(4, dying), size, **options) as loader:
         assert [int(batch) for batch in loader] == [0, 3]
         assert [name for name, _ in loader.skipped] == ["1", "2"]
@@ -170,7 +159,7 @@ def test_batches_whose_samples_end_their_workers_are_left_out(
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_an_iteration_without_any_batch_warns(workers: int) -> None:
+def test_an_iteration_without_any_batch_warns(workers):
     with DataLoader(own(tuple(range(12))), 5, num_workers=workers, on_error="skip") as loader:
         for epoch in (1, 2):
             with pytest.warns(RuntimeWarning, match=rf"epoch {epoch} .*0: OSError: torn"):
@@ -180,17 +169,17 @@ def test_an_iteration_without_any_batch_warns(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("makes_rows", [True, False])
-def test_a_rank_of_several_names_the_batch_instead(makes_rows: bool, workers: int) -> None:
-    options: dict[str, Any] = {"num_workers": workers, "on_error": "skip"}
+def test_a_rank_of_several_names_the_batch_instead(makes_rows, workers):
+    options = {"num_workers": workers, "on_error": "skip"}
     if makes_rows:
-        data: Any = Breaking(8, {1, 5, 6})
+        data = Breaking(8, {1, 5, 6})
         options |= {"image_size": 4, "seed": 0, "rank": 1, "world_size": 2}
     else:
         data = Made(8, functools.partial(numbered, broken=(1, 5, 6)))
         options["sampler"] = DistributedSampler(data, num_replicas=2, rank=1, shuffle=False)
     with DataLoader(data, 1, **options) as loader:
         batches = iter(loader)
-        rows: Iterator[Any] = (seen(batch) for batch in batches)
+        rows = (seen(batch) for batch in batches)
         for step in (1, 3):
             with pytest.raises(SampleError, match=rf"step {step}\).*2 ranks"):
                 next(rows)
@@ -219,7 +208,7 @@ distributed.destroy_process_group()
 """
 
 
-def test_a_loader_of_one_rank_alone_leaves_batches_out() -> None:
+def test_a_loader_of_one_rank_alone_leaves_batches_out():
     for shared, alone in said_by_ranks(_OF_A_GROUP):
         assert shared == "none of the 1 sa"
         assert alone == [0, 2]
@@ -238,14 +227,14 @@ BATCH = BatchSpec(
 )
 
 
-def in_flight(rows: list[int], slot: int) -> InFlightBatch:
+def in_flight(rows, slot):
     """The batch, with failures as the workers' reports came."""
     failures = [Failure(row, "ValueError", f"row {row} is bad") for row in rows]
     return InFlightBatch(0, BATCH, slot, failures=failures)
 
 
 @given(st.permutations(range(5)), st.integers(1, 5))
-def test_skipped_samples_are_in_order_of_the_batch(came: list[int], count: int) -> None:
+def test_skipped_samples_are_in_order_of_the_batch(came, count):
     skipped = samples_to_skip(Rows(60), BatchBuffers(1), "skip", in_flight(came[:count], 0))
     assert skipped == [
         (row, f"row-{BATCH.samples[row]}", f"ValueError: row {row} is bad", False)
@@ -253,7 +242,7 @@ def test_skipped_samples_are_in_order_of_the_batch(came: list[int], count: int) 
     ]
 
 
-def test_error_names_first_failing_sample_and_releases_slot() -> None:
+def test_error_names_first_failing_sample_and_releases_slot():
     rows = [3, 1, 4]
     slots = BatchBuffers(1)
     slot = slots.acquire()

@@ -1,13 +1,8 @@
 """Errors of the storage that may pass are retried, and never count as a broken file."""
 
-from __future__ import annotations
-
 import errno
 import os
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,13 +14,11 @@ PASSING = [errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE,
 
 
 @contextmanager
-def failing(
-    monkeypatch: pytest.MonkeyPatch, name: str, number: int, is_due: Callable[[int], bool]
-) -> Iterator[list[int]]:
+def failing(monkeypatch, name, number, is_due):
     """Let `os.open` of images, or `os.read`, raise an error at the calls that are due."""
     real, calls = getattr(os, name), [0]
 
-    def call(first: Any, *arguments: Any, **options: Any) -> Any:
+    def call(first, *arguments, **options):
         is_image = name == "read" or os.fsdecode(first).endswith((".jpg", ".tar"))
         if is_image:
             calls[0] += 1
@@ -38,16 +31,14 @@ def failing(
         yield calls
 
 
-def loader(source: Any, **options: Any) -> DataLoader[Any]:
+def loader(source, **options):
     options = {"image_size": 16, "seed": 0, "shuffle": False, "num_workers": 0, **options}
     return DataLoader(source, 4, **options)
 
 
 @pytest.mark.parametrize("number", PASSING, ids=errno.errorcode.get)
 @pytest.mark.parametrize("name", ["open", "read"])
-def test_passing_error_is_retried(
-    jpeg_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
-) -> None:
+def test_passing_error_is_retried(jpeg_folder, monkeypatch, name, number):
     with (
         loader(ImageFolder(jpeg_folder), on_error="skip") as batches,
         failing(monkeypatch, name, number, lambda call: call % 7 == 3) as calls,
@@ -58,9 +49,7 @@ def test_passing_error_is_retried(
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_lasting_error_is_never_skipped(
-    jpeg_folder: Path, monkeypatch: pytest.MonkeyPatch, on_error: str
-) -> None:
+def test_lasting_error_is_never_skipped(jpeg_folder, monkeypatch, on_error):
     source = ImageFolder(jpeg_folder)
     with loader(source, on_error=on_error) as batches:
         with failing(monkeypatch, "open", errno.ESTALE, lambda call: call > 5):
@@ -74,14 +63,14 @@ def test_lasting_error_is_never_skipped(
         assert batches.skipped == []
 
 
-def stale(index: int) -> int:
+def stale(index):
     if index == 5:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
     return index
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_storage_error_of_a_dataset_is_not_skipped(workers: int) -> None:
+def test_storage_error_of_a_dataset_is_not_skipped(workers):
     with DataLoader(Made(8, stale), 4, num_workers=workers, on_error="skip") as batches:
         rows = iter(batches)
         next(rows)
@@ -90,10 +79,8 @@ def test_storage_error_of_a_dataset_is_not_skipped(workers: int) -> None:
         assert batches.skipped == []
 
 
-def test_copies_are_made_in_spite_of_passing_errors(
-    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: dict[str, Any] = {"workers": 0, "on_error": "skip"}
+def test_copies_are_made_in_spite_of_passing_errors(jpeg_folder, tmp_path, monkeypatch):
+    options = {"workers": 0, "on_error": "skip"}
     with failing(monkeypatch, "open", errno.EIO, lambda call: call % 5 == 2):
         assert build_cache(jpeg_folder, tmp_path / "one", (16,), **options).samples == 12
     with (
@@ -104,9 +91,7 @@ def test_copies_are_made_in_spite_of_passing_errors(
     assert build_cache(jpeg_folder, tmp_path / "other", (16,), **options).samples == 12
 
 
-def test_copies_are_read_in_spite_of_passing_errors(
-    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_are_read_in_spite_of_passing_errors(jpeg_folder, tmp_path, monkeypatch):
     build_cache(jpeg_folder, tmp_path / "cache", (16,), workers=0)
     with (
         loader(ImageFolder(tmp_path / "cache"), on_error="skip") as batches,
@@ -116,22 +101,22 @@ def test_copies_are_read_in_spite_of_passing_errors(
         assert batches.skipped == []
 
 
-def test_skipped_samples_are_tried_again_at_each_build(tmp_path: Path, jpeg_folder: Path) -> None:
+def test_skipped_samples_are_tried_again_at_each_build(tmp_path, jpeg_folder):
     away = jpeg_folder / "cats" / "2.jpg"
-    unreadable: list[str] = [away.name]
+    unreadable = [away.name]
 
     class Source:
-        def __len__(self) -> int:
+        def __len__(self):
             return 12
 
-        def __getitem__(self, number: int) -> tuple[Any, int]:
+        def __getitem__(self, number):
             image, label = originals[number]
             if unreadable and number == 2:
                 raise ValueError("not now")
             return image, label
 
     originals = ImageFolder(jpeg_folder, transform=lambda image: image)
-    options: dict[str, Any] = {"workers": 0, "on_error": "skip"}
+    options = {"workers": 0, "on_error": "skip"}
     first = build_cache(Source(), tmp_path / "cache", (16,), **options)
     assert [number for number, _, _ in first.skipped] == [2]
     assert build_cache(Source(), tmp_path / "cache", (16,), **options) == first

@@ -1,12 +1,9 @@
 """Cores and memory available to a process, from simulated file trees and environments."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -33,21 +30,19 @@ V2 = "/sys/fs/cgroup"
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(tmp_path, monkeypatch):
     """Simulate a machine with these cores, free memory and files only."""
     for name in ("SLURM_CPUS_PER_TASK", "SLURM_NTASKS_PER_NODE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
 
-    def read(path: Path) -> str:
+    def read(path):
         inside = tmp_path / path.relative_to("/")
         return os.fsdecode(inside.read_bytes()).strip() if inside.is_file() else ""
 
     monkeypatch.setattr(system, "read_text", read)
 
-    def make(
-        files: dict[str, str] | None = None, cores: int = 16, free_bytes: int = 64 * GIB
-    ) -> None:
+    def make(files=None, cores=16, free_bytes=64 * GIB):
         for path, text in (files or {}).items():
             inside = tmp_path / path.lstrip("/")
             inside.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +55,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return make
 
 
-def v1(controllers: str, where: str = "/") -> str:
+def v1(controllers, where="/"):
     return f"12:pids:/\n4:{controllers}:{where}\n1:name=systemd:/user.slice\n0::/user.slice"
 
 
@@ -70,7 +65,7 @@ GROUPS = "/proc/self/cgroup"
 ROOT = {GROUPS: "0::/"}
 
 
-def quota_v1(controllers: str, quota: int, where: str = "/") -> dict[str, str]:
+def quota_v1(controllers, quota, where="/"):
     folder = f"{V2}/{controllers}{where}".rstrip("/")
     return {
         GROUPS: v1(controllers, where),
@@ -99,7 +94,7 @@ ENCLOSING = {
     f"{V2}/system.slice/cpu.max": "300000 100000",
     f"{V2}/other.slice/cpu.max": "100000 100000",
 }
-LAUNCHERS: list[tuple[dict[str, str], int]] = [
+LAUNCHERS = [
     ({"LOCAL_WORLD_SIZE": "3"}, 5),
     ({"LOCAL_WORLD_SIZE": "64"}, 1),
     ({"SLURM_NTASKS_PER_NODE": "3"}, 5),
@@ -130,23 +125,14 @@ LAUNCHERS: list[tuple[dict[str, str], int]] = [
         ({**ROOT, f"{V2}/cpu.max": "200000 100000"}, {"SLURM_CPUS_PER_TASK": "8"}, 16, 2),
     ],
 )
-def test_the_strictest_limit_of_cores_wins(
-    machine: Machine,
-    monkeypatch: pytest.MonkeyPatch,
-    files: dict[str, str],
-    environ: dict[str, str],
-    affinity: int,
-    cores: int,
-) -> None:
+def test_the_strictest_limit_of_cores_wins(machine, monkeypatch, files, environ, affinity, cores):
     machine(files, cores=affinity)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     assert usable_cores() == cores
 
 
-def test_limits_of_cores_are_distinguished(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_of_cores_are_distinguished(machine, monkeypatch):
     machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.max": "350000 100000"}, cores=4)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     none = CoreLimits(machine=8, affinity=4, quota=3.5, allotted=None, processes=1)
@@ -185,9 +171,7 @@ def test_limits_of_cores_are_distinguished(
         ({f"{V2}/memory/memory.oom_control": "under_oom 0", "/proc/vmstat": "oom_kill 7"}, 7),
     ],
 )
-def test_out_of_memory_kills_are_those_of_the_cgroup(
-    machine: Machine, files: dict[str, str], count: int | None
-) -> None:
+def test_out_of_memory_kills_are_those_of_the_cgroup(machine, files, count):
     machine(files)
     assert oom_kills() == count
 
@@ -195,7 +179,7 @@ def test_out_of_memory_kills_are_those_of_the_cgroup(
 V1_GROUP = f"{V2}/memory/docker/abc"
 
 
-def memory_v1(limit: int) -> dict[str, str]:
+def memory_v1(limit):
     """The group's own share of the cache comes first in its file; the total is with children."""
     return {
         GROUPS: v1("memory", "/docker/abc"),
@@ -205,9 +189,7 @@ def memory_v1(limit: int) -> dict[str, str]:
     }
 
 
-def memory_v2(
-    limit: int | str, used: int | str | None, stat: str = "", group: str = "/job"
-) -> dict[str, str]:
+def memory_v2(limit, used, stat="", group="/job"):
     files = {"memory.max": str(limit), "memory.stat": stat}
     if used is not None:
         files["memory.current"] = str(used)
@@ -240,13 +222,11 @@ def memory_v2(
         ),
     ],
 )
-def test_the_strictest_limit_of_memory_wins(
-    machine: Machine, files: dict[str, str], limit: object, available: int
-) -> None:
+def test_the_strictest_limit_of_memory_wins(machine, files, limit, available):
     machine(files)
     assert available_memory_bytes() == available
     if limit is not ...:
-        found = MemoryLimits(machine=128 * GIB, limit=limit, available=available)  # type: ignore[arg-type]
+        found = MemoryLimits(machine=128 * GIB, limit=limit, available=available)
         assert memory_limits() == found
 
 
@@ -266,9 +246,7 @@ def test_the_strictest_limit_of_memory_wins(
         ({"LOCAL_WORLD_SIZE": "9" * 5000}, 1),
     ],
 )
-def test_number_of_local_processes_is_read_from_launcher(
-    environ: dict[str, str], processes: int
-) -> None:
+def test_number_of_local_processes_is_read_from_launcher(environ, processes):
     assert local_processes(environ) == processes
 
 
@@ -285,15 +263,11 @@ def test_number_of_local_processes_is_read_from_launcher(
         ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, (0, 1)),
     ],
 )
-def test_rank_and_world_size_are_read_from_torchrun(
-    environ: dict[str, str], found: tuple[int, int]
-) -> None:
+def test_rank_and_world_size_are_read_from_torchrun(environ, found):
     assert rank_and_world(environ) == found
 
 
-def test_torch_distributed_has_priority_if_initialised(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_torch_distributed_has_priority_if_initialised(monkeypatch):
     ready = SimpleNamespace(
         is_available=lambda: True,
         is_initialized=lambda: True,
@@ -306,8 +280,8 @@ def test_torch_distributed_has_priority_if_initialised(
     assert rank_and_world({"RANK": "3", "WORLD_SIZE": "8"}) == (3, 8)
 
 
-def test_throttling_is_that_of_the_group_that_was_held_up_longest(machine: Machine) -> None:
-    def stat(periods: int, usec: int) -> str:
+def test_throttling_is_that_of_the_group_that_was_held_up_longest(machine):
+    def stat(periods, usec):
         return f"usage_usec 9\nnr_periods {periods}\nnr_throttled 3\nthrottled_usec {usec}"
 
     machine(
@@ -321,7 +295,7 @@ def test_throttling_is_that_of_the_group_that_was_held_up_longest(machine: Machi
     assert throttled_s() == 4.0
 
 
-def test_throttling_of_cgroup_v1_is_in_nanoseconds(machine: Machine) -> None:
+def test_throttling_of_cgroup_v1_is_in_nanoseconds(machine):
     machine(
         {
             "/proc/self/cgroup": v1("cpu"),
@@ -334,15 +308,13 @@ def test_throttling_of_cgroup_v1_is_in_nanoseconds(machine: Machine) -> None:
 @pytest.mark.parametrize(
     "stat", ["", "nr_periods 0\nthrottled_usec 0", "nr_periods x", "nr_periods 3"]
 )
-def test_without_a_quota_that_counts_throttling_is_unknown(machine: Machine, stat: str) -> None:
+def test_without_a_quota_that_counts_throttling_is_unknown(machine, stat):
     machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.stat": stat})
     assert throttled_s() is None
 
 
 @pytest.mark.parametrize("name", ["con", "NUL", "aux.tar", "runs/com1/a"])
-def test_names_of_windows_devices_are_refused_there(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_windows_devices_are_refused_there(name, tmp_path, monkeypatch):
     refuse_device_name(name)
     monkeypatch.setattr(sys, "platform", "win32")
     refuse_device_name(tmp_path / "console")

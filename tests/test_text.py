@@ -1,7 +1,5 @@
 """Figures, tables and paragraphs as text."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -22,7 +20,7 @@ from feedline.text import as_ms, as_seconds, shell_command
         (360_000, "100 h"),
     ],
 )
-def test_a_time_has_the_unit_that_fits(seconds: float, text: str) -> None:
+def test_a_time_has_the_unit_that_fits(seconds, text):
     assert as_seconds(seconds) == text
 
 
@@ -30,7 +28,7 @@ def test_a_time_has_the_unit_that_fits(seconds: float, text: str) -> None:
     ("ms", "text"),
     [(0.5, "0.50 ms"), (999.4, "999 ms"), (999.6, "1.00 s"), (5402, "5.40 s"), (9960, "10 s")],
 )
-def test_a_long_time_in_ms_is_in_seconds(ms: float, text: str) -> None:
+def test_a_long_time_in_ms_is_in_seconds(ms, text):
     assert as_ms(ms) == text
 
 
@@ -41,9 +39,7 @@ def test_a_long_time_in_ms_is_in_seconds(ms: float, text: str) -> None:
         ("win32", r'feedline cache verify "C:\my photos" --decode'),
     ],
 )
-def test_commands_are_quoted_for_the_platform(
-    platform: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_are_quoted_for_the_platform(platform, expected, monkeypatch):
     monkeypatch.setattr(sys, "platform", platform)
     command = shell_command("feedline", "cache", "verify", r"C:\my photos", "--decode")
     assert command == expected

@@ -1,7 +1,5 @@
 """An error of a transform is not taken for a broken file, whichever engine runs the transform."""
 
-from __future__ import annotations
-
 import traceback
 from pathlib import Path
 from typing import Any
@@ -22,37 +20,37 @@ WORKERS = [0, 1]
 class Stumble:
     """A step that fails for some images, all of which are fine."""
 
-    def __init__(self, error: type[Exception] = ValueError) -> None:
+    def __init__(self, error=ValueError):
         self.error = error
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         if image.size[0] == 32 and sum(image.getpixel((3, 5))) % 2:
             raise self.error("cannot be augmented")
         return image
 
 
 class Own(torch.utils.data.Dataset[Any]):
-    def __init__(self, folder: Path, transform: Any) -> None:
+    def __init__(self, folder, transform):
         self.paths, self.transform = sorted(folder.rglob("*.jpg")), transform
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.transform(Image.open(self.paths[index]).convert("RGB")), index
 
 
-def pipeline(step: Any) -> Any:
+def pipeline(step):
     return v2.Compose([v2.Resize((32, 32)), step, v2.ToImage()])
 
 
 class Opaque:
     """A transform that is not compiled."""
 
-    def __init__(self, steps: Any) -> None:
+    def __init__(self, steps):
         self.steps = steps
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         with torch.no_grad():
             return self.steps(image)
 
@@ -66,16 +64,14 @@ MAKERS = {
 }
 
 
-def told(error: BaseException) -> str:
+def told(error):
     notes = " ".join(getattr(error, "__notes__", ()))
     return "".join(traceback.format_exception(error)) + notes + str(getattr(error, "hint", ""))
 
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("name", MAKERS)
-def test_error_names_the_transform_and_not_the_file(
-    jpeg_folder: Path, name: str, workers: int
-) -> None:
+def test_error_names_the_transform_and_not_the_file(jpeg_folder, name, workers):
     data = MAKERS[name](jpeg_folder, Stumble())
     with DataLoader(data, 4, num_workers=workers) as loader:
         with pytest.raises((ValueError, RuntimeError)) as caught:
@@ -90,9 +86,7 @@ def test_error_names_the_transform_and_not_the_file(
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("error", [ValueError, OSError])
-def test_skip_warns_once_of_a_failing_transform(
-    jpeg_folder: Path, name: str, workers: int, error: type[Exception]
-) -> None:
+def test_skip_warns_once_of_a_failing_transform(jpeg_folder, name, workers, error):
     data = MAKERS[name](jpeg_folder, Stumble(error))
     with DataLoader(data, 4, num_workers=workers, on_error="skip") as loader:
         with pytest.warns(RuntimeWarning, match="cannot be augmented") as warned:
@@ -105,12 +99,12 @@ def test_skip_warns_once_of_a_failing_transform(
 class Overlay:
     """A step that opens another image, which is missing."""
 
-    def __call__(self, image: Image.Image) -> Image.Image:
+    def __call__(self, image):
         return Image.blend(image, Image.open("no such overlay.png"), 0.5)
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_file_that_a_transform_misses_is_not_the_sample(jpeg_folder: Path, name: str) -> None:
+def test_file_that_a_transform_misses_is_not_the_sample(jpeg_folder, name):
     with DataLoader(MAKERS[name](jpeg_folder, Overlay()), 1, on_error="skip") as loader:
         with pytest.warns(RuntimeWarning) as warned:
             assert list(loader) == []
@@ -119,9 +113,7 @@ def test_file_that_a_transform_misses_is_not_the_sample(jpeg_folder: Path, name:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_broken_file_in_front_of_a_transform_is_skipped_without_a_warning(
-    tmp_path: Path, name: str
-) -> None:
+def test_broken_file_in_front_of_a_transform_is_skipped_without_a_warning(tmp_path, name):
     for number in range(4):
         (tmp_path / "a").mkdir(exist_ok=True)
         Image.effect_noise((64, 64), 40).convert("RGB").save(tmp_path / "a" / f"{number}.jpg")
@@ -132,7 +124,7 @@ def test_broken_file_in_front_of_a_transform_is_skipped_without_a_warning(
         assert len(loader.skipped) == 1
 
 
-def read_or_none(path: Any) -> Any:
+def read_or_none(path):
     """Read a file, as `cv2.imread` does: None if it is broken."""
     try:
         return Image.open(path).convert("RGB")
@@ -141,18 +133,18 @@ def read_or_none(path: Any) -> Any:
 
 
 class ReadStep:
-    def __call__(self, path: Path) -> Any:
+    def __call__(self, path):
         if path.read_bytes()[:2] != b"\xff\xd8":
             raise ValueError("no JPEG")
         return Image.open(path).convert("RGB")
 
 
 class OwnReader(Own):
-    def __init__(self, folder: Path, read: Any) -> None:
+    def __init__(self, folder, read):
         super().__init__(folder, v2.Identity())
         self.read = read
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.read(self.paths[index]), index
 
 
@@ -166,9 +158,7 @@ READERS = {
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("name", READERS)
-def test_broken_file_is_not_called_fine_if_own_code_reads_it(
-    tmp_path: Path, name: str, workers: int
-) -> None:
+def test_broken_file_is_not_called_fine_if_own_code_reads_it(tmp_path, name, workers):
     (tmp_path / "a").mkdir()
     for number in range(4):
         Image.new("RGB", (16, 16)).save(tmp_path / "a" / f"{number}.jpg")
@@ -180,10 +170,10 @@ def test_broken_file_is_not_called_fine_if_own_code_reads_it(
 
 
 class Refuse:
-    def __init__(self, error: type[Exception]) -> None:
+    def __init__(self, error):
         self.error = error
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         raise self.error("refused")
 
 
@@ -200,9 +190,7 @@ class Refuse:
         (ValueError, (b"a.jpg", 3), False),
     ],
 )
-def test_transform_of_a_decoded_image_shows_that_its_file_is_fine(
-    error: type[Exception], sample: Any, is_fine: bool
-) -> None:
+def test_transform_of_a_decoded_image_shows_that_its_file_is_fine(error, sample, is_fine):
     steps = v2.Compose([Refuse(error)])
     with DataLoader(Made(1, lambda _: steps(sample))) as loader:
         with pytest.raises(error) as caught:
@@ -210,12 +198,12 @@ def test_transform_of_a_decoded_image_shows_that_its_file_is_fine(
         assert ("the file is fine" in told(caught.value)) == is_fine
 
 
-def test_mistake_in_a_dataset_is_warned_of_once() -> None:
+def test_mistake_in_a_dataset_is_warned_of_once():
     class Mistaken(Own):
-        def __init__(self) -> None:
+        def __init__(self):
             self.paths = list(range(6))
 
-        def __getitem__(self, index: int) -> Any:
+        def __getitem__(self, index):
             return index if index % 2 else index.missing
 
     with DataLoader(Mistaken(), 1, on_error="skip") as loader:
@@ -225,7 +213,7 @@ def test_mistake_in_a_dataset_is_warned_of_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["fused", "unfused", "own"])
-def test_posterize_to_no_bits_names_cause_and_cure(jpeg_folder: Path, name: str) -> None:
+def test_posterize_to_no_bits_names_cause_and_cure(jpeg_folder, name):
     timm = pytest.importorskip("timm.data.auto_augment")
     try:
         ImageOps.posterize(Image.new("RGB", (4, 4)), 0)
@@ -236,7 +224,7 @@ def test_posterize_to_no_bits_names_cause_and_cure(jpeg_folder: Path, name: str)
         step = timm.rand_augment_transform(policy, {"img_mean": (124, 116, 104)})
         loader = DataLoader(MAKERS[name](jpeg_folder, step), 4, num_workers=1)
 
-        def read(loader: Any = loader) -> None:
+        def read(loader=loader):
             for _ in range(20 if fails else 1):  # noqa: B023
                 list(loader)
 

@@ -1,7 +1,5 @@
 """An installation without a C compiler has no native modules, and loaders say so."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -30,9 +28,7 @@ print(json.dumps([texts, loader.explain()]))
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_the_first_loader_warns_once_without_native_modules(
-    is_compiled: bool, tmp_path: Path
-) -> None:
+def test_the_first_loader_warns_once_without_native_modules(is_compiled, tmp_path):
     package = Path(feedline.__file__).parent
     native = sorted(package.glob("**/*.abi3.so"))
     if len(native) < 6:

@@ -1,10 +1,6 @@
 """The warning about a torchvision or timm pipeline on images that runs unfused in workers."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,16 +18,16 @@ CROP = [T.RandomResizedCrop(16), T.ToTensor()]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     return write_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture
-def messages() -> Iterator[list[str]]:
+def messages():
     """Warnings so far."""
-    messages: list[str] = []
+    messages = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())
     logger = logging.getLogger("feedline")
     logger.addHandler(handler)
     yield messages
@@ -41,52 +37,50 @@ def messages() -> Iterator[list[str]]:
 class Photos(Dataset[Any]):
     """A dataset that opens its images. Each test has a subclass, since warnings are logged once."""
 
-    def __init__(self, root: Path, transform: Any) -> None:
+    def __init__(self, root, transform):
         self.paths = sorted(root.rglob("*.jpg"))
         self.transform = transform
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.transform(Image.open(self.paths[index]).convert("RGB"))
 
 
 class InMemory(Dataset[Any]):
-    def __init__(self, transform: Any) -> None:
+    def __init__(self, transform):
         self.data = np.zeros((400, 32, 32, 3), np.uint8)
         self.transform = transform
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.data)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.transform(Image.fromarray(self.data[index]))
 
 
-def brighten(image: Any) -> Any:
+def brighten(image):
     return image.point(lambda value: min(255, 2 * value))
 
 
 class Preset:
     """The user's own class around a pipeline."""
 
-    def __init__(self, pipeline: Any) -> None:
+    def __init__(self, pipeline):
         self.pipeline = pipeline
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         return self.pipeline(image)
 
 
-def explain(dataset: Any, **options: Any) -> str:
+def explain(dataset, **options):
     """Description of a loader, for which its engine is chosen as for an iteration."""
     with feedline.DataLoader(dataset, 2, **{"num_workers": 1, **options}) as loader:
         return loader.explain()
 
 
-def test_a_dataset_that_opens_images_is_told_once_how_to_fuse_its_pipeline(
-    root: Path, messages: list[str]
-) -> None:
+def test_a_dataset_that_opens_images_is_told_once_how_to_fuse_its_pipeline(root, messages):
     class OwnPhotos(Photos):
         pass
 
@@ -103,7 +97,7 @@ def test_a_dataset_that_opens_images_is_told_once_how_to_fuse_its_pipeline(
     assert "OwnPhotos" in messages[0]
 
 
-def test_a_reason_is_given_if_a_pipeline_has_no_fused_form(root: Path, messages: list[str]) -> None:
+def test_a_reason_is_given_if_a_pipeline_has_no_fused_form(root, messages):
     class OwnFolder(ImageFolder):
         pass
 
@@ -118,7 +112,7 @@ def test_a_reason_is_given_if_a_pipeline_has_no_fused_form(root: Path, messages:
     assert len(messages) == 2
 
 
-def test_nothing_is_said_if_nothing_is_to_be_gained(root: Path, messages: list[str]) -> None:
+def test_nothing_is_said_if_nothing_is_to_be_gained(root, messages):
     pipeline = T.Compose(CROP)
     assert "because" not in explain(ImageFolder(str(root), pipeline))
     for transform in Preset(pipeline), feedline.compile(Preset(pipeline)):
@@ -136,9 +130,7 @@ def test_nothing_is_said_if_nothing_is_to_be_gained(root: Path, messages: list[s
 
 
 @pytest.mark.parametrize(("rank", "count"), [("0", 1), ("1", 0)])
-def test_only_rank_0_warns(
-    rank: str, count: int, root: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_rank_0_warns(rank, count, root, messages, monkeypatch):
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", "2")
     data = type(f"PhotosOfRank{rank}", (Photos,), {})(root, T.Compose(CROP))
@@ -146,7 +138,7 @@ def test_only_rank_0_warns(
     assert len(messages) == count
 
 
-def test_images_that_stay_undecoded_are_fused(root: Path, messages: list[str]) -> None:
+def test_images_that_stay_undecoded_are_fused(root, messages):
     class LazyPhotos(Photos):
         pass
 

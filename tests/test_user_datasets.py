@@ -1,7 +1,5 @@
 """User-defined datasets in feedline's loader: engines and batches."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

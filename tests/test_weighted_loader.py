@@ -1,9 +1,6 @@
 """`weights=`: one weighted draw for any number of ranks and workers, and errors."""
 
-from __future__ import annotations
-
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +22,7 @@ PIXELS = np.random.default_rng(0).integers(0, 255, (ROWS, 24, 24, 3), dtype=np.u
 NUMBERS = list(range(ROWS))
 
 
-def images(batch_size: int, workers: int = 0, **options: Any) -> DataLoader[Any]:
+def images(batch_size, workers=0, **options):
     options = {"weights": WEIGHTS, "seed": 3, "image_size": 16, **options}
     source = ImageArray(PIXELS, np.arange(ROWS))
     return DataLoader(source, batch_size, num_workers=workers, **options)
@@ -33,8 +30,8 @@ def images(batch_size: int, workers: int = 0, **options: Any) -> DataLoader[Any]
 
 @pytest.mark.parametrize("options", [{"seed": 1}, {"schedule": "ownx3"}])
 @pytest.mark.parametrize("kind", [list, torch.tensor, tuple])
-def test_any_dataset_has_the_same_samples_in_each_run(kind: Any, options: dict[str, Any]) -> None:
-    def epochs(workers: int) -> list[list[int]]:
+def test_any_dataset_has_the_same_samples_in_each_run(kind, options):
+    def epochs(workers):
         given = kind(WEIGHTS.tolist())
         with DataLoader(NUMBERS, 5, weights=given, num_workers=workers, **options) as loader:
             return [[int(x) for batch in loader for x in batch] for _ in range(2)]
@@ -46,7 +43,7 @@ def test_any_dataset_has_the_same_samples_in_each_run(kind: Any, options: dict[s
     assert set(first + second) <= set(NUMBERS)
 
 
-def test_state_of_other_weights_is_rejected_by_name() -> None:
+def test_state_of_other_weights_is_rejected_by_name():
     with images(4) as loader:
         state = loader.state_dict()
         for options, named in (
@@ -58,7 +55,7 @@ def test_state_of_other_weights_is_rejected_by_name() -> None:
                 other.load_state_dict(state)
 
 
-SAMPLERS: dict[str, tuple[Any, str | None]] = {
+SAMPLERS = {
     "weighted": ({"sampler": WeightedRandomSampler(WEIGHTS.tolist(), ROWS)}, "weights="),
     "weighted with a seed": (
         {"sampler": WeightedRandomSampler(WEIGHTS.tolist(), ROWS), "seed": 0},
@@ -76,11 +73,9 @@ SAMPLERS: dict[str, tuple[Any, str | None]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_ranks_that_draw_each_for_itself_are_warned_once(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_draw_each_for_itself_are_warned_once(name, monkeypatch):
     options, named = SAMPLERS[name]
-    loader = DataLoader(Subset(NUMBERS, NUMBERS), **{"batch_size": 2, **options})  # type: ignore[arg-type]
+    loader = DataLoader(Subset(NUMBERS, NUMBERS), **{"batch_size": 2, **options})
     list(loader)  # with its own world size
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

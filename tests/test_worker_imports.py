@@ -1,12 +1,7 @@
 """Workers import no library after their first sample, whatever the files, and stay small."""
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -25,7 +20,7 @@ pytestmark = pytest.mark.own_fork_server  # a shared one may have imported torch
 
 MB = 1 << 20
 DECODERS = {"PIL", "simplejpeg", "_cython", "cython_runtime"}
-FILES: dict[str, tuple[str, tuple[int, int], dict[str, Any]]] = {
+FILES = {
     "rgb.jpg": ("RGB", (500, 375), {}),
     "grey.jpg": ("L", (500, 375), {}),
     "cmyk.jpg": ("CMYK", (500, 375), {}),
@@ -54,7 +49,7 @@ FILES: dict[str, tuple[str, tuple[int, int], dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def zoo(tmp_path_factory):
     """Files of many kinds, and two that report the process that reads them: first and last."""
     folder = tmp_path_factory.mktemp("zoo") / "images" / "class"
     folder.mkdir(parents=True)
@@ -73,7 +68,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def reports(tmp_path: Path) -> Iterator[Path]:
+def reports(tmp_path):
     """Folder of the reports."""
     before = list(CODECS)
     register_codec(ReportingCodec("report", (".rep",), (SIGNATURE,), folder=str(tmp_path)))
@@ -81,18 +76,18 @@ def reports(tmp_path: Path) -> Iterator[Path]:
     CODECS[:] = before
 
 
-def read(reports: Path) -> list[dict[str, Any]]:
+def read(reports):
     return [json.loads(path.read_text()) for path in sorted(reports.iterdir())]
 
 
-def libraries(modules: list[str]) -> set[str]:
+def libraries(modules):
     """Packages of modules that are neither of Python nor of a decoder."""
     names = {module.partition(".")[0] for module in modules}
     known = DECODERS | set(sys.stdlib_module_names)
     return {name for name in names if name not in known and not name.startswith("_cython")}
 
 
-ROWS: dict[str, Callable[[Path], Any]] = {
+ROWS = {
     "RGB": ImageFolder,
     "grey": lambda folder: ImageFolder(folder, mode="L"),
     "upright": lambda folder: ImageFolder(folder, exif=True),
@@ -104,7 +99,7 @@ ROWS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.skipif(resize.compiled is None, reason="torch resizes, from the start")
 @pytest.mark.parametrize("name", ROWS)
-def test_workers_of_image_rows_never_import_torch(name: str, zoo: Path, reports: Path) -> None:
+def test_workers_of_image_rows_never_import_torch(name, zoo, reports):
     loader = DataLoader(
         *(ROWS[name](zoo), 32),
         schedule="64x1,112x1,224x1,512x1",
@@ -124,7 +119,7 @@ def test_workers_of_image_rows_never_import_torch(name: str, zoo: Path, reports:
     assert last["rss_bytes"] - first["rss_bytes"] < 100 * MB
 
 
-PIPELINES: dict[str, Callable[[], Any]] = {
+PIPELINES = {
     "v1": lambda: v1.Compose([v1.RandomResizedCrop(64), v1.RandomHorizontalFlip(), v1.ToTensor()]),
     "floats": lambda: v1.Compose([v1.ToTensor(), v1.Resize(64), v1.CenterCrop(64)]),
     "v2": lambda: v2.Compose([v2.ToImage(), v2.RandomResizedCrop(64)]),
@@ -134,9 +129,7 @@ PIPELINES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:.*16-bit grey")
 @pytest.mark.parametrize("name", PIPELINES)
-def test_workers_of_a_pipeline_import_nothing_after_their_start(
-    name: str, zoo: Path, reports: Path
-) -> None:
+def test_workers_of_a_pipeline_import_nothing_after_their_start(name, zoo, reports):
     data = ImageFolder(zoo, PIPELINES[name]())
     with DataLoader(data, 32, num_workers=1, persistent_workers=True, on_error="skip") as loader:
         for _ in range(2):
@@ -149,7 +142,7 @@ def test_workers_of_a_pipeline_import_nothing_after_their_start(
 @pytest.mark.skipif(resize.compiled is None, reason="torch resizes, from the start")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the files that a process has mapped")
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_workers_of_arrays_do_not_load_torch(channels: int) -> None:
+def test_workers_of_arrays_do_not_load_torch(channels):
     images = np.random.default_rng(0).integers(0, 256, (8, 70, 90, channels), np.uint8)
     data = ImageArray(images, np.arange(8), EvalCrop())
     with DataLoader(data, 8, schedule="2x1,32x1,128x1", num_workers=1) as loader:

@@ -1,11 +1,7 @@
 """Images, caches of them, and rows made of them, for the tests of this folder."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +12,7 @@ from caches import photos as write_photos
 from feedline.cache.build import build_cache
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Ignore the warning of the hidden class folder of `odd_photos`."""
     for item in items:
         if "odd_photos" in getattr(item, "fixturenames", ()):
@@ -24,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory):
     """Smooth images of 90 to 110 px, 12 of each of two classes, all different."""
     root = tmp_path_factory.mktemp("photos")
     generator = np.random.default_rng(1)
@@ -38,30 +34,30 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     """80 photographs of 2 classes, so three shards; tests must not change them."""
     return write_photos(tmp_path_factory.mktemp("many") / "photos", 40)
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     """Folder of the cache."""
     return tmp_path / "cache"
 
 
 @pytest.fixture
-def few(tmp_path: Path) -> Path:
+def few(tmp_path):
     """12 photographs of 2 classes."""
     return write_photos(tmp_path / "photos")
 
 
 @pytest.fixture(scope="session")
-def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def whole(source, tmp_path_factory):
     """Caches of 12 photographs, or of the many, at 16 and 24 px, each built once."""
     root = tmp_path_factory.mktemp("whole")
     photos = write_photos(root / "photos")
 
-    def cache(format: str = "webdataset", *, raw: bool = False, many: bool = False) -> Path:
+    def cache(format="webdataset", *, raw=False, many=False):
         place = root / f"{format} {raw} {many}"
         if not place.exists():
             made(source if many else photos, place, format, raw=raw)
@@ -71,7 +67,7 @@ def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
 
 
 @pytest.fixture
-def copied(whole: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+def copied(whole, tmp_path):
     """The same, for a test that changes them."""
     return lambda *kind, **options: Path(
         shutil.copytree(whole(*kind, **options), tmp_path / "cache")
@@ -79,11 +75,11 @@ def copied(whole: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="module")
-def built(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def built(photos, tmp_path_factory):
     """Caches of 24 and 48 px, each built once."""
     root = tmp_path_factory.mktemp("caches")
 
-    def cache(format: Any = "webdataset", raw: bool = False) -> Path:
+    def cache(format="webdataset", raw=False):
         place = root / f"{format} {raw}"
         if not place.exists():
             build_cache(photos, place, (24, 48), format=format, raw=raw, workers=2)
@@ -93,7 +89,7 @@ def built(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
 
 
 @pytest.fixture
-def odd_photos(tmp_path: Path) -> Path:
+def odd_photos(tmp_path):
     """root/CLASS/NAME: 70 images, so three shards; two are smaller than a level, two no JPEGs."""
     root = tmp_path / "photos"
     generator = np.random.default_rng(0)

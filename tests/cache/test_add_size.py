@@ -1,7 +1,5 @@
 """Adding a level to a cache: as if it had been built with it, and nothing else changed."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cache builds: contents, and unsupported sources."""
 
-from __future__ import annotations
-
 import gc
 import io
 import json

@@ -1,7 +1,5 @@
 """Caches that were mixed up, cut, or made by another version: never a wrong image or label."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Caches of map-style datasets, and samples that cannot go into one."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of others in and around a cache's folders: no command changes or removes them."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Builds that are broken off and gone on with, and caches whose source has changed."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

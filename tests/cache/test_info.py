@@ -1,7 +1,5 @@
 """Output of `feedline cache info`."""
 
-from __future__ import annotations
-
 import pytest
 
 import feedline

@@ -1,7 +1,5 @@
 """Sources of caches: every kind becomes the same cache; others are rejected by name."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -10,9 +8,6 @@ import shutil
 import sys
 import tarfile
 import warnings
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -135,7 +130,7 @@ def parquet_bytes(root, kind):
 
 
 SHARDED = [f"{'ab'[number > 4]}.tar/deep/{number:03d}" for number in range(COUNT)]
-SOURCES: dict[str, Callable[[Path], tuple[Any, list[str], Any]]] = {
+SOURCES = {
     "PIL images": dataset_of(lambda picture: picture),
     "arrays": dataset_of(np.array),
     "tensors": dataset_of(lambda picture: torch.from_numpy(np.array(picture)).permute(2, 0, 1)),

@@ -1,7 +1,5 @@
 """Plans of caches: measured choices of sources of every kind, the recommendation, errors."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import tempfile

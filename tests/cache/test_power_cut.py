@@ -4,8 +4,6 @@ No power is cut. The calls that flush files are recorded, and their order is che
 or the manifest gets its name.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Caches in a loader, and of a folder: levels by phase, equal crops, each file's own copies."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Caches that are built from and into object stores: the same to the byte as on a disk."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import http.server

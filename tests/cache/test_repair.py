@@ -3,8 +3,6 @@
 Damaged copies are never read as images, and intact ones stay readable.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

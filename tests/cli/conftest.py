@@ -1,7 +1,5 @@
 """Running the command line inside the test's process."""
 
-from __future__ import annotations
-
 import tempfile
 
 import numpy as np

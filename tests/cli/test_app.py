@@ -1,7 +1,5 @@
 """The command line: help, version, exit statuses, error messages and signals."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

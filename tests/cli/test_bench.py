@@ -1,7 +1,5 @@
 """`feedline bench`: small runs, usage errors, and clean-up."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

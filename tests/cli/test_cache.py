@@ -1,7 +1,5 @@
 """`feedline cache`: building, verifying, repairing, and Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`feedline cache plan`: output, rejected input, and Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 
 QUICK = ("--seconds", 0.01, "--workers", 0)

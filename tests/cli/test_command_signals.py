@@ -1,7 +1,5 @@
 """A signal ends a command and its processes, and its temporary files are removed."""
 
-from __future__ import annotations
-
 import signal
 import sys
 

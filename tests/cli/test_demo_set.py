@@ -1,7 +1,5 @@
 """The demo set: deterministic, of full contrast, and whole or not there."""
 
-from __future__ import annotations
-
 import json
 import sys
 

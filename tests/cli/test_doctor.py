@@ -1,7 +1,5 @@
 """`feedline doctor`: output, exit status, and terminals."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`feedline evaluate`, `predict` and `export`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

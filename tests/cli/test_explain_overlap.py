@@ -1,7 +1,5 @@
 """`feedline explain-overlap` shows what it measured, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ElementTree
 

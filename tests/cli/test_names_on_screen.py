@@ -1,7 +1,5 @@
 """Names of files and classes neither control the terminal nor pass for a line of feedline."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """`feedline report` and `feedline check`: statuses, files, and every run that cannot be read."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`feedline train`: a small run, and every wrong use said in one message."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """If a training cannot continue, the hint has a command that works."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shlex

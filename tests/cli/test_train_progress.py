@@ -1,7 +1,5 @@
 """Progress of `feedline train`, in a bar and without one."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

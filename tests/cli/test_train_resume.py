@@ -1,7 +1,5 @@
 """`feedline train --resume RUN`: settings of a run are restored, and can be overridden."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

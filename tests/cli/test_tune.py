@@ -1,7 +1,5 @@
 """`feedline tune`, on images made here."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`feedline tune` of code that raises, and of arguments that are refused at once."""
 
-from __future__ import annotations
-
 import json
 import sys
 

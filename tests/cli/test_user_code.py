@@ -1,7 +1,5 @@
 """Functions that are named on the command line."""
 
-from __future__ import annotations
-
 import pytest
 from torch.utils.data import DataLoader as TorchDataLoader
 

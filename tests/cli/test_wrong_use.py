@@ -1,7 +1,5 @@
 """Wrong use of any command is one message, before anything is done."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import tempfile

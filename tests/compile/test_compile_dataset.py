@@ -1,7 +1,5 @@
 """Recognised pipelines against torchvision's own, on files."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

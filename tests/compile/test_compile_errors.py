@@ -1,7 +1,5 @@
 """Unrecognised pipelines are reported with a reason; recognition never raises."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

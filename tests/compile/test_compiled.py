@@ -1,7 +1,5 @@
 """`feedline.compile`: results for paths, bytes and images."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

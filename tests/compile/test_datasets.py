@@ -1,7 +1,5 @@
 """Datasets that are compiled, with the samples they have themselves, and those that are not."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

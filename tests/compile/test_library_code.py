@@ -1,7 +1,5 @@
 """Pipelines run unchanged if library code was replaced."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from unittest import mock

@@ -1,7 +1,5 @@
 """Compiled transforms, views and pairs in datasets, under torch's loader and feedline's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader

@@ -1,7 +1,5 @@
 """Pipelines within a user's transform: fused where a folder's batches are made."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import pickle

@@ -3,8 +3,6 @@
 Draws are those of the pipeline, so results of equal seeds are compared instead of distributions.
 """
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

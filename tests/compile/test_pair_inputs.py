@@ -1,7 +1,5 @@
 """`feedline.pair`: accepted inputs, other targets, and invalid pairs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

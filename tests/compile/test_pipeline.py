@@ -1,7 +1,5 @@
 """A recognised dataset as a source: its samples, its files, its errors."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

@@ -1,7 +1,5 @@
 """With untested versions of the libraries, a pipeline is fused if it is equal to its steps."""
 
-from __future__ import annotations
-
 import random
 import sys
 import textwrap

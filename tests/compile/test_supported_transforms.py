@@ -1,7 +1,5 @@
 """Replaced transforms: equal to the original ones for the same random numbers."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pipelines of timm's `create_transform`, compared with timm."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

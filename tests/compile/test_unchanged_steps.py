@@ -1,7 +1,5 @@
 """Steps that run unchanged after fused ones: their input and their random numbers."""
 
-from __future__ import annotations
-
 import pickle
 import random
 import re

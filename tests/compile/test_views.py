@@ -1,7 +1,5 @@
 """`feedline.views`: several pipelines for one image, which is decoded once."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

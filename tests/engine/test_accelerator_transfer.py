@@ -1,7 +1,5 @@
 """Transfer to an accelerator, on a model of one that does everything as late as it may."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from model_values import ModelValues
 from watched_slots import Made, WatchedSlots, make
 
 from feedline.engine.device_transfer import AcceleratorTransfer
-from feedline.engine.normalise import DeviceTransforms, Normalise, PixelConversion, ValueTable
+from feedline.engine.normalise import DeviceTransforms, Normalise, ValueTable
 
 TABLE = np.random.RandomState(0).standard_normal((3, 256))
 
@@ -27,11 +25,11 @@ Read = tuple[Made, list[Callable[[], torch.Tensor]]]
 class Registered:
     """Stands for the registered memory: says when it is let go."""
 
-    def __init__(self, device: ModelDevice) -> None:
+    def __init__(self, device):
         self._device = device
         self.released = 0
 
-    def release(self) -> None:
+    def release(self):
         assert not self._device.reading, "unregistered while copies read it"
         self.released += 1
 
@@ -49,7 +47,7 @@ class TransferMachine(RuleBasedStateMachine):
             ]
         ),
     )
-    def begin(self, seed: int | None, slots: int, values: PixelConversion) -> None:
+    def begin(self, seed, slots, values):
         self.slots = WatchedSlots(slots)
         schedule = None if seed is None else random.Random(seed)
         self.device = ModelDevice(schedule, lasting=self.slots.block)
@@ -60,24 +58,24 @@ class TransferMachine(RuleBasedStateMachine):
             self.slots,
             DeviceTransforms(ModelValues(self.device, values)),
             self.device,
-            lambda: self.registered,  # type: ignore[arg-type,return-value]
+            lambda: self.registered,
         )
         self.number = 0
-        self.sent: deque[Made] = deque()
-        self.kept: list[tuple[Made, tuple[torch.Tensor, ...], int]] = []
-        self.reads: list[Read] = []
+        self.sent = deque()
+        self.kept = []
+        self.reads = []
 
-    def free(self) -> bool:
+    def free(self):
         return len(self.slots.out) < self.slots.num_slots
 
-    def send_one(self, rows: int, size: int, failed: set[int]) -> None:
+    def send_one(self, rows, size, failed):
         failed = {row for row in failed if row < rows - 1}  # a batch has at least one row
         in_flight, made = make(self.slots, self.number, rows, size, failed, self.values)
         self.number += 1
         self.transfer.send(in_flight)
         self.sent.append(made)
 
-    def read(self, made: Made, tensors: tuple[torch.Tensor, ...]) -> None:
+    def read(self, made, tensors):
         self.reads.append((made, [self.device.read(tensor, 3.0) for tensor in tensors]))
 
     sizes = {  # noqa: RUF012  # hypothesis reads it
@@ -88,11 +86,11 @@ class TransferMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.free())
     @rule(**sizes)
-    def send_ahead(self, rows: int, size: int, failed: set[int]) -> None:
+    def send_ahead(self, rows, size, failed):
         self.send_one(rows, size, failed)
 
     @rule(keep=st.booleans(), **sizes)
-    def step(self, keep: bool, rows: int, size: int, failed: set[int]) -> None:
+    def step(self, keep, rows, size, failed):
         self.transfer.note_request()
         if not self.sent:
             if not self.free():
@@ -109,43 +107,43 @@ class TransferMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.kept)
     @rule()
-    def look_again_and_let_go(self) -> None:
+    def look_again_and_let_go(self):
         made, tensors, user = self.kept.pop(0)
         with self.device.on(self.users[user]):
             self.read(made, tensors)
 
     @rule(user=st.integers(0, 1))
-    def change_stream(self, user: int) -> None:
+    def change_stream(self, user):
         self.device.current = self.users[user]
 
     @rule()
-    def reclaim(self) -> None:
+    def reclaim(self):
         waited = self.device.waited
         self.transfer.reclaim(wait=False)
         assert self.device.waited == waited, "it was not to wait"
 
     @precondition(lambda self: not self.free())
     @rule()
-    def wait_for_a_slot(self) -> None:
+    def wait_for_a_slot(self):
         self.transfer.reclaim(wait=True)
         assert self.free()
 
     @rule()
-    def drop(self) -> None:
+    def drop(self):
         self.transfer.discard_sent()
         self.sent.clear()
         assert not self.slots.out
         assert not self.device.reading
 
     @rule()
-    def pause(self) -> None:
+    def pause(self):
         self.transfer.pause()
 
     @rule(ms=st.floats(0, 50))
-    def time_passes(self, ms: float) -> None:
+    def time_passes(self, ms):
         self.device.host_ms += ms
 
-    def teardown(self) -> None:
+    def teardown(self):
         if not hasattr(self, "transfer"):
             return
         self.transfer.close()
@@ -170,23 +168,23 @@ TestTransferMachine.settings = settings(
 class Trainer:
     """A loader's calls and a step, by the clock of a device that does nothing before it must."""
 
-    def __init__(self, slots: int = 8) -> None:
+    def __init__(self, slots=8):
         self.slots = WatchedSlots(slots)
         self.device = ModelDevice(copy_ms=4.0, lasting=self.slots.block)  # a batch is two copies
         values = ModelValues(self.device, Normalise(), takes_ms=2.0)
         self.transfer = AcceleratorTransfer(self.slots, DeviceTransforms(values), self.device)
         self.number = 0
 
-    def send(self) -> Made:
+    def send(self):
         in_flight, made = make(self.slots, self.number, 2, 4, set(), Normalise())
         self.number += 1
         self.transfer.send(in_flight)
         return made
 
-    def compute(self, ms: float) -> None:
+    def compute(self, ms):
         self.device.default.give(takes_ms=ms)
 
-    def split(self) -> tuple[int, float, float, float]:
+    def split(self):
         """Steps, and their mean wait, copy and compute; an epoch ends and another begins."""
         self.device.synchronize()
         self.transfer.pause()
@@ -199,7 +197,7 @@ class Trainer:
         return split.steps, split.wait_ms, split.copy_ms, split.compute_ms
 
 
-def trained(*, compute_ms: float, late_ms: float, ahead: bool) -> Trainer:
+def trained(*, compute_ms, late_ms, ahead):
     """Four steps; a batch comes ahead of its turn or late, and a late host is late either way."""
     trainer = Trainer()
     trainer.transfer.note_request()
@@ -229,14 +227,12 @@ def trained(*, compute_ms: float, late_ms: float, ahead: bool) -> Trainer:
         pytest.param(4.0, 20.0, True, (4, 7.5, 6.0, 4.0), id="the host is late"),
     ],
 )
-def test_the_split_of_a_step_is_the_devices_own_time(
-    compute_ms: float, late_ms: float, ahead: bool, wanted: tuple[float, ...]
-) -> None:
+def test_the_split_of_a_step_is_the_devices_own_time(compute_ms, late_ms, ahead, wanted):
     trainer = trained(compute_ms=compute_ms, late_ms=late_ms, ahead=ahead)
     assert trainer.split() == pytest.approx(wanted)
 
 
-def test_the_host_runs_four_steps_ahead_of_the_device_and_waits_then() -> None:
+def test_the_host_runs_four_steps_ahead_of_the_device_and_waits_then():
     trainer = Trainer()
     for step in range(8):
         trainer.transfer.note_request()
@@ -247,16 +243,16 @@ def test_the_host_runs_four_steps_ahead_of_the_device_and_waits_then() -> None:
     assert len(trainer.device.default.queue) > 4
 
 
-def test_interrupted_transfer_leaves_no_copy_after_discard() -> None:
+def test_interrupted_transfer_leaves_no_copy_after_discard():
     trainer = Trainer()
 
     class Interrupt(BaseException):
         pass
 
-    def broken(*_: object) -> torch.Tensor:
+    def broken(*_):
         raise Interrupt
 
-    trainer.transfer._transforms = DeviceTransforms(broken)  # type: ignore[arg-type]
+    trainer.transfer._transforms = DeviceTransforms(broken)
     with pytest.raises(Interrupt):
         trainer.send()
     assert trainer.device.reading
@@ -264,17 +260,17 @@ def test_interrupted_transfer_leaves_no_copy_after_discard() -> None:
     assert not trainer.device.reading
 
 
-def test_memory_is_not_registered_if_the_transfer_cannot_be_built() -> None:
+def test_memory_is_not_registered_if_the_transfer_cannot_be_built():
     class Unusable(Normalise):
-        def constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        def constants(self, device):
             raise MemoryError
 
-    registrations: list[bool] = []
+    registrations = []
     with pytest.raises(MemoryError):
         AcceleratorTransfer(
             WatchedSlots(1),
             DeviceTransforms(Unusable()),
-            ModelDevice(random.Random(1)),  # type: ignore[arg-type]
-            lambda: registrations.append(True),  # type: ignore[func-returns-value]
+            ModelDevice(random.Random(1)),
+            lambda: registrations.append(True),
         )
     assert not registrations

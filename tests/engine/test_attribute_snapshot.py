@@ -1,12 +1,8 @@
 """Attributes set on a dataset are compared; nested or unset ones are not."""
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
 from functools import partial
 from operator import setitem
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,13 +17,11 @@ from feedline.engine.attribute_snapshot import AttributeSnapshot
 
 
 class Listed(Dataset[Any]):
-    def __init__(self, samples: Any) -> None:
+    def __init__(self, samples):
         self.samples = samples
 
 
-def assert_seen(
-    data: Any, change: Callable[[], object], undo: Callable[[], object] | None = None
-) -> None:
+def assert_seen(data, change, undo=None):
     """A change is seen, and nothing is without it or after it is undone."""
     before = AttributeSnapshot(data)
     assert AttributeSnapshot(data, before=before) == AttributeSnapshot(data) == before
@@ -41,25 +35,25 @@ def assert_seen(
         assert AttributeSnapshot(data) == before
 
 
-def test_list_extended_in_place_differs_for_any_length() -> None:
+def test_list_extended_in_place_differs_for_any_length():
     for length in (0, 3, 1000, 1001, 50_000):
         data = Listed([0.5] * length)
         for seen in (data, Subset(data, [0])):
             assert_seen(seen, partial(data.samples.append, 0.5), data.samples.pop)
 
 
-def test_another_part_or_key_differs() -> None:
+def test_another_part_or_key_differs():
     other = [2]  # equal, and another
     of_lists = {"a": [1], "b": [2]}
     of_keys = (of_lists, OrderedDict(of_lists), defaultdict(list, of_lists), Counter(of_lists))
     for samples in ([[1], [2]], deque([[1], [2]]), *of_keys):
         key = "b" if isinstance(samples, dict) else 1
-        kept = samples[key]  # type: ignore[index]
+        kept = samples[key]
         put = partial(setitem, samples, key)
         assert_seen(Listed(samples), partial(put, other), partial(put, kept))
     data = Listed({"cat": 0})
 
-    def rename(old: str, new: str) -> None:
+    def rename(old, new):
         data.samples[new] = data.samples.pop(old)
 
     assert_seen(data, partial(rename, "cat", "ant"), partial(rename, "ant", "cat"))
@@ -69,14 +63,14 @@ def test_another_part_or_key_differs() -> None:
 class Views:
     """A user-defined transform."""
 
-    def __init__(self, transform: Any, number: int) -> None:
+    def __init__(self, transform, number):
         self.transform, self.number = transform, number
 
-    def __call__(self, image: Any) -> list[Any]:
+    def __call__(self, image):
         return [self.transform(image) for _ in range(self.number)]
 
 
-def test_attribute_set_on_user_transform_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attribute_set_on_user_transform_is_detected(monkeypatch):
     inner = Views(nn.Sequential(nn.Identity()), 1)
     views = Views(inner, 2)
     data = Listed([])
@@ -94,7 +88,7 @@ def test_attribute_set_on_user_transform_is_detected(monkeypatch: pytest.MonkeyP
     assert AttributeSnapshot(data) != before
 
 
-def folder(root: Path, images: int) -> ImageFolder:
+def folder(root, images):
     """A folder whose lists name more images than it has."""
     (root / "class").mkdir()
     Image.new("RGB", (4, 4)).save(root / "class" / "0.png")
@@ -104,7 +98,7 @@ def folder(root: Path, images: int) -> ImageFolder:
     return data
 
 
-def test_changed_label_of_a_folder_is_detected_at_any_index(tmp_path: Path) -> None:
+def test_changed_label_of_a_folder_is_detected_at_any_index(tmp_path):
     data = folder(tmp_path, 3000)
     wrapped = ConcatDataset([Subset(data, range(2000)), data])
     for seen in (data, Subset(data, [0]), wrapped, random_split(data, [0.5, 0.5])[1]):
@@ -116,22 +110,22 @@ def test_changed_label_of_a_folder_is_detected_at_any_index(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("indices", [list(range(2000)), np.arange(2000), torch.arange(2000)])
-def test_another_index_of_a_subset_differs(indices: Any) -> None:
+def test_another_index_of_a_subset_differs(indices):
     assert_seen(Subset(Listed([]), indices), lambda: setitem(indices, 1500, 3))
 
 
 class State:
     """A user-defined object that is neither a dataset nor a transform."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.epoch, self.names, self._cache = 0, ["a"], 0
 
     @property
-    def trap(self) -> None:
+    def trap(self):
         raise AssertionError("user code was run")
 
 
-def test_attribute_set_on_nested_object_is_detected_and_named() -> None:
+def test_attribute_set_on_nested_object_is_detected_and_named():
     data = Listed(State())
     before = AttributeSnapshot(data)
     assert AttributeSnapshot(data) == before
@@ -145,7 +139,7 @@ def test_attribute_set_on_nested_object_is_detected_and_named() -> None:
 
 
 @pytest.mark.parametrize("hold", [lambda x: x, lambda x: [x], lambda x: {"a": x}])
-def test_tensor_changed_in_place_differs_unless_shared_with_workers(hold: Any) -> None:
+def test_tensor_changed_in_place_differs_unless_shared_with_workers(hold):
     weights, shared = torch.zeros(3), torch.zeros(3).share_memory_()
     data, sharing = Listed(hold(weights)), Listed(hold(shared))
     before, before_shared = AttributeSnapshot(data), AttributeSnapshot(sharing)

@@ -31,7 +31,7 @@ DTYPES = [
 ]
 
 
-def through(value: Any, memory_bytes: int = 0) -> Any:
+def through(value, memory_bytes=0):
     """Lay a value out in memory of a given size, and load it from there."""
     memory = np.empty(memory_bytes, np.uint8)
     space = BatchAllocator(memory)
@@ -42,7 +42,7 @@ def through(value: Any, memory_bytes: int = 0) -> Any:
 
 
 @st.composite
-def tensors(draw: st.DrawFn) -> torch.Tensor:
+def tensors(draw):
     """Tensors of any numeric dtype, cut, turned and repeated in every way."""
     dtype = draw(st.sampled_from([torch.uint8, torch.int64, torch.float32, torch.bfloat16]))
     shape = draw(st.lists(st.integers(0, 4), max_size=4))
@@ -85,11 +85,11 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.sampled_from([0, 100, 1 << 20]))
-def test_any_value_round_trips(value: Any, memory_bytes: int) -> None:
+def test_any_value_round_trips(value, memory_bytes):
     assert _loose(through(value, memory_bytes)) == _loose(value)
 
 
-def _loose(value: Any) -> Any:
+def _loose(value):
     """Like `plain` without strides, because gaps of a tensor are not preserved."""
     if isinstance(value, torch.Tensor):
         kind, dtype, shape, _, *rest = plain(value)
@@ -102,7 +102,7 @@ def _loose(value: Any) -> Any:
 
 
 @given(tensors(), st.integers(0, 300))
-def test_tensor_is_writable_and_keeps_its_memory(tensor: torch.Tensor, memory_bytes: int) -> None:
+def test_tensor_is_writable_and_keeps_its_memory(tensor, memory_bytes):
     first, second = through((tensor, tensor.clone()), memory_bytes)
     if first.numel() and 0 not in first.stride():
         first.fill_(1)
@@ -111,7 +111,7 @@ def test_tensor_is_writable_and_keeps_its_memory(tensor: torch.Tensor, memory_by
 
 @pytest.mark.filterwarnings("ignore:.*support is experimental:UserWarning")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_round_trips(dtype: torch.dtype) -> None:
+def test_every_dtype_round_trips(dtype):
     value = torch.arange(96, dtype=torch.uint8).remainder(2).view(dtype)
     assert plain(through(value)) == plain(value)
 
@@ -134,14 +134,14 @@ class Tagged(torch.Tensor):
 class Own(torch.Tensor):
     """A subclass with its own pickling of state."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self):
         return {"of": "own"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state):
         self.back = state
 
 
-def tagged(**tags: Any) -> torch.Tensor:
+def tagged(**tags):
     tensor = torch.arange(4.0).as_subclass(Tagged)
     vars(tensor).update(tags)
     return tensor
@@ -175,7 +175,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_unusual_values_round_trip(name: str) -> None:
+def test_unusual_values_round_trip(name):
     assert plain(through(STRANGE[name])) == plain(STRANGE[name])
 
 
@@ -190,7 +190,7 @@ LAYOUTS = {
 
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_sparse_tensors_round_trip_without_leak(name: str) -> None:
+def test_sparse_tensors_round_trip_without_leak(name):
     sparse = LAYOUTS[name](torch.diag(torch.arange(1.0, 5)))
     back = through(sparse)
     assert (back.layout, back.shape, back.dtype) == (sparse.layout, sparse.shape, sparse.dtype)
@@ -205,7 +205,7 @@ def test_sparse_tensors_round_trip_without_leak(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_tensor_subclasses_of_torch_round_trip() -> None:
+def test_tensor_subclasses_of_torch_round_trip():
     two = through(TwoTensor(torch.ones(3), torch.arange(3.0)))
     assert type(two) is TwoTensor
     assert (two.a.tolist(), two.b.tolist()) == ([1, 1, 1], [0, 1, 2])
@@ -218,7 +218,7 @@ def test_tensor_subclasses_of_torch_round_trip() -> None:
     assert (sample.pixels.tolist(), sample.name) == ([1, 1], "a")
 
 
-def test_repeated_objects_and_rows_are_laid_out_once() -> None:
+def test_repeated_objects_and_rows_are_laid_out_once():
     tensor = torch.arange(10_000.0)
     space = BatchAllocator(np.empty(0, np.uint8))
     write_batch([tensor] * 50, space)
@@ -228,7 +228,7 @@ def test_repeated_objects_and_rows_are_laid_out_once() -> None:
     assert first is second
 
 
-def test_view_of_shared_memory_is_not_copied() -> None:
+def test_view_of_shared_memory_is_not_copied():
     memory = np.empty(1 << 16, np.uint8)
     space = BatchAllocator(memory)
     whole = empty_in(space, (100, 10), torch.float32)
@@ -241,7 +241,7 @@ def test_view_of_shared_memory_is_not_copied() -> None:
     assert torch.equal(back["whole"], whole)
 
 
-def test_laid_out_values_are_freed_without_garbage_collection() -> None:
+def test_laid_out_values_are_freed_without_garbage_collection():
     tensor, array = torch.ones(1000), np.ones(1000)
     gone = weakref.ref(tensor), weakref.ref(array)
     gc.disable()
@@ -255,7 +255,7 @@ def test_laid_out_values_are_freed_without_garbage_collection() -> None:
 
 @pytest.mark.parametrize("length", [9, 9000])
 @pytest.mark.parametrize("shape", [(-1,), (3, -1)])
-def test_read_only_arrays_become_writable(length: int, shape: tuple[int, ...]) -> None:
+def test_read_only_arrays_become_writable(length, shape):
     array = np.asfortranarray(np.arange(length).reshape(shape))
     array.setflags(write=False)
     result, again = through([array, {"again": array}])

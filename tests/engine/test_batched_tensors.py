@@ -1,11 +1,8 @@
 """Tensors in memory: small batches are one indexing of each, and the same as torch's."""
 
-from __future__ import annotations
-
 import functools
 from copy import copy
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,21 +18,21 @@ from feedline.engine.tensor_dataset import MAX_BATCH_BYTES, batched_tensors
 ROWS = 40
 
 
-def images() -> torch.Tensor:
+def images():
     return torch.arange(ROWS * 12, dtype=torch.uint8).view(ROWS, 3, 2, 2)
 
 
-def pair() -> TensorDataset:
+def pair():
     return TensorDataset(images(), torch.arange(ROWS) * 7)
 
 
-def refused(dataset: object, collate_fn: Any = default_collate, rows: int = 7) -> str:
+def refused(dataset, collate_fn=default_collate, rows=7):
     found = batched_tensors(dataset, collate_fn, rows)
     assert (found.gather is None) == bool(found.reason)
     return found.reason
 
 
-def both(make: Any, **given: Any) -> tuple[list[Any], list[Any]]:
+def both(make, **given):
     """Results, or exceptions, of torch and feedline for a dataset."""
     return by_both(make, **{"batch_size": 7, "shuffle": True, **given})
 
@@ -60,8 +57,8 @@ TAKEN = {
     "single": lambda: TensorDataset(torch.arange(ROWS).bfloat16()),
     "columns": lambda: TensorDataset(TABLE[:, 1:], TABLE[:, 0], TABLE.T.contiguous().T),
     "list": lambda: Subset(Subset(pair(), list(range(5, 30))), [-1, 3, 7, 7]),
-    "array": lambda: Subset(pair(), np.arange(3, 20)),  # type: ignore[arg-type]
-    "tensor": lambda: Subset(pair(), torch.arange(3, 20)),  # type: ignore[arg-type]
+    "array": lambda: Subset(pair(), np.arange(3, 20)),
+    "tensor": lambda: Subset(pair(), torch.arange(3, 20)),
     "range": lambda: Subset(pair(), range(3, 20, 2)),
     "shared": lambda: TensorDataset(images().share_memory_()),
 }
@@ -69,7 +66,7 @@ TAKEN = {
 
 @pytest.mark.parametrize("kind", TAKEN)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_match_torch_without_workers(kind: str, workers: int) -> None:
+def test_batches_match_torch_without_workers(kind, workers):
     data = TAKEN[kind]()
     theirs, ours = both(partial(copy, data), num_workers=workers)
     assert ours == theirs
@@ -85,23 +82,23 @@ class Mine(TensorDataset):
 
 
 class Looks(Dataset[Any]):
-    def __init__(self) -> None:
+    def __init__(self):
         self.tensors = (images(),)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return ROWS
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.tensors[0][index]
 
 
-def negated() -> TensorDataset:
+def negated():
     data = pair()
-    data.__getitem__ = lambda index: -index  # type: ignore[method-assign,assignment]
+    data.__getitem__ = lambda index: -index
     return data
 
 
-def many(data: Any) -> Any:
+def many(data):
     data.__getitems__ = lambda keys: [torch.tensor(-key) for key in keys]
     return data
 
@@ -110,7 +107,7 @@ class Tuples(tuple[int, ...]):
     __slots__ = ()
 
 
-REFUSED: dict[str, tuple[Any, str]] = {
+REFUSED = {
     "subclass": (lambda: Mine(images()), "Mine is not torch's TensorDataset"),
     "within": (lambda: Subset(Looks(), range(4)), "Looks is not torch's"),
     "method": (negated, "A method of TensorDataset was replaced"),
@@ -140,14 +137,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("kind", REFUSED)
-def test_other_datasets_use_sample_engine(kind: str) -> None:
+def test_other_datasets_use_sample_engine(kind):
     make, why = REFUSED[kind]
     assert why in refused(make())
     theirs, ours = both(make)
     assert ours == theirs
 
 
-def test_largest_supported_batch_is_accepted_and_unknown_size_is_not() -> None:
+def test_largest_supported_batch_is_accepted_and_unknown_size_is_not():
     data = TensorDataset(torch.zeros(4, MAX_BATCH_BYTES // 4, dtype=torch.uint8))
     assert refused(data, rows=4) == ""
     assert "too large" in refused(data, rows=5)
@@ -158,7 +155,7 @@ def test_largest_supported_batch_is_accepted_and_unknown_size_is_not() -> None:
     assert "collate_fn" in refused(data, list)
 
 
-def mapped(path: Path) -> dict[str, torch.Tensor]:
+def mapped(path):
     np.save(path / "rows.npy", np.arange(ROWS * 3.0).reshape(ROWS, 3))
     torch.save(torch.arange(ROWS * 3.0).view(ROWS, 3), path / "rows.pt")
     array = np.load(path / "rows.npy", mmap_mode="c")
@@ -172,7 +169,7 @@ def mapped(path: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def test_mapped_tensors_large_batches_and_a_worker_init_fn_use_workers(tmp_path: Path) -> None:
+def test_mapped_tensors_large_batches_and_a_worker_init_fn_use_workers(tmp_path):
     for name, tensor in mapped(tmp_path).items():
         assert "mapped from a file" in refused(TensorDataset(images()[: len(tensor)], tensor)), name
         changed = TensorDataset(tensor.clone())
@@ -190,23 +187,21 @@ def test_mapped_tensors_large_batches_and_a_worker_init_fn_use_workers(tmp_path:
             assert loader.worker_pids
 
 
-def test_tensor_engine_is_not_used_if_mapped_files_are_undetectable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tensor_engine_is_not_used_if_mapped_files_are_undetectable(monkeypatch):
     monkeypatch.setattr("sys.platform", "darwin")
     assert "only be detected on Linux" in refused(pair())
 
 
-def test_boolean_and_list_indices_are_passed_to_dataset() -> None:
+def test_boolean_and_list_indices_are_passed_to_dataset():
     """A truth, or a list of one, adds a dimension to a tensor's row."""
     mask = torch.arange(20) % 3 == 0
     for indices in ([True, False], mask, torch.nonzero(mask), mask.to(torch.uint8), [[1], [2]]):
-        data: Any = Subset(pair(), indices)  # type: ignore[arg-type]
+        data = Subset(pair(), indices)
         theirs, ours = both(partial(copy, data))
         assert ours == theirs
 
 
-def test_keys_other_than_plain_integers_are_passed_to_dataset() -> None:
+def test_keys_other_than_plain_integers_are_passed_to_dataset():
     for keys in (
         [slice(0, 2), slice(2, 4)],
         [torch.tensor([1, 2])],
@@ -227,14 +222,14 @@ def test_keys_other_than_plain_integers_are_passed_to_dataset() -> None:
         assert ours == theirs
 
 
-def test_one_shot_keys_are_available_to_samples() -> None:
-    for data in (pair(), Subset(pair(), range(ROWS)), Subset(pair(), np.arange(ROWS, dtype="i4"))):  # type: ignore[arg-type]
-        loader = feedline.DataLoader(data, batch_sampler=[iter([1, 2]), map(int, "34")])  # type: ignore[list-item]
+def test_one_shot_keys_are_available_to_samples():
+    for data in (pair(), Subset(pair(), range(ROWS)), Subset(pair(), np.arange(ROWS, dtype="i4"))):
+        loader = feedline.DataLoader(data, batch_sampler=[iter([1, 2]), map(int, "34")])
         assert [batch[1].tolist() for batch in loader] == [[7, 14], [21, 28]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_batches_belong_to_the_user_also_in_autograd(dtype: torch.dtype) -> None:
+def test_batches_belong_to_the_user_also_in_autograd(dtype):
     data = TensorDataset(torch.ones(ROWS, 2, dtype=dtype))
     weights = torch.ones(2, dtype=dtype, requires_grad=True)
     with torch.no_grad():
@@ -247,19 +242,19 @@ def test_batches_belong_to_the_user_also_in_autograd(dtype: torch.dtype) -> None
     assert (data.tensors[0] == 1).all()
 
 
-def test_missing_row_is_named_and_can_be_skipped() -> None:
+def test_missing_row_is_named_and_can_be_skipped():
     keys = [[0, 1], [2, ROWS + 5], [3, 4]]
     with pytest.raises(IndexError) as caught:
         list(feedline.DataLoader(pair(), batch_sampler=keys))
     assert f"index {ROWS + 5} of TensorDataset" in "\n".join(caught.value.__notes__)
-    options: dict[str, Any] = {"on_error": "skip", "num_workers": 2}
+    options = {"on_error": "skip", "num_workers": 2}
     with feedline.DataLoader(pair(), batch_sampler=keys, **options) as loader:
         assert [batch[1].tolist() for batch in loader] == [[0, 7], [14], [21, 28]]
         assert [name for name, _ in loader.skipped] == [str(ROWS + 5)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_current_tensors_are_used(workers: int) -> None:
+def test_current_tensors_are_used(workers):
     data = TensorDataset(torch.arange(ROWS))
     with feedline.DataLoader(data, batch_size=2, num_workers=workers) as loader:
         batches = iter(loader)
@@ -275,7 +270,7 @@ def test_current_tensors_are_used(workers: int) -> None:
         data.tensors[0].resize_(ROWS + 10, 3)
 
 
-def test_overridden_method_of_torch_class_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overridden_method_of_torch_class_is_used(monkeypatch):
     batches = iter(feedline.DataLoader(TensorDataset(torch.arange(ROWS)), batch_size=2))
     assert next(batches)[0].tolist() == [0, 1]
     # Wrapped like by a decorator, with the name of the wrapped function.
@@ -285,14 +280,14 @@ def test_overridden_method_of_torch_class_is_used(monkeypatch: pytest.MonkeyPatc
     assert "A method of TensorDataset was replaced" in refused(pair())
 
 
-def test_freed_memory_is_not_read() -> None:
+def test_freed_memory_is_not_read():
     for tensor in (torch.ones(ROWS, 100), torch.ones(ROWS, 100)[:, 1:]):
         tensor.untyped_storage().resize_(0)
         assert "memory was freed" in refused(TensorDataset(tensor))
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, tuple, object])
-def test_registered_collate_function_is_used(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_collate_function_is_used(kind, monkeypatch):
     function = collate_str_fn if kind is torch.Tensor else lambda batch, *, collate_fn_map: "mine"
     monkeypatch.setitem(default_collate_fn_map, kind, function)
     assert "collate_fn" in refused(pair())

@@ -1,9 +1,6 @@
 """Which sample an error names: the one that raised it, and no neighbour."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 
@@ -17,10 +14,10 @@ KEYS = [40, 10, 30, 20, 50]
 class Raising:
     """Raises for one index, with words that do not give it away."""
 
-    def __init__(self, bad: int) -> None:
+    def __init__(self, bad):
         self.bad = bad
 
-    def __call__(self, index: int) -> int:
+    def __call__(self, index):
         if index == self.bad:
             raise ValueError("cannot be read")
         return index
@@ -29,11 +26,9 @@ class Raising:
 @pytest.mark.parametrize("recorded", ["0", "1"])
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("bad", KEYS)
-def test_a_loader_names_the_sample_that_raised(
-    bad: int, workers: int, recorded: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loader_names_the_sample_that_raised(bad, workers, recorded, monkeypatch):
     monkeypatch.setenv(RECORD_SWITCH, recorded)
-    options: dict[str, Any] = {"num_workers": workers, "collate_fn": list}
+    options = {"num_workers": workers, "collate_fn": list}
     with DataLoader(Made(60, Raising(bad)), batch_sampler=[KEYS, [1, 2]], **options) as loader:
         batches = iter(loader)
         with pytest.raises(ValueError, match="cannot be read") as caught:

@@ -1,7 +1,5 @@
 """Memory, descriptors and processes: bounded, known before the first batch, and flat."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil
@@ -36,7 +34,7 @@ if __name__ == "__main__":
 """
 
 
-def mapped(name: str) -> set[str]:
+def mapped(name):
     """Inodes of files with this name that this process maps.
 
     Memory of an earlier test may be released at any time, so it is not counted.
@@ -45,17 +43,17 @@ def mapped(name: str) -> set[str]:
     return {line.split()[4] for line in lines if name in line}
 
 
-def test_sixty_four_open_files_are_enough_for_eight_workers(tmp_path: Path) -> None:
+def test_sixty_four_open_files_are_enough_for_eight_workers(tmp_path):
     assert outcome(OPEN_FILES, tmp_path) == ("fine", "")
 
 
-def test_no_dev_shm_is_used() -> None:
+def test_no_dev_shm_is_used():
     others = mapped("/dev/shm")  # of other libraries
     with DataLoader(Steady(64), 32, num_workers=2, image_size=200, shuffle=True, seed=0) as loader:
         next(iter(loader))
         pids = loader.worker_pids
 
-        def maps() -> list[str]:
+        def maps():
             return [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
 
         assert eventually(lambda: all("memfd:feedline" in text for text in maps()))
@@ -63,7 +61,7 @@ def test_no_dev_shm_is_used() -> None:
         assert not mapped("/dev/shm") - others
 
 
-def test_closed_loader_and_held_batch_release_memory() -> None:
+def test_closed_loader_and_held_batch_release_memory():
     before = mapped("memfd:feedline")
     loader = DataLoader(Steady(64), 32, num_workers=2, image_size=32, shuffle=True, seed=0)
     images, labels = next(iter(loader))
@@ -75,12 +73,12 @@ def test_closed_loader_and_held_batch_release_memory() -> None:
     assert not mapped("memfd:feedline") - before
 
 
-def test_descriptors_and_memory_of_a_worker_do_not_grow() -> None:
+def test_descriptors_and_memory_of_a_worker_do_not_grow():
     with DataLoader(Steady(128), 32, num_workers=2, image_size=32, shuffle=True, seed=0) as loader:
         workers = [psutil.Process(pid) for pid in all_workers(loader, 2)]
-        own: list[int] = []
-        fds: list[list[int]] = [[] for _ in workers]
-        uss: list[list[int]] = [[] for _ in workers]
+        own = []
+        fds = [[] for _ in workers]
+        uss = [[] for _ in workers]
         for _ in range(30):
             for _ in loader:
                 pass
@@ -97,7 +95,7 @@ def test_descriptors_and_memory_of_a_worker_do_not_grow() -> None:
         assert sum(sizes[-1] - sizes[4] for sizes in uss) < 1 << 20
 
 
-def test_insufficient_memory_raises_before_anything_starts() -> None:
+def test_insufficient_memory_raises_before_anything_starts():
     before = own_family()
     with pytest.raises(ResourceError, match=r"(?s)512 workers.*MiB are available.*num_workers"):
         DataLoader(Steady(10**6), 100_000, num_workers=512, image_size=500, shuffle=True, seed=0)

@@ -1,11 +1,7 @@
 """Exported slots: never two holders, never one more than the workers can do without."""
 
-from __future__ import annotations
-
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +16,7 @@ from feedline.engine.buffers import (
     WholeBatchBuffers,
     batch_bytes,
 )
-from feedline.engine.device_transfer import DeviceTransfer, HostTransfer, WholeBatchTransfer
+from feedline.engine.device_transfer import HostTransfer, WholeBatchTransfer
 from feedline.engine.messages import BLOCK_HEADER_BYTES, Report
 from feedline.engine.shared_memory import SharedFile
 from feedline.engine.tasks import InFlightBatch
@@ -35,19 +31,19 @@ PLAN = Order(length=80, schedule=Schedule.parse("4x1"), batch_size=8)
 class Child:
     """A fork of this process that lives until `end`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._pid = os.fork()
         if self._pid == 0:
             signal.alarm(60)  # in case the test fails and ends none
             signal.pause()
             os._exit(0)
 
-    def end(self) -> None:
+    def end(self):
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
 
-def exported_slot() -> tuple[BatchBuffers, int, np.ndarray]:
+def exported_slot():
     """The only slot of its buffers, with an array that uses it."""
     slots = BatchBuffers(1)
     slot = slots.acquire()
@@ -56,9 +52,7 @@ def exported_slot() -> tuple[BatchBuffers, int, np.ndarray]:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_slot_held_by_forked_children_is_released_after_the_last(
-    order: tuple[int, ...],
-) -> None:
+def test_slot_held_by_forked_children_is_released_after_the_last(order):
     slots, slot, array = exported_slot()
     children = [Child() for _ in order]  # each inherits the array
     del array
@@ -70,7 +64,7 @@ def test_slot_held_by_forked_children_is_released_after_the_last(
     assert slots.num_exported == 0
 
 
-def test_exported_slot_costs_one_descriptor_for_any_number_of_children() -> None:
+def test_exported_slot_costs_one_descriptor_for_any_number_of_children():
     exported = exported_slot()
     counts = []
     for _ in range(4):
@@ -80,7 +74,7 @@ def test_exported_slot_costs_one_descriptor_for_any_number_of_children() -> None
     del exported
 
 
-def test_a_slot_that_children_held_stays_exported_to_its_user() -> None:
+def test_a_slot_that_children_held_stays_exported_to_its_user():
     slots, slot, array = exported_slot()
     for _ in range(2):
         Child().end()
@@ -89,14 +83,12 @@ def test_a_slot_that_children_held_stays_exported_to_its_user() -> None:
     assert slots.acquire() == slot
 
 
-def whole_batches(
-    slots: int, max_user_batches: int
-) -> tuple[BatchBuffers, DeviceTransfer, Callable[[], InFlightBatch]]:
+def whole_batches(slots, max_user_batches):
     """Slots, their transfer, and a function that writes a whole batch to the next slot."""
     growing = WholeBatchBuffers(slots)
     batches = planned(PLAN)
 
-    def make() -> InFlightBatch:
+    def make():
         slot = growing.acquire()
         assert slot is not None, "the workers have run out of slots"
         batch, space = next(batches), BatchAllocator(np.empty(0, np.uint8))
@@ -114,9 +106,7 @@ def whole_batches(
     return growing, WholeBatchTransfer(growing, max_user_batches=max_user_batches, pin=False), make
 
 
-def batches_of_rows(
-    slots: int, max_user_batches: int
-) -> tuple[BatchBuffers, DeviceTransfer, Callable[[], InFlightBatch]]:
+def batches_of_rows(slots, max_user_batches):
     """Slots of rows, two for the workers, their transfer, and a function that fills the next."""
     assert max_user_batches == slots - 2
     fields = Rows(80).fields(4)[1:]
@@ -124,7 +114,7 @@ def batches_of_rows(
     fixed = RowBuffers(np.zeros(BLOCK_HEADER_BYTES + slots * nbytes, np.uint8), nbytes, slots)
     batches = planned(PLAN)
 
-    def make() -> InFlightBatch:
+    def make():
         slot = fixed.acquire()
         assert slot is not None, "the workers have run out of slots"
         batch = next(batches)
@@ -136,9 +126,7 @@ def batches_of_rows(
 
 @pytest.mark.parametrize("max_user_batches", [1, 2, 3])
 @pytest.mark.parametrize("setup", [whole_batches, batches_of_rows])
-def test_held_batches_use_all_spare_slots_and_no_more(
-    setup: Callable[..., Any], max_user_batches: int
-) -> None:
+def test_held_batches_use_all_spare_slots_and_no_more(setup, max_user_batches):
     slots, transfer, make = setup(max_user_batches + 2, max_user_batches)
     kept = []
     for k in range(10):

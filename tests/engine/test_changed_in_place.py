@@ -1,11 +1,8 @@
 """Changes of a dataset in place, between epochs, reach the next one as with torch's workers."""
 
-from __future__ import annotations
-
 import os
 import weakref
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,29 +31,29 @@ class State:
 class Own(Dataset[Any]):
     """Samples of all that may change in place, and how often this copy gave them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.state = State()
         self.array, self.tensor = np.zeros(MANY), torch.zeros(MANY)
         self.deep = [State() for _ in range(MANY)]
-        self.given: dict[int, int] = {}
+        self.given = {}
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 4
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         self.given[index] = self.given.get(index, 0) + 1
         held = (self.state.epoch, self.array[index], self.tensor[index], self.deep[index].epoch)
         return torch.tensor([*held, self.given[index], os.getpid()])
 
 
-def epoch_of(loader: Any) -> list[float]:
+def epoch_of(loader):
     """Result of an epoch, equal for each sample, without the id of its process."""
     rows = torch.cat(list(loader)).tolist()
     assert all(row[:-1] == rows[0][:-1] for row in rows)
     return list(map(float, rows[0][:-1]))
 
 
-def change(data: Own) -> None:
+def change(data):
     data.state.epoch = 1
     data.array[:] = 1
     data.tensor[:] = 1
@@ -65,11 +62,11 @@ def change(data: Own) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_seeded_epoch_sees_changes_like_torch(workers: int) -> None:
+def test_seeded_epoch_sees_changes_like_torch(workers):
     found = []
     for kind, options in ((TorchDataLoader, {}), (DataLoader, {}), (DataLoader, {"seed": 0})):
         data = Own()
-        loader: Any = kind(data, 2, num_workers=workers, **options)
+        loader = kind(data, 2, num_workers=workers, **options)
         first = epoch_of(loader)
         change(data)
         found.append((first, epoch_of(loader), epoch_of(loader)))
@@ -77,12 +74,12 @@ def test_seeded_epoch_sees_changes_like_torch(workers: int) -> None:
     assert found[0][1][:4] == [1, 1, 1, 1]
 
 
-def test_seeded_workers_end_with_epoch_and_prefetch_none_of_the_next() -> None:
+def test_seeded_workers_end_with_epoch_and_prefetch_none_of_the_next():
     made = torch.zeros(30).share_memory_()
     data = Made(30, lambda index: made[index].add_(1).clone())
     with DataLoader(data, 1, num_workers=1, seed=0) as loader:
         for epoch in (1, 2):
-            batches: Any = iter(loader)
+            batches = iter(loader)
             workers = batches._workers
             assert len(list(batches)) == 30
             assert loader.worker_pids == []
@@ -99,7 +96,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("way", KEPT)
-def test_persistent_workers_see_set_attributes_and_changed_tensors(way: str) -> None:
+def test_persistent_workers_see_set_attributes_and_changed_tensors(way):
     data = Own()
     with DataLoader(data, 2, num_workers=1, **KEPT[way]) as loader:
         assert epoch_of(loader) == [0, 0, 0, 0, 1]
@@ -125,16 +122,16 @@ class Counting(Dataset[Any]):
 
     counted = 0
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.epoch, self.made = 0, [0]
-        self.names: Any = ["a"]
-        self.settings: dict[str, Any] = {"p": 0.5}
-        self.note: Any = None
+        self.names = ["a"]
+        self.settings = {"p": 0.5}
+        self.note = None
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 40
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         self.made.append(index)
         seen = self.epoch, tuple(self.names), self.settings.get("p"), self.note
         return seen, len(self.made) - 1, os.getpid()
@@ -143,19 +140,19 @@ class Counting(Dataset[Any]):
 class Wrapped(Dataset[Any]):
     __slots__ = ("offset", "parts")
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data):
         self.parts = {"only": (data,)}
-        self.offset: Any = 0
+        self.offset = 0
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 40
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         (seen, *others) = self.parts["only"][0][index]
         return ((*seen, self.offset), *others)
 
 
-def seen_by(loader: Any) -> Any:
+def seen_by(loader):
     """Attributes that all samples of an epoch show, and the number of samples made by a worker."""
     rows = [row for batch in loader for row in batch]
     assert len(rows) == 40
@@ -165,7 +162,7 @@ def seen_by(loader: Any) -> Any:
 
 @pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
 @pytest.mark.parametrize("way", KEPT)
-def test_plain_attributes_are_sent_to_running_workers(way: str, method: str) -> None:
+def test_plain_attributes_are_sent_to_running_workers(way, method):
     data = Counting()
     whole = Wrapped(data)
     options = {"num_workers": 1, "collate_fn": list, "start_method": method}
@@ -187,43 +184,43 @@ def test_plain_attributes_are_sent_to_running_workers(way: str, method: str) -> 
 class Deriving(Dataset[Any]):
     """Each attribute but `epoch` is derived from it in the worker, in one of the usual ways."""
 
-    def __init__(self) -> None:
-        self.table: Any = None
-        self.given: dict[int, int] = {}
+    def __init__(self):
+        self.table = None
+        self.given = {}
         self.set_epoch(0)
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.epoch, self.table = epoch, None
         self.__dict__.pop("double", None)
         self.__dict__.pop("lazy", None)
 
     @cached_property
-    def double(self) -> int:
+    def double(self):
         return 2 * self.epoch
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 4
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         if self.table is None:
             self.table = [self.epoch] * 4
         if not hasattr(self, "lazy"):
             self.lazy = self.epoch
         self.given[index] = self.given.get(index, 0) + 1
-        held = self.opened, self.given[index] > self.epoch  # type: ignore[attr-defined]
+        held = self.opened, self.given[index] > self.epoch
         return torch.tensor([self.table[index], self.double, self.lazy, *held])
 
 
-def open_file(worker: int) -> None:
-    info: Any = get_worker_info()
+def open_file(worker):
+    info = get_worker_info()
     info.dataset.opened = 7
 
 
 @pytest.mark.parametrize("way", KEPT)
-def test_values_derived_in_running_workers_follow_sent_attributes(way: str) -> None:
+def test_values_derived_in_running_workers_follow_sent_attributes(way):
     data = Deriving()
-    options: Any = {"num_workers": 1, "worker_init_fn": open_file}
-    seen: set[int] = set()
+    options = {"num_workers": 1, "worker_init_fn": open_file}
+    seen = set()
     with DataLoader(data, 4, **options, **KEPT[way]) as loader:
         for epoch in (0, 1, 2, 1, 0):
             data.set_epoch(epoch)
@@ -236,23 +233,23 @@ def test_values_derived_in_running_workers_follow_sent_attributes(way: str) -> N
 class Replacing(Dataset[Any]):
     """Replaces an attribute when the first sample is made."""
 
-    def __init__(self) -> None:
-        self.table: Any = Own()
+    def __init__(self):
+        self.table = Own()
         self.first = weakref.ref(self.table)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 1
 
-    def __getitem__(self, index: int) -> bool:
+    def __getitem__(self, index):
         self.table = None
         return self.first() is None
 
 
-def test_workers_of_one_epoch_free_what_the_dataset_replaces() -> None:
+def test_workers_of_one_epoch_free_what_the_dataset_replaces():
     assert list(DataLoader(Replacing(), num_workers=1, collate_fn=list)) == [[True]]
 
 
-def test_replaced_worker_has_sent_attributes() -> None:
+def test_replaced_worker_has_sent_attributes():
     data = Counting()
     with DataLoader(data, 4, num_workers=1, collate_fn=list, persistent_workers=True) as loader:
         seen_by(loader)
@@ -264,10 +261,8 @@ def test_replaced_worker_has_sent_attributes() -> None:
 
 
 @pytest.mark.parametrize("change", ["class", "deleted", "shared list", "object", "large", "nested"])
-def test_other_changes_restart_workers_and_the_second_warns(
-    change: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data: Any = Counting()
+def test_other_changes_restart_workers_and_the_second_warns(change, caplog, monkeypatch):
+    data = Counting()
     data.names = [["a"]] if change == "nested" else ["a"]
     data.first, data.second, data.third = 1, 2, 3
     with DataLoader(data, 4, num_workers=1, collate_fn=len, persistent_workers=True) as loader:
@@ -295,21 +290,21 @@ def test_other_changes_restart_workers_and_the_second_warns(
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("images")
     (root / "class").mkdir()
     Image.new("RGB", (8, 8)).save(root / "class" / "0.jpg")
     return root
 
 
-def folder(root: Path) -> ImageFolder:
+def folder(root):
     steps = [transforms.Resize(8), transforms.CenterCrop(8), transforms.ToTensor()]
     data = ImageFolder(root, transforms.Compose(steps))
     data.samples = data.imgs = data.samples * MANY
     return data
 
 
-FORMS: dict[str, Any] = {
+FORMS = {
     "folder": lambda data: data,
     "subset": lambda data: Subset(data, range(MANY - 200, MANY)),
     "concatenated": lambda data: ConcatDataset([Subset(data, [0]), Subset(data, [MANY - 1])]),
@@ -325,14 +320,12 @@ FORMS: dict[str, Any] = {
         ("concatenated", {"schedule": "8x9"}),
     ],
 )
-def test_changed_labels_of_folder_are_used_in_next_epoch(
-    root: Path, form: str, options: dict[str, Any]
-) -> None:
+def test_changed_labels_of_folder_are_used_in_next_epoch(root, form, options):
     data = folder(root)
     with DataLoader(FORMS[form](data), 100, num_workers=1, **options) as loader:
         for label in (0, 3):
             data.samples[MANY - 1] = (data.samples[MANY - 1][0], label)
-            labels: set[int] = set()
+            labels = set()
             for batch in loader:
                 found = batch[1].tolist() if "collate_fn" not in options else [y for _, y in batch]
                 labels.update(found)

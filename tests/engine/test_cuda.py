@@ -1,8 +1,5 @@
 """Batches on a CUDA device, if available: equal results, safe to hold, overlapped."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,35 +21,35 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
 ]
 
-OPTIONS: dict[str, Any] = {"schedule": "16x2,24x2@12", "num_workers": 2, "seed": 3}
+OPTIONS = {"schedule": "16x2,24x2@12", "num_workers": 2, "seed": 3}
 CYCLES = 20_000_000
 """For which the device does nothing else: about ten milliseconds."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-def loader(device: str = "cuda", **options: Any) -> DataLoader:
+def loader(device="cuda", **options):
     return DataLoader(Rows(100), 16, device=device, **{**OPTIONS, **options})
 
 
-def epochs(made: DataLoader, count: int = 4) -> list[Batch]:
+def epochs(made, count=4):
     """All batches of some epochs."""
     return [(images, labels) for _ in range(count) for images, labels in made]
 
 
-def batches(device: str, **options: Any) -> list[Batch]:
+def batches(device, **options):
     with loader(device, **options) as made:
         return epochs(made)
 
 
-def assert_same(found: list[Batch], wanted: list[Batch]) -> None:
+def assert_same(found, wanted):
     for (images, labels), (pixels, names) in zip(found, wanted, strict=True):
         assert torch.equal(images.cpu(), pixels)
         assert torch.equal(labels.cpu(), names)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_batches_held_on_device_equal_those_of_cpu(dtype: torch.dtype) -> None:
+def test_batches_held_on_device_equal_those_of_cpu(dtype):
     found = batches("cuda", dtype=dtype)
     for images, labels in found:
         assert images.is_cuda
@@ -64,7 +61,7 @@ def test_batches_held_on_device_equal_those_of_cpu(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("prefetch", [1, 3])
 @pytest.mark.parametrize("own_stream", [False, True])
-def test_batches_are_correct_with_a_slow_device(prefetch: int, own_stream: bool) -> None:
+def test_batches_are_correct_with_a_slow_device(prefetch, own_stream):
     """With as few slots as there can be, and on the default stream or a user's own."""
     stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
     sums = []
@@ -79,7 +76,7 @@ def test_batches_are_correct_with_a_slow_device(prefetch: int, own_stream: bool)
     torch.testing.assert_close(torch.stack(sums).cpu(), torch.stack(wanted))
 
 
-def test_registered_memory_is_pinned_until_released() -> None:
+def test_registered_memory_is_pinned_until_released():
     block = SharedFile.create(1 << 20)
     tensor = torch.from_numpy(block.array)
     pinned = RegisteredMemory(block.array)
@@ -92,7 +89,7 @@ def test_registered_memory_is_pinned_until_released() -> None:
     block.close()
 
 
-def test_size_change_and_restored_state_leave_nothing_stale() -> None:
+def test_size_change_and_restored_state_leave_nothing_stale():
     with loader(max_image_size=24) as made:
         state = made.state_dict()
         first = [images for images, _ in made]
@@ -106,7 +103,7 @@ def test_size_change_and_restored_state_leave_nothing_stale() -> None:
         assert torch.equal(next(again)[0], first[2])
 
 
-def test_leaving_an_epoch_early_discards_transfers() -> None:
+def test_leaving_an_epoch_early_discards_transfers():
     with loader() as made:
         iteration = iter(made)
         for _ in range(2):
@@ -116,7 +113,7 @@ def test_leaving_an_epoch_early_discards_transfers() -> None:
         assert_same(epochs(made), batches("cpu"))
 
 
-def test_batches_outlive_a_loader_closed_during_copies() -> None:
+def test_batches_outlive_a_loader_closed_during_copies():
     with loader("cpu") as made:
         wanted = [batch for batch, _ in zip(made, range(3), strict=False)]
     made = loader()
@@ -128,10 +125,10 @@ def test_batches_outlive_a_loader_closed_during_copies() -> None:
     assert_same(found, wanted)
 
 
-def test_two_loaders_share_a_device() -> None:
+def test_two_loaders_share_a_device():
     one, other = loader(), loader(seed=4)
     with one, other:
-        found: tuple[list[Batch], list[Batch]] = ([], [])
+        found = ([], [])
         for _ in range(4):
             for pair in zip(one, other, strict=True):
                 torch.cuda._sleep(CYCLES // 4)
@@ -141,7 +138,7 @@ def test_two_loaders_share_a_device() -> None:
     assert_same(found[1], batches("cpu", seed=4))
 
 
-def test_failed_rows_are_skipped_or_raised_like_on_cpu() -> None:
+def test_failed_rows_are_skipped_or_raised_like_on_cpu():
     source, options = Breaking(60, {7, 20, 21}), {**OPTIONS, "on_error": "skip"}
     with DataLoader(source, 16, device="cuda", **options) as made:
         found = epochs(made)
@@ -156,7 +153,7 @@ def test_failed_rows_are_skipped_or_raised_like_on_cpu() -> None:
         epochs(made)
 
 
-def test_the_split_of_a_step_finds_the_devices_own_work() -> None:
+def test_the_split_of_a_step_finds_the_devices_own_work():
     with loader() as made:
         for _ in range(4):
             for _ in made:
@@ -171,15 +168,15 @@ def test_the_split_of_a_step_finds_the_devices_own_work() -> None:
 class Squares(Dataset[Any]):
     """An ordinary dataset, of dictionaries."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 40
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index):
         return {"number": index, "square": torch.full((64, 64), index**2)}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_user_defined_dataset_is_pinned_like_in_torch(workers: int) -> None:
+def test_user_defined_dataset_is_pinned_like_in_torch(workers):
     made = DataLoader(Squares(), 8, num_workers=workers, pin_memory=True)
     for step, batch in enumerate(made):
         assert batch["number"].is_pinned()
@@ -190,7 +187,7 @@ def test_user_defined_dataset_is_pinned_like_in_torch(workers: int) -> None:
         assert numbers.is_pinned()
 
 
-def test_pinned_batch_can_be_released_before_its_copy_has_run() -> None:
+def test_pinned_batch_can_be_released_before_its_copy_has_run():
     """Like in torch, its memory is not reused while the device still has to read it."""
     options = {**OPTIONS, "pin_memory": True, "prefetch": 1}
     moved = []
@@ -207,7 +204,7 @@ def test_pinned_batch_can_be_released_before_its_copy_has_run() -> None:
 
 
 @pytest.mark.parametrize("behind", [[], [RandomErasing(1.0)]], ids=["pixels", "values"])
-def test_fused_pipeline_equals_cpu_exactly(tmp_path: Path, behind: list[Any]) -> None:
+def test_fused_pipeline_equals_cpu_exactly(tmp_path, behind):
     steps = [RandomResizedCrop(24), ToTensor(), Normalize([0.5] * 3, [0.2] * 3), *behind]
     data = ImageFolder(str(write_images(tmp_path)), Compose(steps))
     with DataLoader(data, 3, num_workers=2, seed=1) as here:

@@ -1,14 +1,11 @@
 """Transfer to a real CUDA device with both of torch's APIs and a delayed side stream."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
-from collections.abc import Iterator
 
 import pytest
 import torch
-from watched_slots import Made, WatchedSlots, make
+from watched_slots import WatchedSlots, make
 
 from feedline.engine.device_transfer import AcceleratorTransfer
 from feedline.engine.devices import RegisteredMemory, TorchAccelerator
@@ -26,7 +23,7 @@ CYCLES = 20_000_000
 class Bench:
     """A device transfer, its slots, and a stream that can be delayed."""
 
-    def __init__(self, *, neutral: bool, slots: int = 2) -> None:
+    def __init__(self, *, neutral, slots=2):
         self.slots = WatchedSlots(slots, SLOT_BYTES, lambda nbytes: SharedFile.create(nbytes).array)
         accelerator = TorchAccelerator(torch.device("cuda", torch.cuda.current_device()))
         if neutral and not accelerator._neutral:
@@ -37,38 +34,38 @@ class Bench:
         self.transfer = AcceleratorTransfer(
             self.slots, DeviceTransforms(self.normalise), accelerator, lambda: registered
         )
-        self.sent: deque[Made] = deque()
+        self.sent = deque()
         self.number = 0
 
-    def hold_up_copies(self) -> None:
+    def hold_up_copies(self):
         with self.transfer._accelerator.on(self.transfer._stream):
             torch.cuda._sleep(CYCLES)
 
-    def send(self, failed: set[int] | None = None, size: int = SIZE) -> None:
+    def send(self, failed=None, size=SIZE):
         in_flight, made = make(self.slots, self.number, ROWS, size, failed or set(), self.normalise)
         self.number += 1
         self.transfer.send(in_flight)
         self.sent.append(made)
 
-    def receive(self) -> tuple[tuple[torch.Tensor, ...], Made]:
+    def receive(self):
         self.transfer.note_request()
         return self.transfer.receive(), self.sent.popleft()
 
 
-def assert_same(tensors: tuple[torch.Tensor, ...], made: Made) -> None:
+def assert_same(tensors, made):
     for tensor, wanted in zip(tensors, made, strict=True):
         assert tensor.is_cuda
         assert torch.equal(tensor.cpu(), wanted)
 
 
 @pytest.fixture(params=[True, False], ids=["torch.accelerator", "torch.cuda"])
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+def bench(request):
     made = Bench(neutral=request.param)
     yield made
     made.transfer.close()
 
 
-def test_close_during_copies_unpins_ring_afterwards(bench: Bench) -> None:
+def test_close_during_copies_unpins_ring_afterwards(bench):
     kept = []
     bench.send()
     kept.append(bench.receive())
@@ -84,10 +81,10 @@ def test_close_during_copies_unpins_ring_afterwards(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_calls_in_any_order_deliver_every_batch(bench: Bench, seed: int) -> None:
+def test_calls_in_any_order_deliver_every_batch(bench, seed):
     drawn = random.Random(seed)
     users = [torch.cuda.current_stream(), torch.cuda.Stream()]
-    found: list[tuple[tuple[torch.Tensor, ...], Made]] = []
+    found = []
     for _ in range(150):
         call = drawn.choice(["send", "send", "step", "step", "hold", "sleep", "reclaim", "drop"])
         user = drawn.choice(users)

@@ -1,7 +1,5 @@
 """Workers that die, hang or are killed: the same bytes arrive, or the sample is named."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -11,8 +9,6 @@ import threading
 import time
 import weakref
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -39,12 +35,12 @@ from sets import Slow, plain
 from slow import slow
 
 
-def loader_of(source: Steady, workers: int, **options: Any) -> DataLoader:
+def loader_of(source, workers, **options):
     """A loader of batches of 16 rows of 8 px."""
     return DataLoader(source, 16, num_workers=workers, image_size=8, seed=0, **options)
 
 
-def take(loader: DataLoader, epochs: int) -> list[tuple[bytes, bytes]]:
+def take(loader, epochs):
     return [
         (images.numpy().tobytes(), labels.numpy().tobytes())
         for _ in range(epochs)
@@ -52,21 +48,21 @@ def take(loader: DataLoader, epochs: int) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def expected(source: Steady, epochs: int, **options: object) -> list[tuple[bytes, bytes]]:
-    with DataLoader(source, num_workers=0, **options) as loader:  # type: ignore[arg-type]
+def expected(source, epochs, **options):
+    with DataLoader(source, num_workers=0, **options) as loader:
         return take(loader, epochs)
 
 
 class Killer(threading.Thread):
     """Kills random workers of a loader, until stopped or after a number of kills."""
 
-    def __init__(self, loader: DataLoader, kills: int, seed: int) -> None:
+    def __init__(self, loader, kills, seed):
         super().__init__(daemon=True)
         self.loader, self.kills = loader, kills
         self.random = random.Random(seed)
         self.stopped = threading.Event()
 
-    def run(self) -> None:
+    def run(self):
         while self.kills and not self.stopped.wait(self.random.uniform(0.1, 0.4)):
             if pids := self.loader.worker_pids:
                 try:
@@ -79,9 +75,7 @@ class Killer(threading.Thread):
                     pass
 
 
-def test_progress_before_death_counts_without_message_of_fork_server(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_progress_before_death_counts_without_message_of_fork_server(monkeypatch):
     with DataLoader(Steady(64), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as loader:
         with monkeypatch.context() as patched:
             patched.setattr(pool_linux.LinuxPool, "_server_messages", lambda _: ())
@@ -104,9 +98,7 @@ BATCHES = {"batch_size": 4, "shuffle": True, "seed": 1, "num_workers": 2}
         *slow(*((Steady(200, row_s=0.005), Steady(200), ROWS, each) for each in ("fork", "spawn"))),
     ],
 )
-def test_workers_killed_at_random_moments_do_not_change_a_byte(
-    data: Any, still: Any, options: dict[str, Any], method: str
-) -> None:
+def test_workers_killed_at_random_moments_do_not_change_a_byte(data, still, options, method):
     with DataLoader(data, start_method=method, on_error="skip", **options) as loader:
         next(iter(loader))
         loader.set_epoch(0)
@@ -127,7 +119,7 @@ def test_workers_killed_at_random_moments_do_not_change_a_byte(
 
 
 @pytest.mark.parametrize("method", ["forkserver", *slow("fork", "spawn")])
-def test_kills_of_idle_workers_have_no_limit(method: str) -> None:
+def test_kills_of_idle_workers_have_no_limit(method):
     options = {"persistent_workers": True, "shuffle": False, "start_method": method}
     with loader_of(Steady(64), MAX_CONSECUTIVE_DEATHS + 1, **options) as loader:
         assert len(take(loader, 1)) == 4
@@ -142,8 +134,8 @@ def test_kills_of_idle_workers_have_no_limit(method: str) -> None:
     [("kill", "open", MAX_CONSECUTIVE_DEATHS + 2), ("kill", "prepare", 2), ("exit", "prepare", 2)],
 )
 def test_workers_that_die_before_their_first_row_cost_no_sample(
-    way: str, step: str, deaths: int, method: str, tmp_path: Path
-) -> None:
+    way, step, deaths, method, tmp_path
+):
     source = DeadlyStart(tmp_path, deaths, way, step)
     options = {"shuffle": False, "on_error": "skip", "start_method": method}
     with loader_of(source, 2, **options) as loader:
@@ -155,7 +147,7 @@ def test_workers_that_die_before_their_first_row_cost_no_sample(
         assert deaths - unreported <= len(loader.worker_deaths) <= deaths
 
 
-def test_a_sample_that_ends_workers_preparing_it_is_skipped_alone() -> None:
+def test_a_sample_that_ends_workers_preparing_it_is_skipped_alone():
     with loader_of(DeadlyToPrepare(96), 2, shuffle=False, on_error="skip") as loader:
         labels = [label for _, labels in loader for label in labels.tolist()]
         assert labels == [k for k in range(96) if k != 41]
@@ -165,8 +157,8 @@ def test_a_sample_that_ends_workers_preparing_it_is_skipped_alone() -> None:
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize(("counted", "words"), [(True, "Memory ran out"), (False, "another prog")])
 def test_a_sample_whose_workers_are_killed_from_outside_is_named_and_not_skipped(
-    on_error: str, counted: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    on_error, counted, words, tmp_path, monkeypatch
+):
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/memory.events").write_text("oom 0\noom_kill 0\n")
     monkeypatch.setattr("feedline.engine.pool.oom_kills", partial(oom_kills, tmp_path))
@@ -184,10 +176,10 @@ def test_a_sample_whose_workers_are_killed_from_outside_is_named_and_not_skipped
 
 @pytest.mark.own_fork_server
 @pytest.mark.parametrize("method", ["fork", *slow("forkserver")])
-def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte(method: str) -> None:
+def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte(method):
     options = {"batch_size": 16, "image_size": 8, "shuffle": True, "seed": 0}
     source = Steady(200, row_s=0.002)
-    with DataLoader(source, num_workers=2, start_method=method, **options) as loader:  # type: ignore[arg-type]
+    with DataLoader(source, num_workers=2, start_method=method, **options) as loader:
         seen = []
         for epoch in range(3):
             for step, (images, labels) in enumerate(loader):
@@ -203,12 +195,12 @@ def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte(method: str
 
 
 @pytest.mark.parametrize("way", ["segfault", "exit", *slow("kill", "hang")])
-def test_sample_that_kills_worker_once_is_redone(way: str, tmp_path: Path) -> None:
+def test_sample_that_kills_worker_once_is_redone(way, tmp_path):
     # Of two workers that hang at the same time neither is known to be at fault.
     ways = {7: way} if way == "hang" else {7: way, 50: way}
     source = Deadly(ways, first_time_only=tmp_path)
     options = {"batch_size": 16, "image_size": 8, "shuffle": True, "seed": 0}
-    with DataLoader(source, num_workers=2, timeout=1.5, **options) as loader:  # type: ignore[arg-type]
+    with DataLoader(source, num_workers=2, timeout=1.5, **options) as loader:
         assert take(loader, 1) == expected(Steady(96), 1, **options)
         assert len(loader.worker_deaths) == len(ways)
 
@@ -216,7 +208,7 @@ def test_sample_that_kills_worker_once_is_redone(way: str, tmp_path: Path) -> No
 class LateSecondWorker(Deadly):
     """The second worker opens only long after a sample of the first one hangs."""
 
-    def open(self, worker_id: int, workers: int) -> None:
+    def open(self, worker_id, workers):
         assert self.first_time_only is not None
         if worker_id == 1:
             assert eventually((self.first_time_only / "7").exists, within_s=60)
@@ -224,7 +216,7 @@ class LateSecondWorker(Deadly):
 
 
 @pytest.mark.slow
-def test_a_hang_waits_for_workers_that_are_starting(tmp_path: Path) -> None:
+def test_a_hang_waits_for_workers_that_are_starting(tmp_path):
     source = LateSecondWorker({7: "hang"}, first_time_only=tmp_path)
     loader = DataLoader(source, 16, num_workers=2, image_size=8, shuffle=False, timeout=1.0, seed=0)
     with loader:
@@ -240,7 +232,7 @@ def test_a_hang_waits_for_workers_that_are_starting(tmp_path: Path) -> None:
         *slow(("abort", "SIGABRT"), ("hang", "without progress")),
     ],
 )
-def test_sample_that_kills_worker_twice_is_named(way: str, words: str) -> None:
+def test_sample_that_kills_worker_twice_is_named(way, words):
     source = Deadly({41: way})
     timeout = 3.0 if way == "hang" else 0  # on a busy machine any worker may stand still for one
     loader = DataLoader(source, 16, num_workers=2, image_size=8, timeout=timeout, seed=0)
@@ -249,7 +241,7 @@ def test_sample_that_kills_worker_twice_is_named(way: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
-def test_samples_that_fail_in_every_way_are_skipped_and_all_others_arrive(method: str) -> None:
+def test_samples_that_fail_in_every_way_are_skipped_and_all_others_arrive(method):
     ways = {3: "segfault", 20: "raise", 21: "abort", 50: "exit", 51: "quit", 95: "raise"}
     options = {"on_error": "skip", "start_method": method, "shuffle": True}
     loader = loader_of(Deadly(ways), 2, **options)
@@ -266,7 +258,7 @@ def test_samples_that_fail_in_every_way_are_skipped_and_all_others_arrive(method
     ("source", "said"),
     [(Stillborn(), r"(?s)no licence.*faulty\.py"), (Unborn(), "exited with status 7")],
 )
-def test_source_that_no_worker_can_open_raises(source: Steady, said: str) -> None:
+def test_source_that_no_worker_can_open_raises(source, said):
     with (
         loader_of(source, 2, shuffle=True) as loader,
         pytest.raises(WorkerError, match=said),
@@ -276,7 +268,7 @@ def test_source_that_no_worker_can_open_raises(source: Steady, said: str) -> Non
 
 @pytest.mark.own_fork_server
 @pytest.mark.parametrize("started", [True, False])
-def test_close_leaves_no_process(started: bool) -> None:
+def test_close_leaves_no_process(started):
     before = own_family()
     loader = loader_of(Steady(200, row_s=0.01), 3, shuffle=True)
     if started:  # else the fork server is still starting
@@ -289,9 +281,9 @@ def test_close_leaves_no_process(started: bool) -> None:
 
 @pytest.mark.own_fork_server
 @pytest.mark.parametrize("rows", [True, False])
-def test_garbage_collected_loader_leaves_no_process(rows: bool) -> None:
+def test_garbage_collected_loader_leaves_no_process(rows):
     before = own_family()
-    data: Any = Steady() if rows else Slow(1000, 0.01)
+    data = Steady() if rows else Slow(1000, 0.01)
     loader = DataLoader(data, 16, num_workers=2, **({"image_size": 8} if rows else {}))
     batches = iter(loader)
     kept = next(batches)
@@ -305,7 +297,7 @@ def test_garbage_collected_loader_leaves_no_process(rows: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.own_fork_server
-def test_stopped_fork_server_does_not_delay_close() -> None:
+def test_stopped_fork_server_does_not_delay_close():
     before = own_family()
     keeper = DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
     loader = DataLoader(Steady(), 16, num_workers=2, image_size=8, shuffle=True, seed=0)
@@ -322,9 +314,7 @@ def test_stopped_fork_server_does_not_delay_close() -> None:
     keeper.close()
 
 
-def test_workers_that_all_hang_raise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_workers_that_all_hang_raise(monkeypatch):
     monkeypatch.setattr("feedline.engine.hang_detection.OPEN_S", 1.0)
     with (
         loader_of(Sleeper(), 2, timeout=1.0, shuffle=True) as loader,
@@ -336,7 +326,7 @@ def test_workers_that_all_hang_raise(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_exception_with_failing_str_is_reported(workers: int) -> None:
+def test_exception_with_failing_str_is_reported(workers):
     with loader_of(Speechless(64), workers, shuffle=False, on_error="skip") as loader:
         assert [len(labels) for _, labels in loader] == [15, 16, 16, 16]
         assert loader.skipped[0][0] == "sample-5"
@@ -345,7 +335,7 @@ def test_exception_with_failing_str_is_reported(workers: int) -> None:
 
 
 @pytest.mark.own_fork_server
-def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanwhile() -> None:
+def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanwhile():
     with (
         DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as first,
         DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as second,
@@ -368,16 +358,12 @@ def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanw
 
 
 @pytest.mark.own_fork_server
-def test_garbage_collected_loader_does_not_block_another_starting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    garbage: list[object] = [
-        DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
-    ]
+def test_garbage_collected_loader_does_not_block_another_starting(monkeypatch):
+    garbage = [DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)]
     garbage.append(garbage)
     kept = pool_linux.ForkServer.alive
 
-    def alive(self: pool_linux.ForkServer) -> bool:
+    def alive(self):
         gc.collect()  # the collector may run at any moment, here with the server's lock held
         return kept(self)
 
@@ -390,7 +376,7 @@ def test_garbage_collected_loader_does_not_block_another_starting(
 
 
 @pytest.mark.own_fork_server
-def test_disconnected_fork_server_counts_as_dead() -> None:
+def test_disconnected_fork_server_counts_as_dead():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     dying = pool_linux.ForkServer(ours, psutil.Popen(["sleep", "60"]))
     assert dying.alive()
@@ -398,7 +384,7 @@ def test_disconnected_fork_server_counts_as_dead() -> None:
     assert not dying.alive()
 
 
-def test_deaths_are_detected_with_blocked_signals() -> None:
+def test_deaths_are_detected_with_blocked_signals():
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     try:
         with loader_of(Steady(row_s=0.005), 1, shuffle=True) as loader:
@@ -412,9 +398,7 @@ def test_deaths_are_detected_with_blocked_signals() -> None:
 
 
 @pytest.mark.slow
-def test_reducing_workers_takes_effect_with_a_full_queue(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_reducing_workers_takes_effect_with_a_full_queue(monkeypatch):
     monkeypatch.setattr(pool_linux, "_SEND_BUFFER_BYTES", 4 << 10)
     with DataLoader(
         Steady(10_000, row_s=0.016), 100, num_workers=3, image_size=4, shuffle=True, seed=0
@@ -428,7 +412,7 @@ def test_reducing_workers_takes_effect_with_a_full_queue(
         assert len(loader.worker_pids) == 1
 
 
-def test_busy_worker_ids_do_not_shorten_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_worker_ids_do_not_shorten_epoch(monkeypatch):
     monkeypatch.setattr("feedline.engine.pool.MAX_WORKERS", 3)
     with loader_of(Steady(row_s=0.005), 3, shuffle=True) as loader:
         batches = iter(loader)
@@ -444,10 +428,8 @@ def test_busy_worker_ids_do_not_shorten_epoch(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets whose making was interrupted
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.own_fork_server
-def test_an_interrupt_while_a_loader_is_built_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupted(*_: object) -> None:
+def test_an_interrupt_while_a_loader_is_built_leaves_nothing(monkeypatch):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     gc.collect()

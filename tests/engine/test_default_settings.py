@@ -1,7 +1,5 @@
 """Default number of workers, also if memory is scarce; `feedline doctor` uses the same rule."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -18,7 +16,7 @@ from feedline.throughput.step_model import MAX_WORKERS
     ("cores", "workers"),
     [(1, 1), (5, 5), (6, 5), (8, 7), (15, 14), (16, 14), (64, 62), (10 * MAX_WORKERS, MAX_WORKERS)],
 )
-def test_cores_are_reserved_for_training_on_large_machines(cores: int, workers: int) -> None:
+def test_cores_are_reserved_for_training_on_large_machines(cores, workers):
     assert auto_workers(cores) == workers
 
 
@@ -37,18 +35,16 @@ MB = 1 << 20
         (0, 0, 1),
     ],
 )
-def test_workers_and_batches_have_half_of_the_memory(
-    available: int | None, batches: int, workers: int
-) -> None:
+def test_workers_and_batches_have_half_of_the_memory(available, batches, workers):
     assert auto_workers(16, available_bytes=available, batches_bytes=batches) == workers
 
 
-def test_processes_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_a_machine_share_its_memory(monkeypatch):
     monkeypatch.setattr(defaults, "available_memory_bytes", lambda: 800)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert defaults.own_memory_bytes() == 200
 
-    def unknown() -> int:
+    def unknown():
         raise OSError("this machine does not say")
 
     monkeypatch.setattr(defaults, "available_memory_bytes", unknown)
@@ -56,21 +52,21 @@ def test_processes_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def large_machine(monkeypatch):
     """16 cores, of which 14 are for workers, and a gigabyte."""
     monkeypatch.setattr(defaults, "usable_cores", lambda: 16)
     monkeypatch.setattr(defaults, "own_memory_bytes", lambda: 1024 * MB)
 
 
-def workers_at(**options: object) -> int:
+def workers_at(**options):
     pixels = np.zeros((512, 8, 8, 3), np.uint8)
     images = ImageArray(pixels, np.zeros(512, np.int64), transform=TrainCrop())
-    with DataLoader(images, 256, num_workers="auto", **options) as loader:  # type: ignore[arg-type]
+    with DataLoader(images, 256, num_workers="auto", **options) as loader:
         return loader.num_workers
 
 
 @pytest.mark.usefixtures("large_machine")
-def test_images_that_are_larger_leave_less_to_workers() -> None:
+def test_images_that_are_larger_leave_less_to_workers():
     sizes = [workers_at(image_size=size) for size in (8, 160, 224, 448)]
     assert sizes == [7, 6, 5, 1]
     assert workers_at(schedule="112x1,224x1") == 5
@@ -80,7 +76,7 @@ def test_images_that_are_larger_leave_less_to_workers() -> None:
 
 
 @pytest.mark.usefixtures("large_machine")
-def test_doctor_reports_same_number() -> None:
+def test_doctor_reports_same_number():
     limits = CoreLimits(machine=16, affinity=16, quota=float("inf"), allotted=None, processes=1)
     slots = BATCH_SLOTS * slot_bytes()
     workers = auto_workers(16, available_bytes=1024 * MB, batches_bytes=slots)

@@ -29,9 +29,7 @@ pytestmark = pytest.mark.own_fork_server
         *slow(("simplejpeg.py", "raise OSError('no libGL')")),
     ],
 )
-def test_shadowing_modules_do_not_prevent_workers_from_starting(
-    name: str, text: str, tmp_path: Path
-) -> None:
+def test_shadowing_modules_do_not_prevent_workers_from_starting(name, text, tmp_path):
     # The first is found in the working directory only, the second on the path itself.
     folder = tmp_path / "modules"
     folder.mkdir()
@@ -55,7 +53,7 @@ if __name__ == "__main__":
     assert (out.strip(), script.returncode) == ("64", 0), err
 
 
-def test_fork_server_ignores_ctrl_c_even_while_starting() -> None:
+def test_fork_server_ignores_ctrl_c_even_while_starting():
     started = pool_linux.ForkServer.start()
     try:
         status = Path(f"/proc/{started.process.pid}/status").read_text()
@@ -69,7 +67,7 @@ def test_fork_server_ignores_ctrl_c_even_while_starting() -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_shared_fork_server_ends_with_its_last_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_fork_server_ends_with_its_last_user(monkeypatch):
     monkeypatch.setattr(pool_linux, "_shared", None)  # another one than that of other tests
     first, second = pool_linux.shared_server(), pool_linux.shared_server()
     assert first is second
@@ -87,14 +85,8 @@ def test_shared_fork_server_ends_with_its_last_user(monkeypatch: pytest.MonkeyPa
         ("WholeBatchTransfer", list(range(64)), {}),
     ],
 )
-def test_workers_end_if_their_loader_cannot_be_built(
-    part: str,
-    dataset: Any,
-    options: dict[str, Any],
-    error: type[BaseException],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(*_: object, **__: object) -> None:
+def test_workers_end_if_their_loader_cannot_be_built(part, dataset, options, error, monkeypatch):
+    def broken(*_, **__):
         raise error
 
     monkeypatch.setattr(start_engine, part, broken)
@@ -128,9 +120,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
-def test_a_program_ends_quietly_while_a_daemon_thread_waits_for_a_batch(
-    method: str, tmp_path: Path
-) -> None:
+def test_a_program_ends_quietly_while_a_daemon_thread_waits_for_a_batch(method, tmp_path):
     script = start_script(DAEMON.format(method=method), tmp_path)
     said, errors = script.communicate(timeout=60)
     assert (said, errors) == ("ends\n", "")
@@ -138,13 +128,11 @@ def test_a_program_ends_quietly_while_a_daemon_thread_waits_for_a_batch(
 
 
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
-def test_thread_waiting_for_a_batch_is_notified_of_close(
-    method: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_thread_waiting_for_a_batch_is_notified_of_close(method, caplog):
     loader = DataLoader(Deadly({4: "hang"}), 2, num_workers=1, image_size=4, start_method=method)
     first, raised = threading.Event(), []
 
-    def read() -> None:
+    def read():
         try:
             for _ in loader:
                 first.set()
@@ -167,13 +155,13 @@ class _ClosesItsLoader(Deadly):
 
     loader: DataLoader[Any] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self):
         if self.loader is not None:
             self.loader.close()
         return {k: value for k, value in vars(self).items() if k != "loader"}
 
 
-def test_no_worker_is_left_if_the_loader_is_closed_while_it_starts() -> None:
+def test_no_worker_is_left_if_the_loader_is_closed_while_it_starts():
     dataset = _ClosesItsLoader({})
     loader = DataLoader(dataset, 2, num_workers=1, image_size=4, start_method="forkserver")
     dataset.loader = loader

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +26,7 @@ from sets import Made, as_it_is, plain, worker_of, worker_of_batch
 from slow import slow
 
 
-def both(dataset: Any, epochs: int = 1, **options: Any) -> tuple[list[Any], list[Any]]:
+def both(dataset, epochs=1, **options):
     """Batches of torch and feedline for a dataset, and the draw that follows them."""
     return by_both(lambda: dataset, epochs=epochs, **options)
 
@@ -42,7 +41,7 @@ class Word(str):
 
 
 NUMBERS = "bBhilefd?"
-SAMPLES: dict[str, Any] = {
+SAMPLES = {
     "nested": lambda i: {
         "a": [torch.tensor(i), (i, f"s{i}")],
         "n": Pair(float(i), b"x"),
@@ -81,23 +80,23 @@ SENT = ("nested", "default", "channels_last", "expanded", "bfloat16", "arrays", 
         *slow(*((name, 2) for name in SAMPLES if name not in SENT)),
     ],
 )
-def test_default_collate_results(name: str, workers: int) -> None:
+def test_default_collate_results(name, workers):
     theirs, ours = both(Made(11, SAMPLES[name]), batch_size=4, shuffle=True, num_workers=workers)
     assert ours == theirs
     assert len(ours) == 4
 
 
-def twice(index: int) -> Any:
+def twice(index):
     tensor = torch.arange(4.0) + index
     return tensor, tensor.view(2, 2), tensor[1:]
 
 
-def boxes(index: int) -> Any:
+def boxes(index):
     tv_tensors = pytest.importorskip("torchvision.tv_tensors")
     return tv_tensors.BoundingBoxes([[0, 1, 2, index]], format="XYXY", canvas_size=(9, 9))
 
 
-COLLATED: dict[str, Any] = {
+COLLATED = {
     "none": (lambda i: (None, i), as_it_is),
     "bytes": (lambda i: (b"ab" * i, bytearray(b"x" * i)), as_it_is),
     "sparse": (lambda i: (torch.eye(3) * i).to_sparse(), as_it_is),
@@ -113,14 +112,14 @@ COLLATED: dict[str, Any] = {
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", COLLATED)
-def test_user_collate_results(name: str, workers: int) -> None:
+def test_user_collate_results(name, workers):
     make, collate = COLLATED[name]
     theirs, ours = both(Made(11, make), batch_size=4, collate_fn=collate, num_workers=workers)
     assert ours == theirs
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_samples_without_batches(workers: int) -> None:
+def test_samples_without_batches(workers):
     data = Made(9, lambda i: (i, np.arange(3) + i, "x", {"k": torch.ones(2) * i}))
     for options in ({}, {"shuffle": True}, {"collate_fn": lambda sample: {"it": sample}}):
         theirs, ours = both(data, batch_size=None, num_workers=workers, **options)
@@ -129,7 +128,7 @@ def test_samples_without_batches(workers: int) -> None:
 
 
 DATA = Made(23, lambda i: i)
-ORDERS: dict[str, Any] = {
+ORDERS = {
     "drop last": {"batch_size": 4, "shuffle": True, "drop_last": True},
     "generator": {"shuffle": True, "generator": anew(lambda: torch.Generator().manual_seed(3))},
     "replacement": {"sampler": RandomSampler(DATA, replacement=True, num_samples=30)},
@@ -162,17 +161,17 @@ IN_WORKERS = ("generator", "batches", *PERSISTENT)
         ),
     ],
 )
-def test_the_order_over_epochs(name: str, workers: int) -> None:
+def test_the_order_over_epochs(name, workers):
     theirs, ours = both(DATA, 3, num_workers=workers, **ORDERS[name])
     assert ours == theirs
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_distributed_epochs(workers: int) -> None:
+def test_distributed_epochs(workers):
     found = []
     for kind in (TorchDataLoader, DataLoader):
         sampler = DistributedSampler(DATA, num_replicas=3, rank=1, seed=4)
-        loader: Any = kind(DATA, 2, sampler=sampler, num_workers=workers)
+        loader = kind(DATA, 2, sampler=sampler, num_workers=workers)
         for epoch in (0, 1, 5, 2):
             sampler.set_epoch(epoch)
             found.append([plain(batch) for batch in loader])
@@ -182,13 +181,13 @@ def test_distributed_epochs(workers: int) -> None:
 class Together(Made):
     """Fetches a batch at once."""
 
-    def __getitems__(self, keys: Any) -> list[str]:
+    def __getitems__(self, keys):
         return [f"{type(keys).__name__} {key!r}" for key in keys]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Made, Together])
-def test_keys_of_any_kind(kind: type[Made], workers: int) -> None:
+def test_keys_of_any_kind(kind, workers):
     data = kind(9, repr)
     for keys in ([(1, 2), (3, "a"), (5,)], ["a", "b", "c"], [np.int64(1), 2, None]):
         for options in ({"sampler": keys, "batch_size": 2}, {"batch_sampler": [keys]}):
@@ -199,10 +198,10 @@ def test_keys_of_any_kind(kind: type[Made], workers: int) -> None:
 class Filled:
     """Yields one list, array or tensor, filled again and again."""
 
-    def __init__(self, keys: Any) -> None:
+    def __init__(self, keys):
         self.keys = keys
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         for index in range(20):
             self.keys[index % 4] = index
             if index % 4 == 3:
@@ -213,20 +212,18 @@ class Filled:
 @pytest.mark.parametrize(
     "keys", [[0] * 4, np.zeros(4, int), torch.zeros(4, dtype=torch.int64)], ids=type
 )
-def test_a_batch_sampler_may_fill_the_same_array_again(keys: Any, workers: int) -> None:
-    options: dict[str, Any] = {"num_workers": workers, "collate_fn": as_it_is}
+def test_a_batch_sampler_may_fill_the_same_array_again(keys, workers):
+    options = {"num_workers": workers, "collate_fn": as_it_is}
     loader = DataLoader(DATA, batch_sampler=Filled(keys), **options)
     for _ in range(2):
         assert [int(key) for batch in loader for key in batch] == list(range(20))
 
 
-def test_collate_functions_registered_by_users(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def words(batch: Any, *, collate_fn_map: Any = None) -> str:
+def test_collate_functions_registered_by_users(monkeypatch):
+    def words(batch, *, collate_fn_map=None):
         return " ".join(batch)
 
-    def first(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    def first(batch, *, collate_fn_map=None):
         return batch[0] * 2
 
     mine = {**torch_collate.default_collate_fn_map, Word: words, torch.Tensor: first}
@@ -238,27 +235,27 @@ def test_collate_functions_registered_by_users(
 
 
 @pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
-def test_batches_of_very_many_samples_and_of_very_many_bytes(method: str) -> None:
+def test_batches_of_very_many_samples_and_of_very_many_bytes(method):
     # Their keys alone are larger than any message, a batch of them larger than any pipe.
-    data = Subset(range(500_000), range(500_000))  # type: ignore[arg-type]
+    data = Subset(range(500_000), range(500_000))
     loader = DataLoader(data, 100_000, num_workers=1, start_method=method)
     assert [int(x) for batch in loader for x in batch[::25_000]] == list(range(0, 500_000, 25_000))
     sizes = [1, 300, 2, 1]  # one batch of 300 MB
     parts = [torch.full((size << 18,), float(size)) for size in sizes]
-    loader = DataLoader(parts, None, num_workers=1, start_method=method)  # type: ignore[arg-type]
+    loader = DataLoader(parts, None, num_workers=1, start_method=method)
     for size, batch in zip(sizes, loader, strict=True):
         assert batch.shape == (size << 18,)
         assert bool((batch == size).all())
 
 
-def test_worker_info_in_dataset_and_collate_and_the_init_function(tmp_path: Any) -> None:
-    def init(worker: int) -> None:
+def test_worker_info_in_dataset_and_collate_and_the_init_function(tmp_path):
+    def init(worker):
         (tmp_path / str(worker)).touch(exist_ok=False)
 
     data = Made(40, worker_of)
     options = {"num_workers": 2, "worker_init_fn": init, "collate_fn": worker_of_batch}
     options["persistent_workers"] = True
-    with DataLoader(data, 2, **options) as loader:  # type: ignore[arg-type]
+    with DataLoader(data, 2, **options) as loader:
         for step, (id, samples) in enumerate(loader):
             assert samples == [[2 * step, id, 2], [2 * step + 1, id, 2]]
         assert eventually(lambda: sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"])

@@ -9,10 +9,8 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -27,23 +25,23 @@ LOCK = threading.Lock()
 
 
 class AllLocked(Drawing):
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         with LOCK:
             return index
 
 
 class Asleep(Drawing):
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return threading.Event().wait()
 
 
 class Two(Exception):
-    def __init__(self, first: int, second: int) -> None:
+    def __init__(self, first, second):
         super().__init__(first, second)
 
 
 class Mute(Exception):
-    def __str__(self) -> str:
+    def __str__(self):
         raise ValueError("no words")
 
 
@@ -53,19 +51,19 @@ class Frozen(Exception):
 
 
 class Locked(Exception):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("locked")
         self.lock = threading.Lock()
 
 
-def local() -> Exception:
+def local():
     class Local(Exception):
         pass
 
     return Local("here only")
 
 
-RAISED: dict[str, tuple[Callable[[], BaseException], type[Exception]]] = {
+RAISED = {
     "plain": (lambda: ValueError("bad"), ValueError),
     "two arguments": (lambda: Two(1, 2), RuntimeError),
     "frozen": (lambda: Frozen(3), Frozen),
@@ -81,9 +79,9 @@ RAISED: dict[str, tuple[Callable[[], BaseException], type[Exception]]] = {
 }
 
 
-def rest(batches: Any) -> list[Any]:
+def rest(batches):
     """Batches, and classes of errors, until the end."""
-    found: list[Any] = []
+    found = []
     while True:
         try:
             found.append(next(batches))
@@ -94,10 +92,10 @@ def rest(batches: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", RAISED)
-def test_sample_exception_is_raised_and_next_batch_follows(name: str) -> None:
+def test_sample_exception_is_raised_and_next_batch_follows(name):
     make, kind = RAISED[name]
 
-    def sample(index: int) -> int:
+    def sample(index):
         if index == 5:
             raise make()
         return index
@@ -115,8 +113,8 @@ def test_sample_exception_is_raised_and_next_batch_follows(name: str) -> None:
         assert not loader.worker_deaths
 
 
-def test_exception_without_message_arrives_by_its_class() -> None:
-    def sample(index: int) -> int:
+def test_exception_without_message_arrives_by_its_class():
+    def sample(index):
         raise Mute
 
     with pytest.raises(Mute):
@@ -124,7 +122,7 @@ def test_exception_without_message_arrives_by_its_class() -> None:
 
 
 @pytest.mark.parametrize("way", ["exit", "SIGSEGV", "SIGTRAP", "SIGSYS"])
-def test_sample_that_always_kills_worker_is_named(way: str) -> None:
+def test_sample_that_always_kills_worker_is_named(way):
     with DataLoader(Harmful(way, 5), 4, num_workers=2, collate_fn=as_it_is) as loader:
         batches = iter(loader)
         assert next(batches) == [0, 1, 2, 3]
@@ -135,13 +133,13 @@ def test_sample_that_always_kills_worker_is_named(way: str) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [2, None])
-def test_failing_sample_with_non_integer_key_is_named(batch_size: int | None) -> None:
-    def sample(key: str) -> str:
+def test_failing_sample_with_non_integer_key_is_named(batch_size):
+    def sample(key):
         if key == "c":
             os._exit(4)
         return key
 
-    loader = DataLoader(Made(3, sample), batch_size, sampler=["a", "b", "c"], num_workers=1)  # type: ignore[arg-type]
+    loader = DataLoader(Made(3, sample), batch_size, sampler=["a", "b", "c"], num_workers=1)
     with loader, pytest.raises(SampleError, match="index 'c'"):
         list(loader)
 
@@ -156,16 +154,14 @@ def test_failing_sample_with_non_integer_key_is_named(batch_size: int | None) ->
         (lambda: {"of": sys}, "batch[0][1]['of']", "module"),
     ],
 )
-def test_unpicklable_result_is_named_with_hint(
-    make: Callable[[], Any], where: str, kind: str, on_error: str
-) -> None:
-    def sample(index: int) -> Any:
+def test_unpicklable_result_is_named_with_hint(make, where, kind, on_error):
+    def sample(index):
         if on_error == "skip" and index % 2:
             raise ValueError("odd")
         return torch.zeros(3, requires_grad=True), make()
 
     data = Made(4, sample)
-    options: dict[str, Any] = {"collate_fn": as_it_is, "on_error": on_error}
+    options = {"collate_fn": as_it_is, "on_error": on_error}
     loader = DataLoader(data, 2, num_workers=1, **options)
     with (
         loader,
@@ -178,7 +174,7 @@ def test_unpicklable_result_is_named_with_hint(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_too_large_length_is_named(workers: int) -> None:
+def test_too_large_length_is_named(workers):
     loader = DataLoader(Promising(6), 4, num_workers=workers)
     with loader, pytest.raises(IndexError) as caught:
         list(loader)
@@ -187,8 +183,8 @@ def test_too_large_length_is_named(workers: int) -> None:
     assert "__len__: it returns 8" in said
 
 
-def test_sample_raising_stop_iteration_is_named_without_workers() -> None:
-    def sample(index: int) -> int:
+def test_sample_raising_stop_iteration_is_named_without_workers():
+    def sample(index):
         return next(iter(())) if index == 5 else index
 
     batches = iter(DataLoader(Made(12, sample), 4, num_workers=0, collate_fn=as_it_is))
@@ -201,14 +197,14 @@ def test_sample_raising_stop_iteration_is_named_without_workers() -> None:
 class RaisesOnce:
     """Batch sampler whose iterator raises before its third batch, and continues."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 5
 
-    def __iter__(self) -> RaisesOnce:
+    def __iter__(self):
         self.batches, self.has_raised = iter(range(5)), False
         return self
 
-    def __next__(self) -> list[int]:
+    def __next__(self):
         number = next(self.batches)
         if number == 2 and not self.has_raised:
             self.has_raised, self.batches = True, iter(range(2, 5))
@@ -217,7 +213,7 @@ class RaisesOnce:
 
 
 @pytest.mark.parametrize("loader_class", [TorchDataLoader, DataLoader])
-def test_a_sampler_continues_after_an_exception(loader_class: Any) -> None:
+def test_a_sampler_continues_after_an_exception(loader_class):
     batches = iter(loader_class(list(range(10)), batch_sampler=RaisesOnce(), collate_fn=list))
     assert [next(batches), next(batches)] == [[0, 1], [2, 3]]
     with pytest.raises(ValueError, match="once"):
@@ -225,15 +221,15 @@ def test_a_sampler_continues_after_an_exception(loader_class: Any) -> None:
     assert list(batches) == [[4, 5], [6, 7], [8, 9]]
 
 
-def test_skipped_sample_keeps_no_object_alive() -> None:
-    def sample(index: int) -> torch.Tensor:
+def test_skipped_sample_keeps_no_object_alive():
+    def sample(index):
         if index == 1:
             raise ValueError("bad")
         made = torch.ones(3)
         alive.append(weakref.ref(made))
         return made
 
-    alive: list[weakref.ref[torch.Tensor]] = []
+    alive = []
     gc.disable()
     try:
         list(DataLoader(Made(4, sample), 4, num_workers=0, on_error="skip"))
@@ -243,14 +239,14 @@ def test_skipped_sample_keeps_no_object_alive() -> None:
 
 
 class Promising(Drawing):
-    def __len__(self) -> int:
+    def __len__(self):
         return 8
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return list(range(self.length))[index]
 
 
-def test_samples_that_cannot_be_collated_are_named() -> None:
+def test_samples_that_cannot_be_collated_are_named():
     data = Made(8, lambda index: torch.ones(6 if index == 6 else 3))
     loader = DataLoader(data, 4, num_workers=1)
     with loader, pytest.raises(RuntimeError, match=r"(?s)Sample 6 is.*\[6\].*\[3\].*equal size"):
@@ -258,15 +254,13 @@ def test_samples_that_cannot_be_collated_are_named() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_uncollatable_sample_is_named_among_remaining_ones(
-    workers: int,
-) -> None:
-    def sample(index: int) -> torch.Tensor:
+def test_uncollatable_sample_is_named_among_remaining_ones(workers):
+    def sample(index):
         if index in (0, 2):
             raise ValueError("bad")
         return torch.ones(6 if index == 4 else 3)
 
-    options: dict[str, Any] = {"num_workers": workers, "on_error": "skip"}
+    options = {"num_workers": workers, "on_error": "skip"}
     with DataLoader(Made(6, sample), 6, **options) as loader, pytest.raises(RuntimeError) as caught:
         list(loader)
     told = "".join(traceback.format_exception(caught.value))
@@ -274,17 +268,17 @@ def test_uncollatable_sample_is_named_among_remaining_ones(
 
 
 class Choosy:
-    def __init__(self, kept: Any) -> None:
+    def __init__(self, kept):
         self.lock, self.kept = threading.Lock(), kept
 
-    def __getstate__(self) -> Any:
+    def __getstate__(self):
         if self.kept is None:
             raise LookupError("nothing kept")
         return {"kept": self.kept}
 
 
 class Held(Made):
-    def __init__(self, held: Any) -> None:
+    def __init__(self, held):
         super().__init__(4, as_it_is)
         self.held = held
 
@@ -293,7 +287,7 @@ AT_THE_TOP = "at the top level of a module, or use start_method="
 LEFT_OUT = "in the worker, .*leave it out in __getstate__, or use start_method="
 
 
-def local_instance() -> Any:
+def local_instance():
     class Local:
         pass
 
@@ -314,9 +308,7 @@ def local_instance() -> Any:
         (lambda: Choosy(None), "dataset.held", "LookupError: nothing kept"),
     ],
 )
-def test_unpicklable_object_is_named_with_hint(
-    make: Callable[[], Any], path: str, said: str
-) -> None:
+def test_unpicklable_object_is_named_with_hint(make, path, said):
     loader = DataLoader(Held(make()), num_workers=1, start_method="forkserver")
     with pytest.raises(
         UsageError, match=f"(?s)^{re.escape(path)} cannot be sent.*{said}"
@@ -327,15 +319,15 @@ def test_unpicklable_object_is_named_with_hint(
 
 @pytest.mark.parametrize("name", ["collate_fn", "worker_init_fn"])
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_unpicklable_argument_is_named_by_parameter(name: str, method: str) -> None:
-    options: dict[str, Any] = {name: lambda given: given}
+def test_unpicklable_argument_is_named_by_parameter(name, method):
+    options = {name: lambda given: given}
     loader = DataLoader(Drawing(), num_workers=1, start_method=method, **options)
     with pytest.raises(UsageError, match=f"^{name} cannot be sent"):
         iter(loader)
 
 
-def test_failing_init_function_raises_each_time() -> None:
-    def init(worker: int) -> None:
+def test_failing_init_function_raises_each_time():
+    def init(worker):
         raise ValueError(f"no {worker}")
 
     loader = DataLoader(Drawing(), 4, num_workers=2, worker_init_fn=init)
@@ -347,10 +339,10 @@ def test_failing_init_function_raises_each_time() -> None:
 
 @pytest.mark.parametrize("method", ["fork", *slow("forkserver")])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # from Python 3.12 on
-def test_a_lock_held_by_a_thread_during_the_fork_is_suspected_after_a_timeout(method: str) -> None:
+def test_a_lock_held_by_a_thread_during_the_fork_is_suspected_after_a_timeout(method):
     held, let_go = threading.Event(), threading.Event()
 
-    def hold() -> None:
+    def hold():
         with LOCK:
             held.set()
             let_go.wait(60)

@@ -1,7 +1,5 @@
 """Workers of whole batches keep freed memory of large blocks for later batches."""
 
-from __future__ import annotations
-
 import ctypes
 import resource
 import sys
@@ -27,17 +25,17 @@ pytestmark = [
 class Large(Dataset[Any]):
     """Returns the number of page faults for a block of 16 MiB."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 24
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         torch.ones(SIDE)
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
 @pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
-def test_large_blocks_are_requested_from_kernel_once(method: str) -> None:
+def test_large_blocks_are_requested_from_kernel_once(method):
     with DataLoader(Large(), 1, num_workers=1, multiprocessing_context=method) as loader:
         faults = [int(batch) for batch in loader]
     pages = 4 * SIDE // resource.getpagesize()

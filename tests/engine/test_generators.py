@@ -1,10 +1,7 @@
 """Transforms with their own random generators are seeded per batch, too."""
 
-from __future__ import annotations
-
 import functools
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,44 +29,44 @@ BATCH = 3
 class Jitter:
     """A transform with its own generator."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.rng = np.random.default_rng(0)
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value):
         return value, self.rng.random()
 
 
 class Slotted:
     __slots__ = ("draw", "unset")
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.draw = random.Random(0).random
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value):
         return value, self.draw()
 
 
-def from_torch(value: Any, generator: torch.Generator) -> Any:
+def from_torch(value, generator):
     return value, float(torch.rand((), generator=generator, dtype=torch.float64))
 
 
 class Layer(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.generator = torch.Generator()
         self.generator.manual_seed(0)
 
-    def forward(self, value: Any) -> Any:
+    def forward(self, value):
         return from_torch(value, self.generator)
 
 
-def closed_over() -> Callable[[Any], Any]:
+def closed_over():
     state = np.random.RandomState(0)
     return lambda value: (value, state.rand())
 
 
-def by_name() -> Callable[[Any], Any]:
-    def draw(value: Any, *, rng: random.Random = random.Random(0)) -> Any:  # noqa: B008
+def by_name():
+    def draw(value, *, rng=random.Random(0)):  # noqa: B008
         return value, rng.random()
 
     return draw
@@ -78,14 +75,14 @@ def by_name() -> Callable[[Any], Any]:
 class Photos(Dataset[Any]):
     """A sample is its index, transformed."""
 
-    def __init__(self, transform: Callable[[Any], Any], rows: int = ROWS) -> None:
+    def __init__(self, transform, rows=ROWS):
         self.transform = transform
         self.rows = rows
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.rows
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.transform(index)
 
 
@@ -94,11 +91,11 @@ class Shared(Photos):
 
     state = np.random.RandomState(7)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return index, self.state.rand()
 
 
-def all_kinds() -> Callable[[Any], Any]:
+def all_kinds():
     table = {"rng": np.random.Generator(np.random.MT19937(0))}
     steps = [
         Jitter(),
@@ -116,39 +113,39 @@ GLOBAL_RNG = np.random.default_rng(0)
 OTHER_RNG = random.Random(0)
 
 
-def draw_from_globals(value: Any) -> Any:
+def draw_from_globals(value):
     return value, GLOBAL_RNG.random(), draw_again()
 
 
-def draw_again() -> float:
+def draw_again():
     return (lambda: OTHER_RNG.random())()
 
 
 class UsesGlobals(Dataset[Any]):
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return draw_from_globals(index)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return ROWS
 
 
 class Flips(Dataset[Any]):
     """Returns which of two flips albumentations applied."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         albumentations = pytest.importorskip("albumentations")
         flips = [albumentations.HorizontalFlip(p=0.5), albumentations.VerticalFlip(p=0.5)]
         self.transform = albumentations.Compose([*flips, albumentations.OneOf(flips, p=0.5)])
         self.image = np.arange(4, dtype=np.uint8).reshape(2, 2, 1)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 60
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.transform(image=self.image)["image"]
 
 
-DATASETS: dict[str, Callable[[], Dataset[Any]]] = {
+DATASETS = {
     "class": lambda: Shared(Jitter()),
     "all": lambda: Photos(all_kinds()),
     "pickled": lambda: Photos(Compose([Jitter(), Layer()])),
@@ -161,12 +158,12 @@ DATASETS: dict[str, Callable[[], Dataset[Any]]] = {
 PICKLED = ("pickled", "global") if hasattr(torch, "uint16") else ("global",)
 
 
-def batches(make: Callable[[], Any], **options: Any) -> list[Any]:
+def batches(make, **options):
     with DataLoader(make(), BATCH, shuffle=True, seed=3, **options) as loader:
         return [plain(batch) for _ in range(2) for batch in loader]
 
 
-def draws(batch: Any) -> list[float]:
+def draws(batch):
     """Every number that was drawn for a batch."""
     if isinstance(batch, torch.Tensor):
         return batch.tolist() if batch.is_floating_point() else []
@@ -175,11 +172,9 @@ def draws(batch: Any) -> list[float]:
 
 @pytest.mark.parametrize("seed", [{"seed": 3}, {}])
 @pytest.mark.parametrize("kind", DATASETS)
-def test_batches_are_the_same_on_any_number_of_workers_and_after_a_resume(
-    kind: str, seed: dict[str, int]
-) -> None:
-    def make(count: int) -> DataLoader[Any]:
-        options: dict[str, Any] = {"num_workers": count, **seed}
+def test_batches_are_the_same_on_any_number_of_workers_and_after_a_resume(kind, seed):
+    def make(count):
+        options = {"num_workers": count, **seed}
         if count == 2 and kind in PICKLED:
             options["start_method"] = "forkserver"
         return DataLoader(DATASETS[kind](), BATCH, shuffle=True, **options)
@@ -192,9 +187,7 @@ def test_batches_are_the_same_on_any_number_of_workers_and_after_a_resume(
 @pytest.mark.parametrize(
     ("kind", "count"), [("all", 7), ("global", 2), ("globals of a method", 2), ("compiled", 2)]
 )
-def test_no_two_samples_have_the_same_draw(
-    kind: str, count: int, workers: int, seed: dict[str, int]
-) -> None:
+def test_no_two_samples_have_the_same_draw(kind, count, workers, seed):
     torch.manual_seed(0)
     seen = []
     with DataLoader(DATASETS[kind](), BATCH, num_workers=workers, **seed) as loader:
@@ -205,12 +198,12 @@ def test_no_two_samples_have_the_same_draw(
     assert len(set(seen)) == len(seen)
 
 
-def test_generator_is_unchanged_without_workers() -> None:
-    data: Any = DATASETS["all"]()
+def test_generator_is_unchanged_without_workers():
+    data = DATASETS["all"]()
     found = find_generators(data)
     assert len(found) == 6
 
-    def states() -> list[str]:
+    def states():
         return [repr(plain(own.kind.state(own.generator))) for own in found]
 
     before = states()
@@ -223,11 +216,11 @@ def test_generator_is_unchanged_without_workers() -> None:
     assert states() == before
 
 
-def test_collate_fn_may_have_a_generator() -> None:
-    def seen(workers: int) -> list[Any]:
+def test_collate_fn_may_have_a_generator():
+    def seen(workers):
         rng = np.random.default_rng(0)
 
-        def mixed(samples: list[int]) -> Any:
+        def mixed(samples):
             return samples, float(rng.random())
 
         return batches(lambda: Photos(lambda index: index), num_workers=workers, collate_fn=mixed)
@@ -236,7 +229,7 @@ def test_collate_fn_may_have_a_generator() -> None:
     assert len({repr(batch[1]) for batch in seen(0)}) == 10
 
 
-def test_generators_are_described_by_path() -> None:
+def test_generators_are_described_by_path():
     data = Photos(all_kinds())
     steps = "dataset.dataset.transform.transforms"
     assert sorted(describe_generators(Subset(data, [0]))) == [
@@ -255,51 +248,51 @@ def test_generators_are_described_by_path() -> None:
     assert "dataset." not in DataLoader([1, 2]).explain()
 
 
-def test_shared_generator_counts_once_and_global_one_not_at_all() -> None:
+def test_shared_generator_counts_once_and_global_one_not_at_all():
     rng = np.random.default_rng(0)
     same = np.random.Generator(rng.bit_generator)
     assert len(find_generators([rng, rng, same, rng.random, {"again": (rng,)}])) == 1
-    others = np.random.RandomState(np.random.PCG64(0))  # type: ignore[arg-type]  # not seeded so
+    others = np.random.RandomState(np.random.PCG64(0))  # not seeded so
     everybodys = [others, random, random.random, np.random, np.random.rand, torch.default_generator]
     assert find_generators([*everybodys, random.SystemRandom(), Photos(from_torch)]) == []
 
 
-def test_search_for_generators_runs_no_user_code() -> None:
+def test_search_for_generators_runs_no_user_code():
     class OfMeta(type):
-        def __getattribute__(cls, name: str) -> Any:
+        def __getattribute__(cls, name):
             raise AssertionError(name)
 
     class Watches(metaclass=OfMeta):
         __slots__ = ("__dict__", "slot")
 
-        def __init__(self) -> None:
+        def __init__(self):
             object.__setattr__(self, "slot", random.Random(0))
             object.__setattr__(self, "inner", random.Random(1))
 
-        def __getattribute__(self, name: str) -> Any:
+        def __getattribute__(self, name):
             raise AssertionError(name)
 
-        def __eq__(self, other: object) -> bool:
+        def __eq__(self, other):
             raise AssertionError
 
-        def __hash__(self) -> int:
+        def __hash__(self):
             raise AssertionError
 
-        def __len__(self) -> int:
+        def __len__(self):
             raise AssertionError
 
         @property
-        def computed(self) -> Any:
+        def computed(self):
             raise AssertionError
 
     class Odd(list[Any]):
-        def __iter__(self) -> Any:
+        def __iter__(self):
             raise AssertionError
 
-        __len__ = __getitem__ = __iter__  # type: ignore[assignment]
+        __len__ = __getitem__ = __iter__
 
         @property
-        def __dict__(self) -> Any:  # type: ignore[override]
+        def __dict__(self):
             raise AssertionError
 
     watches = type.__call__(Watches)
@@ -307,7 +300,7 @@ def test_search_for_generators_runs_no_user_code() -> None:
     list.extend(odd, [watches, odd, [random.Random(2)] * 1001])
     found = find_generators(odd)
     assert [own.path for own in found] == ["dataset[0].inner", "dataset[0].slot"]
-    deep: Any = random.Random(4)
+    deep = random.Random(4)
     for _ in range(20):
         deep = [deep]
     assert find_generators(deep) == []
@@ -317,9 +310,9 @@ def test_search_for_generators_runs_no_user_code() -> None:
     )
 
 
-def test_all_draws_are_determined_by_seed() -> None:
+def test_all_draws_are_determined_by_seed():
     state = np.random.RandomState(0)
-    generators: list[Any] = [
+    generators = [
         state,
         np.random.default_rng(0),
         *map(
@@ -337,7 +330,7 @@ def test_all_draws_are_determined_by_seed() -> None:
     assert seen[0] == seen[1]
 
 
-def test_albumentations_flips_are_independent_and_its_state_is_left_alone() -> None:
+def test_albumentations_flips_are_independent_and_its_state_is_left_alone():
     data = Flips()
     assert describe_generators(data) == ["dataset.transform (albumentations)"]
     assert len({repr(batch) for batch in batches(lambda: data)}) > 10  # of 64 there can be

@@ -1,14 +1,9 @@
 """Which workers are replaced when they stay on a row, and which are waited for."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from faulty import Steady
 from torch.utils.data import IterableDataset
@@ -18,7 +13,6 @@ from feedline.engine.pool import CurrentRow
 from feedline.errors import LoadTimeoutError, SampleError, WorkerError
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
-from feedline.order.batch_spec import Item
 from processes import eventually
 from sets import Made
 from slow import slow
@@ -29,41 +23,41 @@ LIMIT_S = 3.5
 class Workers:
     """Workers as seen by `HangDetector`, with tasks set by hand."""
 
-    def __init__(self) -> None:
-        self.rows: dict[int, CurrentRow] = {}
-        self.ready: set[int] = set()
-        self.reading: set[int] = set()
-        self.killed: list[int] = []
+    def __init__(self):
+        self.rows = {}
+        self.ready = set()
+        self.reading = set()
+        self.killed = []
         self.pids = {0: 1, 1: 2}
 
-    def busy(self) -> dict[int, CurrentRow]:
+    def busy(self):
         return self.rows
 
-    def idle(self) -> set[int]:
+    def idle(self):
         return self.ready
 
-    def waits_for_storage(self, worker_id: int) -> bool:
+    def waits_for_storage(self, worker_id):
         return worker_id in self.reading
 
-    def kill(self, worker_id: int, why: str) -> None:
+    def kill(self, worker_id, why):
         self.killed.append(worker_id)
 
 
-def patience_on(workers: Workers, limit_s: float = LIMIT_S) -> HangDetector:
+def patience_on(workers, limit_s=LIMIT_S):
     """Each task is a row of one batch, by its id."""
 
-    def locate_row(task_id: int, row: int) -> RowLocation:
+    def locate_row(task_id, row):
         return RowLocation(0, task_id % 100, task_id, f"sample {task_id}")
 
-    return HangDetector(workers, limit_s, locate_row)  # type: ignore[arg-type]
+    return HangDetector(workers, limit_s, locate_row)
 
 
-def check(patience: HangDetector, seconds: int = 6) -> None:
+def check(patience, seconds=6):
     for _ in range(seconds):
         patience.record_wait(1.0)
 
 
-def test_single_stuck_worker_is_replaced_when_others_are_idle() -> None:
+def test_single_stuck_worker_is_replaced_when_others_are_idle():
     workers = Workers()
     patience = patience_on(workers)
     workers.rows, workers.ready = {0: CurrentRow(7, 0, since_ns=10)}, {1}
@@ -76,9 +70,7 @@ def test_single_stuck_worker_is_replaced_when_others_are_idle() -> None:
     assert workers.killed == [0, 1]
 
 
-def test_workers_that_are_all_stuck_cause_one_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_workers_that_are_all_stuck_cause_one_warning(caplog):
     workers = Workers()
     patience = patience_on(workers)
     workers.rows = {0: CurrentRow(7, 0, since_ns=10), 1: CurrentRow(8, 0, since_ns=15)}
@@ -102,13 +94,8 @@ def test_workers_that_are_all_stuck_cause_one_warning(
     ],
 )
 def test_a_worker_is_replaced_only_if_it_is_known_to_be_stuck(
-    ready: set[int],
-    reading: set[int],
-    finished: tuple[int, int] | None,
-    limit_s: float,
-    seconds: int,
-    killed: list[int],
-) -> None:
+    ready, reading, finished, limit_s, seconds, killed
+):
     workers = Workers()
     patience = patience_on(workers, limit_s)
     workers.rows, workers.ready, workers.reading = {0: CurrentRow(7, 0, 10)}, ready, reading
@@ -118,14 +105,14 @@ def test_a_worker_is_replaced_only_if_it_is_known_to_be_stuck(
     assert workers.killed == killed
 
 
-def test_ready_workers_that_start_nothing_raise() -> None:
+def test_ready_workers_that_start_nothing_raise():
     workers = Workers()
     workers.ready = {0, 1}
     with pytest.raises(WorkerError):
         check(patience_on(workers), 100)
 
 
-def test_a_worker_that_begins_row_after_row_of_a_task_is_not_stuck() -> None:
+def test_a_worker_that_begins_row_after_row_of_a_task_is_not_stuck():
     workers = Workers()
     patience = patience_on(workers)
     workers.ready = {1}
@@ -138,7 +125,7 @@ def test_a_worker_that_begins_row_after_row_of_a_task_is_not_stuck() -> None:
     assert workers.killed == []
 
 
-def test_workers_whose_tasks_all_end_between_two_checks_are_not_stuck() -> None:
+def test_workers_whose_tasks_all_end_between_two_checks_are_not_stuck():
     workers = Workers()
     patience = patience_on(workers)
     workers.ready = {0, 1}
@@ -148,18 +135,18 @@ def test_workers_whose_tasks_all_end_between_two_checks_are_not_stuck() -> None:
 
 
 @pytest.fixture
-def row_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def row_limit(monkeypatch):
     monkeypatch.setattr("feedline.engine.hang_detection.ROW_TIMEOUT_S", 1.0)
 
 
 class Stalled(Steady):
     """Rows that are all made only when a file is there; or one of them never."""
 
-    def __init__(self, folder: Path, hangs: int = -1) -> None:
+    def __init__(self, folder, hangs=-1):
         super().__init__(96)
         self.here, self.hangs = folder / "here", hangs
 
-    def load(self, item: Item, row: tuple[np.ndarray, ...]) -> None:
+    def load(self, item, row):
         assert eventually(self.here.exists, within_s=60)
         if item.sample == self.hangs:
             threading.Event().wait()
@@ -169,24 +156,24 @@ class Stalled(Steady):
 class Warned(logging.Handler):
     """Calls a function at the first warning."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call):
         super().__init__(logging.WARNING)
-        self.call, self.texts = call, []  # type: ignore[var-annotated]
+        self.call, self.texts = call, []
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record):
         self.texts.append(record.getMessage())
         self.call()
 
-    def __enter__(self) -> Warned:
+    def __enter__(self):
         logging.getLogger("feedline").addHandler(self)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         logging.getLogger("feedline").removeHandler(self)
 
 
 @pytest.mark.parametrize("workers", [2, *slow(1)])
-def test_stalled_storage_is_waited_for(workers: int, row_limit: None, tmp_path: Path) -> None:
+def test_stalled_storage_is_waited_for(workers, row_limit, tmp_path):
     source = Stalled(tmp_path)
     loader = DataLoader(source, 16, num_workers=workers, image_size=8, shuffle=False, seed=0)
     with loader, Warned(source.here.touch) as warned:
@@ -199,10 +186,10 @@ def test_stalled_storage_is_waited_for(workers: int, row_limit: None, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_only_hanging_sample_is_named(on_error: str, row_limit: None, tmp_path: Path) -> None:
+def test_only_hanging_sample_is_named(on_error, row_limit, tmp_path):
     source = Stalled(tmp_path, hangs=41)
     source.here.touch()
-    options: dict[str, Any] = {"image_size": 8, "shuffle": False, "seed": 0, "on_error": on_error}
+    options = {"image_size": 8, "shuffle": False, "seed": 0, "on_error": on_error}
     with DataLoader(source, 16, num_workers=2, **options) as loader:
         if on_error == "raise":
             with pytest.raises(SampleError, match="sample-41"):
@@ -213,12 +200,10 @@ def test_only_hanging_sample_is_named(on_error: str, row_limit: None, tmp_path: 
         assert len(loader.worker_deaths) == 2
 
 
-def test_slow_file_open_is_waited_for(
-    row_limit: None, jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_file_open_is_waited_for(row_limit, jpeg_folder, tmp_path, monkeypatch):
     flag, open_now = tmp_path / "here", os.open
 
-    def slow(path: Any, *args: Any, **options: Any) -> int:
+    def slow(path, *args, **options):
         if os.fsencode(path).endswith(victim):
             assert eventually(flag.exists, within_s=60)
         return open_now(path, *args, **options)
@@ -226,30 +211,28 @@ def test_slow_file_open_is_waited_for(
     source = ImageFolder(jpeg_folder)
     victim = os.path.basename(os.fsencode(source.path(4)))
     monkeypatch.setattr(os, "open", slow)
-    options: dict[str, Any] = {"image_size": 8, "seed": 0, "start_method": "fork"}
+    options = {"image_size": 8, "seed": 0, "start_method": "fork"}
     with DataLoader(source, 4, num_workers=2, **options) as loader, Warned(flag.touch) as warned:
         assert sum(len(labels) for _, labels in loader) == 12
         assert not loader.worker_deaths
     assert victim.decode() in warned.texts[0]
 
 
-def samples(folder: Path) -> Any:
+def samples(folder):
     return Made(96, lambda index: eventually((folder / "here").exists, within_s=60) and index)
 
 
 class Stream(IterableDataset[int]):
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         assert eventually((self.folder / "here").exists, within_s=60)
         return iter(range(96))
 
 
 @pytest.mark.parametrize("dataset", [Stalled, samples, Stream])
-def test_timeout_is_torch_error_with_facts_and_batch_arrives_later(
-    dataset: Any, tmp_path: Path
-) -> None:
+def test_timeout_is_torch_error_with_facts_and_batch_arrives_later(dataset, tmp_path):
     options = {"image_size": 8, "seed": 0} if dataset is Stalled else {}
     with DataLoader(dataset(tmp_path), 16, num_workers=1, timeout=1, **options) as loader:
         batches = iter(loader)
@@ -268,7 +251,7 @@ def test_timeout_is_torch_error_with_facts_and_batch_arrives_later(
         ]
 
 
-def test_timeout_does_not_end_ongoing_work(tmp_path: Path) -> None:
+def test_timeout_does_not_end_ongoing_work(tmp_path):
     with DataLoader(
         Steady(64, row_s=0.1), 32, num_workers=2, image_size=8, seed=0, timeout=1, task_ms=100
     ) as loader:

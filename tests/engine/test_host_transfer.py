@@ -1,18 +1,16 @@
 """Transfer to the CPU: views, copies, and the release of slots."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from watched_slots import Made, WatchedSlots, make
+from watched_slots import WatchedSlots, make
 
 from feedline.engine import pinned_memory
-from feedline.engine.device_transfer import HostTransfer, Tensors
+from feedline.engine.device_transfer import HostTransfer
 from feedline.engine.normalise import Normalise
 
 
 @pytest.fixture
-def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
+def unpinned(monkeypatch):
     """Replace pinned memory by ordinary memory: page-locking needs a device."""
     monkeypatch.setattr(
         "feedline.engine.device_transfer.copy_to_pinned",
@@ -20,9 +18,7 @@ def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def carried(
-    transfer: HostTransfer, slots: WatchedSlots, number: int, failed: set[int]
-) -> tuple[Tensors, Made]:
+def carried(transfer, slots, number, failed):
     """A batch that was handed out, and the bytes that it must hold."""
     in_flight, _ = make(slots, number, 4, 5, failed, Normalise())
     images, labels = slots.view(in_flight.slot, in_flight.fields, 4)
@@ -35,7 +31,7 @@ def carried(
 
 @pytest.mark.parametrize("failed", [set(), {0, 2}])
 @pytest.mark.usefixtures("unpinned")
-def test_pinned_batch_is_not_a_slot(failed: set[int]) -> None:
+def test_pinned_batch_is_not_a_slot(failed):
     """The device may read it long after it is garbage, when workers write to its slot."""
     slots = WatchedSlots(8)
     transfer = HostTransfer(slots, None, pin=True)
@@ -51,7 +47,7 @@ def test_pinned_batch_is_not_a_slot(failed: set[int]) -> None:
     [(True, "cuda", True), (False, "cuda", False), (True, "mps", False), (True, None, False)],
 )
 def test_memory_is_pinned_if_requested_and_an_accelerator_benefits(
-    pin: bool, accelerator: str | None, pins: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    pin, accelerator, pins, monkeypatch
+):
     monkeypatch.setattr(pinned_memory, "accelerator_type", lambda: accelerator)
     assert pinned_memory.should_pin(pin) == pins

@@ -11,10 +11,8 @@ import gc
 import itertools
 import random
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -40,15 +38,15 @@ _SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]  # each interrupt costs a s
 
 
 class Numbers(Made):
-    def __init__(self, length: int) -> None:
+    def __init__(self, length):
         super().__init__(length, int)
 
 
-def interrupted(call: Callable[[], Any], line: int) -> tuple[Any, str | None]:
+def interrupted(call, line):
     """Result of a call, or the function of feedline in whose line it was interrupted."""
     where, left = None, line
 
-    def trace(frame: FrameType, event: str, _: object) -> Any:
+    def trace(frame, event, _):
         nonlocal where, left
         if not frame.f_code.co_filename.startswith(_HOME):
             return None
@@ -71,7 +69,7 @@ def interrupted(call: Callable[[], Any], line: int) -> tuple[Any, str | None]:
         sys.settrace(before)
 
 
-def lines(stride: int) -> Iterator[int]:
+def lines(stride):
     line = 1
     while True:
         yield line
@@ -91,10 +89,8 @@ def lines(stride: int) -> Iterator[int]:
 )
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_at_any_line_of_next_costs_no_batch(
-    workers: int, stride: int, shuffle: bool
-) -> None:
-    options: dict[str, Any] = {"shuffle": shuffle, "seed": 1} if shuffle else {}
+def test_an_interrupt_at_any_line_of_next_costs_no_batch(workers, stride, shuffle):
+    options = {"shuffle": shuffle, "seed": 1} if shuffle else {}
     data = Numbers(4000)
     with DataLoader(data, 2, **options) as whole:
         expected = [batch.tolist() for batch in whole]
@@ -131,9 +127,7 @@ def test_an_interrupt_at_any_line_of_next_costs_no_batch(
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_at_any_line_of_the_end_begins_no_other_epoch(
-    workers: int, stride: int, seed: int | None
-) -> None:
+def test_an_interrupt_at_any_line_of_the_end_begins_no_other_epoch(workers, stride, seed):
     for line in lines(stride):
         with DataLoader(Numbers(4), 2, num_workers=workers, seed=seed) as loader:
             batches = iter(loader)
@@ -152,7 +146,7 @@ def test_an_interrupt_at_any_line_of_the_end_begins_no_other_epoch(
 
 @pytest.mark.parametrize("stride", [13, *slow(2)])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_close_continues_after_an_interrupted_close(stride: int) -> None:
+def test_close_continues_after_an_interrupted_close(stride):
     """No process and no descriptor is left, wherever the first `close` was interrupted."""
     before, fds = own_family(), psutil.Process().num_fds()
     for line in lines(stride):
@@ -171,11 +165,11 @@ def test_close_continues_after_an_interrupted_close(stride: int) -> None:
 class Interrupting(RandomSampler):
     """Is interrupted once, in the middle of a pass."""
 
-    def __init__(self, data: Numbers, at: int) -> None:
+    def __init__(self, data, at):
         super().__init__(data)
         self.at = at
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         for place, index in enumerate(super().__iter__()):
             if place == self.at:
                 self.at = -1
@@ -187,14 +181,14 @@ class Interrupting(RandomSampler):
     ("at", "workers"),
     [*itertools.product((0, 1, 5, 39), (0,)), (5, 2), (39, 2), *slow((0, 2), (1, 2))],
 )
-def test_interrupted_sampler_repeats_its_draws(workers: int, at: int) -> None:
+def test_interrupted_sampler_repeats_its_draws(workers, at):
     """Python ends a generator that an exception went through."""
-    seen: list[list[list[int]]] = []
+    seen = []
     anew = False
     for place in -1, at:
         data = Numbers(40)
         torch.manual_seed(3)
-        batches: list[list[int]] = []
+        batches = []
         with DataLoader(data, 2, sampler=Interrupting(data, place), num_workers=workers) as loader:
             for epoch in 1, 2:
                 try:
@@ -215,29 +209,29 @@ def test_interrupted_sampler_repeats_its_draws(workers: int, at: int) -> None:
 class Drawing(Numbers):
     """Draws from every kind of random state there is."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length):
         super().__init__(length)
         self.own = np.random.default_rng(0)
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         torch.rand(()), random.random(), np.random.rand(), self.own.random()
         return index
 
 
-def test_an_interrupt_at_any_line_leaves_the_random_states_alone() -> None:
+def test_an_interrupt_at_any_line_leaves_the_random_states_alone():
     """A saved numpy generator would otherwise never be restored.
 
     The batch request must also be cleared, because `feedline.image_size` would report it.
     """
     data = Drawing(4000)
-    global_one = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    global_one = np.random.get_bit_generator()
     with DataLoader(data, 2, shuffle=True, seed=1) as loader:
         batches = iter(loader)
         next(batches)
         states = fingerprint(), data.own.bit_generator.state
         for line in lines(1):
             _, where = interrupted(lambda: next(batches), line)
-            assert np.random.get_bit_generator() is global_one, where  # type: ignore[attr-defined]
+            assert np.random.get_bit_generator() is global_one, where
             assert (fingerprint(), data.own.bit_generator.state) == states, where
             assert current_request() is None, where
             with ThreadPoolExecutor(1) as another:  # it gets its turn
@@ -247,7 +241,7 @@ def test_an_interrupt_at_any_line_leaves_the_random_states_alone() -> None:
     assert line > 100
 
 
-def take_a_turn() -> None:
+def take_a_turn():
     with seeded(0):
         pass
 
@@ -257,7 +251,7 @@ class Asking(RandomSampler):
 
     loader: DataLoader[Any] | None = None
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         for index in super().__iter__():
             if self.loader is not None:
                 with contextlib.suppress(ValueError):  # the sampler is at work
@@ -266,7 +260,7 @@ class Asking(RandomSampler):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_state_requested_during_a_draw_changes_nothing(workers: int) -> None:
+def test_state_requested_during_a_draw_changes_nothing(workers):
     data = Numbers(200)
     torch.manual_seed(3)
     with DataLoader(data, 2, sampler=RandomSampler(data), num_workers=workers) as loader:
@@ -278,7 +272,7 @@ def test_state_requested_during_a_draw_changes_nothing(workers: int) -> None:
         assert [batch.tolist() for batch in loader] == expected
 
 
-def test_step_set_on_interrupted_epoch_is_reached() -> None:
+def test_step_set_on_interrupted_epoch_is_reached():
     found = []
     for place in -1, 0:
         data = Numbers(40)
@@ -299,7 +293,7 @@ class Unlike(RandomSampler):
 
     passes = 0
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         Unlike.passes += 1
         for index in range(40):
             if Unlike.passes == 1 and index == 9:
@@ -307,7 +301,7 @@ class Unlike(RandomSampler):
             yield (index + Unlike.passes) % 40
 
 
-def test_unrepeatable_interrupted_epoch_raises_on_next_batch_and_keeps_state() -> None:
+def test_unrepeatable_interrupted_epoch_raises_on_next_batch_and_keeps_state():
     Unlike.passes = 0
     data = Numbers(40)
     with DataLoader(data, 2, sampler=Unlike(data)) as loader:
@@ -324,7 +318,7 @@ def test_unrepeatable_interrupted_epoch_raises_on_next_batch_and_keeps_state() -
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_interrupt_at_any_line_keeps_record_of_later_loaders() -> None:
+def test_interrupt_at_any_line_keeps_record_of_later_loaders():
     for line in lines(1):
         with DataLoader(Rows(8), 8, image_size=4) as loader:
             batches = iter(loader)

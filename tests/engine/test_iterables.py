@@ -1,11 +1,6 @@
 """IterableDataset on torch's engine: errors, and the position after them."""
 
-from __future__ import annotations
-
 import gc
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,13 +16,13 @@ from sets import through_json
 class Faulty:
     """Numbers up to 12, of which some raise and are over then."""
 
-    def __init__(self, bad: tuple[int, ...]) -> None:
+    def __init__(self, bad):
         self.bad, self.next = bad, 0
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         return self
 
-    def __next__(self) -> int:
+    def __next__(self):
         self.next += 1
         if self.next > 12:
             raise StopIteration
@@ -37,7 +32,7 @@ class Faulty:
 
 
 class WithFaults(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         return Faulty((2, 7))
 
 
@@ -46,10 +41,10 @@ class FailsOnce(IterableDataset[int]):
 
     away = False
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at):
         self.at = at
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         for number in range(12):
             if self.away and number == self.at:
                 self.away = False
@@ -60,14 +55,14 @@ class FailsOnce(IterableDataset[int]):
 class Epochs(IterableDataset[int]):
     epoch = 0
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.epoch = epoch
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         return iter(range(100 * self.epoch, 100 * self.epoch + 4))
 
 
-def steps(batches: Any) -> Iterator[Any]:
+def steps(batches):
     """Result of each step: a batch or an exception."""
     while True:
         try:
@@ -83,7 +78,7 @@ EPOCH = [[0, 1], "raised", [3, 4], [5, 6], "raised", [8, 9], [10, 11]]
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("done", range(len(EPOCH) + 1))
-def test_state_resumes_after_any_number_of_errors(done: int, workers: int) -> None:
+def test_state_resumes_after_any_number_of_errors(done, workers):
     with DataLoader(WithFaults(), 2, num_workers=workers) as loader:
         before = steps(iter(loader))
         assert [next(before) for _ in range(done)] == EPOCH[:done]
@@ -109,27 +104,27 @@ def test_state_resumes_after_any_number_of_errors(done: int, workers: int) -> No
 class Counter:
     """Numbers up to 12, with a state whose keys change."""
 
-    def __init__(self) -> None:
-        self.passed: list[int] = []
+    def __init__(self):
+        self.passed = []
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         return self
 
-    def __next__(self) -> int:
+    def __next__(self):
         if len(self.passed) == 12:
             raise StopIteration
         self.passed.append(len(self.passed))
         return self.passed[-1]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {f"passed {number}": number for number in self.passed}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state):
         self.passed = list(state.values())
 
 
 class Resumable(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         return Counter()
 
 
@@ -137,10 +132,8 @@ class Resumable(IterableDataset[int]):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.parametrize("other_steps", [None, 0, 1, 4])
 @pytest.mark.parametrize("dataset", [Resumable, WithFaults])
-def test_distributed_checkpoint_loads_a_state_at_any_position(
-    dataset: Any, other_steps: int | None, tmp_path: Path
-) -> None:
-    def at(done: int | None) -> tuple[DataLoader[Any], Iterator[Any]]:
+def test_distributed_checkpoint_loads_a_state_at_any_position(dataset, other_steps, tmp_path):
+    def at(done):
         loader = DataLoader(dataset(), 2)
         batches = steps(iter(loader) if done is not None else iter(()))
         for _ in range(done or 0):
@@ -154,7 +147,7 @@ def test_distributed_checkpoint_loads_a_state_at_any_position(
     assert list(steps(iter(other))) == list(rest)
 
 
-def test_error_before_resume_position_loses_no_sample() -> None:
+def test_error_before_resume_position_loses_no_sample():
     dataset = FailsOnce(at=1)
     loader = DataLoader(dataset, 2)
     batches = iter(loader)
@@ -171,9 +164,7 @@ def test_error_before_resume_position_loses_no_sample() -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_close_ends_workers_even_if_an_exception_references_their_iterator(
-    persistent: bool,
-) -> None:
+def test_close_ends_workers_even_if_an_exception_references_their_iterator(persistent):
     before = own_family()
     with DataLoader(WithFaults(), 2, num_workers=1, persistent_workers=persistent) as loader:
         earlier, batches = iter(loader), iter(loader)
@@ -186,7 +177,7 @@ def test_close_ends_workers_even_if_an_exception_references_their_iterator(
     del earlier
 
 
-def test_an_earlier_iteration_that_ends_leaves_persistent_workers_at_work() -> None:
+def test_an_earlier_iteration_that_ends_leaves_persistent_workers_at_work():
     before = own_family()
     with DataLoader(WithFaults(), 2, num_workers=1, persistent_workers=True) as loader:
         earlier = iter(loader)
@@ -203,8 +194,8 @@ def test_an_earlier_iteration_that_ends_leaves_persistent_workers_at_work() -> N
 
 @pytest.mark.parametrize("done", [0, 1])
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
-def test_epoch_left_early_is_followed_by_next(workers: int, persistent: bool, done: int) -> None:
-    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": persistent}
+def test_epoch_left_early_is_followed_by_next(workers, persistent, done):
+    options = {"num_workers": workers, "persistent_workers": persistent}
     before = own_family()
     with DataLoader(WithFaults(), 2, **options) as loader:
         for _ in range(done):
@@ -227,8 +218,8 @@ def test_epoch_left_early_is_followed_by_next(workers: int, persistent: bool, do
 
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
-def test_work_of_workers_is_counted_once(workers: int, persistent: bool) -> None:
-    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": persistent}
+def test_work_of_workers_is_counted_once(workers, persistent):
+    options = {"num_workers": workers, "persistent_workers": persistent}
     with DataLoader(WithFaults(), 2, **options) as loader:
         for epoch in (1, 2, 3):
             assert [*steps(iter(loader))] == EPOCH
@@ -239,7 +230,7 @@ def test_work_of_workers_is_counted_once(workers: int, persistent: bool) -> None
 
 
 @pytest.mark.parametrize("raised", [None, 1, "1", [2], [-1], [0.5], [True], {"0": 1}])
-def test_damaged_error_records_are_rejected(raised: Any) -> None:
+def test_damaged_error_records_are_rejected(raised):
     loader = DataLoader(WithFaults(), 2)
     next(iter(loader))
     with pytest.raises(StateError, match="invalid 'raised'"):
@@ -247,7 +238,7 @@ def test_damaged_error_records_are_rejected(raised: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_epoch_set_before_first_batch_is_used(workers: int) -> None:
+def test_epoch_set_before_first_batch_is_used(workers):
     with DataLoader(Epochs(), 2, num_workers=workers) as loader:
         batches = iter(loader)
         loader.set_epoch(1)

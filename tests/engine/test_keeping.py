@@ -1,13 +1,9 @@
 """Batches held by the user are never overwritten."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +24,7 @@ from slow import slow
 LENGTH = 120
 
 
-def sample(index: int) -> dict[str, Any]:
+def sample(index):
     """A few kilobytes that say which sample they are of."""
     return {
         "tensor": torch.full((700,), float(index)),
@@ -37,23 +33,23 @@ def sample(index: int) -> dict[str, Any]:
     }
 
 
-def loader(**options: Any) -> DataLoader[Any]:
+def loader(**options):
     usual = {"batch_size": 3, "num_workers": 2, "collate_fn": as_it_is, "prefetch_factor": 1}
     return DataLoader(Made(LENGTH, sample), **{**usual, **options})
 
 
-def rows(workers: int, **options: Any) -> DataLoader[Any]:
+def rows(workers, **options):
     """Rows of two image sizes."""
     options = {"schedule": "8x1,6x1", "seed": 0, "prefetch": 4, **options}
     return DataLoader(Rows(LENGTH), 16, num_workers=workers, **options)
 
 
-KINDS: dict[str, Callable[[], DataLoader[Any]]] = {
+KINDS = {
     "rows in this process": lambda: rows(0),
     "rows": lambda: rows(2, prefetch=1),
     "rows of spawned workers": lambda: rows(2, start_method="spawn"),
     **{
-        method: lambda method=method: loader(start_method=method, persistent_workers=True)  # type: ignore[misc]
+        method: lambda method=method: loader(start_method=method, persistent_workers=True)
         for method in ("fork", "forkserver", "spawn")
     },
 }
@@ -62,7 +58,7 @@ KIND = pytest.mark.parametrize(
 )
 
 
-def parts(batch: Any) -> list[Any]:
+def parts(batch):
     """All tensors and arrays of a batch."""
     if isinstance(batch, torch.Tensor | np.ndarray):
         return [batch]
@@ -72,7 +68,7 @@ def parts(batch: Any) -> list[Any]:
 
 
 @KIND
-def test_held_batches_stay_unchanged_and_writing_to_a_batch_changes_no_other(kind: str) -> None:
+def test_held_batches_stay_unchanged_and_writing_to_a_batch_changes_no_other(kind):
     with KINDS[kind]() as batches:
         expected = [plain(batch) for _ in range(2) for batch in batches]
         batches.set_epoch(0)
@@ -95,16 +91,16 @@ def test_held_batches_stay_unchanged_and_writing_to_a_batch_changes_no_other(kin
         assert plain(view) == plain(parts(kept[k])[k % len(parts(kept[k]))][1:])
 
 
-def is_whole(batch: list[dict[str, Any]], first: int) -> bool:
+def is_whole(batch, first):
     return all(
         bool((part == index).all()) for index, row in enumerate(batch, first) for part in parts(row)
     )
 
 
-def test_batches_released_in_other_threads_leave_others_intact() -> None:
-    broken: list[int] = []
+def test_batches_released_in_other_threads_leave_others_intact():
+    broken = []
 
-    def reader(batch: Any, first: int, chance: random.Random) -> None:
+    def reader(batch, first, chance):
         for _ in range(chance.randrange(1, 20)):
             if not is_whole(batch, first):
                 broken.append(first)
@@ -122,7 +118,7 @@ def test_batches_released_in_other_threads_leave_others_intact() -> None:
     assert not broken
 
 
-def test_a_forked_child_keeps_the_batches_of_its_parent() -> None:
+def test_a_forked_child_keeps_the_batches_of_its_parent():
     with loader() as batches:
         for _ in range(3):
             epoch = iter(batches)
@@ -147,34 +143,34 @@ def test_a_forked_child_keeps_the_batches_of_its_parent() -> None:
 class Hold:
     """A dataset that holds a batch of another loader."""
 
-    def __init__(self, batch: torch.Tensor) -> None:
-        self.batch: torch.Tensor | None = batch
+    def __init__(self, batch):
+        self.batch = batch
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 40
 
-    def __getitem__(self, index: int) -> float:
+    def __getitem__(self, index):
         assert self.batch is not None
         return float(self.batch[0, 0])
 
 
-def test_a_dataset_may_hold_a_batch_of_another_loader() -> None:
+def test_a_dataset_may_hold_a_batch_of_another_loader():
     rows = torch.arange(80.0).repeat(50, 1).T.contiguous()
-    with DataLoader(list(rows), 4, num_workers=1, persistent_workers=True) as source:  # type: ignore[arg-type]
+    with DataLoader(list(rows), 4, num_workers=1, persistent_workers=True) as source:
         held = Hold(next(iter(source)))
-        with DataLoader(held, 2, num_workers=1, prefetch_factor=1) as loader:  # type: ignore[arg-type]
+        with DataLoader(held, 2, num_workers=1, prefetch_factor=1) as loader:
             batches = iter(loader)
             assert next(batches).tolist() == [0.0, 0.0]
             held.batch = None
             for _ in range(3):
                 list(source)
             assert all(batch.tolist() == [0.0, 0.0] for batch in batches)
-        slots = source._runtime.stream.engine.feed.slots  # type: ignore[attr-defined]
+        slots = source._runtime.stream.engine.feed.slots
         list(source)
         assert slots.num_exported == 0, "the slot came back with the end of the loader that held it"
 
 
-def test_empty_batches_release_their_slots() -> None:
+def test_empty_batches_release_their_slots():
     slots = WholeBatchBuffers(2)
     transfer = WholeBatchTransfer(slots, max_user_batches=1, pin=False)
     batch = Order(length=8, schedule=Schedule.parse("4x1"), batch_size=4).batch(0, 1)

@@ -1,15 +1,9 @@
 """Ends of a program, and many epochs, leave nothing behind."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -44,14 +38,12 @@ WORKERS = [
 ]
 
 
-def train(folder: Path, data: str, method: str, body: str = "pass") -> subprocess.Popen[str]:
+def train(folder, data, method, body="pass"):
     return start_script(TRAIN.format(data=data, method=method, body=body), folder)
 
 
 @pytest.mark.parametrize(("data", "method"), WORKERS)
-def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
-    data: str, method: str, tmp_path: Path
-) -> None:
+def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(data, method, tmp_path):
     script = train(tmp_path, data, method)
     processes = running(script, least=3)
     memory = shared_memory([psutil.Process(script.pid), *processes])
@@ -65,7 +57,7 @@ def test_a_trainer_that_is_killed_leaves_no_process_and_no_memory(
         script.communicate()
 
 
-def test_a_trainer_killed_while_its_child_lives_on_leaves_no_worker(tmp_path: Path) -> None:
+def test_a_trainer_killed_while_its_child_lives_on_leaves_no_worker(tmp_path):
     # The child holds copies of the trainer's sockets: they do not end with the trainer.
     body = """if epoch == 0 and step == 0:
                 child = os.fork()
@@ -87,7 +79,7 @@ def test_a_trainer_killed_while_its_child_lives_on_leaves_no_worker(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("data", "method"), WORKERS[:2])
-def test_ctrl_c_ends_program_once_and_silently(data: str, method: str, tmp_path: Path) -> None:
+def test_ctrl_c_ends_program_once_and_silently(data, method, tmp_path):
     script = train(tmp_path, data, method)
     processes = running(script, least=3)
     os.killpg(script.pid, signal.SIGINT)  # as a terminal does: to the whole group
@@ -108,9 +100,7 @@ def test_ctrl_c_ends_program_once_and_silently(data: str, method: str, tmp_path:
         ),
     ],
 )
-def test_an_exception_or_an_exit_in_the_loop_ends_everything(
-    data: str, method: str, body: str, status: int, tmp_path: Path
-) -> None:
+def test_an_exception_or_an_exit_in_the_loop_ends_everything(data, method, body, status, tmp_path):
     script = train(tmp_path, data, method, body)
     processes = running(script, least=3)
     _, errors = script.communicate(timeout=60)
@@ -119,9 +109,7 @@ def test_an_exception_or_an_exit_in_the_loop_ends_everything(
     assert eventually(lambda: gone(processes))
 
 
-def test_missing_file_descriptors_raise_and_no_batch_is_wrong(
-    tmp_path: Path,
-) -> None:
+def test_missing_file_descriptors_raise_and_no_batch_is_wrong(tmp_path):
     text = """
 import os, resource
 import torch
@@ -147,15 +135,15 @@ except ResourceError as error:
 class Garbage:
     """Reports its garbage collection, in any process."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path, self.me = path, self
 
-    def __del__(self) -> None:
+    def __del__(self):
         with self.path.open("a") as file:
             file.write(f"{os.getpid()}\n")
 
 
-def test_workers_collect_no_garbage_of_the_trainers(tmp_path: Path) -> None:
+def test_workers_collect_no_garbage_of_the_trainers(tmp_path):
     gc.disable()
     try:
         Garbage(tmp_path / "collected")
@@ -168,7 +156,7 @@ def test_workers_collect_no_garbage_of_the_trainers(tmp_path: Path) -> None:
     assert (tmp_path / "collected").read_text() == f"{os.getpid()}\n"
 
 
-def fork() -> int:
+def fork():
     child = os.fork()
     if child == 0:
         try:
@@ -178,7 +166,7 @@ def fork() -> int:
     return child
 
 
-def fork_twice() -> int:
+def fork_twice():
     """A child of a child, as a daemon is."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -191,15 +179,15 @@ def fork_twice() -> int:
     return int.from_bytes(os.read(reader, 8), "little")
 
 
-def start_program() -> int:
+def start_program():
     return os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
 
 
 class Leaving(Kept):
     """Its worker starts a process that outlives it, and reports its id."""
 
-    def __getitem__(self, index: int) -> int:
-        return self.value()  # type: ignore[no-any-return]
+    def __getitem__(self, index):
+        return self.value()
 
 
 @pytest.mark.parametrize(
@@ -209,7 +197,7 @@ class Leaving(Kept):
         *slow(("forkserver", fork), ("spawn", fork)),
     ],
 )
-def test_orphan_of_worker_does_not_delay_close(method: str, start: Callable[[], int]) -> None:
+def test_orphan_of_worker_does_not_delay_close(method, start):
     data, pids = Leaving(start), []
     loader = DataLoader(data, None, num_workers=1, start_method=method)
     try:
@@ -225,17 +213,17 @@ def test_orphan_of_worker_does_not_delay_close(method: str, start: Callable[[], 
         loader.close()
 
 
-def open_files() -> int:
+def open_files():
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_many_epochs_leak_no_descriptors_processes_or_memory() -> None:
+def test_many_epochs_leak_no_descriptors_processes_or_memory():
     data = Closed(torch.zeros(50_000))
-    options: dict[str, Any] = {"num_workers": 2, "collate_fn": as_it_is}
+    options = {"num_workers": 2, "collate_fn": as_it_is}
     me = psutil.Process()
     with DataLoader(data, 1, **options) as loader:
 
-        def epochs(count: int) -> None:
+        def epochs(count):
             for _ in range(count):
                 for batch in loader:
                     assert batch[0][0][0] == data.value[0]
@@ -250,7 +238,7 @@ def test_many_epochs_leak_no_descriptors_processes_or_memory() -> None:
         assert me.memory_info().rss < memory + (20 << 20)  # an epoch that stayed makes 80 MB
 
 
-def test_batches_of_varying_sizes_leak_no_descriptors() -> None:
+def test_batches_of_varying_sizes_leak_no_descriptors():
     sizes = [1, 500, 20, 1000, 3] * 20
     data = Made(len(sizes), lambda index: torch.full((sizes[index] * 100,), float(index)))
     with DataLoader(data, None, num_workers=2) as loader:

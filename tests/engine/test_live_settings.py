@@ -5,17 +5,14 @@ from __future__ import annotations
 from feeds import feed_on, order_of, planned, slot_bytes, take, working
 
 from feedline.engine.defaults import LiveSettings
-from feedline.engine.feed import Feed
-from feedline.engine.load_samples import Row
-from feedline.engine.messages import Report, Task
+from feedline.engine.messages import Task
 from feedline.engine.pool import InProcessPool, WorkerDeath
-from feedline.order.batch_spec import Item
 from row_sources import Rows
 
 SOURCE = Rows(150)
 
 
-def free_slots(feed: Feed) -> int:
+def free_slots(feed):
     """Number of slots without a batch."""
     free = []
     while (slot := feed.slots.acquire()) is not None:
@@ -25,7 +22,7 @@ def free_slots(feed: Feed) -> int:
     return len(free)
 
 
-def test_prefetched_batches_do_not_exceed_request_or_slots() -> None:
+def test_prefetched_batches_do_not_exceed_request_or_slots():
     with working(SOURCE, 5, slots=4, workers=0) as feed:
         feed.apply(LiveSettings(workers=0, prefetch=2))
         feed.start(planned(order_of(SOURCE, 5)))
@@ -44,8 +41,8 @@ def test_prefetched_batches_do_not_exceed_request_or_slots() -> None:
         assert free_slots(feed) == 0
 
 
-def test_a_shorter_task_time_makes_more_tasks() -> None:
-    def tasks(feed: Feed) -> int:
+def test_a_shorter_task_time_makes_more_tasks():
+    def tasks(feed):
         return sum(spent.tasks for spent in feed.stage_timings().values())
 
     with working(Rows(96), 16, slots=1, workers=0) as feed:
@@ -60,16 +57,16 @@ def test_a_shorter_task_time_makes_more_tasks() -> None:
 class Noting(Rows):
     """Notes in which order its samples are made."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length):
         super().__init__(length)
-        self.made: list[int] = []
+        self.made = []
 
-    def load(self, item: Item, row: Row) -> None:
+    def load(self, item, row):
         self.made.append(item.sample)
         super().load(item, row)
 
 
-def test_the_oldest_batch_is_made_first_after_a_change() -> None:
+def test_the_oldest_batch_is_made_first_after_a_change():
     source = Noting(60)
     order = order_of(source, 6)
     with working(source, 6, slots=4, workers=0) as feed:
@@ -85,19 +82,19 @@ class LosingPool(InProcessPool):
 
     lost: Task | None = None
 
-    def submit(self, task: Task) -> bool:
+    def submit(self, task):
         if self.lost is not None:
             return super().submit(task)
         self.lost = task
-        self.events: list[Report | WorkerDeath] = [WorkerDeath("lost", (task.id,), task.id)]
+        self.events = [WorkerDeath("lost", (task.id,), task.id)]
         return True
 
-    def wait(self, timeout_s: float) -> list[Report | WorkerDeath]:
+    def wait(self, timeout_s):
         events, self.events = self.events, []
         return events or super().wait(timeout_s)
 
 
-def test_a_lost_task_is_repeated_before_those_of_later_batches() -> None:
+def test_a_lost_task_is_repeated_before_those_of_later_batches():
     source = Noting(60)
     order = order_of(source, 6)
     pool = LosingPool(source, 4 * slot_bytes(source, 6))
@@ -108,7 +105,7 @@ def test_a_lost_task_is_repeated_before_those_of_later_batches() -> None:
     assert source.made == [int(sample) for batch in planned(order) for sample in batch.samples]
 
 
-def test_there_are_never_more_batches_under_way_than_slots() -> None:
+def test_there_are_never_more_batches_under_way_than_slots():
     assert LiveSettings(workers=1, prefetch=50).max_in_flight(4) == 4
     assert LiveSettings(workers=1, prefetch=3).max_in_flight(4) == 3
     assert LiveSettings(workers=1).max_in_flight(4) == 4

@@ -1,9 +1,5 @@
 """Spawned workers whose pipes hold as little as those of macOS and Windows."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from processes import outcome
 
 BOTH_DIRECTIONS = """
@@ -54,7 +50,7 @@ if __name__ == "__main__":
 """
 
 
-def test_keys_and_batches_larger_than_a_pipe_do_not_block_each_other(tmp_path: Path) -> None:
+def test_keys_and_batches_larger_than_a_pipe_do_not_block_each_other(tmp_path):
     said, warned = outcome(BOTH_DIRECTIONS, tmp_path)
     assert said == "complete", warned
     assert "resource_tracker" not in warned  # no memory was left for it to free

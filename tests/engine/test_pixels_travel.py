@@ -1,9 +1,6 @@
 """Batches of recognised pipelines on a device: pixels travel, and the same values arrive."""
 
-from __future__ import annotations
-
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,19 +24,19 @@ Batches = list[Any]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     return write_images(tmp_path_factory.mktemp("pixels-travel"))
 
 
 class Prompt(ModelDevice):
     """A device that does its copies at once: values are made of them by torch itself."""
 
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+    def copy(self, tensor):
         made = super().copy(tensor)
         self.synchronize()
         return made
 
-    def record_stream(self, tensor: torch.Tensor, stream: object) -> None:
+    def record_stream(self, tensor, stream):
         """Nothing is used again before its time."""
 
 
@@ -48,12 +45,12 @@ class Sent(list[torch.dtype]):
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+def sent(monkeypatch):
     """Replace "cuda" by a simulated device."""
     seen = Sent()
 
     class Watched(Prompt):
-        def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        def copy(self, tensor):
             if tensor.ndim == 4:
                 seen.append(tensor.dtype)
             return super().copy(tensor)
@@ -65,17 +62,17 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     return seen
 
 
-def loader(root: Path, steps: list[Any], **options: Any) -> DataLoader[Any]:
+def loader(root, steps, **options):
     options = {"batch_size": 3, "seed": 4, "num_workers": 0, **options}
     return DataLoader(ImageFolder(str(root), v1.Compose(steps)), **options)
 
 
-def batches(root: Path, steps: list[Any], **options: Any) -> Batches:
+def batches(root, steps, **options):
     with loader(root, steps, **options) as made:
         return list(made)
 
 
-def assert_same(found: Batches, wanted: Batches) -> None:
+def assert_same(found, wanted):
     assert len(found) == len(wanted) > 1
     for batch, other in zip(found, wanted, strict=True):
         assert type(batch) is type(other) is list
@@ -98,9 +95,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("steps", TABLES.values(), ids=TABLES)
-def test_pixels_are_transferred_and_values_are_equal(
-    root: Path, sent: Sent, steps: list[Any]
-) -> None:
+def test_pixels_are_transferred_and_values_are_equal(root, sent, steps):
     wanted = batches(root, steps)
     assert not sent
     assert_same(batches(root, steps, device="cuda"), wanted)
@@ -115,9 +110,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize(("steps", "dtype"), VALUES.values(), ids=VALUES)
-def test_unsupported_last_step_is_transferred_unchanged(
-    root: Path, sent: Sent, steps: list[Any], dtype: torch.dtype
-) -> None:
+def test_unsupported_last_step_is_transferred_unchanged(root, sent, steps, dtype):
     assert_same(batches(root, steps, device="cuda"), batches(root, steps))
     assert set(sent) == {dtype}
     with loader(root, steps, device="cuda") as made:
@@ -125,8 +118,8 @@ def test_unsupported_last_step_is_transferred_unchanged(
 
 
 @pytest.mark.slow
-def test_workers_and_a_schedule_of_sizes(root: Path, sent: Sent) -> None:
-    options: dict[str, Any] = {"schedule": "12x2@4,20x1@2", "num_workers": 2, "max_image_size": 20}
+def test_workers_and_a_schedule_of_sizes(root, sent):
+    options = {"schedule": "12x2@4,20x1@2", "num_workers": 2, "max_image_size": 20}
     there = loader(root, USUAL, device="cuda", **options)
     with there, loader(root, USUAL, **options) as here:
         for _ in range(3):
@@ -137,7 +130,7 @@ def test_workers_and_a_schedule_of_sizes(root: Path, sent: Sent) -> None:
     assert set(sent) == {torch.uint8}
 
 
-def test_slots_shrink_and_pixels_stay_equal(root: Path, sent: Sent) -> None:
+def test_slots_shrink_and_pixels_stay_equal(root, sent):
     with loader(root, USUAL) as here, loader(root, USUAL, device="cuda") as there:
         assert "copied as uint8" in there.explain()
         assert "copied as uint8" not in here.explain()
@@ -154,10 +147,10 @@ def test_slots_shrink_and_pixels_stay_equal(root: Path, sent: Sent) -> None:
         assert 0 < 4 * there.memory_bytes <= here.memory_bytes + 4 * 3 * 4096
 
 
-def test_broken_file_is_skipped_on_device_path(tmp_path: Path, sent: Sent) -> None:
+def test_broken_file_is_skipped_on_device_path(tmp_path, sent):
     root = write_images(tmp_path)
     (root / "cats/b.png").write_bytes(b"no image")
-    options: dict[str, Any] = {"on_error": "skip", "shuffle": False}
+    options = {"on_error": "skip", "shuffle": False}
     found = batches(root, USUAL, device="cuda", **options)
     assert_same(found, batches(root, USUAL, **options))
     assert [len(labels) for _, labels in found] == [2, 3, 1]
@@ -165,7 +158,7 @@ def test_broken_file_is_skipped_on_device_path(tmp_path: Path, sent: Sent) -> No
         batches(root, USUAL, device="cuda", shuffle=False)
 
 
-def test_step_without_pixels_raises_with_hint(root: Path, sent: Sent) -> None:
+def test_step_without_pixels_raises_with_hint(root, sent):
     now_and_then = v2.RandomApply([v2.ToDtype(torch.float32, scale=True)], p=0.5)
     floats = v2.ToDtype(torch.float32, scale=True)
     steps = [v2.RandomResizedCrop(24), v2.ToImage(), now_and_then, floats]
@@ -182,15 +175,13 @@ def test_step_without_pixels_raises_with_hint(root: Path, sent: Sent) -> None:
         ({"worker_init_fn": print}, "Your worker_init_fn may change the dataset"),
     ],
 )
-def test_batches_of_other_engines_are_rejected_immediately(
-    root: Path, sent: Sent, options: dict[str, Any], said: str, device: str
-) -> None:
+def test_batches_of_other_engines_are_rejected_immediately(root, sent, options, said, device):
     with pytest.raises(UsageError, match=rf"is only for .*{said}.*pin_memory=True"):
         loader(root, USUAL, device=device, **options)
 
 
 @pytest.mark.usefixtures("sent")
-def test_other_datasets_are_rejected_immediately(root: Path) -> None:
+def test_other_datasets_are_rejected_immediately(root):
     own = [per_size(lambda size: v1.Compose([v1.Resize((size, size)), v1.ToTensor()]))]
     with pytest.raises(UsageError, match=r'device "cuda:0" .*This ImageFolder uses'):
         loader(root, own, device="cuda")
@@ -198,13 +189,13 @@ def test_other_datasets_are_rejected_immediately(root: Path) -> None:
         DataLoader(TensorDataset(torch.zeros(4)), 2, device="cuda")
 
 
-def test_cpu_device_batches_equal_those_without_device(root: Path) -> None:
+def test_cpu_device_batches_equal_those_without_device(root):
     assert_same(batches(root, USUAL, device="cpu"), batches(root, USUAL))
     with loader(root, USUAL, device="cpu") as made:
         assert made._runtime.stream.choice().device_transforms is None
 
 
-def test_bytes_in_other_order_are_not_pixels(root: Path) -> None:
+def test_bytes_in_other_order_are_not_pixels(root):
     """(3, 3, 3) may be channels first or last."""
     steps = [v1.Resize((3, 3)), v1.PILToTensor()]
     found = torch.cat([images for images, _ in batches(root, steps, shuffle=False)])

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,21 +25,21 @@ from row_sources import Breaking, Numbers, Rows, lists
 SCHEDULE = "4x1@5,6x2@7"  # of image size and of batch size
 
 
-def numbers(batches: Any) -> list[list[int]]:
+def numbers(batches):
     return [[sample["number"] for sample in batch] for batch in batches]
 
 
-def mapped_blocks() -> int:
+def mapped_blocks():
     """Number of mappings of shared memory in this process. Linux; 0 elsewhere."""
     maps = Path("/proc/self/maps")
     text = maps.read_text() if maps.exists() else ""
     return text.count("/dev/shm/psm_") + text.count("/memfd:feedline")
 
 
-def kill_worker(loader: DataLoader) -> None:
+def kill_worker(loader):
     """Kill a running worker. A dead one is listed until the loader sees its death."""
 
-    def killed() -> bool:
+    def killed():
         for pid in loader.worker_pids:
             with contextlib.suppress(psutil.NoSuchProcess):
                 worker = psutil.Process(pid)
@@ -53,7 +52,7 @@ def kill_worker(loader: DataLoader) -> None:
 
 
 @pytest.fixture(scope="class")
-def rows(request: pytest.FixtureRequest) -> Iterator[DataLoader]:
+def rows(request):
     """One loader for the tests of a class, because workers may take seconds to start."""
     options = {"schedule": SCHEDULE, "max_image_size": 8}
     with request.cls().loader(Rows(61), **options) as loader:
@@ -65,12 +64,10 @@ class PoolTests:
 
     options: ClassVar[dict[str, Any]] = {}
 
-    def loader(self, dataset: Any, **options: Any) -> DataLoader:
+    def loader(self, dataset, **options):
         return DataLoader(dataset, **{"seed": 3, **self.options, **options})
 
-    def test_batches_of_rows_follow_the_schedule_and_a_state_resumes_exactly(
-        self, rows: DataLoader
-    ) -> None:
+    def test_batches_of_rows_follow_the_schedule_and_a_state_resumes_exactly(self, rows):
         rows.set_epoch(0)
         expected = [planned_epoch(rows, epoch) for epoch in range(3)]
         assert read(rows) == expected[0]
@@ -82,11 +79,11 @@ class PoolTests:
         assert read(rows) == expected[1][2:]
         assert read(rows) == expected[2]
 
-    def test_broken_samples_are_skipped_and_named(self) -> None:
+    def test_broken_samples_are_skipped_and_named(self):
         broken = {3, 11, 12, 29}
         options = {"batch_size": 5, "image_size": 4, "shuffle": True, "on_error": "skip"}
         with self.loader(Breaking(30, broken), **options) as loader:
-            whole = DataLoader(Rows(30), seed=3, num_workers=0, **options)  # type: ignore[arg-type]
+            whole = DataLoader(Rows(30), seed=3, num_workers=0, **options)
             for _ in range(2):
                 for (images, labels), (all_images, all_labels) in zip(loader, whole, strict=True):
                     good = [k for k, label in enumerate(all_labels.tolist()) if label not in broken]
@@ -97,7 +94,7 @@ class PoolTests:
             assert sorted(loader.skipped) == sorted(2 * said)
             assert not loader.worker_deaths
 
-    def test_an_exception_of_a_dataset_or_a_killed_worker_costs_no_other_batch(self) -> None:
+    def test_an_exception_of_a_dataset_or_a_killed_worker_costs_no_other_batch(self):
         with self.loader(Numbers(fatal=7), batch_size=3, collate_fn=lists) as loader:
             batches = iter(loader)
             assert numbers([next(batches), next(batches)]) == [[0, 1, 2], [3, 4, 5]]
@@ -108,7 +105,7 @@ class PoolTests:
             assert numbers(batches) == [[k, k + 1, k + 2] for k in range(9, 30, 3)]
 
     @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of files whose opening was interrupted
-    def test_an_interrupt_loses_no_batch_and_repeats_none(self) -> None:
+    def test_an_interrupt_loses_no_batch_and_repeats_none(self):
         with self.loader(Rows(40), batch_size=4, image_size=4, shuffle=True) as loader:
             batches, seen = iter(loader), []
             interrupted = 0
@@ -123,14 +120,14 @@ class PoolTests:
                     batches = iter(loader)
             assert seen == planned_epoch(loader, 0)
 
-    def test_closing_continues_after_an_interrupt_between_two_workers(self) -> None:
+    def test_closing_continues_after_an_interrupt_between_two_workers(self):
         before, blocks = own_family(), mapped_blocks()
         loader = self.loader(Rows(40), batch_size=4, image_size=4)
         next(iter(loader))
         with pytest.MonkeyPatch.context() as patched:
             close, calls = BaseProcess.close, list[BaseProcess]()
 
-            def interrupted(process: BaseProcess) -> None:
+            def interrupted(process):
                 close(process)
                 calls.append(process)
                 if len(calls) == 1:
@@ -147,7 +144,7 @@ class PoolTests:
 class WorkerPoolTests(PoolTests):
     """Tests of a pool of processes."""
 
-    def test_a_batch_of_very_many_samples_arrives(self) -> None:
+    def test_a_batch_of_very_many_samples_arrives(self):
         numbers = range(100_000)
         with self.loader(numbers, batch_size=40_000, shuffle=True) as loader:
             for _ in range(2):
@@ -155,7 +152,7 @@ class WorkerPoolTests(PoolTests):
                 assert sorted(seen) == list(numbers)
                 assert seen != list(numbers)
 
-    def test_number_of_workers_changes_within_an_epoch(self, rows: DataLoader) -> None:
+    def test_number_of_workers_changes_within_an_epoch(self, rows):
         rows.set_epoch(0)
         deaths = len(rows.worker_deaths)
         batches = iter(rows)
@@ -168,7 +165,7 @@ class WorkerPoolTests(PoolTests):
         assert len(rows.worker_deaths) == deaths
         rows.num_workers = 2
 
-    def test_a_killed_worker_is_replaced_and_no_byte_changes(self, rows: DataLoader) -> None:
+    def test_a_killed_worker_is_replaced_and_no_byte_changes(self, rows):
         # The last test of `rows`: a death may be seen late.
         rows.set_epoch(0)
         seen = []
@@ -202,20 +199,20 @@ class TestLinuxPoolByFork(WorkerPoolTests):
 class TestWorkersOfOneEpoch:
     """Workers that end with their epoch are forked without a fork server."""
 
-    def loader(self) -> DataLoader:
+    def loader(self):
         options = {"batch_size": 3, "collate_fn": lists, "num_workers": 2}
-        return DataLoader(Numbers(), start_method="fork", **options)  # type: ignore[arg-type]
+        return DataLoader(Numbers(), start_method="fork", **options)
 
     expected = tuple([k, k + 1, k + 2] for k in range(0, 30, 3))
 
-    def test_they_are_children_of_the_training_process(self) -> None:
+    def test_they_are_children_of_the_training_process(self):
         with self.loader() as loader:
             batches = iter(loader)
             next(batches)
             assert eventually(lambda: len(loader.worker_pids) == 2)
             assert {psutil.Process(pid).ppid() for pid in loader.worker_pids} == {os.getpid()}
 
-    def test_each_epoch_has_others_and_none_is_left(self) -> None:
+    def test_each_epoch_has_others_and_none_is_left(self):
         before, seen = own_family(), set[int]()
         with self.loader() as loader:
             for _ in range(3):
@@ -224,11 +221,11 @@ class TestWorkersOfOneEpoch:
                 assert not newcomers(before)
         assert 3 <= len(seen) <= 6
 
-    def test_a_thread_that_ends_leaves_them_running(self) -> None:
+    def test_a_thread_that_ends_leaves_them_running(self):
         with self.loader() as loader:
             batches, seen = iter(()), []
 
-            def begin() -> None:
+            def begin():
                 nonlocal batches
                 batches = iter(loader)
                 seen.extend(numbers([next(batches)]))
@@ -239,7 +236,7 @@ class TestWorkersOfOneEpoch:
             assert (*seen, *numbers(batches)) == self.expected
             assert not loader.worker_deaths
 
-    def test_a_program_may_reap_its_children_itself(self) -> None:
+    def test_a_program_may_reap_its_children_itself(self):
         with self.loader() as loader:
             batches = iter(loader)
             seen = numbers([next(batches)])
@@ -249,7 +246,7 @@ class TestWorkersOfOneEpoch:
             assert (*seen, *numbers(batches)) == self.expected
             assert len(loader.worker_deaths) == 1
 
-    def test_a_program_may_ignore_the_ends_of_children(self) -> None:
+    def test_a_program_may_ignore_the_ends_of_children(self):
         usual = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         try:
             with self.loader() as loader:
@@ -263,9 +260,7 @@ class TestWorkersOfOneEpoch:
     ("method", "is_for_epoch"),
     [("spawn", False), ("forkserver", False), ("fork", False), ("fork", True)],
 )
-def test_the_task_of_a_worker_that_the_pool_kills_is_repeated(
-    method: str, is_for_epoch: bool, tmp_path: Path
-) -> None:
+def test_the_task_of_a_worker_that_the_pool_kills_is_repeated(method, is_for_epoch, tmp_path):
     order = order_of(Steady(96), 6)
     first = int(order.batch(0, 0).samples[0])
     source = Deadly({first: "hang"}, tmp_path)
@@ -289,16 +284,16 @@ def test_the_task_of_a_worker_that_the_pool_kills_is_repeated(
 class _interrupt_after:
     """Context manager: Ctrl-C after a time, if it still runs."""
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, seconds):
         self.seconds = seconds
 
-    def __enter__(self) -> None:
-        def interrupt(*_: object) -> None:
+    def __enter__(self):
+        def interrupt(*_):
             raise KeyboardInterrupt
 
         self.usual = signal.signal(signal.SIGALRM, interrupt)
         signal.setitimer(signal.ITIMER_REAL, self.seconds or 0.0)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, self.usual)

@@ -7,7 +7,6 @@ import logging
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
 from operator import ne
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,11 @@ from sets import Drawing
 class Own(Drawing):
     """Also draws from its own generator."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(12)
         self.rng = np.random.default_rng(0)
 
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
+    def __getitem__(self, index):
         return *super().__getitem__(index), float(self.rng.random())
 
 
@@ -41,34 +40,34 @@ class Seeds(Dataset[Any]):
 
     began: tuple[int, int] = (0, 0)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 3
 
-    def __getitem__(self, index: int) -> tuple[int, int]:
+    def __getitem__(self, index):
         return self.began
 
 
 class Streamed(IterableDataset[Any]):
     """Returns some draws of its worker's stream."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         yield from ((float(np.random.rand()), random.random()) for _ in range(3))
 
 
-def keep_seeds(worker: int) -> None:
+def keep_seeds(worker):
     """Leave the worker's seeds on the dataset."""
-    info: Any = get_worker_info()
+    info = get_worker_info()
     info.dataset.began = torch.initial_seed() - worker, info.seed - worker
 
 
-def seed_worker(worker: int) -> None:
+def seed_worker(worker):
     """As in PyTorch's notes on reproducibility."""
     seed = torch.initial_seed() % 2**32
     np.random.seed(seed)
     random.seed(seed)
 
 
-def seed_as_lightning(worker: int) -> None:
+def seed_as_lightning(worker):
     """Like `pl_worker_init_function`."""
     sequence = np.random.SeedSequence([torch.initial_seed() - worker, worker, 0])
     np.random.seed(sequence.generate_state(4))
@@ -78,14 +77,14 @@ def seed_as_lightning(worker: int) -> None:
     random.seed((high << 64) + low)
 
 
-def seed_numpy(worker: int) -> None:
+def seed_numpy(worker):
     """Seed numpy with a constant."""
     np.random.seed(40 + worker)
 
 
-def make_generator(worker: int) -> None:
+def make_generator(worker):
     """Give the dataset a generator of this worker's own."""
-    info: Any = get_worker_info()
+    info = get_worker_info()
     info.dataset.rng = np.random.default_rng(info.seed)
 
 
@@ -96,18 +95,16 @@ INITS = [
 ]
 
 
-def plain(batches: Iterable[Any]) -> list[Any]:
+def plain(batches):
     """Batches as lists."""
     return [[part.tolist() for part in batch] for batch in batches]
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize(("init", "option"), INITS)
-def test_runs_are_reproducible_with_any_worker_init_fn(
-    init: Callable[[int], None], option: str
-) -> None:
-    def loader(workers: int) -> DataLoader[Any]:
-        options: dict[str, Any] = {"seed": 5}
+def test_runs_are_reproducible_with_any_worker_init_fn(init, option):
+    def loader(workers):
+        options = {"seed": 5}
         if option == "generator":
             options = {"generator": torch.Generator().manual_seed(5)}
         return DataLoader(
@@ -120,7 +117,7 @@ def test_runs_are_reproducible_with_any_worker_init_fn(
 
 
 @pytest.mark.parametrize("options", [{}, {"seed": 5}, {"seed": 5, "shuffle": True}])
-def test_draws_are_those_of_workers_in_any_batch_of_a_long_epoch(options: dict[str, Any]) -> None:
+def test_draws_are_those_of_workers_in_any_batch_of_a_long_epoch(options):
     """The random states of some batches are computed together."""
     found = []
     for workers in (0, 1):
@@ -179,7 +176,7 @@ if __name__ == "__main__":
 """
 
 
-def test_seeds_of_numpy_and_python_count_if_the_program_sets_them(tmp_path: Path) -> None:
+def test_seeds_of_numpy_and_python_count_if_the_program_sets_them(tmp_path):
     script = tmp_path / "seeded.py"
     script.write_text(SEEDED)
     command = [sys.executable, str(script), str(Path(__file__).parent.parent)]
@@ -195,8 +192,8 @@ def test_seeds_of_numpy_and_python_count_if_the_program_sets_them(tmp_path: Path
 
 
 @pytest.mark.parametrize("own_generator", [False, True])
-def test_persistent_workers_change_no_draws(own_generator: bool) -> None:
-    def loader(workers: int) -> DataLoader[Any]:
+def test_persistent_workers_change_no_draws(own_generator):
+    def loader(workers):
         generator = torch.Generator().manual_seed(3) if own_generator else None
         return DataLoader(
             Own(), 2, generator=generator, num_workers=workers, persistent_workers=workers > 0
@@ -205,27 +202,25 @@ def test_persistent_workers_change_no_draws(own_generator: bool) -> None:
     same_everywhere(loader, seed=False)
 
 
-def test_worker_init_fn_finds_the_seeds_that_torch_gives() -> None:
+def test_worker_init_fn_finds_the_seeds_that_torch_gives():
     seen = []
     for kind in (TorchDataLoader, DataLoader):
-        options: dict[str, Any] = {"num_workers": 2, "worker_init_fn": keep_seeds}
+        options = {"num_workers": 2, "worker_init_fn": keep_seeds}
         loader = kind(Seeds(), 1, generator=torch.Generator().manual_seed(0), **options)
         seen.append([plain(loader) for _ in range(2)])
     assert seen[0] == seen[1]
 
 
-def test_an_iterable_datasets_workers_keep_the_streams_that_worker_init_fn_seeds() -> None:
+def test_an_iterable_datasets_workers_keep_the_streams_that_worker_init_fn_seeds():
     seen = []
     for kind in (TorchDataLoader, DataLoader, DataLoader):
-        options: dict[str, Any] = {"num_workers": 2, "worker_init_fn": seed_worker}
+        options = {"num_workers": 2, "worker_init_fn": seed_worker}
         loader = kind(Streamed(), 1, generator=torch.Generator().manual_seed(0), **options)
         seen.append(plain(loader))
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_explain_and_log_report_ignored_worker_init_seeds(
-    tmp_path: Path,
-) -> None:
+def test_explain_and_log_report_ignored_worker_init_seeds(tmp_path):
     """The log is that of a worker: its handlers came along with the fork."""
     log, handler = logging.getLogger("feedline"), logging.FileHandler(tmp_path / "log")
     level = log.level
@@ -233,7 +228,7 @@ def test_explain_and_log_report_ignored_worker_init_seeds(
     log.setLevel(logging.INFO)
     try:
         for init in (seed_numpy, keep_seeds):
-            options: dict[str, Any] = {"start_method": "fork", "worker_init_fn": init}
+            options = {"start_method": "fork", "worker_init_fn": init}
             with DataLoader(Seeds(), 1, num_workers=1, **options) as loader:
                 list(loader)
                 assert "even if worker_init_fn seeds" in loader.explain()
@@ -247,11 +242,9 @@ def test_explain_and_log_report_ignored_worker_init_seeds(
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("options", [{"seed": 0}, {}, {"seed": 0, "sampler": "distributed"}])
-def test_no_two_batches_have_the_same_draws_on_any_rank(
-    options: dict[str, Any], workers: int
-) -> None:
+def test_no_two_batches_have_the_same_draws_on_any_rank(options, workers):
     torch.manual_seed(0)
-    seen: list[float] = []
+    seen = []
     for rank in range(2):
         chosen = dict(options)
         if "sampler" in chosen:
@@ -266,7 +259,7 @@ def test_no_two_batches_have_the_same_draws_on_any_rank(
     assert len(set(seen)) == len(seen)
 
 
-def test_nested_contexts_restore_state() -> None:
+def test_nested_contexts_restore_state():
     before = fingerprint()
     with seeded(1):
         within = fingerprint()

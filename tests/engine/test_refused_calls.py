@@ -1,11 +1,8 @@
 """Loaders under a sandbox that refuses system calls, as seccomp filters and gVisor do."""
 
-from __future__ import annotations
-
 import errno
 import platform
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -92,8 +89,8 @@ pytestmark = pytest.mark.skipif(
     ],
 )
 def test_workers_are_spawned_if_a_call_of_fork_server_is_rejected(
-    call: str, named: str, code: int, argument: object, tmp_path: Path
-) -> None:
+    call, named, code, argument, tmp_path
+):
     load = LOAD.format(number=CALLS[call], code=code, argument=argument)
     script = start_script(REFUSE + load, tmp_path)
     output, errors = script.communicate(timeout=100)

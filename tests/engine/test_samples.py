@@ -1,10 +1,5 @@
 """Samples at the requested size and strength: rejected if unused, or made like rows."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -22,16 +17,16 @@ from torchvision_folder import write_images
 WEAK = [Phase(image_size=8, epochs=1, strength=0.5)]
 
 
-def collate_at_size(samples: list[Any]) -> Any:
+def collate_at_size(samples):
     return feedline.image_size(), len(samples)
 
 
-def collate_at_strength(samples: list[Any]) -> Any:
+def collate_at_strength(samples):
     return feedline.augmentation_strength()
 
 
 class Weakened(Sized):
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return super().__getitem__(index), feedline.augmentation_strength()
 
 
@@ -41,7 +36,7 @@ class Weakened(Sized):
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("options", [{"image_size": 8}, {"schedule": "8x2"}])
 @pytest.mark.parametrize("data", [Drawing(), TensorDataset(torch.arange(23))])
-def test_unused_size_raises(data: Any, workers: int, options: dict[str, Any]) -> None:
+def test_unused_size_raises(data, workers, options):
     said = f"nothing in {type(data).__name__} asked for the size: .* 8 px.*per_size"
     with DataLoader(data, 4, seed=1, num_workers=workers, **options) as loader:
         for _ in range(2):
@@ -55,7 +50,7 @@ def test_unused_size_raises(data: Any, workers: int, options: dict[str, Any]) ->
                 assert not workers or "Original Traceback" in cause
 
 
-def test_size_can_be_requested_by_sample_or_collate_fn() -> None:
+def test_size_can_be_requested_by_sample_or_collate_fn():
     some = Made(8, lambda index: feedline.image_size() if index % 4 == 0 else 8)
     assert len(list(DataLoader(some, 4, image_size=8))) == 2
     made = DataLoader(Drawing(), 4, image_size=8, collate_fn=collate_at_size)
@@ -64,7 +59,7 @@ def test_size_can_be_requested_by_sample_or_collate_fn() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_unused_strength_raises(workers: int) -> None:
+def test_unused_strength_raises(workers):
     with DataLoader(Sized(), 4, seed=1, schedule=WEAK, num_workers=workers) as loader:
         batches = iter(loader)
         with pytest.raises(UsageError, match=r"strength 0\.5, but nothing in Sized asked"):
@@ -72,10 +67,10 @@ def test_unused_strength_raises(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_strength_reaches_the_dataset_and_collate_fn(workers: int) -> None:
+def test_the_strength_reaches_the_dataset_and_collate_fn(workers):
     with DataLoader(Weakened(), 4, seed=1, schedule=WEAK, num_workers=workers) as loader:
         assert next(iter(loader))[1].tolist() == [0.5] * 4
-    options: dict[str, Any] = {"schedule": WEAK, "collate_fn": collate_at_strength}
+    options = {"schedule": WEAK, "collate_fn": collate_at_strength}
     with DataLoader(Sized(), 4, seed=1, num_workers=workers, **options) as loader:
         assert next(iter(loader)) == 0.5
 
@@ -84,13 +79,13 @@ def test_the_strength_reaches_the_dataset_and_collate_fn(workers: int) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> ImageFolder:
+def folder(tmp_path):
     steps = [transforms.RandomResizedCrop(24), transforms.RandomHorizontalFlip()]
     transform = transforms.Compose([*steps, transforms.ToTensor()])
     return ImageFolder(write_images(tmp_path), transform)
 
 
-def collate(samples: list[Any]) -> Any:
+def collate(samples):
     return default_collate(samples)
 
 
@@ -105,9 +100,7 @@ def collate(samples: list[Any]) -> Any:
     ],
     ids=repr,
 )
-def test_samples_have_the_pixels_of_rows(
-    folder: ImageFolder, options: dict[str, Any], workers: int
-) -> None:
+def test_samples_have_the_pixels_of_rows(folder, options, workers):
     batches = []
     for collate_fn, engine in (None, "image-row engine"), (collate, "sample engine"):
         torch.manual_seed(1)
@@ -118,16 +111,16 @@ def test_samples_have_the_pixels_of_rows(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_other_keys_than_whole_numbers_go_to_the_dataset(folder: ImageFolder, workers: int) -> None:
-    keys: Any = [1, np.int16(2), torch.tensor(3), True, torch.tensor([4]), -1]
-    options: dict[str, Any] = {"collate_fn": list, "num_workers": workers}
+def test_other_keys_than_whole_numbers_go_to_the_dataset(folder, workers):
+    keys = [1, np.int16(2), torch.tensor(3), True, torch.tensor([4]), -1]
+    options = {"collate_fn": list, "num_workers": workers}
     with DataLoader(folder, 6, sampler=keys, **options) as loader:
         assert "sample engine" in loader.explain()
         ((*labels,),) = ([label for _, label in batch] for batch in loader)
         assert labels == [folder.targets[key] for key in (1, 2, 3, 1, 4, -1)]
     for key in ("four", 2.5, (6,)):
         with (
-            DataLoader(folder, None, sampler=[key], **options) as loader,  # type: ignore[list-item]
+            DataLoader(folder, None, sampler=[key], **options) as loader,
             pytest.raises(TypeError, match="list indices") as caught,
         ):
             list(loader)

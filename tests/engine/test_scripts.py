@@ -1,9 +1,6 @@
 """Messages when a script ends, or cannot run as written."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -135,9 +132,7 @@ if __name__ == "__main__":
 """
 
 
-def test_memory_is_released_after_its_modules_are_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_is_released_after_its_modules_are_gone(monkeypatch):
     block = shared_memory.NamedMemory(None, 4096)
     segment, kept = block._memory, block.array
     with monkeypatch.context() as gone:
@@ -151,9 +146,7 @@ def test_memory_is_released_after_its_modules_are_gone(
 
 
 @pytest.mark.slow
-def test_unguarded_script_with_spawn_raises_one_error_about_guard(
-    tmp_path: Path,
-) -> None:
+def test_unguarded_script_with_spawn_raises_one_error_about_guard(tmp_path):
     output, errors = outcome(UNGUARDED, tmp_path)
     assert output == ""
     assert errors.count("Traceback") == 1, errors
@@ -161,16 +154,14 @@ def test_unguarded_script_with_spawn_raises_one_error_about_guard(
 
 
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn", "fork")])
-def test_dataset_that_builds_a_loader_with_workers_raises_without_guard_hint(
-    method: str, tmp_path: Path
-) -> None:
+def test_dataset_that_builds_a_loader_with_workers_raises_without_guard_hint(method, tmp_path):
     _, errors = outcome(LOADER_IN_A_DATASET.format(method=method), tmp_path)
     assert "a loader with num_workers=1 was built inside a worker process" in errors
     assert "num_workers=0" in errors
     assert "if __name__" not in errors
 
 
-def test_forked_workers_do_not_wait_for_opencv_threads(tmp_path: Path) -> None:
+def test_forked_workers_do_not_wait_for_opencv_threads(tmp_path):
     pytest.importorskip("cv2")
     output, errors = outcome(OPENCVS_THREADS, tmp_path)
     assert output == str(list(range(16))), errors
@@ -178,7 +169,7 @@ def test_forked_workers_do_not_wait_for_opencv_threads(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_only_the_trainer_handles_its_signals(method: str, tmp_path: Path) -> None:
+def test_only_the_trainer_handles_its_signals(method, tmp_path):
     script = SIGNALLED.replace("METHOD", method)
     told, errors = outcome(script, tmp_path)
     assert told.splitlines() == ["handled True", "handled True", "96 []"], errors
@@ -186,7 +177,7 @@ def test_only_the_trainer_handles_its_signals(method: str, tmp_path: Path) -> No
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell script")
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_workers_run_the_executable_of_multiprocessing(method: str, tmp_path: Path) -> None:
+def test_workers_run_the_executable_of_multiprocessing(method, tmp_path):
     program = tmp_path / "application"
     program.write_text("#!/bin/sh\nexit 3\n")
     program.chmod(0o755)
@@ -200,7 +191,7 @@ def test_workers_run_the_executable_of_multiprocessing(method: str, tmp_path: Pa
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 @pytest.mark.parametrize("redirections", ["", "<&- >&- 2>&-"])
-def test_workers_start_without_usable_standard_streams(redirections: str, tmp_path: Path) -> None:
+def test_workers_start_without_usable_standard_streams(redirections, tmp_path):
     written = tmp_path / "written.txt"
     shell = ("sh", "-c", f'exec "$@" {written} {redirections}', "sh")
     script = start_script(UNUSABLE_STREAMS, tmp_path, prefix=shell)

@@ -1,13 +1,10 @@
 """Memory, locks and queues that a dataset shares with the training process."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
@@ -25,7 +22,7 @@ METHODS = ["forkserver", *slow("spawn", "fork")]
 
 
 @pytest.fixture(params=["file_descriptor", "file_system"])
-def strategy(request: pytest.FixtureRequest) -> Iterator[str]:
+def strategy(request):
     """Each of torch's sharing strategies."""
     usual = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy(request.param)
@@ -36,16 +33,16 @@ def strategy(request: pytest.FixtureRequest) -> Iterator[str]:
 class Cached(Dataset[Any]):
     """Counts how often samples are made, in shared memory; a sample is the shared epoch."""
 
-    def __init__(self, kill_at: int = -1) -> None:
+    def __init__(self, kill_at=-1):
         self.made = torch.zeros(24).share_memory_()
         self.epoch = torch.zeros(1).share_memory_()
         self.killed = torch.zeros(1).share_memory_()
         self.kill_at = kill_at
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 24
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         if index == self.kill_at and not self.killed:
             self.killed.fill_(1)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -56,7 +53,7 @@ class Cached(Dataset[Any]):
 class Everything(Dataset[Any]):
     """Each sample is noted in all that multiprocessing has for it."""
 
-    def __init__(self, method: str, memory: SharedMemory, noted: Any) -> None:
+    def __init__(self, method, memory, noted):
         context = multiprocessing.get_context(method)
         self.value = context.Value("i", 0)
         self.array = context.Array("d", 8)
@@ -68,10 +65,10 @@ class Everything(Dataset[Any]):
         self.memory = memory
         self.noted = noted
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 8
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         with self.value.get_lock():
             self.value.value += 1
         self.array[index] += 1
@@ -90,7 +87,7 @@ class Everything(Dataset[Any]):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_replacement_of_a_worker_shares_the_same_memory(method: str, strategy: str) -> None:
+def test_a_replacement_of_a_worker_shares_the_same_memory(method, strategy):
     data = Cached(kill_at=9)
     with DataLoader(data, 4, num_workers=1, start_method=method, persistent_workers=True) as loader:
         assert len(list(loader)) == 6
@@ -101,7 +98,7 @@ def test_a_replacement_of_a_worker_shares_the_same_memory(method: str, strategy:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork", *slow("spawn")])
-def test_multiprocessing_objects_that_are_in_use_are_shared(method: str) -> None:
+def test_multiprocessing_objects_that_are_in_use_are_shared(method):
     context = multiprocessing.get_context(method)
     memory = SharedMemory(create=True, size=8)
     try:
@@ -110,7 +107,7 @@ def test_multiprocessing_objects_that_are_in_use_are_shared(method: str) -> None
             data.queue.put(data.noted[0])  # its thread starts, and a connection to the manager
             assert data.queue.get(timeout=60) == os.getpid()
             # Workers that end with their epoch may not have sent all that they put into the queue.
-            options: dict[str, Any] = {"start_method": method, "persistent_workers": True}
+            options = {"start_method": method, "persistent_workers": True}
             with DataLoader(data, 4, num_workers=2, **options) as loader:
                 for _ in range(2):
                     assert torch.cat(list(loader)).tolist() == list(range(8))
@@ -130,7 +127,7 @@ def test_multiprocessing_objects_that_are_in_use_are_shared(method: str) -> None
 
 @pytest.mark.parametrize("kept", [{"seed": 0, "persistent_workers": True}, {"schedule": "ownx3@4"}])
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_shared_epoch_is_in_all_batches_of_the_epoch(method: str, kept: dict[str, Any]) -> None:
+def test_a_shared_epoch_is_in_all_batches_of_the_epoch(method, kept):
     data = Cached()
     with DataLoader(data, 4, num_workers=2, start_method=method, shuffle=True, **kept) as loader:
         for epoch in range(3):
@@ -140,7 +137,7 @@ def test_a_shared_epoch_is_in_all_batches_of_the_epoch(method: str, kept: dict[s
 
 
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
-def test_sharing_leaves_no_descriptor_and_no_thread(method: str) -> None:
+def test_sharing_leaves_no_descriptor_and_no_thread(method):
     data = Cached()
     list(DataLoader(data, 4, num_workers=1, start_method=method))
     gc.collect()
@@ -153,18 +150,18 @@ def test_sharing_leaves_no_descriptor_and_no_thread(method: str) -> None:
 
 
 class Listed(Dataset[Any]):
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, tensors):
         self.tensors = tensors
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.tensors)
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         self.tensors[index] += 1
         return self.tensors[index]
 
 
-def test_hundreds_of_shared_tensors_stay_shared() -> None:
+def test_hundreds_of_shared_tensors_stay_shared():
     data = Listed([torch.tensor(index).share_memory_() for index in range(300)])
     with DataLoader(data, 50, num_workers=2, start_method="forkserver") as loader:
         assert torch.cat(list(loader)).tolist() == list(range(1, 301))
@@ -172,9 +169,7 @@ def test_hundreds_of_shared_tensors_stay_shared() -> None:
 
 
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
-def test_more_tensors_than_there_are_descriptors_for_are_copied_with_a_warning(
-    method: str,
-) -> None:
+def test_more_tensors_than_there_are_descriptors_for_are_copied_with_a_warning(method):
     data = Listed([torch.tensor(index) for index in range(300)])
     with (
         DataLoader(data, 50, num_workers=2, start_method=method) as loader,
@@ -183,8 +178,8 @@ def test_more_tensors_than_there_are_descriptors_for_are_copied_with_a_warning(
         assert torch.cat(list(loader)).tolist() == list(range(1, 301))
 
 
-def test_lock_of_another_start_method_is_named() -> None:
+def test_lock_of_another_start_method_is_named():
     data = Listed([])
-    data.lock = multiprocessing.get_context("fork").Lock()  # type: ignore[attr-defined]
+    data.lock = multiprocessing.get_context("fork").Lock()
     with pytest.raises(UsageError, match=r"^dataset\.lock .*fork context"):
         iter(DataLoader(data, num_workers=1, start_method="forkserver"))

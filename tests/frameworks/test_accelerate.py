@@ -6,8 +6,6 @@ import gc
 import pickle
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,15 +29,15 @@ accelerate: Any
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _accelerate() -> None:
+def _accelerate():
     """Import Accelerate for these tests alone; see `needs`."""
     global accelerate
     import accelerate
 
 
-def made(length: int = 20, *, world_size: int = 1, drop_last: bool = False) -> DataLoader[Any]:
+def made(length=20, *, world_size=1, drop_last=False):
     return DataLoader(
-        range(length),  # type: ignore[arg-type]
+        range(length),
         batch_size=8,
         seed=0,
         drop_last=drop_last,
@@ -49,7 +47,7 @@ def made(length: int = 20, *, world_size: int = 1, drop_last: bool = False) -> D
 
 
 @pytest.fixture
-def accelerator() -> Iterator[Any]:
+def accelerator():
     # Accelerate's loaders stay registered if an iteration is left early.
     accelerate.state.GradientState._reset_state()
     made = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -57,7 +55,7 @@ def accelerator() -> Iterator[Any]:
     made.free_memory()
 
 
-def test_prepared_loader_is_same_object_and_end_is_detected(accelerator: Any) -> None:
+def test_prepared_loader_is_same_object_and_end_is_detected(accelerator):
     loader = made()
     assert prepare(accelerator, loader) is loader
     assert accelerator.prepare(loader) is loader
@@ -71,7 +69,7 @@ def test_prepared_loader_is_same_object_and_end_is_detected(accelerator: Any) ->
         assert not accelerator.gradient_state.in_dataloader
 
 
-def test_loop_left_early_ends_for_accelerate(accelerator: Any) -> None:
+def test_loop_left_early_ends_for_accelerate(accelerator):
     loader = prepare(accelerator, made())
     batches = iter(loader)
     next(batches)
@@ -82,9 +80,7 @@ def test_loop_left_early_ends_for_accelerate(accelerator: Any) -> None:
 
 @pytest.mark.parametrize("config", [{}, {"split_batches": True}])
 @pytest.mark.parametrize("saved", [True, *slow(False)])
-def test_first_batches_are_skipped_once_and_the_end_is_detected(
-    config: dict[str, Any], saved: bool, tmp_path: Path
-) -> None:
+def test_first_batches_are_skipped_once_and_the_end_is_detected(config, saved, tmp_path):
     accelerator = accelerator_of(**config)
     loader = prepare(accelerator, DataLoader(list(range(20)), 3, num_workers=1))
     batches = iter(loader)
@@ -105,7 +101,7 @@ def test_first_batches_are_skipped_once_and_the_end_is_detected(
     accelerator.free_memory()
 
 
-def test_skip_first_batches_uses_torch_workers(accelerator: Any) -> None:
+def test_skip_first_batches_uses_torch_workers(accelerator):
     loader = prepare(accelerator, DataLoader(list(range(20)), 3))
     rest = accelerate.skip_first_batches(loader, 5)
     assert [batch.tolist() for batch in rest] == [[15, 16, 17], [18, 19]]
@@ -113,15 +109,15 @@ def test_skip_first_batches_uses_torch_workers(accelerator: Any) -> None:
         list(accelerate.skip_first_batches(prepare(accelerator, made()), 1))
 
 
-def test_accelerator_pickles_and_skips_other_loaders_as_usual(accelerator: Any) -> None:
+def test_accelerator_pickles_and_skips_other_loaders_as_usual(accelerator):
     prepare(accelerator, made())
     again = pickle.loads(pickle.dumps(accelerator))
-    stock = again.prepare(TorchDataLoader(list(range(6)), 2))  # type: ignore[arg-type]
+    stock = again.prepare(TorchDataLoader(list(range(6)), 2))
     assert [batch.tolist() for batch in again.skip_first_batches(stock, 1)] == [[2, 3], [4, 5]]
 
 
 @pytest.mark.parametrize("config", [{}, {"split_batches": True}])
-def test_prepared_loader_and_accelerator_are_garbage_collected(config: dict[str, Any]) -> None:
+def test_prepared_loader_and_accelerator_are_garbage_collected(config):
     accelerator = accelerator_of(**config)
     loader = prepare(accelerator, DataLoader(list(range(6)), 2))
     batches = iter(loader)
@@ -135,7 +131,7 @@ def test_prepared_loader_and_accelerator_are_garbage_collected(config: dict[str,
         gc.enable()
 
 
-def test_another_number_of_processes_raises(accelerator: Any) -> None:
+def test_another_number_of_processes_raises(accelerator):
     with pytest.raises(UsageError, match="over 2 ranks, but Accelerate runs 1"):
         prepare(accelerator, made(world_size=2))
 
@@ -143,7 +139,7 @@ def test_another_number_of_processes_raises(accelerator: Any) -> None:
 @pytest.mark.parametrize(
     ("length", "world_size", "remainder"), [(20, 1, 4), (16, 1, 0), (21, 2, 5), (37, 4, 0)]
 )
-def test_repeated_rows_are_removed_at_the_end(length: int, world_size: int, remainder: int) -> None:
+def test_repeated_rows_are_removed_at_the_end(length, world_size, remainder):
     assert unpadded_rows(made(length, world_size=world_size)) == remainder
     assert unpadded_rows(made(length, world_size=world_size, drop_last=True)) == 0
 
@@ -156,23 +152,23 @@ class Told(Dataset[int]):
 
     epoch = -1
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 20
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return index
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.epoch = epoch
 
 
-def accelerator_of(**config: Any) -> Any:
+def accelerator_of(**config):
     return accelerate.Accelerator(
         cpu=True, dataloader_config=accelerate.utils.DataLoaderConfiguration(**config)
     )
 
 
-def theirs_and_ours(make: Callable[[], Any], dataset: Any, **options: Any) -> tuple[list[Any], ...]:
+def theirs_and_ours(make, dataset, **options):
     """Two epochs in Accelerate with torch's class, with feedline's, and with `prepare`."""
     found = []
     for kind, put in (
@@ -207,9 +203,7 @@ def theirs_and_ours(make: Callable[[], Any], dataset: Any, **options: Any) -> tu
     ],
 )
 @pytest.mark.parametrize("workers", [0, *slow(2)])
-def test_each_setting_gives_batches_of_torch_dataloader(
-    config: dict[str, Any], options: dict[str, Any], workers: int
-) -> None:
+def test_each_setting_gives_batches_of_torch_dataloader(config, options, workers):
     options = {"batch_size": 4, "num_workers": workers, **options}
     theirs, ours, prepared = theirs_and_ours(
         lambda: accelerator_of(**config), list(range(18)), **options
@@ -217,7 +211,7 @@ def test_each_setting_gives_batches_of_torch_dataloader(
     assert ours == prepared == theirs
 
 
-def test_iterable_datasets_and_set_epoch_use_accelerate_loader() -> None:
+def test_iterable_datasets_and_set_epoch_use_accelerate_loader():
     theirs, ours, prepared = theirs_and_ours(accelerator_of, Told(), batch_size=4)
     assert ours == prepared == theirs
     data = Told()
@@ -226,17 +220,15 @@ def test_iterable_datasets_and_set_epoch_use_accelerate_loader() -> None:
     assert data.epoch == 0  # of each loader's first epoch
 
 
-def test_no_stock_loader_is_reported_if_feedline_replaces_torchs_class(
-    monkeypatch: pytest.MonkeyPatch, accelerator: Any
-) -> None:
+def test_no_stock_loader_is_reported_if_feedline_replaces_torchs_class(monkeypatch, accelerator):
     monkeypatch.setattr(accelerate.data_loader, "DataLoader", DataLoader)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Accelerate builds a torch DataLoader")
-        prepared = accelerator.prepare(DataLoader(torch.arange(6), 2))  # type: ignore[arg-type]
+        prepared = accelerator.prepare(DataLoader(torch.arange(6), 2))
     assert [batch.tolist() for batch in prepared] == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_replaced_stock_loader_warns_once_with_function_to_call() -> None:
+def test_replaced_stock_loader_warns_once_with_function_to_call():
     loader, accelerator = DataLoader(list(range(8)), 4), accelerator_of(split_batches=True)
     with pytest.warns(RuntimeWarning, match=r"integrations\.accelerate\.prepare"):
         assert accelerator.prepare(loader) is not loader
@@ -259,18 +251,18 @@ def test_replaced_stock_loader_warns_once_with_function_to_call() -> None:
     ],
     ids=["schedule", "rows", "ranks"],
 )
-def test_unsupported_stock_loader_raises(accelerator: Any, loader: Any) -> None:
+def test_unsupported_stock_loader_raises(accelerator, loader):
     with loader() as built, pytest.raises(UsageError, match=r"integrations\.accelerate\.prepare"):
         accelerator.prepare(built)
 
 
-def test_loader_with_own_order_rejects_unsupported_options() -> None:
+def test_loader_with_own_order_rejects_unsupported_options():
     for config in ({"split_batches": True}, {"dispatch_batches": True}, {"data_seed": 3}):
         with pytest.raises(UsageError, match=f"makes its own order.*{next(iter(config))}="):
             prepare(accelerator_of(**config), made())
 
 
-def test_ranks_that_share_a_batch_are_left_to_accelerate() -> None:
+def test_ranks_that_share_a_batch_are_left_to_accelerate():
     accelerator = accelerator_of()
     accelerator.state.device_mesh = SimpleNamespace(mesh_dim_names=("dp_shard", "tp"))
     try:

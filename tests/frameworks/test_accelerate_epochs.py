@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,23 +25,23 @@ accelerate: Any
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _accelerate() -> None:
+def _accelerate():
     """Import Accelerate for these tests alone; see `needs`."""
     global accelerate
     import accelerate
 
 
-NUMBERS: Any = list(range(12))
+NUMBERS = list(range(12))
 
 
 @pytest.fixture(autouse=True)
-def _no_loader_is_noted(_accelerate: None) -> Iterator[None]:
+def _no_loader_is_noted(_accelerate):
     accelerate.state.GradientState._reset_state()
     yield
     accelerate.state.GradientState._reset_state()
 
 
-def accelerator_of(steps: int = 1, **config: Any) -> Any:
+def accelerator_of(steps=1, **config):
     return accelerate.Accelerator(
         cpu=True,
         gradient_accumulation_steps=steps,
@@ -51,25 +49,25 @@ def accelerator_of(steps: int = 1, **config: Any) -> Any:
     )
 
 
-def rows(batches: Any) -> list[Any]:
+def rows(batches):
     return [batch.tolist() for batch in batches]
 
 
 class Says(Sampler[Any]):
     """Batches of two, of a number that may be wrong."""
 
-    def __init__(self, said: int) -> None:
+    def __init__(self, said):
         self.said = said
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         yield from ([0, 1], [2, 3], [4, 5])
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.said
 
 
 class SaysNothing(Sampler[Any]):
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         yield from ([0, 1], [2, 3], [4, 5])
 
 
@@ -78,13 +76,13 @@ class Turning(Sampler[int]):
 
     turn = 0
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.turn = epoch
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 12
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         return iter([(k + self.turn) % 12 for k in range(12)])
 
 
@@ -105,9 +103,7 @@ class Turning(Sampler[int]):
     ids=["plain", "seed", "worker", "right", "too many", "too few", "none"],
 )
 @pytest.mark.parametrize("look", [False, True])
-def test_last_accumulation_steps_independently_of_other_queries(
-    options: dict[str, Any], look: bool
-) -> None:
+def test_last_accumulation_steps_independently_of_other_queries(options, look):
     accelerator = accelerator_of(2)
     loader = prepare(accelerator, DataLoader(list(range(6)), **options))
     synchronised = []
@@ -122,7 +118,7 @@ def test_last_accumulation_steps_independently_of_other_queries(
 
 
 @pytest.mark.parametrize("schedule", [None, "ownx1@50,ownx1@64"])
-def test_metrics_count_each_sample_once_at_any_batch_size(schedule: str | None) -> None:
+def test_metrics_count_each_sample_once_at_any_batch_size(schedule):
     accelerator = accelerator_of()
     loader = prepare(accelerator, DataLoader(list(range(100)), 32, schedule=schedule))
     for _ in range(2):
@@ -134,24 +130,24 @@ def test_metrics_count_each_sample_once_at_any_batch_size(schedule: str | None) 
 
 
 @pytest.mark.parametrize("put", [lambda accelerator, loader: accelerator.prepare(loader), prepare])
-def test_sampler_epoch_is_set_under_any_name(put: Any) -> None:
+def test_sampler_epoch_is_set_under_any_name(put):
     wanted = accelerator_of().prepare(TorchDataLoader(NUMBERS, 3, sampler=Turning()))
     found = put(accelerator_of(), DataLoader(NUMBERS, 3, sampler=Turning()))
     for _ in range(3):
         assert rows(found) == rows(wanted)
 
 
-def test_dataset_with_set_epoch_is_rejected_with_feedline_order() -> None:
+def test_dataset_with_set_epoch_is_rejected_with_feedline_order():
     class Dated(torch.utils.data.Dataset[int]):
         epoch = 0
 
-        def set_epoch(self, epoch: int) -> None:
+        def set_epoch(self, epoch):
             self.epoch = epoch
 
-        def __len__(self) -> int:
+        def __len__(self):
             return 4
 
-        def __getitem__(self, index: int) -> int:
+        def __getitem__(self, index):
             return 100 * self.epoch + index
 
     with pytest.raises(UsageError, match="set_epoch"):
@@ -165,9 +161,9 @@ def test_dataset_with_set_epoch_is_rejected_with_feedline_order() -> None:
 
 @pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize("sampler", ["distributed", "turning", "shuffle"])
-def test_remaining_epoch_of_wrapper_belongs_to_next_epoch(sampler: str, before: int) -> None:
-    def found(kind: Any, put: Any) -> list[Any]:
-        options: dict[str, Any] = {
+def test_remaining_epoch_of_wrapper_belongs_to_next_epoch(sampler, before):
+    def found(kind, put):
+        options = {
             "distributed": {"sampler": DistributedSampler(NUMBERS, 1, 0)},
             "turning": {"sampler": Turning()},
             "shuffle": {"shuffle": True},
@@ -184,9 +180,7 @@ def test_remaining_epoch_of_wrapper_belongs_to_next_epoch(sampler: str, before: 
 
 
 @pytest.mark.parametrize("options", [{}, {"seed": 0}])
-def test_run_saved_at_last_batch_resumes_with_next_epoch(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_run_saved_at_last_batch_resumes_with_next_epoch(options, tmp_path):
     accelerator = accelerator_of()
     loader = prepare(accelerator, DataLoader(NUMBERS, 3, shuffle=True, **options))
     for step, _ in enumerate(loader):
@@ -201,7 +195,7 @@ def test_run_saved_at_last_batch_resumes_with_next_epoch(
     assert len(rows(again)) == 4
 
 
-def test_the_rest_of_a_wrapper_by_either_way_has_the_batches_that_are_left() -> None:
+def test_the_rest_of_a_wrapper_by_either_way_has_the_batches_that_are_left():
     accelerator = accelerator_of(split_batches=True)
     loader = prepare(accelerator, DataLoader(NUMBERS, 3, on_error="skip"))
     rest = accelerate.skip_first_batches(loader, 1)
@@ -216,12 +210,12 @@ def test_the_rest_of_a_wrapper_by_either_way_has_the_batches_that_are_left() -> 
 
 
 @pytest.mark.parametrize("given", [{"schedule": "8x1,12x1"}, {"seed": 0}])
-def test_schedule_with_sampler_is_not_ignored(given: dict[str, Any]) -> None:
-    def sized(index: int) -> int:
+def test_schedule_with_sampler_is_not_ignored(given):
+    def sized(index):
         return feedline.image_size(default=1)
 
     class Sized(torch.utils.data.Dataset[int]):
-        def __len__(self) -> int:
+        def __len__(self):
             return 4
 
         __getitem__ = staticmethod(sized)
@@ -234,7 +228,7 @@ def test_schedule_with_sampler_is_not_ignored(given: dict[str, Any]) -> None:
         assert [rows(kept) for _ in range(2)] == [[[8, 8]] * 2, [[12, 12]] * 2]
 
 
-def test_stepwise_batches_follow_feedline_order_on_all_ranks() -> None:
+def test_stepwise_batches_follow_feedline_order_on_all_ranks():
     with pytest.raises(UsageError, match="samplers define"):
         Stepwise(DataLoader(NUMBERS, 3))
     third = Stepwise(DataLoader(NUMBERS, 3, seed=0, rank=0, world_size=3))

@@ -1,9 +1,5 @@
 """Accelerate on two processes: the batches, syncs and gathered rows that torch's class gives."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from packages import needs
@@ -168,7 +164,7 @@ if __name__ == "__main__":
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_two_processes_match_torch_dataloader_for_each_setting(tmp_path: Path) -> None:
+def test_two_processes_match_torch_dataloader_for_each_setting(tmp_path):
     for found in said_by_ranks(SCRIPT, 2, str(tmp_path)):
         samples, refused = found.pop("planned")
         assert samples == list(range(16))

@@ -1,10 +1,7 @@
 """fastai: a Learner gets from feedline's loaders the very batches that torch's class gives it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader
@@ -21,7 +18,7 @@ pytestmark = [
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("case", ["workers", "mixup", "lr_find", "get_preds", *slow("pickled")])
-def test_learner_matches_torch_dataloader(case: str, tmp_path: Path) -> None:
+def test_learner_matches_torch_dataloader(case, tmp_path):
     from learner_runs import CASES
 
     theirs, ours = (CASES[case](kind, tmp_path) for kind in (DataLoader, feedline.DataLoader))
@@ -30,7 +27,7 @@ def test_learner_matches_torch_dataloader(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fastai_patches_of_pillow_and_torch_keep_pipelines_fused() -> None:
+def test_fastai_patches_of_pillow_and_torch_keep_pipelines_fused():
     """In a new process, because the import changes classes of Pillow and torch."""
     script = """
 import warnings

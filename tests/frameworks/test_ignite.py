@@ -1,11 +1,7 @@
 """Ignite: engines run with feedline's loaders like with torch's, and resume."""
 
-from __future__ import annotations
-
 import random
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +19,7 @@ NUMBERS = list(range(22))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _ignite() -> None:
+def _ignite():
     """Import Ignite for these tests alone; see `needs`."""
     global BatchSizeScheduler, Checkpoint, Events, auto, engines
     with warnings.catch_warnings():
@@ -35,16 +31,16 @@ def _ignite() -> None:
         from ignite.handlers.param_scheduler import BatchSizeScheduler
 
 
-def engine(kind: str = "Engine") -> tuple[Any, list[Any]]:
+def engine(kind="Engine"):
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)
-    seen: list[Any] = []
+    seen = []
     made = getattr(engines, kind)
     return made(lambda it, batch: seen.append([it.state.epoch, batch.tolist()])), seen
 
 
-def assert_same(run: Callable[[Any], list[Any]]) -> list[Any]:
+def assert_same(run):
     """Assert that a run sees with feedline's class what it sees with torch's. Return it."""
     theirs, ours = map(run, KINDS)
     assert theirs
@@ -54,8 +50,8 @@ def assert_same(run: Callable[[Any], list[Any]]) -> list[Any]:
 
 @pytest.mark.parametrize(("epoch_length", "workers"), [(None, 0), (9, 2), *slow((4, 0), (9, 1))])
 @pytest.mark.parametrize("kind", ["Engine", "DeterministicEngine"])
-def test_an_epoch_of_any_length(kind: str, epoch_length: int | None, workers: int) -> None:
-    def run(loader: Any) -> list[Any]:
+def test_an_epoch_of_any_length(kind, epoch_length, workers):
+    def run(loader):
         trainer, seen = engine(kind)
         options = {"num_workers": workers, "persistent_workers": workers == 2}
         data = loader(NUMBERS, 4, shuffle=True, **options)
@@ -72,7 +68,7 @@ def test_an_epoch_of_any_length(kind: str, epoch_length: int | None, workers: in
         *slow((False, {"epoch": 2}), (True, {"iteration": 15}), (True, {"epoch": 2})),
     ],
 )
-def test_deterministic_engine_resumes(weighted: bool, place: dict[str, int]) -> None:
+def test_deterministic_engine_resumes(weighted, place):
     found = []
     for loader in KINDS:
         sampler = WeightedRandomSampler(torch.arange(1.0, 23.0), 22) if weighted else None
@@ -90,10 +86,10 @@ def test_deterministic_engine_resumes(weighted: bool, place: dict[str, int]) -> 
 
 
 @pytest.mark.parametrize("options", [{}, {"seed": 1}], ids=["torch's order", "feedline's order"])
-def test_a_checkpoint_holds_the_loaders_place(options: dict[str, int]) -> None:
+def test_a_checkpoint_holds_the_loaders_place(options):
     trainer, whole = engine()
     data = feedline.DataLoader(NUMBERS, 4, shuffle=True, num_workers=2, **options)
-    kept: list[Any] = []
+    kept = []
     keep = Checkpoint({"trainer": trainer, "loader": data}, lambda saved, *_: kept.append(saved))
     trainer.add_event_handler(Events.ITERATION_COMPLETED(once=9), keep)
     trainer.run(data, max_epochs=2)
@@ -105,8 +101,8 @@ def test_a_checkpoint_holds_the_loaders_place(options: dict[str, int]) -> None:
 
 
 @pytest.mark.slow
-def test_a_batch_size_that_changes_with_the_epochs() -> None:
-    def run(loader: Any) -> list[Any]:
+def test_a_batch_size_that_changes_with_the_epochs():
+    def run(loader):
         trainer, seen = engine()
         data = loader(NUMBERS, 2, num_workers=2)
         BatchSizeScheduler(data, lambda epoch: 2 + 3 * epoch).attach(trainer)
@@ -116,7 +112,7 @@ def test_a_batch_size_that_changes_with_the_epochs() -> None:
     assert len({size for _, size in assert_same(run)}) > 2
 
 
-RANKED: dict[str, Callable[[], dict[str, Any]]] = {
+RANKED = {
     "shuffled": lambda: {"batch_size": 6, "shuffle": True, "num_workers": 2},
     "full batches": lambda: {"batch_size": 6, "drop_last": True},
     "weighted": lambda: {"batch_size": 6, "sampler": WeightedRandomSampler(torch.ones(22), 22)},
@@ -125,12 +121,10 @@ RANKED: dict[str, Callable[[], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", ["Engine", *slow("DeterministicEngine")])
 @pytest.mark.parametrize("case", RANKED)
-def test_auto_dataloader_on_two_ranks(
-    case: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_dataloader_on_two_ranks(case, kind, monkeypatch):
     monkeypatch.setattr(auto.idist, "get_world_size", lambda: 2)
 
-    def run(loader: Any) -> list[Any]:
+    def run(loader):
         found = []
         monkeypatch.setattr(auto, "DataLoader", loader)
         for rank in range(2):

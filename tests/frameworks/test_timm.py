@@ -6,7 +6,6 @@ import importlib.util
 import random
 import sys
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _timm() -> None:
+def _timm():
     """Import timm for these tests alone; see `needs`."""
     global timm, integration
     with warnings.catch_warnings():
@@ -36,7 +35,7 @@ def _timm() -> None:
         from feedline.integrations import timm as integration
 
 
-def picture(number: int) -> tuple[Any, int]:
+def picture(number):
     pixels = np.random.default_rng(number).integers(0, 255, (24, 28, 3), dtype=np.uint8)
     return Image.fromarray(pixels), number
 
@@ -44,10 +43,10 @@ def picture(number: int) -> tuple[Any, int]:
 class Pictures(Dataset[Any]):
     transform: Any = None  # timm sets it
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 22
 
-    def __getitem__(self, number: int) -> tuple[Any, int]:
+    def __getitem__(self, number):
         image, label = picture(number)
         return (self.transform(image) if self.transform else image), label
 
@@ -55,14 +54,14 @@ class Pictures(Dataset[Any]):
 class Stream(IterableDataset[Any]):
     transform: Any = None
 
-    def __iter__(self) -> Iterator[tuple[Any, int]]:
+    def __iter__(self):
         worker = torch.utils.data.get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
         for image, label in map(picture, range(first, 10, step)):
             yield self.transform(image), label
 
 
-def built_of(kind: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def built_of(kind, monkeypatch):
     """timm's loader module with `kind` instead of torch's class."""
     monkeypatch.setattr(torch.utils.data, "DataLoader", kind)
     spec = importlib.util.find_spec("timm.data.loader")
@@ -74,15 +73,15 @@ def built_of(kind: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def plain(part: Any) -> Any:
+def plain(part):
     if isinstance(part, dict):
         return {name: plain(value) for name, value in part.items()}
     return [str(part.dtype), part.tolist()] if isinstance(part, Tensor) else part
 
 
-def epochs(loader: Any, *, pixels: bool = True) -> list[Any]:
+def epochs(loader, *, pixels=True):
     """Three epochs as seen by timm's training loop."""
-    found: list[Any] = [] if isinstance(loader.dataset, IterableDataset) else [len(loader)]
+    found = [] if isinstance(loader.dataset, IterableDataset) else [len(loader)]
     for epoch in range(3):
         for part in (loader.dataset, loader.batch_sampler, loader.sampler):
             if hasattr(part, "set_epoch"):
@@ -93,13 +92,13 @@ def epochs(loader: Any, *, pixels: bool = True) -> list[Any]:
     return found
 
 
-def create(timms: Any, dataset: Any = None, *, pixels: bool = True, **options: Any) -> list[Any]:
+def create(timms, dataset=None, *, pixels=True, **options):
     usual = {"no_aug": pixels, "device": CPU, "persistent_workers": False}
     loader = timms.create_loader(dataset or Pictures(), (3, 16, 16), 4, **{**usual, **options})
     return epochs(loader, pixels=pixels)
 
 
-def distributed(timms: Any, **options: Any) -> list[Any]:
+def distributed(timms, **options):
     found = []
     for rank in range(2):
         with pytest.MonkeyPatch.context() as patch:
@@ -109,7 +108,7 @@ def distributed(timms: Any, **options: Any) -> list[Any]:
     return found
 
 
-def mixed(timms: Any) -> list[Any]:
+def mixed(timms):
     """Mixed pictures, and then those that follow when mixing is switched off."""
     mixup = timm.data.FastCollateMixup(mixup_alpha=0.5, num_classes=22)
     options = {"collate_fn": mixup, "num_workers": 1, "persistent_workers": False}
@@ -121,11 +120,11 @@ def mixed(timms: Any) -> list[Any]:
     return [shapes, epochs(loader)]
 
 
-def seed_of(worker: Any) -> int:
+def seed_of(worker):
     return int(worker.seed)
 
 
-def naflex(_: Any, *, is_training: bool) -> list[Any]:
+def naflex(_, *, is_training):
     options = {"patch_size": 8, "train_seq_lens": (4, 9), "max_seq_len": 9, "batch_size": 4}
     options |= {"no_aug": True, "pin_memory": False, "persistent_workers": False}
     return epochs(
@@ -135,10 +134,10 @@ def naflex(_: Any, *, is_training: bool) -> list[Any]:
     )
 
 
-TRAIN: dict[str, Any] = {"is_training": True, "num_workers": 2}
+TRAIN = {"is_training": True, "num_workers": 2}
 LASTING = {"persistent_workers": True, "use_multi_epochs_loader": True}
 SIZES = {"input_size_choices": (16, 24), "batch_size_choices": (4, 2)}
-CASES: dict[str, Any] = {
+CASES = {
     "training": lambda timms: create(timms, use_prefetcher=False, **TRAIN),
     "augmented": lambda timms: create(timms, pixels=False, auto_augment="rand-m9", **TRAIN),
     "workers' seeds": lambda timms: create(timms, pixels=False, worker_seeding=seed_of, **TRAIN),
@@ -168,7 +167,7 @@ SLOW = ("workers' seeds", "naflex, evaluation", "ranks", "training")
         *slow(*(each for each in SLOW if each not in UNCOVERED)),
     ],
 )
-def test_create_loader_matches_timm(case: str) -> None:
+def test_create_loader_matches_timm(case):
     found = []
     for timms in (timm.data, integration):
         torch.manual_seed(1)
@@ -180,7 +179,7 @@ def test_create_loader_matches_timm(case: str) -> None:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("case", [*(each for each in CASES if each not in SLOW), *slow(*SLOW)])
-def test_timm_loaders_match_torch_dataloader(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_loaders_match_torch_dataloader(case, monkeypatch):
     found = []
     for kind in (DataLoader, feedline.DataLoader):
         torch.manual_seed(1)

@@ -1,11 +1,6 @@
 """`feedline.integrations.timm.create_loader` against timm's own, on folders of images."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +22,7 @@ GREY_LEVEL = 1 / 255 / 0.224  # of a normalised image
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _timm() -> None:
+def _timm():
     """Import timm for these tests alone; see `needs`."""
     global create_loader, data
     with warnings.catch_warnings():
@@ -38,28 +33,28 @@ def _timm() -> None:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+def root(tmp_path_factory):
     return str(write_images(tmp_path_factory.mktemp("images")))
 
 
-def folder(root: str) -> Any:
+def folder(root):
     return data.create_dataset("", root=root)
 
 
-def create(dataset: Any, size: Any = (3, 32, 32), batch_size: int = 4, **options: Any) -> Any:
+def create(dataset, size=(3, 32, 32), batch_size=4, **options):
     return create_loader(dataset, size, batch_size, **{"device": CPU, "num_workers": 1, **options})
 
 
-def timms(dataset: Any, size: Any = (3, 32, 32), **options: Any) -> Any:
+def timms(dataset, size=(3, 32, 32), **options):
     return data.create_loader(dataset, size, 4, **{**options, "device": CPU, "num_workers": 0})
 
 
-def engine(loader: Any) -> str:
+def engine(loader):
     inner = getattr(loader, "loader", loader)
     return str(inner._runtime.stream.choice().engine)
 
 
-EVALUATION: dict[str, dict[str, Any]] = {
+EVALUATION = {
     "usual": {},
     "whole image": {"crop_pct": 1.0, "interpolation": "bicubic", "num_workers": 0},
     "squash": {"crop_mode": "squash"},
@@ -73,7 +68,7 @@ EVALUATION: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", EVALUATION)
-def test_evaluation_matches_timm_batches(root: str, case: str) -> None:
+def test_evaluation_matches_timm_batches(root, case):
     options = {"size": (3, 32, 32), **EVALUATION[case]}
     size = options.pop("size")
     timm_loader = timms(folder(root), size, **options)
@@ -93,7 +88,7 @@ def test_evaluation_matches_timm_batches(root: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["timm", "torchvision"])
-def test_training_makes_rows_with_all_augmentations_fused(root: str, kind: str) -> None:
+def test_training_makes_rows_with_all_augmentations_fused(root, kind):
     dataset = folder(root) if kind == "timm" else ImageFolder(root)
     loader = create(
         dataset, is_training=True, batch_size=3, auto_augment="rand-m9-mstd0.5", re_prob=1.0
@@ -111,7 +106,7 @@ def test_training_makes_rows_with_all_augmentations_fused(root: str, kind: str) 
     assert not torch.equal(epochs[0][0][0], epochs[1][0][0])
 
 
-def test_mixup_in_the_collate_function_can_be_switched_off(root: str) -> None:
+def test_mixup_in_the_collate_function_can_be_switched_off(root):
     mixup = data.FastCollateMixup(mixup_alpha=1.0, label_smoothing=0.0, num_classes=3)
     loader = create(folder(root), is_training=True, batch_size=6, collate_fn=mixup, hflip=1.0)
     assert engine(loader) == "samples"
@@ -127,7 +122,7 @@ def test_mixup_in_the_collate_function_can_be_switched_off(root: str) -> None:
 
 
 @pytest.fixture
-def process_group(tmp_path: Path) -> Iterator[None]:
+def process_group(tmp_path):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
     )
@@ -136,7 +131,7 @@ def process_group(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_repeated_augmentation_draws_different_pixels_of_same_images(root: str) -> None:
+def test_repeated_augmentation_draws_different_pixels_of_same_images(root):
     loader = create(
         folder(root), is_training=True, batch_size=6, distributed=True, num_aug_repeats=3
     )
@@ -148,13 +143,13 @@ def test_repeated_augmentation_draws_different_pixels_of_same_images(root: str) 
 
 
 @pytest.mark.usefixtures("process_group")
-def test_ranks_of_an_evaluation_keep_the_order(root: str) -> None:
+def test_ranks_of_an_evaluation_keep_the_order(root):
     loader = create(folder(root), distributed=True)
     labels = torch.cat([labels for _, labels in loader])
     assert labels.tolist() == [target for _, target in folder(root).reader.samples]
 
 
-def test_splits_of_augmentations_are_in_one_batch(root: str) -> None:
+def test_splits_of_augmentations_are_in_one_batch(root):
     dataset = data.AugMixDataset(folder(root), num_splits=3)
     loader = create(dataset, is_training=True, batch_size=2, num_aug_splits=3)
     images, labels = next(iter(loader))
@@ -163,13 +158,13 @@ def test_splits_of_augmentations_are_in_one_batch(root: str) -> None:
 
 
 @pytest.mark.parametrize("seeding", ["part", lambda worker: worker.id])
-def test_seeds_of_workers_are_rejected(root: str, seeding: Any) -> None:
+def test_seeds_of_workers_are_rejected(root, seeding):
     with pytest.raises(UsageError) as error:
         create(folder(root), worker_seeding=seeding)
     assert error.value.argument == "worker_seeding"
 
 
-def test_images_that_cannot_be_read_are_skipped_as_in_timm(tmp_path: Path) -> None:
+def test_images_that_cannot_be_read_are_skipped_as_in_timm(tmp_path):
     write_images(tmp_path)
     (tmp_path / "cats/b.png").write_bytes(b"no image")
     (tmp_path / "dogs/small.png").write_bytes(b"")
@@ -182,7 +177,7 @@ def test_images_that_cannot_be_read_are_skipped_as_in_timm(tmp_path: Path) -> No
         assert (images - expected_images).abs().mean() <= 0.02 * GREY_LEVEL
 
 
-def test_folder_without_a_readable_image_raises(tmp_path: Path) -> None:
+def test_folder_without_a_readable_image_raises(tmp_path):
     for name in IMAGES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"no image")

@@ -2,8 +2,6 @@
 rest, with feedline's class swapped in or in a user-defined Trainer, on one process and on two.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -37,7 +35,7 @@ pytestmark = [
         ),
     ],
 )
-def test_each_case_matches_torch_dataloader(way: str, case: str, tmp_path: Path) -> None:
+def test_each_case_matches_torch_dataloader(way, case, tmp_path):
     from trainer_runs import both
 
     theirs, ours = both(way, case, tmp_path)
@@ -46,7 +44,7 @@ def test_each_case_matches_torch_dataloader(way: str, case: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("way", ["prepare", *slow("Stepwise")])
-def test_resume_with_seed_continues_with_remaining_batches(way: str, tmp_path: Path) -> None:
+def test_resume_with_seed_continues_with_remaining_batches(way, tmp_path):
     from trainer_runs import ROWS, STEPS, whole_and_rest
 
     whole, rest = whole_and_rest(way, tmp_path)
@@ -58,7 +56,7 @@ def test_resume_with_seed_continues_with_remaining_batches(way: str, tmp_path: P
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_two_processes_match_and_resume(tmp_path: Path) -> None:
+def test_two_processes_match_and_resume(tmp_path):
     from trainer_runs import CASES, ROWS, STEPS
 
     here = Path(__file__).parent

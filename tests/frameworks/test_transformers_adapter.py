@@ -1,7 +1,5 @@
 """Stepwise: batches by epoch and step, in loaders rebuilt from its parts."""
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import Any
 
@@ -17,39 +15,39 @@ STEPS = 4
 class Numbers:
     """Samples are their indices, and the samples made so far are recorded."""
 
-    def __init__(self) -> None:
-        self.made: list[int] = []
+    def __init__(self):
+        self.made = []
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 8 * STEPS
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         self.made.append(index)
         return index
 
 
-def inner() -> DataLoader[Any]:
-    return DataLoader(Numbers(), 8, shuffle=True, seed=1)  # type: ignore[arg-type]
+def inner():
+    return DataLoader(Numbers(), 8, shuffle=True, seed=1)
 
 
 class Skipping(list[Any]):
     """A batch sampler without the first places, as skip_first_batches makes one."""
 
-    def __init__(self, inner: Any, first: int) -> None:
+    def __init__(self, inner, first):
         super().__init__(list(inner)[first:])
 
 
-def rows(batches: Any) -> list[list[int]]:
+def rows(batches):
     return [batch.tolist() for batch in batches]
 
 
 @pytest.fixture(scope="module")
-def epochs() -> list[list[list[int]]]:
+def epochs():
     loader = inner()
     return [rows(loader) for _ in range(6)]
 
 
-def test_epochs_may_come_in_any_order_and_be_left_early(epochs: Any) -> None:
+def test_epochs_may_come_in_any_order_and_be_left_early(epochs):
     loader = Stepwise(inner())
     assert len(loader) == STEPS
     assert [rows(loader) for _ in range(2)] == epochs[:2]
@@ -62,10 +60,10 @@ def test_epochs_may_come_in_any_order_and_be_left_early(epochs: Any) -> None:
 
 
 @pytest.mark.parametrize("first", [1, 3])
-def test_loader_rebuilt_from_parts_gives_remaining_batches(first: int, epochs: Any) -> None:
+def test_loader_rebuilt_from_parts_gives_remaining_batches(first, epochs):
     loader = Stepwise(made := inner())
     loader.set_epoch(2)
-    rest: Any = torch.utils.data.DataLoader(
+    rest = torch.utils.data.DataLoader(
         loader.dataset,
         batch_sampler=Skipping(loader.batch_sampler, first),
         collate_fn=loader.collate_fn,
@@ -76,7 +74,7 @@ def test_loader_rebuilt_from_parts_gives_remaining_batches(first: int, epochs: A
     assert rows(loader) == epochs[3]
 
 
-def test_restored_loader_begins_with_its_epoch(epochs: Any) -> None:
+def test_restored_loader_begins_with_its_epoch(epochs):
     first, other = inner(), inner()
     first.set_epoch(3)
     next(iter(first))

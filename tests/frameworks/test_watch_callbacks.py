@@ -1,10 +1,7 @@
 """Runs recorded in Lightning and Accelerate, in a process of their own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -104,7 +101,7 @@ if __name__ == "__main__":
 """
 
 
-def run_script(text: str, folder: Path, *arguments: str) -> str:
+def run_script(text, folder, *arguments):
     script = folder / "script.py"
     script.write_text(text)
     done = subprocess.run(
@@ -120,7 +117,7 @@ def run_script(text: str, folder: Path, *arguments: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["feedline", "torch"])
-def test_training_of_lightning_is_recorded(kind: str, tmp_path: Path) -> None:
+def test_training_of_lightning_is_recorded(kind, tmp_path):
     pytest.importorskip("lightning")
     assert run_script(LIGHTNING, tmp_path, kind, "").split() == ["exhausted"]
     run = read_run(tmp_path / "run")
@@ -133,7 +130,7 @@ def test_training_of_lightning_is_recorded(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_step_of_lightning_that_raises_is_recorded(tmp_path: Path) -> None:
+def test_step_of_lightning_that_raises_is_recorded(tmp_path):
     pytest.importorskip("lightning")
     assert run_script(LIGHTNING, tmp_path, "torch", "raise").split() == ["raised", "raised"]
     (entry,) = read_run(tmp_path / "run").passes
@@ -141,6 +138,6 @@ def test_step_of_lightning_that_raises_is_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_accelerate_loaders_are_watched_and_trackers_are_called(tmp_path: Path) -> None:
+def test_accelerate_loaders_are_watched_and_trackers_are_called(tmp_path):
     pytest.importorskip("accelerate")
     assert run_script(ACCELERATE, tmp_path) == "well\n"

@@ -1,7 +1,5 @@
 """Images and places of the user's files for the tests of sources."""
 
-from __future__ import annotations
-
 import pytest
 
 

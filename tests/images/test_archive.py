@@ -1,7 +1,5 @@
 """Image folders in zip and tar files, and shards of a WebDataset, read in place."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json
@@ -13,8 +11,6 @@ import struct
 import tarfile
 import tracemalloc
 import zipfile
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,7 +67,7 @@ def sharded(root, path):
     return write_tar(path, members)
 
 
-PACKED: dict[str, Callable[[Path, Path], Path]] = {
+PACKED = {
     "stored.zip": stored,
     "deflated.ZIP": zipped,
     "plain.tar": tarred,

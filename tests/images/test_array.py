@@ -1,7 +1,5 @@
 """Decoded images in one array: in memory, or mapped from a file."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

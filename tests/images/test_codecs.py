@@ -1,7 +1,5 @@
 """The registry of image formats: one object adds a format everywhere."""
 
-from __future__ import annotations
-
 import zipfile
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Crops, windows and moves of an image: inside it, as torchvision distributes and rounds them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Decoding: Pillow's pixels for valid images and their parts, an ImageError for others."""
 
-from __future__ import annotations
-
 import io
 import random
 import struct

@@ -1,7 +1,5 @@
 """Huffman codes that feedline reads in libjpeg's place: libjpeg's coefficients, or none."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

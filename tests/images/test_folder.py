@@ -1,7 +1,5 @@
 """The image folder as a source of rows."""
 
-from __future__ import annotations
-
 import gc
 import os
 import tracemalloc

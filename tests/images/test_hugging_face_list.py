@@ -1,7 +1,5 @@
 """Images of Hugging Face's datasets as a source of rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,12 +1,9 @@
 """Lists of images with labels of any kind: from sequences, CSV, Parquet and frames."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +64,7 @@ def test_classes_may_be_given(jpeg_folder):
 
 ORDER = "one per path in the same order"
 NO_LABEL = r"sample 1.* no label \("
-REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+REFUSED = {
     "too few": ([1], {}, "12 images but 1 labels"),
     "one text": ("cat", {}, "labels must be a sequence"),
     "mixed": ([1, "cat", *[1] * 10], {}, r"mixed types: sample 0.*has 1 \(int\) and sample 1, 'ca"),
@@ -206,7 +203,7 @@ def test_column_is_numeric_if_all_cells_are(tmp_path, column, label, options, va
 
 
 A_LABEL, COLUMN = "path,label\na,1", "must be the name of a column"
-BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
+BAD_TABLES = {
     "no such column": ("paths,label\na,1", {}, "no column 'path'; nearest: 'paths'. Its col"),
     "one of several": ("path,a\nx,1", {"label": ["a", "zz"]}, "no column 'zz'. Its columns"),
     "twice": ("path,label,label\na,1,2", {}, "2 columns named 'label'"),

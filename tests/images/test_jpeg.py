@@ -1,7 +1,5 @@
 """A part of a JPEG: the bytes of the whole, whichever way it goes, and never a byte too far."""
 
-from __future__ import annotations
-
 import io
 import re
 import threading

@@ -1,10 +1,7 @@
 """Lazy images look like Pillow's own, and compiled transforms decode only a part of them."""
 
-from __future__ import annotations
-
 import io
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,7 +55,7 @@ def opened(path):
         return Image.open(file).convert("RGB")
 
 
-USES: dict[str, Callable[[Image.Image], Any]] = {
+USES = {
     "array": np.asarray,
     "bytes": lambda image: image.tobytes(),
     "copy": lambda image: image.copy().tobytes(),

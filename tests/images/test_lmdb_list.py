@@ -1,7 +1,5 @@
 """Lists of images in LMDBs that others have written."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import struct

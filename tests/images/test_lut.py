@@ -1,7 +1,5 @@
 """Pixels looked up in tables: compiled and by numpy, to the same bytes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

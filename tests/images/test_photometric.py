@@ -1,7 +1,5 @@
 """Colours and blurs, compiled: Pillow's bytes for every colour, and never a byte too far."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

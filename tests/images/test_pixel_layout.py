@@ -1,7 +1,5 @@
 """Pixels other than uint8 RGB: a property of the source, kept from file to batch."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import warnings

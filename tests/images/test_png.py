@@ -1,11 +1,8 @@
 """PNGs by feedline's own decoder: pixels and errors of Pillow."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -200,7 +197,7 @@ def turned(orientation):
     return exif.tobytes()[6:]
 
 
-ORIENTED: dict[str, Callable[[int], bytes]] = {
+ORIENTED = {
     "after": lambda turn: flawed(after=chunk(b"eXIf", turned(turn)) + END),
     "profile after": lambda turn: flawed(
         after=chunk(

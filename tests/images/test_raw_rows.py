@@ -1,7 +1,5 @@
 """Raw rows made together: each equals a row made alone, or is not handled."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,8 +1,6 @@
 """The compiled resize, by every implementation this processor has: torch's bytes, or Pillow's, for
 every image and window, and never a byte too far."""
 
-from __future__ import annotations
-
 import platform
 from itertools import product
 

@@ -1,7 +1,5 @@
 """A part of an image into a row: pixels of Pillow and torchvision, in place, compiled and not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

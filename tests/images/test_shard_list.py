@@ -1,7 +1,5 @@
 """Image lists in WebDataset tar shards, read in place."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,12 +1,8 @@
 """The contract of all image sources: rows, batches, states and caches of the folder they hold."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +33,7 @@ def array_file(root, scratch, crop):
     return ImageArray(scratch / "images.npy", scratch / "labels.npy")
 
 
-KINDS: dict[str, Callable[[Path, Path, Any], Any]] = {
+KINDS = {
     **{each.__name__: each for each in own_sources.SOURCES},
     **{
         f"hugging face, {kind}": lambda *given, kind=kind: own_sources.hugging_face(*given, kind)

@@ -1,12 +1,8 @@
 """Valid files of every format, orientation and chroma layout: Pillow's pixels from each source."""
 
-from __future__ import annotations
-
 import zipfile
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +74,7 @@ def read_raw_cache(root, scratch, **options):
     return ImageFolder(scratch / "cache", whole, **options)
 
 
-SOURCES: list[Callable[..., Any]] = [
+SOURCES = [
     *(read_folder, read_archive, read_list, read_hugging_face),
     *(read_cache, read_raw_cache),
 ]

@@ -1,11 +1,7 @@
 """Batches of a loader with real workers."""
 
-from __future__ import annotations
-
 import gc
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -23,7 +19,7 @@ from row_sources import Breaking, Rows
 SCHEDULE = "8x1@5,12x1@7,6x1"
 
 
-def shuffled(source: Any, batch_size: int, workers: int = 0, **options: Any) -> DataLoader:
+def shuffled(source, batch_size, workers=0, **options):
     """A loader of shuffled rows, by default at 8 px."""
     options = {"image_size": 8, "seed": 0, **options}
     return DataLoader(source, batch_size, shuffle=True, num_workers=workers, **options)
@@ -34,7 +30,7 @@ def shuffled(source: Any, batch_size: int, workers: int = 0, **options: Any) -> 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 5])
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_batches_match_plan_for_any_workers_and_prefetch(workers: int, prefetch: int) -> None:
+def test_batches_match_plan_for_any_workers_and_prefetch(workers, prefetch):
     with DataLoader(
         Rows(23), 4, schedule=SCHEDULE, num_workers=workers, prefetch=prefetch, seed=3
     ) as loader:
@@ -42,7 +38,7 @@ def test_batches_match_plan_for_any_workers_and_prefetch(workers: int, prefetch:
             assert read(loader) == planned_epoch(loader, epoch)
 
 
-def test_the_strength_of_a_phase_reaches_the_source() -> None:
+def test_the_strength_of_a_phase_reaches_the_source():
     weak = Phase(image_size=4, epochs=1, strength=0.25)
     strong = Phase(image_size=4, epochs=1)
     with DataLoader(Rows(6), 6, schedule=[weak, strong], num_workers=1, shuffle=False) as loader:
@@ -53,7 +49,7 @@ def test_the_strength_of_a_phase_reaches_the_source() -> None:
     assert planned_epoch(full, 1) == planned_epoch(loader, 1)
 
 
-ORDERS: dict[str, dict[str, Any]] = {
+ORDERS = {
     "shuffled": {"shuffle": True},
     "windows": {"shuffle": "window:300"},
     "weights": {"weights": np.arange(701) % 4 + 0.5},
@@ -62,8 +58,8 @@ ORDERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_ranks_share_each_batch_out_and_resume_as_another_number_of_ranks(order: str) -> None:
-    def ranks(world_size: int, state: dict[str, Any] | None = None) -> list[DataLoader]:
+def test_ranks_share_each_batch_out_and_resume_as_another_number_of_ranks(order):
+    def ranks(world_size, state=None):
         options = {"image_size": 4, "seed": 0, "world_size": world_size, **ORDERS[order]}
         made = [
             DataLoader(Rows(701), 60 // world_size, rank=rank, num_workers=rank % 2, **options)
@@ -73,7 +69,7 @@ def test_ranks_share_each_batch_out_and_resume_as_another_number_of_ranks(order:
             loader.load_state_dict(state)
         return made
 
-    def dealt(loaders: list[DataLoader]) -> list[bytes]:
+    def dealt(loaders):
         """All rows in the order that they were dealt out in."""
         rows = []
         for batches in zip(*loaders, strict=True):
@@ -107,7 +103,7 @@ def test_ranks_share_each_batch_out_and_resume_as_another_number_of_ranks(order:
 
 @pytest.mark.parametrize("schedule", ["16x1@30,64x1@4", "64x1@4,16x1@30"])
 @pytest.mark.parametrize("largest", [None, 64, 70])
-def test_every_size_that_may_be_set_fits_in_every_phase(schedule: str, largest: int | None) -> None:
+def test_every_size_that_may_be_set_fits_in_every_phase(schedule, largest):
     with DataLoader(
         Rows(31), 3, schedule=schedule, num_workers=1, max_image_size=largest
     ) as loader:
@@ -123,9 +119,9 @@ def test_every_size_that_may_be_set_fits_in_every_phase(schedule: str, largest: 
             assert read(loader) == [planned(loader.order, epoch, step, size) for step in steps]
 
 
-def test_memory_is_known_before_the_first_batch_and_grows_with_the_most_that_may_come() -> None:
-    def memory(**options: object) -> int:
-        return DataLoader(Rows(64), 32, num_workers=0, **options).memory_bytes  # type: ignore[arg-type]
+def test_memory_is_known_before_the_first_batch_and_grows_with_the_most_that_may_come():
+    def memory(**options):
+        return DataLoader(Rows(64), 32, num_workers=0, **options).memory_bytes
 
     slot = memory(image_size=64, prefetch=3) // 4
     assert 32 * (64 * 64 * 3 + 8) <= slot < 32 * (64 * 64 * 3 + 8) + 8192
@@ -138,7 +134,7 @@ def test_memory_is_known_before_the_first_batch_and_grows_with_the_most_that_may
 
 
 @pytest.mark.parametrize("way", ["is read", "is dropped", "loader is closed"])
-def test_workers_of_an_earlier_iteration_end_with_it(way: str) -> None:
+def test_workers_of_an_earlier_iteration_end_with_it(way):
     with DataLoader(Rows(12), 4, image_size=8, seed=0, num_workers=1) as loader:
         first = iter(loader)
         next(first)
@@ -165,7 +161,7 @@ def test_workers_of_an_earlier_iteration_end_with_it(way: str) -> None:
             assert [labels.tolist() for _, labels in second] == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-def test_len_is_of_the_epoch_under_way_and_then_of_the_next() -> None:
+def test_len_is_of_the_epoch_under_way_and_then_of_the_next():
     loader = DataLoader(Rows(10), 4, schedule="8x1,6x1@5", num_workers=0)
     lengths = [len(loader)]
     for _ in loader:
@@ -177,7 +173,7 @@ def test_len_is_of_the_epoch_under_way_and_then_of_the_next() -> None:
     assert len(shuffled(Rows(10), 4, drop_last=True)) == 2
 
 
-def test_batch_spec_is_available_with_batch() -> None:
+def test_batch_spec_is_available_with_batch():
     loader = DataLoader(Rows(10), 4, schedule="8x1,6x1@5", num_workers=0)
     assert loader.batch is None
     assert loader.phase.image_size == 8
@@ -192,7 +188,7 @@ def test_batch_spec_is_available_with_batch() -> None:
 # Workers
 
 
-def test_no_process_starts_or_stops_for_an_epoch_phase_or_size() -> None:
+def test_no_process_starts_or_stops_for_an_epoch_phase_or_size():
     with DataLoader(Rows(10), 4, schedule=SCHEDULE, num_workers=2, seed=1) as loader:
         pids = all_workers(loader, 2)
         for epoch in range(4):
@@ -207,7 +203,7 @@ def test_no_process_starts_or_stops_for_an_epoch_phase_or_size() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_closed_loader_raises_on_any_use(workers: int) -> None:
+def test_closed_loader_raises_on_any_use(workers):
     with shuffled(Rows(10), 4, workers) as loader:
         state = loader.state_dict()
         iteration = iter(loader)
@@ -225,7 +221,7 @@ def test_closed_loader_raises_on_any_use(workers: int) -> None:
             use()
 
 
-def test_an_exception_in_the_loop_closes_a_loader_used_as_a_context() -> None:
+def test_an_exception_in_the_loop_closes_a_loader_used_as_a_context():
     loader = DataLoader(Rows(10), 4, num_workers=1, image_size=8)
     with pytest.raises(ZeroDivisionError), loader:
         raise ZeroDivisionError(next(iter(loader)))
@@ -238,11 +234,9 @@ def test_an_exception_in_the_loop_closes_a_loader_used_as_a_context() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("statistics", [{}, {"mean": (0.5, 0.25, 0.0), "std": (0.5, 1.0, 0.1)}])
-def test_on_a_device_images_are_normalised_bit_for_bit(
-    dtype: torch.dtype, statistics: dict[str, tuple[float, float, float]]
-) -> None:
-    def loader(**options: object) -> DataLoader:
-        return DataLoader(Rows(10), 4, image_size=6, num_workers=0, seed=0, **options)  # type: ignore[arg-type]
+def test_on_a_device_images_are_normalised_bit_for_bit(dtype, statistics):
+    def loader(**options):
+        return DataLoader(Rows(10), 4, image_size=6, num_workers=0, seed=0, **options)
 
     mean = np.array(statistics.get("mean", (0.485, 0.456, 0.406)))
     std = np.array(statistics.get("std", (0.229, 0.224, 0.225)))
@@ -264,7 +258,7 @@ def test_on_a_device_images_are_normalised_bit_for_bit(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_failing_sample_is_named_with_worker_traceback(workers: int) -> None:
+def test_failing_sample_is_named_with_worker_traceback(workers):
     with DataLoader(
         Breaking(12, {7}), 3, image_size=4, num_workers=workers, shuffle=False, seed=0
     ) as loader:
@@ -284,7 +278,7 @@ def test_failing_sample_is_named_with_worker_traceback(workers: int) -> None:
         assert next(iter(loader))[1].tolist() == [0, 1, 2]
 
 
-def test_a_broken_image_is_an_image_error_that_names_its_file(jpeg_folder: Path) -> None:
+def test_a_broken_image_is_an_image_error_that_names_its_file(jpeg_folder):
     with shuffled(ImageFolder(jpeg_folder), 12, 1) as loader:
         missing = jpeg_folder / "cats" / "3.jpg"
         missing.rename(missing.with_suffix(".gone"))

@@ -1,14 +1,10 @@
 """Online adaptation of workers: batches stay identical."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import pickle
 import time
-from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +17,6 @@ from feedline.errors import UsageError
 from feedline.loader import adaptation
 from feedline.throughput.controller import SettingChange, What
 from feedline.throughput.thresholds import THRESHOLDS
-from feedline.throughput.windows import StepWindow
 from sets import Counting
 
 _MOST = 5000  # batches: many more than these tests need
@@ -30,13 +25,13 @@ _MOST = 5000  # batches: many more than these tests need
 class Numbers(Dataset[torch.Tensor]):
     """Each sample is waited for, as if it came from a server."""
 
-    def __init__(self, length: int, seconds: float | Callable[[int], float] = 0.0) -> None:
+    def __init__(self, length, seconds=0.0):
         self.length, self.seconds = length, seconds
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.length
 
-    def __getitem__(self, number: int) -> torch.Tensor:
+    def __getitem__(self, number):
         time.sleep(self.seconds(number) if callable(self.seconds) else self.seconds)
         return torch.tensor([number])
 
@@ -48,13 +43,13 @@ Change = int | tuple[What, float]
 class Script:
     """A controller with scripted decisions; records its input."""
 
-    def __init__(self, *changes: Change) -> None:
+    def __init__(self, *changes):
         self._changes = iter(changes)
-        self.limits: Any = None
-        self.windows: list[StepWindow] = []
-        self.prepared: list[tuple[Hashable, float, float]] = []
+        self.limits = None
+        self.windows = []
+        self.prepared = []
 
-    def observe(self, window: StepWindow) -> SettingChange | None:
+    def observe(self, window):
         self.windows.append(window)
         change = next(self._changes, None)
         if change is None:
@@ -65,33 +60,31 @@ class Script:
             kind="grow", what=what, before=before, after=after, reason="as written"
         )
 
-    def prepare(
-        self, phase: Hashable, step_ratio: float, work_ratio: float
-    ) -> SettingChange | None:
+    def prepare(self, phase, step_ratio, work_ratio):
         self.prepared.append((phase, step_ratio, work_ratio))
-        return None
+        return
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def often(monkeypatch):
     """Call the controller after every second step."""
     every_second = replace(THRESHOLDS, window_s=0.0, window_steps=2)
     monkeypatch.setattr(adaptation, "THRESHOLDS", every_second)
 
 
-def images(rows: int = 256) -> ImageArray:
+def images(rows=256):
     pixels = np.random.default_rng(0).integers(0, 256, (rows, 24, 24, 3), np.uint8)
     return ImageArray(pixels, np.arange(rows) % 10, transform=TrainCrop())
 
 
-def scripted(loader: DataLoader[Any], *changes: Change) -> Script:
+def scripted(loader, *changes):
     script = Script(*changes)
     loader.adapts = True
-    loader._runtime.adaptation._controller = script  # type: ignore[assignment, union-attr]
+    loader._runtime.adaptation._controller = script
     return script
 
 
-def read(loader: DataLoader[Any], passes: int = 1) -> Iterator[Any]:
+def read(loader, passes=1):
     """Read batches; changes of the workers are finished before the next one."""
     for _ in range(passes):
         for batch in loader:
@@ -103,7 +96,7 @@ def read(loader: DataLoader[Any], passes: int = 1) -> Iterator[Any]:
                 loader._runtime.stream.engine.poll()
 
 
-def test_steps_that_wait_get_more_workers() -> None:
+def test_steps_that_wait_get_more_workers():
     with DataLoader(Numbers(4 * _MOST, 0.01), 4, num_workers=1, shuffle=True, seed=1) as loader:
         loader.adapts = True
         seen = []
@@ -116,12 +109,12 @@ def test_steps_that_wait_get_more_workers() -> None:
         assert (first.kind, first.before) == ("grow", 1)
         assert "steps wait" in first.reason
         numbers = torch.cat(seen).flatten().tolist()
-    with DataLoader(range(4 * _MOST), 4, shuffle=True, seed=1) as plain:  # type: ignore[arg-type]
+    with DataLoader(range(4 * _MOST), 4, shuffle=True, seed=1) as plain:
         expected = itertools.islice(plain, len(seen))
         assert numbers == torch.cat(list(expected)).tolist()
 
 
-EVEN: dict[str, list[Change]] = {
+EVEN = {
     "rows": [3, 1, ("task_ms", 2.0), 2, ("task_ms", 50.0), ("task_ms", 7.5)],
     "batches": [3, 1, ("prefetch", 12), 2, ("prefetch", 2), ("prefetch", 30)],
 }
@@ -129,16 +122,16 @@ EVEN: dict[str, list[Change]] = {
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("kind", EVEN)
-def test_batches_are_equal_for_any_decisions(kind: str) -> None:
-    data: Any = images(1024) if kind == "rows" else Numbers(1024)
-    options: dict[str, Any] = {"shuffle": True, "seed": 3}
+def test_batches_are_equal_for_any_decisions(kind):
+    data = images(1024) if kind == "rows" else Numbers(1024)
+    options = {"shuffle": True, "seed": 3}
     options |= {"image_size": 16} if kind == "rows" else {}
     with DataLoader(data, 8, **options) as still:
         expected = list(itertools.chain(*(still for _ in range(3))))
     with DataLoader(data, 8, num_workers=1, persistent_workers=True, **options) as loader:
         script = scripted(loader, *EVEN[kind])
         found = list(read(loader, 3))
-        what, value = EVEN[kind][-1]  # type: ignore[misc]
+        what, value = EVEN[kind][-1]
         assert loader.num_workers == 2
         changed = [decision.what for decision in loader.adaptations]
         assert changed == ["workers", "workers", what, "workers", what, what]
@@ -169,24 +162,24 @@ def test_batches_are_equal_for_any_decisions(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_findings_survive_other_workers_but_not_copies() -> None:
+def test_findings_survive_other_workers_but_not_copies():
     with DataLoader(Numbers(256), 8, num_workers=1) as loader:
         scripted(loader, ("prefetch", 12))
         assert sum(1 for _ in read(loader)) == 32
         assert not loader.worker_pids  # they ended with the epoch
         batches = iter(loader)
         next(batches)
-        assert loader._runtime.stream.engine.feed.settings.default_prefetch == 12  # type: ignore[union-attr]
+        assert loader._runtime.stream.engine.feed.settings.default_prefetch == 12
         assert "2 batches per worker (prefetch_factor), at least 12" in loader.explain()
         assert (
             pickle.loads(pickle.dumps(loader))._runtime.stream.options.min_prefetched_batches == 0
         )
         loader.prefetch_factor = 3
-        assert loader._runtime.stream.engine.feed.settings.default_prefetch == 3  # type: ignore[union-attr]
+        assert loader._runtime.stream.engine.feed.settings.default_prefetch == 3
 
 
 @pytest.mark.usefixtures("often")
-def test_time_while_adapting_was_off_is_not_in_window() -> None:
+def test_time_while_adapting_was_off_is_not_in_window():
     with DataLoader(Numbers(256), 8, num_workers=1, shuffle=True, seed=3) as loader:
         script = scripted(loader)
         assert sum(1 for _ in read(loader)) == 32
@@ -200,9 +193,7 @@ def test_time_while_adapting_was_off_is_not_in_window() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_memory_suffices_for_additional_workers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_suffices_for_additional_workers(monkeypatch):
     monkeypatch.setattr(defaults, "available_memory_bytes", lambda: 1 << 30)
     monkeypatch.setattr(defaults, "WORKER_BYTES", 0)
     with DataLoader(Numbers(256), 8, num_workers=1, prefetch_factor=4) as loader:
@@ -216,7 +207,7 @@ def test_memory_suffices_for_additional_workers(
 
 
 @pytest.mark.usefixtures("often")
-def test_windows_of_two_sizes_are_separate_and_next_is_prepared() -> None:
+def test_windows_of_two_sizes_are_separate_and_next_is_prepared():
     with DataLoader(images(), 8, num_workers=1, schedule="8x1,16x1", seed=0) as loader:
         script = scripted(loader)
         assert sum(1 for _ in read(loader, 2)) == 64
@@ -226,7 +217,7 @@ def test_windows_of_two_sizes_are_separate_and_next_is_prepared() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_failing_controller_does_not_end_training(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_controller_does_not_end_training(caplog):
     with DataLoader(images(), 8, num_workers=1, image_size=16) as loader:
         scripted(loader, 10**9)
         with caplog.at_level(logging.WARNING, "feedline"):
@@ -235,7 +226,7 @@ def test_failing_controller_does_not_end_training(caplog: pytest.LogCaptureFixtu
     assert "adaptation stopped" in caplog.text
 
 
-def test_auto_adapts_and_a_number_does_not() -> None:
+def test_auto_adapts_and_a_number_does_not():
     with DataLoader(images(), 8, image_size=16, num_workers="auto") as loader:
         assert loader.adapts
         assert pickle.loads(pickle.dumps(loader)).adapts
@@ -253,7 +244,7 @@ def test_auto_adapts_and_a_number_does_not() -> None:
 @pytest.mark.parametrize(
     ("data", "workers"), [(list(range(9)), 0), (Counting(9), 1)], ids=["none", "iterable"]
 )
-def test_loader_with_fixed_workers_rejects_adaptation(data: Any, workers: int) -> None:
+def test_loader_with_fixed_workers_rejects_adaptation(data, workers):
     with DataLoader(data, 4, num_workers=workers) as loader:
         with pytest.raises(UsageError, match="cannot change"):
             loader.adapts = True
@@ -261,9 +252,7 @@ def test_loader_with_fixed_workers_rejects_adaptation(data: Any, workers: int) -
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_manual_setting_overrides_controller(
-    monkeypatch: pytest.MonkeyPatch, by_hand: bool
-) -> None:
+def test_manual_setting_overrides_controller(monkeypatch, by_hand):
     monkeypatch.setattr(adaptation, "THRESHOLDS", replace(THRESHOLDS, window_s=0.0))
     decisions = [SettingChange(kind="more", what="workers", before=2, after=1, reason="a test")]
     with DataLoader(list(range(400)), 2, num_workers=2) as loader:

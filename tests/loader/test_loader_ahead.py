@@ -1,20 +1,16 @@
 """A device transfer that sends batches ahead, like the one for CUDA; here without CUDA."""
 
-from __future__ import annotations
-
 import shutil
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
 
 import feedline
-from feedline.engine.device_transfer import HostTransfer, Tensors
+from feedline.engine.device_transfer import HostTransfer
 from feedline.engine.feed import Feed
-from feedline.engine.tasks import InFlightBatch
 from feedline.errors import SampleError
 from feedline.loader import DataLoader
 from loader_machine import assert_follows_its_plan
@@ -28,41 +24,41 @@ class AheadTransfer(HostTransfer):
     can_send_early = True
     most = 0  # batches that were on their way at once, over all transfers
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments):
         super().__init__(*arguments)
-        self._waiting: deque[Tensors] = deque()
+        self._waiting = deque()
 
-    def send(self, in_flight: InFlightBatch) -> None:
+    def send(self, in_flight):
         super().send(in_flight)
         self._waiting.append(tuple(tensor.clone() for tensor in super().receive()))
         AheadTransfer.most = max(AheadTransfer.most, len(self._waiting))
 
-    def receive(self) -> Tensors:
+    def receive(self):
         return self._waiting.popleft()
 
-    def discard_sent(self) -> None:
+    def discard_sent(self):
         super().discard_sent()
         self._waiting.clear()
 
 
 @pytest.fixture(autouse=True)
-def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def always_ahead(monkeypatch):
     """Make every loader prefetch the next batch at every step."""
     monkeypatch.setattr("feedline.loader.start_engine.HostTransfer", AheadTransfer)
     monkeypatch.setattr(Feed, "ready", lambda feed: bool(feed.num_in_flight))
 
 
-def loader(source: Rows | None = None, **options: Any) -> DataLoader:
-    chosen: dict[str, Any] = {"schedule": "8x1@5,12x2@7", "num_workers": 0, **options}
+def loader(source=None, **options):
+    chosen = {"schedule": "8x1@5,12x2@7", "num_workers": 0, **options}
     return DataLoader(source or Rows(23), 4, **chosen)
 
 
-def test_batches_sent_ahead_follow_the_plan() -> None:
+def test_batches_sent_ahead_follow_the_plan():
     assert_follows_its_plan(loader(max_image_size=16))
     assert AheadTransfer.most == 1
 
 
-def test_failing_prefetched_batch_does_not_affect_previous_one() -> None:
+def test_failing_prefetched_batch_does_not_affect_previous_one():
     made = loader(Breaking(23, {12}), shuffle=False)
     iteration = iter(made)
     assert [seen(next(iteration)) for _ in range(2)] == planned_epoch(made, 0)[:2]
@@ -72,7 +68,7 @@ def test_failing_prefetched_batch_does_not_affect_previous_one() -> None:
     assert (made.state_dict()["epoch"], made.state_dict()["step"]) == (0, 2)
 
 
-def test_skipped_sample_is_listed_once_when_its_batch_is_delivered() -> None:
+def test_skipped_sample_is_listed_once_when_its_batch_is_delivered():
     made = loader(Breaking(23, {12}), shuffle=False, on_error="skip")
     for step, (_, labels) in enumerate(made):
         made.set_image_size(3 + step)  # the batch taken ahead is dropped and made again
@@ -80,16 +76,14 @@ def test_skipped_sample_is_listed_once_when_its_batch_is_delivered() -> None:
         assert [name for name, _ in made.skipped] == ["row-12"] * (step >= 2)
 
 
-def test_an_image_folders_failing_batch_taken_ahead_is_raised_in_its_turn(
-    jpeg_folder: Path, tmp_path: Path
-) -> None:
+def test_an_image_folders_failing_batch_taken_ahead_is_raised_in_its_turn(jpeg_folder, tmp_path):
     """After it, the next call comes to the next batch, as torch's does."""
     root = Path(shutil.copytree(jpeg_folder, tmp_path / "copy"))
     data = ImageFolder(root, Compose([Resize(24), CenterCrop(16), ToTensor()]))
     broken, labels = data.samples[4][0], [label for _, label in data.samples]
     Path(broken).write_bytes(b"no picture")
     AheadTransfer.most = 0
-    given: list[Any] = []
+    given = []
     with feedline.DataLoader(data, 2, num_workers=1) as made:
         batches = iter(made)
         for _ in range(6):
@@ -99,6 +93,6 @@ def test_an_image_folders_failing_batch_taken_ahead_is_raised_in_its_turn(
                 given.append(broken in str(error))
         assert next(batches, None) is None
     assert AheadTransfer.most == 1
-    expected: list[Any] = [labels[at : at + 2] for at in range(0, 12, 2)]
+    expected = [labels[at : at + 2] for at in range(0, 12, 2)]
     expected[2] = True  # for the batch with the broken one
     assert given == expected

@@ -1,12 +1,8 @@
 """Invalid arguments of a loader: each error names the expected and the given value."""
 
-from __future__ import annotations
-
 import inspect
 import math
-from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -23,7 +19,7 @@ NO_TIMES = [0, math.nan, math.inf, True, "50", Fraction(0)]
 
 
 class Unpicklable(Rows):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(4)
         self.transform = lambda image: image
 
@@ -67,7 +63,7 @@ class Unpicklable(Rows):
         ({"drop_last": True, "batch_size": 11}, r"drop_last=True.* 11 .* 10 samples"),
     ],
 )
-def test_invalid_argument_is_named_with_value(options: dict[str, Any], said: str) -> None:
+def test_invalid_argument_is_named_with_value(options, said):
     size = {} if "schedule" in options else {"image_size": 8}
     with pytest.raises(UsageError, match=said):
         DataLoader(Rows(10), **{"num_workers": 0, "seed": 0, **size, **options})
@@ -90,14 +86,14 @@ def test_invalid_argument_is_named_with_value(options: dict[str, Any], said: str
         ({"num_workers": 0, "prefetch_factor": 2}, "only be specified in multiprocessing"),
     ],
 )
-def test_the_numbers_for_any_other_dataset_are_whole(options: dict[str, Any], said: str) -> None:
+def test_the_numbers_for_any_other_dataset_are_whole(options, said):
     with pytest.raises(ValueError, match=said):
-        DataLoader(range(10), **{"num_workers": 1, **options})  # type: ignore[arg-type]
+        DataLoader(range(10), **{"num_workers": 1, **options})
 
 
 WINDOW = {"shuffle": "window:512"}
 WEIGHTS = {"weights": [1.0] * 10, "seed": 0}
-SAMPLERS: list[dict[str, Any]] = [
+SAMPLERS = [
     {"sampler": [1, 2]},
     {"batch_sampler": [[1], [2]], "batch_size": 1},
 ]
@@ -144,19 +140,17 @@ SAMPLERS: list[dict[str, Any]] = [
         ),
     ],
 )
-def test_arguments_that_exclude_each_other_are_refused(
-    dataset: Any, options: dict[str, Any], said: str
-) -> None:
+def test_arguments_that_exclude_each_other_are_refused(dataset, options, said):
     with pytest.raises(ValueError, match=said):
         DataLoader(dataset, **{"batch_size": 4, **options})
 
 
-def rows(**options: Any) -> DataLoader:
+def rows(**options):
     return DataLoader(Rows(10), 4, image_size=4, num_workers=0, prefetch=4, **options)
 
 
-def batches(**options: Any) -> DataLoader:
-    return DataLoader(range(10), 4, **options)  # type: ignore[arg-type]
+def batches(**options):
+    return DataLoader(range(10), 4, **options)
 
 
 NOT_WHOLE = [0, 1025, True, 1.5, math.nan]
@@ -202,9 +196,7 @@ NOT_WHOLE = [0, 1025, True, 1.5, math.nan]
         (rows, "timeout", "long", "timeout"),
     ],
 )
-def test_a_setting_that_is_refused_changes_nothing(
-    make: Callable[[], DataLoader], name: str, value: Any, said: str
-) -> None:
+def test_a_setting_that_is_refused_changes_nothing(make, name, value, said):
     with make() as loader:
         before = getattr(loader, name)
         if callable(before):
@@ -220,7 +212,7 @@ def test_a_setting_that_is_refused_changes_nothing(
 
 
 @pytest.mark.parametrize("data", [range(4), Rows(4)])
-def test_timeout_without_workers_is_refused_by_the_iteration(data: Any) -> None:
+def test_timeout_without_workers_is_refused_by_the_iteration(data):
     size = {} if isinstance(data, range) else {"image_size": 8}
     with DataLoader(data, num_workers=0, timeout=5, **size) as loader:
         with pytest.raises(UsageError, match="timeout 5 has no effect without workers"):
@@ -230,27 +222,27 @@ def test_timeout_without_workers_is_refused_by_the_iteration(data: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_too_many_workers_are_rejected_when_they_start() -> None:
-    loader = DataLoader(range(10), num_workers=513)  # type: ignore[arg-type]
+def test_too_many_workers_are_rejected_when_they_start():
+    loader = DataLoader(range(10), num_workers=513)
     with pytest.raises((UsageError, ResourceError), match="num_workers"):  # also of their memory
         next(iter(loader))
 
 
 class Long:
-    def __init__(self, length: Any) -> None:
+    def __init__(self, length):
         self.length = length
 
-    def __len__(self) -> Any:
+    def __len__(self):
         if isinstance(self.length, Exception):
             raise self.length
         return self.length
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return index
 
 
 class Lengthless:
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return index
 
 
@@ -274,23 +266,21 @@ class SourceWithoutLength:
         (iter([1]), {}, "from a list_iterator: it has no __getitem__; .*a torch IterableDataset"),
     ],
 )
-def test_invalid_dataset_is_named_with_missing_methods(
-    dataset: Any, options: dict[str, Any], said: str
-) -> None:
+def test_invalid_dataset_is_named_with_missing_methods(dataset, options, said):
     with pytest.raises(UsageError, match=said):
         next(iter(DataLoader(dataset, **options)))
 
 
-def test_loader_accepts_any_dataset_like_torch() -> None:
+def test_loader_accepts_any_dataset_like_torch():
     for dataset in (Mock(), object(), Lengthless()):
-        assert DataLoader(dataset).dataset is dataset  # type: ignore[arg-type]
+        assert DataLoader(dataset).dataset is dataset
 
 
-def test_unsized_or_endless_sampler_is_inspected_once() -> None:
+def test_unsized_or_endless_sampler_is_inspected_once():
     class Own(Sampler[list[int]]):
         sampler = property(lambda self: self)
 
-        def __iter__(self) -> Iterator[list[int]]:
+        def __iter__(self):
             return iter([[0, 1], [2]])
 
     with DataLoader(list(range(3)), batch_sampler=Own()) as loader:
@@ -299,13 +289,13 @@ def test_unsized_or_endless_sampler_is_inspected_once() -> None:
     assert DataLoader(list(range(3)), batch_sampler=Mock()).batch_sampler.sampler is not None
 
 
-def test_the_iterator_of_a_subclass_is_used() -> None:
+def test_the_iterator_of_a_subclass_is_used():
     class Letters(DataLoader):
-        def _get_iterator(self) -> Any:
+        def _get_iterator(self):
             return iter("ab")
 
     class Told(DataLoader):
-        def _get_iterator(self) -> Any:
+        def _get_iterator(self):
             return super()._get_iterator()
 
     assert list(Letters([1, 2, 3])) == ["a", "b"]
@@ -317,15 +307,15 @@ def test_the_iterator_of_a_subclass_is_used() -> None:
             assert len(list(batches)) == 3
 
 
-def test_wrapped_source_is_accepted() -> None:
+def test_wrapped_source_is_accepted():
     class Behind:
-        def __init__(self, source: Any) -> None:
+        def __init__(self, source):
             self.source = source
 
-        def __len__(self) -> int:
+        def __len__(self):
             return len(self.source)
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             if name == "source":
                 raise AttributeError(name)
             return getattr(self.source, name)
@@ -334,46 +324,46 @@ def test_wrapped_source_is_accepted() -> None:
         assert [labels.tolist() for _, labels in loader] == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_length_may_be_set_later() -> None:
-    assert next(iter(DataLoader(Lengthless(), 2, sampler=[3, 4]))).tolist() == [3, 4]  # type: ignore[arg-type]
-    assert list(DataLoader(Lengthless(), batch_sampler=[[0], [1, 2]]))[1].tolist() == [1, 2]  # type: ignore[arg-type]
+def test_length_may_be_set_later():
+    assert next(iter(DataLoader(Lengthless(), 2, sampler=[3, 4]))).tolist() == [3, 4]
+    assert list(DataLoader(Lengthless(), batch_sampler=[[0], [1, 2]]))[1].tolist() == [1, 2]
     for unknown in (None, -1, RuntimeError("not set up")):
         data = Long(unknown)
-        loader = DataLoader(data, 2)  # type: ignore[arg-type]
+        loader = DataLoader(data, 2)
         data.length = 4
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
 
 
-def test_numpy_integers_are_accepted_like_in_torch() -> None:
+def test_numpy_integers_are_accepted_like_in_torch():
     one, most = np.int64(1), np.int64(1024)
-    with DataLoader(range(10), 5, num_workers=one, prefetch_factor=most) as loader:  # type: ignore[arg-type]
+    with DataLoader(range(10), 5, num_workers=one, prefetch_factor=most) as loader:
         assert type(loader.num_workers) is int
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-        loader.num_workers = np.int64(2)  # type: ignore[assignment]
+        loader.num_workers = np.int64(2)
         assert type(loader.num_workers) is int
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-def test_missing_cuda_raises_with_hint() -> None:
+def test_missing_cuda_raises_with_hint():
     with pytest.raises(UsageError, match=r"(?s)no accelerator.*nvidia-smi"):
         DataLoader(Rows(10), num_workers=0, image_size=8, device="cuda")
 
 
-def test_auto_uses_available_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_uses_available_cores(monkeypatch):
     monkeypatch.setattr("feedline.engine.defaults.usable_cores", lambda: 1)
     assert DataLoader(Rows(10), image_size=4, num_workers="auto").num_workers == 1
     assert DataLoader(Rows(10), schedule="4x1").num_workers == 1
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_lambda_in_source_is_named_with_its_attribute(method: str) -> None:
+def test_lambda_in_source_is_named_with_its_attribute(method):
     with pytest.raises(UsageError, match=r"Unpicklable\.transform cannot be sent.*num_workers=0"):
         DataLoader(Unpicklable(), image_size=4, num_workers=1, start_method=method)
 
 
-def test_unknown_argument_suggests_a_close_one() -> None:
-    options: dict[str, Any] = {"workers": 4}
+def test_unknown_argument_suggests_a_close_one():
+    options = {"workers": 4}
     with pytest.raises(TypeError, match=r"argument 'workers'.*num_workers="):
         DataLoader(Rows(4), 2, **options)
     with pytest.raises(TypeError, match=r"argument 'x'$"):

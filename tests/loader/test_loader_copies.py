@@ -1,11 +1,8 @@
 """Copied and unpickled loaders: independent, with the same arguments."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +15,7 @@ from sets import Counting
 from slow import slow
 
 
-def through_pickle(loader: Any) -> Any:
+def through_pickle(loader):
     return pickle.loads(pickle.dumps(loader))
 
 
@@ -28,17 +25,17 @@ COPIES = [copy.copy, copy.deepcopy, through_pickle]
 class Named(DataLoader[Any]):
     """A subclass with its own constructor and attributes."""
 
-    def __init__(self, name: str, **options: Any) -> None:
+    def __init__(self, name, **options):
         self.name = name
         super().__init__(list(range(12)), 4, **options)
         self.names = [name]
 
-    def named(self) -> list[Any]:
+    def named(self):
         return [(self.name, batch.tolist()) for batch in self]
 
 
 @pytest.mark.parametrize("copied", COPIES)
-def test_a_copy_has_attributes_that_were_set_later(copied: Callable[[Any], Any]) -> None:
+def test_a_copy_has_attributes_that_were_set_later(copied):
     loader = DataLoader(list(range(8)), 4, num_workers=1)
     loader.collate_fn = doubled
     loader.in_order, loader.start_method, loader.timeout = False, "spawn", 50
@@ -47,15 +44,15 @@ def test_a_copy_has_attributes_that_were_set_later(copied: Callable[[Any], Any])
     assert (other.in_order, other.start_method, other.timeout) == (False, "spawn", 50)
 
 
-def doubled(samples: list[int]) -> torch.Tensor:
-    return 2 * default_collate(samples)  # type: ignore[no-any-return]
+def doubled(samples):
+    return 2 * default_collate(samples)
 
 
-def numbered(images: torch.Tensor, labels: torch.Tensor, *, batch: Any) -> Any:
+def numbered(images, labels, *, batch):
     return images + batch.step, labels
 
 
-LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
+LOADERS = {
     "in this process": lambda: DataLoader(list(range(10)), 3, shuffle=True, seed=4),
     "workers": lambda: DataLoader(
         list(range(10)), 3, drop_last=True, num_workers=2, collate_fn=doubled
@@ -73,7 +70,7 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
 }
 
 
-def epoch(loader: DataLoader[Any]) -> list[Any]:
+def epoch(loader):
     torch.manual_seed(1)
     if loader.generator is not None:
         loader.generator.manual_seed(2)
@@ -82,9 +79,7 @@ def epoch(loader: DataLoader[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("copied", [through_pickle, *slow(copy.copy, copy.deepcopy)])
 @pytest.mark.parametrize("name", LOADERS)
-def test_copy_gives_same_batches_and_is_independent(
-    name: str, copied: Callable[[Any], Any]
-) -> None:
+def test_copy_gives_same_batches_and_is_independent(name, copied):
     if name == "sampler" and copied is not copy.copy and torch.__version__.startswith("2.2."):
         pytest.skip("torch 2.2 copies no generators")
     with LOADERS[name]() as loader:
@@ -98,9 +93,9 @@ def test_copy_gives_same_batches_and_is_independent(
 
 
 @pytest.mark.parametrize("copied", COPIES)
-def test_copy_of_a_subclass_keeps_class_and_attributes(copied: Callable[[Any], Any]) -> None:
+def test_copy_of_a_subclass_keeps_class_and_attributes(copied):
     with Named("n", seed=1, shuffle=True, num_workers=1) as loader:
-        loader.note = {"added": loader.name}  # type: ignore[attr-defined]
+        loader.note = {"added": loader.name}
         loader.num_workers = 2
         expected = loader.named()
         with copied(loader) as other:
@@ -114,20 +109,20 @@ def test_copy_of_a_subclass_keeps_class_and_attributes(copied: Callable[[Any], A
                 assert third.note == other.note
 
 
-def test_a_closed_loader_can_be_copied() -> None:
+def test_a_closed_loader_can_be_copied():
     loader = DataLoader(list(range(10)), 5)
     loader.close()
     assert len(list(copy.copy(loader))) == 2
 
 
-def tell(loader: DataLoader[Any], results: Any) -> None:
+def tell(loader, results):
     with loader:
         results.put([batch[1].tolist() for batch in loader])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prepared", [True, *slow(False)])
-def test_a_loader_may_be_an_argument_of_a_spawned_process(prepared: bool) -> None:
+def test_a_loader_may_be_an_argument_of_a_spawned_process(prepared):
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     with DataLoader(Rows(10), 5, shuffle=False, image_size=8, num_workers=1) as loader:

@@ -1,16 +1,11 @@
 """Caches filled during training: which images are read, and how failures are handled."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -23,7 +18,7 @@ from torchvision.transforms import v2
 
 import preloaded
 from feedline import DataLoader, ImageFolder, TrainCrop, build_cache
-from feedline.errors import FeedlineError, ImageError, ResourceError, StateError, UsageError
+from feedline.errors import ImageError, ResourceError, StateError, UsageError
 from feedline.loader import cache_filling
 from feedline.sources.manifest import MANIFEST, read_manifest
 from processes import eventually, gone
@@ -35,11 +30,11 @@ TRAIN = v2.Compose(
         v2.PILToTensor(),
     ]
 )
-OPTIONS: dict[str, Any] = {"seed": 5, "shuffle": True, "image_size": 32, "num_workers": 1}
+OPTIONS = {"seed": 5, "shuffle": True, "image_size": 32, "num_workers": 1}
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory):
     """70 smooth images of 90 to 96 px in two classes: three shards of a cache."""
     root = tmp_path_factory.mktemp("photos")
     generator = np.random.default_rng(2)
@@ -53,7 +48,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(photos, tmp_path_factory):
     """State of a full cache of the photos."""
     root = tmp_path_factory.mktemp("caches") / "finished"
     build_cache(photos, root, (64,), workers=2)
@@ -61,23 +56,23 @@ def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _no_fillers_left() -> Iterator[None]:
+def _no_fillers_left():
     yield
     end_fillers()
 
 
-def end_fillers() -> None:
+def end_fillers():
     for each in cache_filling._fillers.values():
         each.end()
     cache_filling._fillers.clear()
 
 
-def epochs(loader: Any, count: int) -> list[torch.Tensor]:
+def epochs(loader, count):
     """Images of several epochs, one tensor each."""
     return [torch.cat([images.clone() for images, _ in loader]) for _ in range(count)]
 
 
-def wanted_of(data: Any, finished: Path, count: int, form: str) -> list[torch.Tensor]:
+def wanted_of(data, finished, count, form):
     """Epochs of originals ("o") and of copies ("c"), each by a loader that reads nothing else."""
     with (
         DataLoader(data, 8, **OPTIONS) as originals,
@@ -87,20 +82,18 @@ def wanted_of(data: Any, finished: Path, count: int, form: str) -> list[torch.Te
     return [made[which][epoch] for epoch, which in enumerate(form)]
 
 
-def same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+def same(found, wanted):
     return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
 
 
-def until(what: Callable[[], bool]) -> None:
+def until(what):
     assert eventually(what, within_s=300)  # idle processes get little of a busy machine
 
 
 # What is read when
 
 
-def test_an_epoch_of_originals_then_copies(
-    photos: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_of_originals_then_copies(photos, finished, tmp_path, monkeypatch):
     root = tmp_path / "cache"
     data = ImageFolder(photos, TrainCrop())
     with DataLoader(data, 8, cache=root, **OPTIONS) as loader:
@@ -116,9 +109,7 @@ def test_an_epoch_of_originals_then_copies(
 
 
 @pytest.mark.slow
-def test_parts_of_a_torchvision_folder_fill_one_cache(
-    photos: Path, finished: Path, tmp_path: Path
-) -> None:
+def test_parts_of_a_torchvision_folder_fill_one_cache(photos, finished, tmp_path):
     root, folder = tmp_path / "cache", TorchvisionFolder(str(photos), TRAIN)
     parts = [Subset(folder, range(0, 70, 3)), Subset(folder, [1, 4, 7])]
     for part in parts:
@@ -130,7 +121,7 @@ def test_parts_of_a_torchvision_folder_fill_one_cache(
 
 
 @pytest.mark.slow
-def test_torch_samplers_switch_to_cache(photos: Path, tmp_path: Path) -> None:
+def test_torch_samplers_switch_to_cache(photos, tmp_path):
     folder = TorchvisionFolder(str(photos), TRAIN)
     with DataLoader(folder, 8, num_workers=1, cache=tmp_path / "cache", shuffle=True) as loader:
         states = []
@@ -141,9 +132,7 @@ def test_torch_samplers_switch_to_cache(photos: Path, tmp_path: Path) -> None:
     assert states == [{"copies": False, "batches": 9}, {"copies": True, "batches": 9}]
 
 
-def test_first_epoch_of_a_sampler_without_a_length_is_of_originals(
-    photos: Path, tmp_path: Path
-) -> None:
+def test_first_epoch_of_a_sampler_without_a_length_is_of_originals(photos, tmp_path):
     folder = TorchvisionFolder(str(photos), TRAIN)
     batches = iter([[0, 1], [2, 3]])
     with DataLoader(folder, batch_sampler=batches, cache=tmp_path / "cache") as loader:
@@ -152,7 +141,7 @@ def test_first_epoch_of_a_sampler_without_a_length_is_of_originals(
 
 
 @pytest.mark.slow
-def test_inspected_batches_are_not_an_epoch(photos: Path, tmp_path: Path) -> None:
+def test_inspected_batches_are_not_an_epoch(photos, tmp_path):
     data = ImageFolder(photos)
     with DataLoader(data, 8, cache=tmp_path / "cache", **OPTIONS) as loader:
         read = []
@@ -163,9 +152,7 @@ def test_inspected_batches_are_not_an_epoch(photos: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_epoch_finishes_with_its_initial_pixels(
-    photos: Path, finished: Path, tmp_path: Path
-) -> None:
+def test_epoch_finishes_with_its_initial_pixels(photos, finished, tmp_path):
     data = ImageFolder(photos)
     whole = wanted_of(data, finished, 2, "oc")
     with DataLoader(data, 8, cache=tmp_path / "cache", **OPTIONS) as loader:
@@ -187,7 +174,7 @@ def test_epoch_finishes_with_its_initial_pixels(
     assert same(third, wanted_of(data, finished, 3, "occ")[2:])
 
 
-def test_damaged_state_is_rejected_and_changes_nothing(photos: Path, finished: Path) -> None:
+def test_damaged_state_is_rejected_and_changes_nothing(photos, finished):
     with DataLoader(ImageFolder(photos), 8, cache=finished, **OPTIONS) as loader:
         state = loader.state_dict()
         assert state["cache"] == {"copies": True, "batches": 0}
@@ -200,7 +187,7 @@ def test_damaged_state_is_rejected_and_changes_nothing(photos: Path, finished: P
 
 
 @pytest.mark.slow
-def test_broken_image_raises_when_it_is_read(photos: Path, tmp_path: Path) -> None:
+def test_broken_image_raises_when_it_is_read(photos, tmp_path):
     folder = tmp_path / "photos"
     for path in sorted(photos.glob("*/*.jpg")):
         (folder / path.parent.name).mkdir(parents=True, exist_ok=True)
@@ -225,7 +212,7 @@ def test_broken_image_raises_when_it_is_read(photos: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_killed_filler_is_replaced(photos: Path, finished: Path, tmp_path: Path) -> None:
+def test_killed_filler_is_replaced(photos, finished, tmp_path):
     root, data = tmp_path / "cache", ImageFolder(photos)
     with DataLoader(data, 8, cache=root, **OPTIONS) as loader:
         first = torch.cat([images.clone() for images, _ in loader])
@@ -236,9 +223,7 @@ def test_killed_filler_is_replaced(photos: Path, finished: Path, tmp_path: Path)
     assert same([first, *second], wanted_of(data, finished, 2, "oc"))
 
 
-def test_filler_that_always_dies_raises(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_filler_that_always_dies_raises(photos, tmp_path, monkeypatch):
     boot = "import sys; sys.stdin.close(); sys.exit(9)"
     monkeypatch.setattr(cache_filling, "_BOOT", boot)
     with pytest.raises(ResourceError, match="status 9"):
@@ -265,7 +250,7 @@ for epoch in range(2):
 """
 
 
-def run(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+def run(*arguments, **options):
     return preloaded.Popen(
         [sys.executable, "-c", SCRIPT, *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -275,7 +260,7 @@ def run(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     )
 
 
-def fillers(root: Path) -> list[psutil.Process]:
+def fillers(root):
     """The processes that fill a cache, without their workers."""
     found = []
     for process in psutil.process_iter():
@@ -290,9 +275,7 @@ def fillers(root: Path) -> list[psutil.Process]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_filler_ends_with_trainer_and_next_one_resumes(
-    photos: Path, tmp_path: Path, how: signal.Signals
-) -> None:
+def test_filler_ends_with_trainer_and_next_one_resumes(photos, tmp_path, how):
     root = tmp_path / "cache"
     errors = tmp_path / "errors"
     with errors.open("w") as stderr:
@@ -316,7 +299,7 @@ def test_filler_ends_with_trainer_and_next_one_resumes(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a choice of cores")
 @pytest.mark.slow
-def test_filler_ends_with_trainer_even_if_a_child_survives(photos: Path, tmp_path: Path) -> None:
+def test_filler_ends_with_trainer_even_if_a_child_survives(photos, tmp_path):
     many, root = tmp_path / "many", tmp_path / "cache"  # enough to take seconds on a core
     for path in photos.glob("*/*.jpg"):
         (many / path.parent.name).mkdir(parents=True, exist_ok=True)
@@ -340,7 +323,7 @@ def test_filler_ends_with_trainer_even_if_a_child_survives(photos: Path, tmp_pat
     assert not list(root.rglob("*.partial"))
 
 
-def test_a_launcher_of_python_fills_a_cache(photos: Path, finished: Path, tmp_path: Path) -> None:
+def test_a_launcher_of_python_fills_a_cache(photos, finished, tmp_path):
     """Like python.exe of a venv on Windows, which starts the real one as its child."""
     launcher, root = tmp_path / "launcher", tmp_path / "cache"
     launcher.write_text(f'#!/bin/sh\n"{sys.executable}" "$@"\nexit $?\n')
@@ -356,7 +339,7 @@ def test_a_launcher_of_python_fills_a_cache(photos: Path, finished: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_runs_share_a_cache(photos: Path, finished: Path, tmp_path: Path) -> None:
+def test_runs_share_a_cache(photos, finished, tmp_path):
     root = tmp_path / "cache"
     trainers = [run(photos, root, "slow") for _ in range(3)]
     for trainer in trainers:
@@ -377,12 +360,10 @@ def test_runs_share_a_cache(photos: Path, finished: Path, tmp_path: Path) -> Non
 # What cannot be filled
 
 
-def test_unfillable_cache_raises_immediately(
-    photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_unfillable_cache_raises_immediately(photos, tmp_path, capfd):
     data = ImageFolder(photos)
 
-    def refused(root: Path, kind: type[FeedlineError], match: str) -> None:
+    def refused(root, kind, match):
         with (
             pytest.raises(kind, match=match),
             DataLoader(data, 8, cache=root, **OPTIONS) as loader,
@@ -403,7 +384,7 @@ def test_unfillable_cache_raises_immediately(
 
 
 @pytest.mark.slow
-def test_unfinished_cache_is_finished_with_its_settings(photos: Path, tmp_path: Path) -> None:
+def test_unfinished_cache_is_finished_with_its_settings(photos, tmp_path):
     root = tmp_path / "cache"
     unfinished(photos, root, (40, 80))
     with DataLoader(ImageFolder(photos), 8, cache=root, **OPTIONS) as loader:
@@ -411,7 +392,7 @@ def test_unfinished_cache_is_finished_with_its_settings(photos: Path, tmp_path: 
     assert [level.side for level in read_manifest(str(root)).levels] == [40, 80]
 
 
-def unfinished(photos: Path, root: Path, sizes: tuple[int, ...]) -> None:
+def unfinished(photos, root, sizes):
     """A build that was stopped after its first shard."""
     script = (
         "import os, sys; from feedline import build_cache\n"
@@ -426,7 +407,7 @@ def unfinished(photos: Path, root: Path, sizes: tuple[int, ...]) -> None:
 @pytest.mark.skipif(
     not os.path.exists("/proc/self/autogroup"), reason="sessions are no groups here"
 )
-def test_filler_has_lowest_cpu_priority() -> None:
+def test_filler_has_lowest_cpu_priority():
     code = (
         "import os; from feedline.cache.fill import _yield_to_others; _yield_to_others(); "
         "print(os.sched_getscheduler(0) == os.SCHED_IDLE, open('/proc/self/autogroup').read())"

@@ -1,11 +1,7 @@
 """A loader inherited by a forked process continues there with its own workers."""
 
-from __future__ import annotations
-
 import multiprocessing
 from itertools import chain
-from multiprocessing.connection import Connection
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +17,7 @@ from slow import slow
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
-KINDS: dict[str, dict[str, Any]] = {
+KINDS = {
     "no workers": {"dataset": list(range(8))},
     "workers": {"dataset": list(range(8)), "num_workers": 1},
     "lasting workers": {
@@ -41,13 +37,12 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def rows(batch: Any) -> list[int]:
-    found: list[int] = (batch if isinstance(batch, torch.Tensor) else batch[-1]).tolist()
-    return found
+def rows(batch):
+    return (batch if isinstance(batch, torch.Tensor) else batch[-1]).tolist()
 
 
-def child(loader: DataLoader[Any], begun: Any, says: Connection) -> None:
-    said: list[Any] = [[rows(batch) for batch in loader] for _ in range(2)]
+def child(loader, begun, says):
+    said = [[rows(batch) for batch in loader] for _ in range(2)]
     try:
         said.append(rows(next(begun)))
     except UsageError as error:
@@ -58,7 +53,7 @@ def child(loader: DataLoader[Any], begun: Any, says: Connection) -> None:
 
 @pytest.mark.parametrize("used", [True, *slow(False)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_processes_continue_after_fork(kind: str, used: bool) -> None:
+def test_both_processes_continue_after_fork(kind, used):
     with DataLoader(batch_size=3, **KINDS[kind]) as loader:
         if used:
             list(loader)

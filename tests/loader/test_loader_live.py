@@ -1,14 +1,10 @@
 """Settings changed while a loader runs take effect, and batches stay identical."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 import os
 import pickle
 import random
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,17 +21,17 @@ from sets import Counting, Made
 from slow import slow
 
 
-def rows(workers: int, **options: Any) -> DataLoader[Any]:
+def rows(workers, **options):
     """A loader of rows, with memory for four batches ahead."""
     options = {"schedule": "8x1@5,6x1@7", "seed": 5, "prefetch": 4, **options}
     return DataLoader(Rows(61), 4, num_workers=workers, **options)
 
 
-def numbers(index: int) -> torch.Tensor:
+def numbers(index):
     return torch.full((index % 7 + 1,), index)
 
 
-def whole(workers: int, **options: Any) -> DataLoader[Any]:
+def whole(workers, **options):
     """A loader of whole batches of unlike size."""
     options = {"seed": 5, "shuffle": True, "collate_fn": torch.cat, **options}
     loader = DataLoader(Made(61, numbers), 3, num_workers=min(workers, 2), **options)
@@ -44,12 +40,10 @@ def whole(workers: int, **options: Any) -> DataLoader[Any]:
     return loader
 
 
-def change(loader: DataLoader[Any], chance: random.Random) -> None:
+def change(loader, chance):
     """Change something, in some way or other."""
     backend = loader._runtime.stream.engine
-    changes: list[tuple[str, list[Any]]] = (
-        [("num_workers", [1, 2, 3])] if loader.num_workers else []
-    )
+    changes = [("num_workers", [1, 2, 3])] if loader.num_workers else []
     if isinstance(loader.dataset, Rows):
         changes += [("prefetch", [None, 1, 2, 4]), ("task_ms", [None, 1e-6, 0.01, 5, 10**400])]
     else:
@@ -61,7 +55,7 @@ def change(loader: DataLoader[Any], chance: random.Random) -> None:
         setattr(loader, name, chance.choice(values))
 
 
-def read_and_change(loader: DataLoader[Any], chance: random.Random) -> Iterator[Any]:
+def read_and_change(loader, chance):
     """An epoch, with changes between its batches and at its ends."""
     change(loader, chance)
     for batch in loader:
@@ -73,7 +67,7 @@ def read_and_change(loader: DataLoader[Any], chance: random.Random) -> Iterator[
 
 @pytest.mark.parametrize("workers", [0, 1, 2, *slow(4)])
 @pytest.mark.parametrize("seed", range(2))
-def test_rows_are_equal_for_any_setting_at_any_moment(workers: int, seed: int) -> None:
+def test_rows_are_equal_for_any_setting_at_any_moment(workers, seed):
     chance = random.Random(seed)
     with rows(workers) as loader:
         for epoch in range(2):
@@ -89,9 +83,7 @@ def test_rows_are_equal_for_any_setting_at_any_moment(workers: int, seed: int) -
         *slow((4, 0, None), (4, 1, None), (1, 0, "spawn")),
     ],
 )
-def test_whole_batches_are_equal_for_any_setting_at_any_moment(
-    workers: int, seed: int, start: str | None
-) -> None:
+def test_whole_batches_are_equal_for_any_setting_at_any_moment(workers, seed, start):
     chance = random.Random(seed)
     with whole(0) as still, whole(workers, start_method=start) as loader:
         for _ in range(2):
@@ -100,7 +92,7 @@ def test_whole_batches_are_equal_for_any_setting_at_any_moment(
         assert not loader.worker_deaths
 
 
-def test_memory_of_whole_batches_grows_only_if_more_are_requested() -> None:
+def test_memory_of_whole_batches_grows_only_if_more_are_requested():
     slots = WholeBatchBuffers(0)
     tasks = BatchTasks(slots, max_user_batches=2)
     for settings, max_in_flight, memory in (
@@ -114,11 +106,11 @@ def test_memory_of_whole_batches_grows_only_if_more_are_requested() -> None:
         assert (tasks.resize(settings), slots.num_slots) == (max_in_flight, memory)
 
 
-def test_settings_survive_other_workers() -> None:
-    def settings(loader: DataLoader[Any]) -> LiveSettings:
-        return loader._runtime.stream.engine.feed.settings  # type: ignore[attr-defined,no-any-return]
+def test_settings_survive_other_workers():
+    def settings(loader):
+        return loader._runtime.stream.engine.feed.settings
 
-    options: dict[str, Any] = {"schedule": None, "seed": None, "image_size": 4}
+    options = {"schedule": None, "seed": None, "image_size": 4}
     with rows(1, worker_init_fn=abs, **options) as loader:
         assert len(list(loader)) == 16
         assert not loader.worker_pids  # they ended with the epoch
@@ -135,7 +127,7 @@ def test_settings_survive_other_workers() -> None:
         assert settings(loader) == LiveSettings(workers=1, prefetch_factor=5)
 
 
-def test_copy_inherits_settings() -> None:
+def test_copy_inherits_settings():
     with rows(1, task_ms=20) as loader:
         assert loader.task_ms == pickle.loads(pickle.dumps(loader)).task_ms == 20
         loader.prefetch, loader.task_ms = np.int64(2), np.float32(0.5)
@@ -148,7 +140,7 @@ def test_copy_inherits_settings() -> None:
         assert pickle.loads(pickle.dumps(loader)).prefetch_factor == 3
 
 
-def test_an_iterable_dataset_follows_at_the_next_iteration() -> None:
+def test_an_iterable_dataset_follows_at_the_next_iteration():
     with DataLoader(Counting(9), 3, num_workers=1) as loader:
         assert len(list(loader)) == 3
         loader.prefetch_factor = 3
@@ -158,7 +150,7 @@ def test_an_iterable_dataset_follows_at_the_next_iteration() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"schedule": "ownx9"}])
-def test_workers_can_be_removed_and_added_between_iterations(options: dict[str, Any]) -> None:
+def test_workers_can_be_removed_and_added_between_iterations(options):
     made = Made(12, lambda index: torch.tensor([index, os.getpid()]))
     with DataLoader(made, 3, num_workers=2, shuffle=False, **options) as loader:
         for count in (2, 0, 1, 0):
@@ -177,10 +169,10 @@ def test_workers_can_be_removed_and_added_between_iterations(options: dict[str, 
 
 
 @pytest.mark.parametrize("counts", [[4], [2, 1, 4]])
-def test_workers_that_are_added_in_mid_epoch_are_all_at_work(counts: list[int]) -> None:
+def test_workers_that_are_added_in_mid_epoch_are_all_at_work(counts):
     barrier = multiprocessing.get_context("fork").Barrier(4)
     data = Made(24, Together(barrier, first=4))
-    options: dict[str, Any] = {"prefetch_factor": 1, "start_method": "fork"}
+    options = {"prefetch_factor": 1, "start_method": "fork"}
     with DataLoader(data, None, num_workers=1, **options) as loader:
         batches = iter(loader)
         seen = [next(batches)]
@@ -192,10 +184,10 @@ def test_workers_that_are_added_in_mid_epoch_are_all_at_work(counts: list[int]) 
 class Together:
     """From the first on, no sample is made before four workers are each at one."""
 
-    def __init__(self, barrier: Any, first: int) -> None:
+    def __init__(self, barrier, first):
         self.barrier, self.first = barrier, first
 
-    def __call__(self, index: int) -> int:
+    def __call__(self, index):
         if index >= self.first:
             self.barrier.wait(60)  # which only bounds a failure
         return index

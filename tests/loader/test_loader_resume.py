@@ -1,15 +1,11 @@
 """A loader's state, saved at any moment, resumes with exactly the remaining batches."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from feedline.errors import StateError
 from feedline.loader import DataLoader
 from loader_machine import assert_follows_its_plan
-from loader_reading import Seen, planned, read, seen
+from loader_reading import planned, read, seen
 from row_sources import Rows
 from sets import Drawing, Sized, through_json
 
@@ -17,7 +13,7 @@ SCHEDULE = "8x1@5,12x1@7,6x1"
 EPOCHS = 3
 
 
-def loader(workers: int = 0, **options: Any) -> DataLoader:
+def loader(workers=0, **options):
     chosen = {"schedule": SCHEDULE, "seed": 5, "num_workers": workers, "prefetch": 4, **options}
     return DataLoader(chosen.pop("dataset", Rows(23)), 4, **chosen)
 
@@ -30,11 +26,9 @@ WINDOWS = {"schedule": "4x1@128,6x2@100", "shuffle": "window:512", "dataset": Ro
     [({}, None), ({}, 7), (WINDOWS, None)],
     ids=["shuffled", "of a size that is set", "windows"],
 )
-def test_state_saved_at_any_step_gives_remainder_with_any_number_of_workers(
-    options: dict[str, Any], size: int | None
-) -> None:
-    whole: list[Seen] = []
-    states: list[tuple[int, dict[str, Any]]] = []
+def test_state_saved_at_any_step_gives_remainder_with_any_number_of_workers(options, size):
+    whole = []
+    states = []
     with loader(2, **options) as first:
         first.set_image_size(size)
         for _ in range(EPOCHS):
@@ -54,7 +48,7 @@ def test_state_saved_at_any_step_gives_remainder_with_any_number_of_workers(
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"schedule": "2x1@4,2x1@3"}])
-def test_an_epoch_is_finished_after_its_last_batch(options: dict[str, Any]) -> None:
+def test_an_epoch_is_finished_after_its_last_batch(options):
     data = Sized(12) if "schedule" in options else Drawing(12)
     made = DataLoader(data, 4, **options)
     for _ in range(2):
@@ -78,9 +72,7 @@ def test_an_epoch_is_finished_after_its_last_batch(options: dict[str, Any]) -> N
         ({"schedule": None, "image_size": 8}, "schedule was"),
     ],
 )
-def test_state_of_another_run_is_rejected_and_nothing_changes(
-    change: dict[str, Any], said: str
-) -> None:
+def test_state_of_another_run_is_rejected_and_nothing_changes(change, said):
     made = loader()
     next(iter(made))
     before = made.state_dict()
@@ -93,7 +85,7 @@ def test_state_of_another_run_is_rejected_and_nothing_changes(
 
 
 @pytest.mark.parametrize("workers", [2, 0])
-def test_a_loader_used_in_any_order_follows_its_plan(workers: int) -> None:
+def test_a_loader_used_in_any_order_follows_its_plan(workers):
     with loader(workers, max_image_size=16) as made:
         assert_follows_its_plan(made)
         assert not made.worker_deaths

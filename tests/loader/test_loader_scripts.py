@@ -1,12 +1,7 @@
 """Loaders in user scripts, and side effects on their process."""
 
-from __future__ import annotations
-
 import random
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -206,19 +201,17 @@ print("fine")
 
 
 @pytest.mark.slow
-def test_imports_and_reports_leave_the_global_random_states_alone(tmp_path: Path) -> None:
+def test_imports_and_reports_leave_the_global_random_states_alone(tmp_path):
     assert outcome(IMPORTS, tmp_path, prefix=NEW_PYTHON) == ("fine", "")
 
 
 @pytest.mark.slow
-def test_a_script_whose_workers_run_no_code_of_the_user_needs_no_guard(
-    jpeg_folder: Path, tmp_path: Path
-) -> None:
+def test_a_script_whose_workers_run_no_code_of_the_user_needs_no_guard(jpeg_folder, tmp_path):
     assert outcome(UNGUARDED.format(root=str(jpeg_folder)), tmp_path) == ("fine", "")
 
 
 @pytest.mark.parametrize("text", [UNGUARDED_MODULE, *slow(UNGUARDED_PROCESS)])
-def test_script_without_guard_raises_with_hint(text: str, tmp_path: Path) -> None:
+def test_script_without_guard_raises_with_hint(text, tmp_path):
     output, errors = outcome(text, tmp_path)
     assert "fine" not in output
     assert re.search("if __name__ == ['\"]__main__['\"]", errors)
@@ -236,9 +229,7 @@ def test_script_without_guard_raises_with_hint(text: str, tmp_path: Path) -> Non
         ),
     ],
 )
-def test_workers_have_top_level_settings_of_script(
-    by: str, method: str, dtype: str, tmp_path: Path
-) -> None:
+def test_workers_have_top_level_settings_of_script(by, method, dtype, tmp_path):
     (tmp_path / "defaults.py").write_text(DEFAULTS)
     expected = f"torch.{dtype}\ntorch.{dtype}"
     assert outcome(TOP_LEVEL.format(method=method), tmp_path, by=by) == (expected, "")
@@ -246,12 +237,12 @@ def test_workers_have_top_level_settings_of_script(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_workers_read_image_formats_that_the_script_registers(method: str, tmp_path: Path) -> None:
+def test_workers_read_image_formats_that_the_script_registers(method, tmp_path):
     assert outcome(ADDED_FORMAT.format(method=method), tmp_path) == ("fine", "")
 
 
 @pytest.mark.slow
-def test_module_in_worker_finds_current_state_of_trainer(tmp_path: Path) -> None:
+def test_module_in_worker_finds_current_state_of_trainer(tmp_path):
     (tmp_path / "later").mkdir()
     (tmp_path / "later" / "seen.py").write_text(SEEN)
     assert outcome(ARGUMENTS, tmp_path) == ("fine", "")
@@ -269,9 +260,7 @@ def test_module_in_worker_finds_current_state_of_trainer(tmp_path: Path) -> None
         ),
     ],
 )
-def test_script_from_stdin_raises_with_hint(
-    method: str, data: str, fine: bool, tmp_path: Path
-) -> None:
+def test_script_from_stdin_raises_with_hint(method, data, fine, tmp_path):
     text = FROM_STDIN.format(data=data, method=method)
     output, errors = outcome(text, tmp_path, by="stdin")
     if fine:
@@ -281,7 +270,7 @@ def test_script_from_stdin_raises_with_hint(
         assert 'Put the code into a file, or use start_method="fork"' in errors
 
 
-def test_class_missing_in_script_is_named(tmp_path: Path) -> None:
+def test_class_missing_in_script_is_named(tmp_path):
     _, errors = outcome(UNDER_THE_GUARD, tmp_path)
     assert "StartError: a worker could not open the dataset" in errors
     assert "'Mine'" in errors
@@ -291,27 +280,27 @@ def test_class_missing_in_script_is_named(tmp_path: Path) -> None:
 class Threads(Dataset[int]):
     """Samples are the number of threads of their process."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 2
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         (torch.ones(600, 600) @ torch.ones(600, 600)).sum()
         return torch.get_num_threads()
 
 
 @pytest.fixture
-def two_threads() -> Iterator[None]:
+def two_threads():
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(threads)
 
 
-def global_states() -> list[Any]:
+def global_states():
     numpys = np.random.get_state()
     return [
         random.getstate(),
-        (numpys[0], numpys[1].tolist(), *numpys[2:]),  # type: ignore[union-attr]
+        (numpys[0], numpys[1].tolist(), *numpys[2:]),
         torch.get_rng_state().tolist(),
         torch.initial_seed(),
         torch.get_num_threads(),
@@ -324,9 +313,7 @@ def global_states() -> list[Any]:
 @pytest.mark.parametrize(
     "options", [{}, {"device": "cpu"}, {"dataset": Sized(12)}], ids=["usual", "device", "rows"]
 )
-def test_a_loader_leaves_the_global_random_states_alone(
-    workers: int, options: dict[str, Any], jpeg_folder: Path
-) -> None:
+def test_a_loader_leaves_the_global_random_states_alone(workers, options, jpeg_folder):
     random.seed(1)
     np.random.seed(2)
     torch.manual_seed(3)
@@ -343,7 +330,7 @@ def test_a_loader_leaves_the_global_random_states_alone(
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_workers_compute_on_one_thread(method: str) -> None:
+def test_workers_compute_on_one_thread(method):
     (torch.ones(600, 600) @ torch.ones(600, 600)).sum()  # starts threads, which no fork has
     with DataLoader(Threads(), None, num_workers=1, start_method=method) as loader:
         assert list(loader) == [1, 1]

@@ -1,7 +1,5 @@
 """feedline's sources, whole and in part, with torchvision's transforms and in both loaders."""
 
-from __future__ import annotations
-
 import gc
 import shutil
 import sys

@@ -1,9 +1,5 @@
 """Leaving out the first batches of an epoch, for any order that a loader has."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch.utils.data import DistributedSampler
@@ -13,7 +9,7 @@ from feedline.errors import UsageError
 from sets import Counting
 from slow import slow
 
-ORDERS: list[Any] = [
+ORDERS = [
     {"shuffle": True},
     {"shuffle": True, "generator": 5},
     {"shuffle": True, "seed": 3},
@@ -25,7 +21,7 @@ ORDERS: list[Any] = [
 ]
 
 
-def made(order: dict[str, Any]) -> DataLoader[Any]:
+def made(order):
     torch.manual_seed(0)
     options = {"num_workers": 1, **order}
     if "generator" in options:
@@ -33,25 +29,23 @@ def made(order: dict[str, Any]) -> DataLoader[Any]:
     return DataLoader(list(range(20)), 3, **options)
 
 
-def rows(batches: Any) -> list[list[int]]:
+def rows(batches):
     return [batch.tolist() for batch in batches]
 
 
 @pytest.fixture(scope="module", params=ORDERS, ids=str)
-def order(request: pytest.FixtureRequest) -> dict[str, Any]:
+def order(request):
     return dict(request.param)
 
 
 @pytest.fixture(scope="module")
-def epochs(order: dict[str, Any]) -> list[list[list[int]]]:
+def epochs(order):
     with made(order) as loader:
         return [rows(loader) for _ in range(3)]
 
 
 @pytest.mark.parametrize(("read", "step"), [(0, 2), (0, 4), (2, 2), (2, 4)])
-def test_the_rest_of_an_epoch_follows_and_then_the_next(
-    order: dict[str, Any], epochs: list[list[list[int]]], read: int, step: int
-) -> None:
+def test_the_rest_of_an_epoch_follows_and_then_the_next(order, epochs, read, step):
     """Also through a state that holds the step, and from a state within the epoch."""
     with made(order) as loader:
         batches = iter(loader)
@@ -75,9 +69,7 @@ def test_the_rest_of_an_epoch_follows_and_then_the_next(
             assert rows(loader) == []
 
 
-def test_step_after_state_between_epochs_belongs_to_next_epoch(
-    order: dict[str, Any], epochs: list[list[list[int]]]
-) -> None:
+def test_step_after_state_between_epochs_belongs_to_next_epoch(order, epochs):
     with made(order) as loader:
         batches = iter(loader)
         for _ in epochs[0]:
@@ -97,7 +89,7 @@ def test_step_after_state_between_epochs_belongs_to_next_epoch(
         assert rows(loader) == epochs[1][3:]
 
 
-def test_epoch_can_be_set_after_step(order: dict[str, Any]) -> None:
+def test_epoch_can_be_set_after_step(order):
     with made(order) as loader:
         loader.set_step(3)
         loader.set_epoch(2)
@@ -107,7 +99,7 @@ def test_epoch_can_be_set_after_step(order: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("after_iter", [False, True])
-def test_sampler_epoch_can_be_set_after_step(after_iter: bool) -> None:
+def test_sampler_epoch_can_be_set_after_step(after_iter):
     sampler = DistributedSampler(range(20), 1, 0)
     loader = DataLoader(list(range(20)), 3, sampler=sampler)
     sampler.set_epoch(2)
@@ -119,7 +111,7 @@ def test_sampler_epoch_can_be_set_after_step(after_iter: bool) -> None:
     assert rows(batches) == wanted[3:]
 
 
-def test_the_last_step_that_is_set_counts_and_draws_nothing_before_the_epoch_begins() -> None:
+def test_the_last_step_that_is_set_counts_and_draws_nothing_before_the_epoch_begins():
     torch.manual_seed(0)
     loader = DataLoader(list(range(20)), 3, shuffle=True)
     loader.set_step(5)
@@ -130,9 +122,7 @@ def test_the_last_step_that_is_set_counts_and_draws_nothing_before_the_epoch_beg
     assert found == rows(DataLoader(list(range(20)), 3, shuffle=True))[1:]
 
 
-def test_running_iteration_is_independent(
-    order: dict[str, Any], epochs: list[list[list[int]]]
-) -> None:
+def test_running_iteration_is_independent(order, epochs):
     with made(order) as loader:
         earlier = iter(loader)
         first = rows([next(earlier), next(earlier)])
@@ -142,9 +132,7 @@ def test_running_iteration_is_independent(
         assert first + rows(earlier) == epochs[0]
 
 
-def test_iteration_without_batches_starts_at_step(
-    order: dict[str, Any], epochs: list[list[list[int]]]
-) -> None:
+def test_iteration_without_batches_starts_at_step(order, epochs):
     with made(order) as loader:
         begun = iter(loader)
         loader.set_step(3)
@@ -153,17 +141,17 @@ def test_iteration_without_batches_starts_at_step(
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, "2", True])
-def test_invalid_step_is_rejected(step: Any) -> None:
+def test_invalid_step_is_rejected(step):
     with pytest.raises(UsageError, match="whole number of at least 0"):
         made({}).set_step(step)
 
 
-def test_iterable_dataset_cannot_skip_batches() -> None:
+def test_iterable_dataset_cannot_skip_batches():
     with pytest.raises(UsageError, match="skip its first samples in its __iter__"):
         DataLoader(Counting(9), 2).set_step(1)
 
 
-def test_iteration_overtaken_before_its_first_batch_is_recorded() -> None:
+def test_iteration_overtaken_before_its_first_batch_is_recorded():
     with DataLoader(list(range(1000)), 1, seed=1) as loader:
         first, second = iter(loader), iter(loader)
         for _ in range(100):  # quick steps: not all are reported

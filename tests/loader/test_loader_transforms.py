@@ -1,42 +1,36 @@
 """User-defined functions on whole batches on their device: `pixel_transform`, `batch_transform`."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.engine.normalise import Normalise
 from feedline.errors import UsageError
-from feedline.order.batch_spec import BatchSpec
 
 
-def images() -> ImageArray:
+def images():
     pixels = np.random.default_rng(0).integers(0, 256, (20, 24, 24, 3), np.uint8)
     return ImageArray(pixels, np.arange(20) % 10, transform=TrainCrop())
 
 
-def darker(images: Tensor, batch: BatchSpec) -> Tensor:
+def darker(images, batch):
     assert images.dtype == torch.uint8
     return images // 2
 
 
-def noisy(images: Tensor, labels: Tensor, *, batch: BatchSpec) -> tuple[Tensor, Tensor]:
+def noisy(images, labels, *, batch):
     seed = batch.batch_seed & (1 << 63) - 1
     drawn = torch.rand(images.shape, generator=torch.Generator().manual_seed(seed))
     return images + drawn, torch.nn.functional.one_hot(labels, 10).float()
 
 
-def loader(**options: Any) -> DataLoader[Any]:
+def loader(**options):
     return DataLoader(images(), 8, schedule="8x1,16x2", seed=3, **options)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_batches_are_results_of_functions(workers: int) -> None:
+def test_batches_are_results_of_functions(workers):
     normalise = Normalise()
     with (
         loader(num_workers=workers) as raw,
@@ -65,7 +59,7 @@ def test_batches_are_results_of_functions(workers: int) -> None:
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_results_of_functions_are_checked(workers: int, options: dict[str, Any], said: str) -> None:
+def test_results_of_functions_are_checked(workers, options, said):
     with (
         loader(num_workers=workers, device="cpu", **options) as made,
         pytest.raises(UsageError, match=said),
@@ -73,10 +67,10 @@ def test_results_of_functions_are_checked(workers: int, options: dict[str, Any],
         next(iter(made))
 
 
-def test_exception_of_transform_is_raised_and_batch_repeats() -> None:
+def test_exception_of_transform_is_raised_and_batch_repeats():
     calls = []
 
-    def sometimes(images: Tensor, labels: Tensor, *, batch: BatchSpec) -> tuple[Tensor, Tensor]:
+    def sometimes(images, labels, *, batch):
         calls.append(batch.step)
         if len(calls) == 2:
             raise ArithmeticError("no")

@@ -1,10 +1,7 @@
 """A loader whose samples are shuffled in windows, for disks that seek badly."""
 
-from __future__ import annotations
-
 import json
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,24 +17,24 @@ SAMPLES = 4 * BLOCK_SIZE + 76
 WINDOW = "window:512"
 
 
-def loader(workers: int = 0, batch_size: int = 128, **options: Any) -> DataLoader[Any]:
+def loader(workers=0, batch_size=128, **options):
     chosen = {"shuffle": WINDOW, "image_size": 4, "seed": 5, "num_workers": workers, **options}
     return DataLoader(Rows(SAMPLES), batch_size, **chosen)
 
 
-def labels(made: DataLoader[Any]) -> list[list[int]]:
+def labels(made):
     return [batch[1].tolist() for batch in made]
 
 
-def flat(batches: list[list[int]]) -> list[int]:
+def flat(batches):
     return list(chain.from_iterable(batches))
 
 
-def blocks(samples: list[int]) -> set[int]:
+def blocks(samples):
     return {sample // BLOCK_SIZE for sample in samples}
 
 
-def test_a_batch_is_of_its_windows_blocks_and_an_epoch_of_all() -> None:
+def test_a_batch_is_of_its_windows_blocks_and_an_epoch_of_all():
     with loader(2) as made:
         first, second = labels(made), labels(made)
     assert sorted(flat(first)) == list(range(SAMPLES))
@@ -48,8 +45,8 @@ def test_a_batch_is_of_its_windows_blocks_and_an_epoch_of_all() -> None:
 
 
 @pytest.mark.parametrize("name", [WINDOW, np.str_(WINDOW)])
-def test_a_schedule_brings_the_seed_that_an_order_in_windows_needs(name: str) -> None:
-    made = DataLoader(Rows(SAMPLES), 128, name, schedule="4x1,8x1", num_workers=0)  # type: ignore[arg-type]
+def test_a_schedule_brings_the_seed_that_an_order_in_windows_needs(name):
+    made = DataLoader(Rows(SAMPLES), 128, name, schedule="4x1,8x1", num_workers=0)
     state = json.loads(json.dumps(made.state_dict()))
     assert (state["sample_order"], state["seed"]) == (WINDOW, 0)
     next(iter(made))
@@ -57,13 +54,13 @@ def test_a_schedule_brings_the_seed_that_an_order_in_windows_needs(name: str) ->
     assert read(made) == planned_epoch(made, 0)
 
 
-def test_any_dataset_can_be_read_in_windows() -> None:
+def test_any_dataset_can_be_read_in_windows():
     data = torch.arange(SAMPLES)
     with DataLoader(data, 128, WINDOW, seed=5, num_workers=1) as made:
         assert [batch.tolist() for batch in made] == labels(loader())
 
 
-def test_frameworks_see_a_sampler_that_shares_out_and_shuffles() -> None:
+def test_frameworks_see_a_sampler_that_shares_out_and_shuffles():
     sampler = loader().sampler
     assert isinstance(sampler, DistributedSampler)
     assert sampler.shuffle is True

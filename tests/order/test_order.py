@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -17,14 +15,14 @@ ALONE = Schedule.parse("8x1")
 
 
 @given(orders(worlds=9), st.integers(0, EPOCHS))
-def test_all_ranks_share_out_an_epoch_in_steps_of_equal_rows(order: Order, epoch: int) -> None:
+def test_all_ranks_share_out_an_epoch_in_steps_of_equal_rows(order, epoch):
     """Each sample comes once; a rank that receives padding counts it."""
     phase = order.schedule.phase_at(epoch)
     size, full = phase.batch_size or order.batch_size, order.global_batch_size(phase)
     ranks = every_rank(order)
     assert {rank.steps(epoch) for rank in ranks} == {order.steps(epoch)}
     alone = Order(length=order.length, schedule=ALONE, batch_size=1, seed=order.seed)
-    rows: list[int] = []
+    rows = []
     for step in range(order.steps(epoch)):
         rows += global_rows(ranks, epoch, step).tolist()
         real = min(full, order.length - step * full)
@@ -41,10 +39,10 @@ def test_all_ranks_share_out_an_epoch_in_steps_of_equal_rows(order: Order, epoch
 
 
 @given(orders(worlds=9), st.integers(0, EPOCHS))
-def test_unshuffled_ranks_match_distributed_sampler(order: Order, epoch: int) -> None:
+def test_unshuffled_ranks_match_distributed_sampler(order, epoch):
     for rank in every_rank(replace(order, sample_order="sequential")):
         sampler = DistributedSampler(
-            range(order.length),  # type: ignore[arg-type]
+            range(order.length),
             num_replicas=order.world_size,
             rank=rank.rank,
             shuffle=False,
@@ -57,11 +55,11 @@ def test_unshuffled_ranks_match_distributed_sampler(order: Order, epoch: int) ->
 
 
 @given(orders(), st.integers(0, EPOCHS), st.randoms(use_true_random=False))
-def test_a_batch_depends_on_nothing_but_its_place(order: Order, epoch: int, random: object) -> None:
+def test_a_batch_depends_on_nothing_but_its_place(order, epoch, random):
     steps = list(range(order.steps(epoch)))
     first = [order.batch(epoch, step) for step in steps]
     alone = replace(order, schedule=Schedule((order.schedule.phase_at(epoch),)))
-    random.shuffle(steps)  # type: ignore[attr-defined]
+    random.shuffle(steps)
     for step in steps:
         epoch_order.cache_clear()
         order.batch(epoch + 1, 0)
@@ -84,13 +82,13 @@ def test_a_batch_depends_on_nothing_but_its_place(order: Order, epoch: int, rand
         *(("seed", value) for value in (1.5, "7", True)),
     ],
 )
-def test_value_out_of_range_is_named(name: str, value: object) -> None:
+def test_value_out_of_range_is_named(name, value):
     good = {"length": 10, "schedule": Schedule.parse("8x1"), "batch_size": 2, "world_size": 2}
     with pytest.raises(UsageError, match=f"{name} must be .*got {value!r}"):
-        Order(**{**good, name: value})  # type: ignore[arg-type]
+        Order(**{**good, name: value})
 
 
-def test_dropping_every_batch_of_any_phase_is_rejected_with_numbers() -> None:
+def test_dropping_every_batch_of_any_phase_is_rejected_with_numbers():
     schedule = Schedule(
         (Phase(image_size=8, epochs=1), Phase(image_size=9, epochs=1, batch_size=6))
     )

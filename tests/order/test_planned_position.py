@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Iterator
 from itertools import islice
 
 from hypothesis import settings
@@ -10,7 +7,6 @@ from orders import batch_equals
 
 from feedline.loader.position import PlannedPosition
 from feedline.loader.state import Position
-from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
 
@@ -20,7 +16,7 @@ epochs = st.integers(0, 5)
 sizes = st.none() | st.integers(1, 20)
 
 
-def steps_in(epoch: int) -> int:
+def steps_in(epoch):
     return STEPS[min(epoch, 2)]
 
 
@@ -32,22 +28,22 @@ class PositionModel(RuleBasedStateMachine):
     """
 
     @initialize(endless=st.booleans())
-    def start(self, endless: bool) -> None:
+    def start(self, endless):
         self.position = PlannedPosition(ORDER, endless=endless)
-        self.prefetched: Iterator[BatchSpec] = self.position.upcoming()
+        self.prefetched = self.position.upcoming()
         # The model: its position, and whether its epoch has started.
         self.epoch, self.step, self.size = 0, 0, None
         self.begun = False
         self.iterating = False
 
-    def restart_prefetch(self) -> None:
+    def restart_prefetch(self):
         self.prefetched = self.position.upcoming()
 
-    def model_is_at_end(self) -> bool:
+    def model_is_at_end(self):
         return self.step == steps_in(self.epoch)
 
     @rule()
-    def begin(self) -> None:
+    def begin(self):
         if self.begun:
             self.epoch, self.step = self.epoch + 1, 0
         self.begun, self.iterating = False, True
@@ -56,7 +52,7 @@ class PositionModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.iterating and not self.model_is_at_end())
     @rule()
-    def deliver(self) -> None:
+    def deliver(self):
         batch = next(self.prefetched)
         expected = ORDER.batch(self.epoch, self.step)
         if self.size is not None:
@@ -68,13 +64,13 @@ class PositionModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.iterating and self.model_is_at_end())
     @rule()
-    def finish(self) -> None:
+    def finish(self):
         self.position.finish()
         self.epoch, self.step = self.epoch + 1, 0
         self.begun = self.iterating = False
 
     @rule(epoch=epochs)
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         stays = epoch == self.epoch and not self.begun
         if not stays:
             self.epoch, self.step = epoch, 0
@@ -85,7 +81,7 @@ class PositionModel(RuleBasedStateMachine):
             self.restart_prefetch()
 
     @rule(size=sizes)
-    def set_image_size(self, size: int | None) -> None:
+    def set_image_size(self, size):
         changed = self.position.set_image_size(size)
         assert changed == (size != self.size)
         self.size = size
@@ -93,14 +89,14 @@ class PositionModel(RuleBasedStateMachine):
             self.restart_prefetch()
 
     @rule(epoch=epochs, share=st.integers(0, 4), size=sizes)
-    def restore(self, epoch: int, share: int, size: int | None) -> None:
+    def restore(self, epoch, share, size):
         self.epoch, self.step, self.size = epoch, min(share, steps_in(epoch)), size
         self.begun = False
         self.position.restore(Position(epoch=epoch, step=self.step, image_size=size))
         self.restart_prefetch()
 
     @rule(count=st.integers(1, 12))
-    def look_ahead(self, count: int) -> None:
+    def look_ahead(self, count):
         """Preview of later batches, which does not move the position."""
         seen = list(islice(self.position.upcoming(), count))
         self.restart_prefetch()
@@ -111,7 +107,7 @@ class PositionModel(RuleBasedStateMachine):
             assert places[0] == (self.epoch, self.step)
 
     @invariant()
-    def the_position_is_the_models(self) -> None:
+    def the_position_is_the_models(self):
         position = Position(epoch=self.epoch, step=self.step, image_size=self.size)
         assert self.position.current == position
         assert self.position.is_at_end() == self.model_is_at_end()
@@ -121,11 +117,11 @@ PositionModel.TestCase.settings = settings(max_examples=250, stateful_step_count
 TestPosition = PositionModel.TestCase
 
 
-def places(batches: Iterator[BatchSpec]) -> list[tuple[int, int]]:
+def places(batches):
     return [(batch.epoch, batch.step) for batch in batches]
 
 
-def test_lookahead_ends_with_the_schedule_or_never_and_after_it_with_the_epoch() -> None:
+def test_lookahead_ends_with_the_schedule_or_never_and_after_it_with_the_epoch():
     expected = [(epoch, step) for epoch in range(3) for step in range(STEPS[epoch])]
     position = PlannedPosition(ORDER, endless=False)
     assert places(position.upcoming()) == expected
@@ -135,7 +131,7 @@ def test_lookahead_ends_with_the_schedule_or_never_and_after_it_with_the_epoch()
     assert places(position.upcoming()) == [(7, 1), (7, 2), (7, 3)]
 
 
-def test_start_beyond_prefetched_batches_raises() -> None:
+def test_start_beyond_prefetched_batches_raises():
     for endless in (False, True):
         position = PlannedPosition(ORDER, endless=endless)
         position.upcoming()

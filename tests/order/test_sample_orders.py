@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np
@@ -20,7 +18,7 @@ seeds = st.integers(0, 2**64 - 1)
 epochs = st.integers(0, 1_000_000)
 
 
-def test_the_order_differs_between_all_epochs_and_seeds() -> None:
+def test_the_order_differs_between_all_epochs_and_seeds():
     orders = {
         tuple(epoch_order(50, seed, epoch, "shuffled").tolist())
         for seed in range(20)
@@ -29,12 +27,12 @@ def test_the_order_differs_between_all_epochs_and_seeds() -> None:
     assert len(orders) == 400
 
 
-def test_a_shared_order_cannot_be_written_to() -> None:
+def test_a_shared_order_cannot_be_written_to():
     with pytest.raises(ValueError, match="read-only"):
         epoch_order(10, 0, 0, "shuffled")[0] = 1
 
 
-def test_all_orders_match_saved_states() -> None:
+def test_all_orders_match_saved_states():
     digests = [
         hashlib.blake2b(epoch_order(length, seed, epoch, "shuffled").tobytes(), digest_size=8)
         for length in (1, 2, 10, 257, 5000)
@@ -62,15 +60,13 @@ windows = st.integers(1, 3 * BLOCK_SIZE) | st.sampled_from(
 @example(BLOCK_SIZE, 0, 0, f"window:{BLOCK_SIZE}")
 @example(BLOCK_SIZE + 1, 0, 0, f"window:{BLOCK_SIZE - 1}")
 @example(4 * BLOCK_SIZE - 1, 0, 0, f"window:{2 * BLOCK_SIZE}")
-def test_an_epoch_holds_every_sample_exactly_once(
-    length: int, seed: int, epoch: int, order: str
-) -> None:
+def test_an_epoch_holds_every_sample_exactly_once(length, seed, epoch, order):
     samples = epoch_order(length, seed, epoch, order)
     assert samples.dtype == np.int64
     assert sorted(samples.tolist()) == list(range(length))
 
 
-def blocks_of_windows(length: int, window: int) -> list[list[int]]:
+def blocks_of_windows(length, window):
     """The blocks that each window of an epoch has samples of."""
     samples = epoch_order(length, 3, 1, f"window:{window}")
     parts = [samples[start : start + window] for start in range(0, length, window)]
@@ -78,17 +74,15 @@ def blocks_of_windows(length: int, window: int) -> list[list[int]]:
 
 
 @given(st.integers(1, 6), st.integers(1, 6))
-def test_a_window_of_whole_blocks_holds_all_samples_of_each(count: int, blocks: int) -> None:
+def test_a_window_of_whole_blocks_holds_all_samples_of_each(count, blocks):
     found = blocks_of_windows(count * blocks * BLOCK_SIZE, blocks * BLOCK_SIZE)
     assert [len(each) for each in found] == [blocks] * count
     assert sorted(block for each in found for block in each) == list(range(count * blocks))
 
 
 @given(st.integers(1, 20 * BLOCK_SIZE), st.integers(BLOCK_SIZE, 8 * BLOCK_SIZE))
-def test_a_block_is_read_within_one_window_or_two_that_follow_one_another(
-    length: int, window: int
-) -> None:
-    places: dict[int, list[int]] = {}
+def test_a_block_is_read_within_one_window_or_two_that_follow_one_another(length, window):
+    places = {}
     for place, blocks in enumerate(blocks_of_windows(length, window)):
         assert len(blocks) <= window // BLOCK_SIZE + 3  # parts at both ends, and the short one
         for block in blocks:
@@ -96,7 +90,7 @@ def test_a_block_is_read_within_one_window_or_two_that_follow_one_another(
     assert all(found[-1] - found[0] == len(found) - 1 <= 1 for found in places.values())
 
 
-def test_all_windowed_orders_match_saved_states() -> None:
+def test_all_windowed_orders_match_saved_states():
     together = hashlib.blake2b(digest_size=16)
     for length in (1, 255, 256, 257, 5000):
         for window in (1, 100, 256, 1000, 10**6):
@@ -109,14 +103,14 @@ MISSPELT += ("Window:16", "window:1_000", "window:\u0661", "window:" + "9" * 13,
 
 
 @pytest.mark.parametrize("name", MISSPELT)
-def test_misspelt_order_is_rejected(name: str) -> None:
+def test_misspelt_order_is_rejected(name):
     schedule = Schedule.parse("8x1")
     with pytest.raises(UsageError, match="order must be one of shuffled, sequential, window:N"):
         Order(length=10, schedule=schedule, batch_size=1, sample_order=name)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_a_sequential_order_needs_no_memory_for_its_length(world_size: int) -> None:
+def test_a_sequential_order_needs_no_memory_for_its_length(world_size):
     length = 10**15
     order = Order(
         length=length,

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import random
 import runpy
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from feedline.order.seeds import RandomStream, mix, row_seed, row_seeds
 seeds = st.integers(0, 2**64 - 1)
 
 
-def test_a_stream_is_splitmix64() -> None:
+def test_a_stream_is_splitmix64():
     # The reference implementation's first outputs for seed 1234567 (prng.di.unimi.it).
     stream = RandomStream(1234567)
     assert [stream.bits() for _ in range(5)] == [
@@ -28,7 +25,7 @@ def test_a_stream_is_splitmix64() -> None:
     ]
 
 
-def test_mix_matches_saved_states() -> None:
+def test_mix_matches_saved_states():
     assert mix() == 0
     assert mix(0) == 16294208416658607535
     assert mix(1, 2, 3) == 7702586659592502839
@@ -36,7 +33,7 @@ def test_mix_matches_saved_states() -> None:
     assert mix(-1) == mix(2**64 - 1) == 16490336266968443936
 
 
-def test_stream_matches_augmentation() -> None:
+def test_stream_matches_augmentation():
     stream = RandomStream(12345)
     assert [stream.uniform() for _ in range(3)] == [
         0.1330796686614273,
@@ -59,9 +56,7 @@ def test_stream_matches_augmentation() -> None:
     st.integers(0, (1 << 63) - 1),
     st.integers(0, 1 << 20),
 )
-def test_batched_seeds_equal_single_seeds(
-    epoch_seed: int, samples: list[int], start: int, first: int, stride: int
-) -> None:
+def test_batched_seeds_equal_single_seeds(epoch_seed, samples, start, first, stride):
     found = row_seeds(epoch_seed, np.array(samples, np.int64), start, first, stride)
     assert found.tolist() == [
         row_seed(epoch_seed, sample, row, first, stride)
@@ -72,7 +67,7 @@ def test_batched_seeds_equal_single_seeds(
 SEEDS = [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1, *(mix(k) for k in range(26))]
 
 
-def test_native_seeds_are_those_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_seeds_are_those_of_python(monkeypatch):
     native = pytest.importorskip("feedline.order._seeding")
     monkeypatch.setitem(sys.modules, "feedline.order._seeding", None)
     python = runpy.run_path(feedline.order.seeds.__file__)
@@ -86,7 +81,7 @@ def test_native_seeds_are_those_of_python(monkeypatch: pytest.MonkeyPatch) -> No
             call()
 
 
-def test_native_states_are_those_of_python_and_numpy() -> None:
+def test_native_states_are_those_of_python_and_numpy():
     native = pytest.importorskip("feedline.order._seeding")
     lanes = native.LANES
     words = np.zeros((lanes, 626), np.uint32)  # of a row, the first and the last are not written to
@@ -111,7 +106,7 @@ def test_native_states_are_those_of_python_and_numpy() -> None:
         np.zeros(16 * 624, np.uint32),
     ],
 )
-def test_native_states_need_memory_of_the_right_size(target: np.ndarray[Any, Any]) -> None:
+def test_native_states_need_memory_of_the_right_size(target):
     native = pytest.importorskip("feedline.order._seeding")
     with pytest.raises(ValueError, match="624"):
         native.states([1] * native.LANES, True, target)

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +18,12 @@ ORDER = Order(length=20, schedule=Schedule.parse("8x2@4,16x1@5"), batch_size=3, 
 WEAKER = Schedule(tuple(replace(phase, strength=0.5) for phase in ORDER.schedule.phases))
 
 
-def state_at(epoch: int = 0, step: int = 0, size: int | None = None) -> dict[str, Any]:
+def state_at(epoch=0, step=0, size=None):
     return snapshot(ORDER, Position(epoch=epoch, step=step, image_size=size))
 
 
 @given(st.data(), orders())
-def test_resume_anywhere_gives_exact_remainder(data: st.DataObject, order: Order) -> None:
+def test_resume_anywhere_gives_exact_remainder(data, order):
     order = replace(order, rank=data.draw(st.integers(0, order.world_size - 1)))
     whole = list(PlannedPosition(order, endless=False).upcoming())
     done = data.draw(st.integers(0, len(whole) - 1))
@@ -46,9 +43,7 @@ def test_resume_anywhere_gives_exact_remainder(data: st.DataObject, order: Order
 
 
 @given(st.integers(32, 200), st.booleans(), st.data())
-def test_a_state_resumes_on_other_ranks_at_the_same_global_batch(
-    length: int, drop_last: bool, data: st.DataObject
-) -> None:
+def test_a_state_resumes_on_other_ranks_at_the_same_global_batch(length, drop_last, data):
     four = Order(
         length=length,
         schedule=Schedule(
@@ -110,13 +105,13 @@ def test_a_state_resumes_on_other_ranks_at_the_same_global_batch(
         ({"dataset": "other"}, "dataset was 'data', is 'other'"),
     ],
 )
-def test_state_of_another_run_is_rejected_with_difference(other: dict[str, Any], said: str) -> None:
+def test_state_of_another_run_is_rejected_with_difference(other, said):
     dataset = other.pop("dataset", "data")
     with pytest.raises(StateError, match=said):
         resume(state_at(), replace(ORDER, **other), dataset=dataset)
 
 
-def test_default_batch_size_equals_explicit_one() -> None:
+def test_default_batch_size_equals_explicit_one():
     unnamed = replace(ORDER, schedule=Schedule.parse("8x3"), batch_size=5)
     named = replace(ORDER, schedule=Schedule.parse("8x3@5"), batch_size=1)
     state = snapshot(unnamed, Position(epoch=1, step=2))
@@ -130,13 +125,13 @@ VERSIONS = [1, 4, "2", None, True, math.nan]
     "garbage",
     [None, "state", [], {}, *({**state_at(), "version": version} for version in VERSIONS)],
 )
-def test_invalid_state_is_rejected(garbage: Any) -> None:
+def test_invalid_state_is_rejected(garbage):
     with pytest.raises(StateError, match="expected a loader state of version 3, got"):
         resume(garbage, ORDER)
 
 
 @pytest.mark.parametrize("key", sorted(state_at()))
-def test_state_without_required_key_is_rejected(key: str) -> None:
+def test_state_without_required_key_is_rejected(key):
     state = state_at(1, 2)
     del state[key]
     if key == "image_size":
@@ -157,26 +152,26 @@ WRONG_COUNTS = [-1, True, 1.0, math.nan, "1", [1], {}, np.int64(1)]
     ],
     ids=repr,
 )
-def test_a_number_that_is_no_position_is_rejected_with_its_value(key: str, value: object) -> None:
+def test_a_number_that_is_no_position_is_rejected_with_its_value(key, value):
     with pytest.raises(StateError, match=f"damaged: invalid '{key}'") as caught:
         resume({**state_at(), key: value}, ORDER)
     assert repr(value) in str(caught.value)
 
 
 @pytest.mark.parametrize("step", [6, 10**30])
-def test_step_beyond_its_epoch_is_rejected_with_number_of_steps(step: int) -> None:
+def test_step_beyond_its_epoch_is_rejected_with_number_of_steps(step):
     assert resume(state_at(0, 5), ORDER).step == 5
     with pytest.raises(StateError, match=rf"step {step} .*5 steps"):
         resume({**state_at(), "step": step}, ORDER)
 
 
-def test_an_epoch_far_beyond_the_schedule_resumes_in_its_last_phase() -> None:
+def test_an_epoch_far_beyond_the_schedule_resumes_in_its_last_phase():
     position = PlannedPosition(ORDER, endless=False)
     position.load_state({**state_at(), "epoch": 10**30})
     assert next(position.upcoming()).image_size == 16
 
 
-def test_state_has_form_of_version_3() -> None:
+def test_state_has_form_of_version_3():
     assert state_at(1, 2, 64) == {
         "version": 3,
         "epoch": 1,

@@ -1,14 +1,10 @@
 """`feedline run`: scripts as their authors wrote them, in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -63,9 +59,7 @@ print(0)
 """
 
 
-def run(
-    command: Sequence[str | Path], folder: Path, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def run(command, folder, environment=None):
     """Run a command in a folder. Each program runs in a new Python, which `feedline run` starts."""
     start = preloaded.run if [*command[:4]] == FEEDLINE else subprocess.run
     return start(
@@ -78,14 +72,14 @@ def run(
     )
 
 
-def script(folder: Path, text: str, name: str = "script.py") -> Path:
+def script(folder, text, name="script.py"):
     """Write a script."""
     path = folder / name
     path.write_text(text)
     return path
 
 
-def summary_of(result: subprocess.CompletedProcess[str]) -> list[str]:
+def summary_of(result):
     """Lines of the summary."""
     lines = result.stderr.splitlines()
     starts = [k for k, line in enumerate(lines) if line.startswith("feedline run:")]
@@ -95,9 +89,7 @@ def summary_of(result: subprocess.CompletedProcess[str]) -> list[str]:
 
 @needs("torchvision")
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_deterministic_training_has_the_same_losses_on_each_rank(
-    ranks: int, tmp_path: Path
-) -> None:
+def test_a_deterministic_training_has_the_same_losses_on_each_rank(ranks, tmp_path):
     images = write_images(tmp_path / "images")
     train = script(tmp_path, TRAIN)
     said_by_ranks(TRAIN, ranks, str(images), str(ranks), str(tmp_path / "torch"))
@@ -148,7 +140,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "ways", [START_METHODS[:2], *slow(*filter(None, [START_METHODS[2:]]))], ids=" ".join
 )
-def test_children_of_all_start_methods_use_feedline(ways: list[str], tmp_path: Path) -> None:
+def test_children_of_all_start_methods_use_feedline(ways, tmp_path):
     result = run([*FEEDLINE, script(tmp_path, SPAWNED), *ways], tmp_path)
     batches = [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert result.stdout.splitlines() == [f"{way} feedline {batches}" for way in ways]
@@ -185,7 +177,7 @@ if __name__ == "__main__":
 """
 
 
-def test_the_summary_says_which_ranks_were_not_replaced(tmp_path: Path) -> None:
+def test_the_summary_says_which_ranks_were_not_replaced(tmp_path):
     result = run([*FEEDLINE, script(tmp_path, RANKS)], tmp_path)
     assert result.returncode == 0, result.stderr
     head = summary_of(result)[0]
@@ -202,7 +194,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_end_of_a_program_passes_through(end: str, tmp_path: Path) -> None:
+def test_the_end_of_a_program_passes_through(end, tmp_path):
     statement, status = ENDS[end]
     text = f"import sys\n{statement}\n"
     path = script(tmp_path, text)
@@ -215,9 +207,7 @@ def test_the_end_of_a_program_passes_through(end: str, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_python_that_ignores_the_search_path_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_python_that_ignores_the_search_path_is_named(tmp_path, monkeypatch):
     path = script(tmp_path, "")
     (tmp_path / "python313._pth").touch()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python.exe"))
@@ -236,7 +226,7 @@ for batch in DataLoader(list(range(8)), 4, num_workers=1):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C goes to a whole console there")
-def test_ctrl_c_ends_a_program_as_without_feedline(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_program_as_without_feedline(tmp_path):
     path = script(tmp_path, ENDLESS)
     with preloaded.Popen(
         [*FEEDLINE, str(path)],
@@ -267,7 +257,7 @@ print(json.dumps([sys.argv, __file__, __name__, sys.path, package.first.__file__
 
 
 @pytest.mark.parametrize("as_module", [False, True])
-def test_arguments_and_search_path_are_those_of_python(as_module: bool, tmp_path: Path) -> None:
+def test_arguments_and_search_path_are_those_of_python(as_module, tmp_path):
     package = tmp_path / "package"
     package.mkdir()
     for name in ("__init__.py", "first.py"):
@@ -281,7 +271,7 @@ def test_arguments_and_search_path_are_those_of_python(as_module: bool, tmp_path
     assert json.loads(own.stdout)[0][1:] == arguments[len(target) :]
 
 
-def test_the_sitecustomize_of_the_user_runs(tmp_path: Path) -> None:
+def test_the_sitecustomize_of_the_user_runs(tmp_path):
     script(tmp_path, "import os\nos.environ['MINE'] = __file__", "sitecustomize.py")
     path = script(tmp_path, "import os, sitecustomize; print(os.environ['MINE'])")
     search_path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
@@ -302,7 +292,7 @@ def test_the_sitecustomize_of_the_user_runs(tmp_path: Path) -> None:
         (["--unknown", "script.py"], "--unknown"),
     ],
 )
-def test_wrong_use_is_an_error(arguments: list[str], text: str, tmp_path: Path) -> None:
+def test_wrong_use_is_an_error(arguments, text, tmp_path):
     script(tmp_path, "#!/bin/sh\nexit 0\n", "tool.sh")
     script(tmp_path, "\0", "tool")
     script(tmp_path, "")
@@ -313,7 +303,7 @@ def test_wrong_use_is_an_error(arguments: list[str], text: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("target", [["folder"], ["notes.txt"], ["-m", "missing_module"]])
-def test_python_refuses_other_programs_itself(target: list[str], tmp_path: Path) -> None:
+def test_python_refuses_other_programs_itself(target, tmp_path):
     (tmp_path / "folder").mkdir()
     script(tmp_path, "no program", "notes.txt")
     plain, own = run([sys.executable, *target], tmp_path), run([*FEEDLINE, *target], tmp_path)
@@ -336,7 +326,7 @@ for kind in (DataLoader, Mine):
 """
 
 
-def test_watch_records_loaders_of_torch(tmp_path: Path) -> None:
+def test_watch_records_loaders_of_torch(tmp_path):
     result = run([*FEEDLINE, "--watch", "--run", "here", script(tmp_path, WATCHED)], tmp_path)
     assert result.returncode == 0, result.stderr
     runs = [read_run(folder) for folder in sorted((tmp_path / "here").iterdir())]
@@ -360,7 +350,7 @@ for loader in DataLoader(Kept(range(8)), 4), DataLoader(list(range(8)), 4), Othe
 """
 
 
-def test_loaders_can_stay_those_of_torch(tmp_path: Path) -> None:
+def test_loaders_can_stay_those_of_torch(tmp_path):
     some = ["--off", "Kept", "--off=Other", "--compare", "1"]
     result = run([*FEEDLINE, *some, script(tmp_path, OFF)], tmp_path)
     modules = result.stdout.splitlines()
@@ -371,7 +361,7 @@ def test_loaders_can_stay_those_of_torch(tmp_path: Path) -> None:
     assert "--off Other" in text
 
 
-def test_torchrun_may_start_feedline_run_on_each_rank(tmp_path: Path) -> None:
+def test_torchrun_may_start_feedline_run_on_each_rank(tmp_path):
     text = "from torch.utils.data import DataLoader\nlist(DataLoader(list(range(8)), 4))\n"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
     command = [*launcher, "--nproc-per-node=2", *FEEDLINE, script(tmp_path, text)]
@@ -435,7 +425,7 @@ print(torch.rand(1), random.random(), np.random.rand(), own.get_state().sum(), N
 
 
 @needs("torchvision")
-def test_a_comparison_with_torch_changes_nothing_for_the_program(tmp_path: Path) -> None:
+def test_a_comparison_with_torch_changes_nothing_for_the_program(tmp_path):
     images = write_images(tmp_path / "images")
     path = script(tmp_path, COMPARED)
     results = [

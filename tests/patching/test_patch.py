@@ -1,15 +1,11 @@
 """`feedline.patch`: torch's DataLoader replaced within a program."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import io
 import os
 import pickle
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import PIL
@@ -30,11 +26,11 @@ from torchvision_folder import write_images
 class Earlier(EarlyLoader[Any]):
     """A subclass of torch's class, defined before it is replaced."""
 
-    def __init__(self, *args: Any, factor: int = 1, **kwargs: Any) -> None:
+    def __init__(self, *args, factor=1, **kwargs):
         self.factor = factor
         super().__init__(*args, **kwargs)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         for batch in super().__iter__():
             yield self.factor * batch
 
@@ -42,24 +38,24 @@ class Earlier(EarlyLoader[Any]):
 class Explicit(EarlyLoader[Any]):
     """A subclass that names torch's methods instead of using super()."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args, **kwargs):
         EarlyLoader.__init__(self, *args, **kwargs)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         return iter(EarlyLoader.__iter__(self))
 
 
 class Private(EarlyLoader[Any]):
     """A subclass that overrides a private method."""
 
-    def _get_iterator(self) -> Any:
+    def _get_iterator(self):
         return super()._get_iterator()
 
 
 class OwnNames(EarlyLoader[Any]):
     """A subclass whose attributes have the names of arguments that only feedline has."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args, **kwargs):
         self.seed, self.image_size = "early", 224
         super().__init__(*args, **kwargs)
         self.device, self.schedule, self.prefetch = torch.device("meta"), [3], "late"
@@ -69,15 +65,15 @@ NUMBERS = list(range(10))
 BATCHES = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def batches(loader: Any) -> list[list[int]]:
+def batches(loader):
     return [batch.tolist() for batch in loader]
 
 
-def is_replaced(loader: object) -> bool:
+def is_replaced(loader):
     return isinstance(loader, feedline.DataLoader)
 
 
-def test_every_name_of_the_class_builds_loaders_of_feedline() -> None:
+def test_every_name_of_the_class_builds_loaders_of_feedline():
     parameters = list(inspect.signature(EarlyLoader).parameters)
     with feedline.patch():
         for kind in (
@@ -94,14 +90,14 @@ def test_every_name_of_the_class_builds_loaders_of_feedline() -> None:
     assert batches(loader) == BATCHES
 
 
-def test_subclasses_keep_their_methods_and_get_those_of_feedline() -> None:
+def test_subclasses_keep_their_methods_and_get_those_of_feedline():
     with feedline.patch():
 
         class Later(EarlyLoader[Any]):
             pass
 
         for kind in (Earlier, Later, Explicit):
-            loader: Any = kind(NUMBERS, 4)
+            loader = kind(NUMBERS, 4)
             assert is_replaced(loader)
             assert isinstance(loader, kind)
             assert type(loader).__name__ == kind.__name__
@@ -110,10 +106,10 @@ def test_subclasses_keep_their_methods_and_get_those_of_feedline() -> None:
     assert not is_replaced(Earlier(NUMBERS, 4))
 
 
-def test_copies_and_pickles_keep_their_kind() -> None:
+def test_copies_and_pickles_keep_their_kind():
     torch_loader = Earlier(NUMBERS, 4)
     with feedline.patch():
-        own: Any = Earlier(NUMBERS, 4, factor=1)
+        own = Earlier(NUMBERS, 4, factor=1)
         assert not is_replaced(copy.copy(torch_loader))
         assert batches(copy.copy(torch_loader)) == BATCHES
         plain = pickle.loads(pickle.dumps(EarlyLoader(NUMBERS, 4)))
@@ -123,7 +119,7 @@ def test_copies_and_pickles_keep_their_kind() -> None:
     assert pickle.loads(pickle.dumps(own)).factor == 1
 
 
-def test_attributes_of_a_program_may_have_the_names_of_feedlines_arguments() -> None:
+def test_attributes_of_a_program_may_have_the_names_of_feedlines_arguments():
     with feedline.patch():
         loader = OwnNames(NUMBERS, 4)
         assert is_replaced(loader)
@@ -135,7 +131,7 @@ def test_attributes_of_a_program_may_have_the_names_of_feedlines_arguments() -> 
         assert (loader.device, batches(loader)) == ("cpu", BATCHES)
 
 
-def test_a_subclass_with_private_methods_stays_that_of_torch() -> None:
+def test_a_subclass_with_private_methods_stays_that_of_torch():
     with feedline.patch() as patched:
         loader = Private(NUMBERS, 4)
         assert type(loader) is Private
@@ -143,17 +139,15 @@ def test_a_subclass_with_private_methods_stays_that_of_torch() -> None:
         assert "_get_iterator" in patched.summary()
 
 
-def test_a_loader_that_feedline_cannot_build_is_that_of_torch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_loader_that_feedline_cannot_build_is_that_of_torch(monkeypatch):
     with feedline.patch() as patched:
         with pytest.raises(TypeError) as error:
-            EarlyLoader(NUMBERS, 4, unknown=1)  # type: ignore[call-arg]
+            EarlyLoader(NUMBERS, 4, unknown=1)
         assert "feedline" not in str(error.value)
         with pytest.raises(ValueError, match="mutually exclusive"):
             EarlyLoader(NUMBERS, shuffle=True, sampler=NUMBERS)
 
-        def refuse(self: Any, *_: Any, **__: Any) -> None:
+        def refuse(self, *_, **__):
             raise UsageError("not today")
 
         monkeypatch.setattr(feedline.DataLoader, "__init__", refuse)
@@ -164,7 +158,7 @@ def test_a_loader_that_feedline_cannot_build_is_that_of_torch(
         assert "not today" in patched.summary()
 
 
-def test_patches_can_be_nested() -> None:
+def test_patches_can_be_nested():
     outer = feedline.patch()
     inner = feedline.patch(off="list")
     assert not is_replaced(EarlyLoader(NUMBERS, 4))
@@ -178,18 +172,18 @@ def test_patches_can_be_nested() -> None:
 class Split(Dataset[Any]):
     """Part of a dataset; all parts have one length."""
 
-    def __init__(self, split: str) -> None:
+    def __init__(self, split):
         self.split = split
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 10
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return index
 
 
 @pytest.mark.parametrize("watch", [False, True])
-def test_a_summary_lists_loaders_of_several_datasets_of_one_length(watch: bool) -> None:
+def test_a_summary_lists_loaders_of_several_datasets_of_one_length(watch):
     train, val = TensorDataset(torch.arange(10)), TensorDataset(torch.arange(10))
     with feedline.patch(watch=watch) as patched:
         loaders = [EarlyLoader(train, 5), EarlyLoader(val, 5)]
@@ -205,17 +199,17 @@ def test_a_summary_lists_loaders_of_several_datasets_of_one_length(watch: bool) 
 
 
 @pytest.mark.parametrize("arguments", [{"workers": 3}, {"watch": True, "workers": "auto"}])
-def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
+def test_wrong_arguments_are_refused(arguments):
     with pytest.raises(UsageError):
         feedline.patch(**arguments)
     assert not is_replaced(EarlyLoader(NUMBERS, 4))
 
 
-def test_opened_images_stay_undecoded_while_it_is_active() -> None:
+def test_opened_images_stay_undecoded_while_it_is_active():
     file = io.BytesIO()
     Image.new("RGB", (32, 32)).save(file, "JPEG")
 
-    def is_undecoded() -> bool:
+    def is_undecoded():
         return undecoded(Image.open(io.BytesIO(file.getvalue())).convert("RGB")) is not None
 
     with feedline.patch():
@@ -226,7 +220,7 @@ def test_opened_images_stay_undecoded_while_it_is_active() -> None:
 
 
 @needs("accelerate")
-def test_accelerate_builds_a_replaced_loader_without_a_warning() -> None:
+def test_accelerate_builds_a_replaced_loader_without_a_warning():
     from accelerate import Accelerator
 
     with feedline.patch():
@@ -238,22 +232,22 @@ def test_accelerate_builds_a_replaced_loader_without_a_warning() -> None:
 class ProcessId(Dataset[Any]):
     """A dataset whose values depend on the loader."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 4
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return torch.zeros(3, 2, 2) + os.getpid(), index
 
 
 class Broken(Dataset[Any]):
-    def __len__(self) -> int:
+    def __len__(self):
         return 4
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         raise KeyError("mine")
 
 
-def test_a_comparison_finds_differences(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_finds_differences(capfd):
     with feedline.patch(compare=2):
         for _ in range(2):  # compared once
             list(EarlyLoader(ProcessId(), 2, num_workers=1))
@@ -263,9 +257,7 @@ def test_a_comparison_finds_differences(capfd: pytest.CaptureFixture[str]) -> No
 
 @needs("torchvision")
 @pytest.mark.parametrize("is_filled", [False, True])
-def test_a_comparison_reads_the_cache_if_the_program_will(
-    is_filled: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_comparison_reads_the_cache_if_the_program_will(is_filled, tmp_path, capfd):
     from torchvision import datasets
     from torchvision import transforms as T
 
@@ -282,26 +274,24 @@ def test_a_comparison_reads_the_cache_if_the_program_will(
     assert ("copies of the cache" if is_filled else "originals") in capfd.readouterr().err
 
 
-def test_a_comparison_leaves_errors_to_the_program(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_leaves_errors_to_the_program(capfd):
     with feedline.patch(compare=2), pytest.raises(KeyError, match="mine"):
         list(EarlyLoader(Broken(), 2))
     assert "Broken is not compared: KeyError" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["__init__", "__iter__", "__len__"])
-def test_loaders_stay_those_of_torch_if_a_method_was_wrapped(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loaders_stay_those_of_torch_if_a_method_was_wrapped(name, monkeypatch):
     with feedline.patch() as patched:
         original = getattr(EarlyLoader, name)
 
-        def wrap(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrap(self, *args, **kwargs):
             if name == "__init__":
                 kwargs.setdefault("drop_last", True)
             calls.append(name)
             return original(self, *args, **kwargs)
 
-        calls: list[str] = []
+        calls = []
         monkeypatch.setattr(EarlyLoader, name, wrap)
         for kind in EarlyLoader, Earlier:
             loader = kind(NUMBERS, 4)
@@ -315,7 +305,7 @@ def test_loaders_stay_those_of_torch_if_a_method_was_wrapped(
 
 
 @needs("torchvision")
-def test_a_summary_names_fused_steps_without_their_arguments(tmp_path: Path) -> None:
+def test_a_summary_names_fused_steps_without_their_arguments(tmp_path):
     from torchvision import transforms as T
 
     long = T.Normalize(3 * [1 / 3], 3 * [2 / 3])  # too long for one line
@@ -336,11 +326,11 @@ def test_a_summary_names_fused_steps_without_their_arguments(tmp_path: Path) -> 
 class Photos(Dataset[Any]):
     """A dataset that opens its images itself."""
 
-    def __init__(self, path: Path, transform: Any) -> None:
+    def __init__(self, path, transform):
         self.path, self.transform = path, transform
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 4
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.transform(Image.open(self.path).convert("RGB"))

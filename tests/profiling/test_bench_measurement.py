@@ -1,15 +1,11 @@
 """Benchmark of loaders: images, cost of an image, counting in turn, table and JSON."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +33,7 @@ from feedline.profile.bench_loaders import (
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory):
     """root/CLASS/N.jpg: 2 classes of 10, 200 x 260 px, except 0.jpg: 100 x 90 px. Smooth."""
     root = tmp_path_factory.mktemp("photos")
     for label, name in enumerate(("cats", "dogs")):
@@ -53,18 +49,18 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(photos: Path) -> ImageFolder:
+def folder(photos):
     return ImageFolder(photos)
 
 
-def quiet(what: str, done: int, total: int) -> None:
+def quiet(what, done, total):
     """Ignore progress."""
 
 
 # The images
 
 
-def test_sample_of_a_seed_draws_each_image_once_with_its_label(folder: ImageFolder) -> None:
+def test_sample_of_a_seed_draws_each_image_once_with_its_label(folder):
     some = sample_folder(folder, seed=3)
     label = {folder.path(k): folder.targets[k] for k in range(len(folder))}
     assert sorted(map(some.path, range(len(some)))) == sorted(label)
@@ -77,7 +73,7 @@ def test_sample_of_a_seed_draws_each_image_once_with_its_label(folder: ImageFold
     assert once == again != other
 
 
-def test_sample_is_repeated_with_other_crops(folder: ImageFolder) -> None:
+def test_sample_is_repeated_with_other_crops(folder):
     sample = pickle.loads(pickle.dumps(ImageSample(sample_folder(folder, 0), [4, 2, 7])))
     assert len(sample) > 1_000_000
     assert sample.fingerprint() != ImageSample(sample.folder, [2, 4, 7]).fingerprint()
@@ -96,7 +92,7 @@ def test_sample_is_repeated_with_other_crops(folder: ImageFolder) -> None:
     assert (first != again).any(axis=(1, 2, 3)).all()
 
 
-def test_removed_file_is_named_in_error(tmp_path: Path) -> None:
+def test_removed_file_is_named_in_error(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.jpg").write_bytes(b"")
     sample = ImageSample(ImageFolder(tmp_path), [0])
@@ -106,14 +102,14 @@ def test_removed_file_is_named_in_error(tmp_path: Path) -> None:
         sample.load(Item(5, 8, 0, 1.0), row)
 
 
-def test_images_are_measured_and_broken_ones_named(photos: Path, tmp_path: Path) -> None:
+def test_images_are_measured_and_broken_ones_named(photos, tmp_path):
     root = tmp_path / "some"
     shutil.copytree(photos, root)
     whole = (root / "cats" / "3.jpg").read_bytes()
     (root / "cats" / "3.jpg").write_bytes(whole[: len(whole) // 2])
     (root / "dogs" / "5.jpg").write_bytes(b"")
     folder = sample_folder(ImageFolder(root), seed=0)
-    heard: list[tuple[str, int, int]] = []
+    heard = []
     survey = survey_images(folder, 91, 60, lambda *told: heard.append(told))
     numbers, data = survey.numbers, survey.data
 
@@ -131,7 +127,7 @@ def test_images_are_measured_and_broken_ones_named(photos: Path, tmp_path: Path)
     assert survey_images(folder, 90, 1e-9, quiet).data["images_shorter_than_size"] == 0
 
 
-def test_only_broken_images_raises_and_shows_one(tmp_path: Path) -> None:
+def test_only_broken_images_raises_and_shows_one(tmp_path):
     (tmp_path / "a").mkdir()
     for number in range(3):
         (tmp_path / "a" / f"{number}.jpg").write_bytes(b"no")
@@ -139,7 +135,7 @@ def test_only_broken_images_raises_and_shows_one(tmp_path: Path) -> None:
         survey_images(ImageFolder(tmp_path), 64, 60, quiet)
 
 
-def test_survey_ends_with_time_limit_after_the_first_few(photos: Path, tmp_path: Path) -> None:
+def test_survey_ends_with_time_limit_after_the_first_few(photos, tmp_path):
     (tmp_path / "cats").mkdir()
     for number in range(40):
         shutil.copy(photos / "cats" / "0.jpg", tmp_path / "cats" / f"{number:02}.jpg")
@@ -151,14 +147,14 @@ def test_survey_ends_with_time_limit_after_the_first_few(photos: Path, tmp_path:
 # One image
 
 
-def costs_of(folder: ImageFolder, images: int) -> Mapping[str, Any]:
+def costs_of(folder, images):
     some = copy.copy(folder)
     some.store = folder.files.select(np.arange(images))
     return survey_images(some, 64, 600, quiet).costs
 
 
 @pytest.mark.parametrize("images", [1, 20])
-def test_every_stage_is_timed(folder: ImageFolder, images: int) -> None:
+def test_every_stage_is_timed(folder, images):
     costs = costs_of(folder, images)
     parts = [costs[name] for name in ("read_ms", "decode_ms", "resize_ms")]
     assert costs["images"] == images
@@ -170,7 +166,7 @@ def test_every_stage_is_timed(folder: ImageFolder, images: int) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
-def test_files_that_stay_in_memory_are_not_read_cold(photos: Path) -> None:
+def test_files_that_stay_in_memory_are_not_read_cold(photos):
     root = Path("/dev/shm") / f"feedline-test-{photos.parent.name}-{photos.name}"
     try:
         shutil.copytree(photos, root)
@@ -190,19 +186,17 @@ def test_files_that_stay_in_memory_are_not_read_cold(photos: Path) -> None:
 class Batches:
     """Batches of 8 images; remembers how many were taken."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.taken = 0
 
-    def __iter__(self) -> Iterator[tuple[list[int], None]]:
+    def __iter__(self):
         while True:
             self.taken += 1
             yield [0] * 8, None
 
 
 @pytest.mark.parametrize(("ahead", "unit"), [(0, 1), (4, 1), (6, 3)])
-def test_prefetched_images_are_not_counted_and_counts_are_whole_units(
-    ahead: int, unit: int
-) -> None:
+def test_prefetched_images_are_not_counted_and_counts_are_whole_units(ahead, unit):
     batches = Batches()
     with MeasuredLoader("x", lambda: batches, ahead=ahead, unit=unit) as loader:
         assert batches.taken == 1
@@ -215,19 +209,19 @@ def test_prefetched_images_are_not_counted_and_counts_are_whole_units(
     assert turn.images_per_s == turn.images / turn.seconds
 
 
-def test_epochs_follow_each_other() -> None:
+def test_epochs_follow_each_other():
     batches = [(["a", "b", "c"], [0, 1, 2]), (["d"], [3])]
     with MeasuredLoader("x", lambda: batches, unit=2) as loader:  # one batch is read at its start
         assert loader.turn(1e-9).images == 4
 
 
-def test_cpu_time_of_children_is_counted() -> None:
+def test_cpu_time_of_children_is_counted():
     script = "import sys\nfor line in sys.stdin: print(sum(range(3_000_000)), flush=True)"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
 
-        def work() -> Iterator[tuple[list[int], None]]:
+        def work():
             assert child.stdin is not None
             assert child.stdout is not None
             while True:
@@ -245,25 +239,23 @@ def test_cpu_time_of_children_is_counted() -> None:
 class Steady(MeasuredLoader):
     """Counts 100 images a second."""
 
-    def __init__(
-        self, name: str, log: list[str], breaks_at: int = -1, error: type[Exception] = WorkerError
-    ) -> None:
+    def __init__(self, name, log, breaks_at=-1, error=WorkerError):
         super().__init__(name, lambda: [([0], None)])
         self.first_batch_s = 0.5
         self._log = log
         self._breaks_at = breaks_at
         self._error = error
 
-    def turn(self, seconds: float) -> Turn:
+    def turn(self, seconds):
         self._log.append(self.name)
         if self._log.count(self.name) == self._breaks_at:
             raise self._error(f"{self.name} broke\nat length")
         return Turn(images=round(100 * seconds), seconds=seconds, cpu_s=0.0)
 
 
-def test_loaders_alternate_in_each_round() -> None:
-    log: list[str] = []
-    heard: list[tuple[str, int, int]] = []
+def test_loaders_alternate_in_each_round():
+    log = []
+    heard = []
     loaders = [Steady("a", log), Steady("b", log)]
     turns = take_turns(loaders, 3, 2.0, {}, lambda *told: heard.append(told))
     assert log == ["a", "b"] * 3
@@ -279,9 +271,9 @@ def test_loaders_alternate_in_each_round() -> None:
 
 
 @pytest.mark.parametrize("error", [WorkerError, OSError, RuntimeError])
-def test_torch_failure_skips_torch_but_other_failures_raise(error: type[Exception]) -> None:
-    log: list[str] = []
-    left_out: dict[str, str] = {}
+def test_torch_failure_skips_torch_but_other_failures_raise(error):
+    log = []
+    left_out = {}
     loaders = [Steady("a", log), Steady("b", log, breaks_at=2, error=error)]
     turns = take_turns(loaders, 4, 1.0, left_out, quiet)
     assert [loader.name for loader in turns] == ["a"]
@@ -292,7 +284,7 @@ def test_torch_failure_skips_torch_but_other_failures_raise(error: type[Exceptio
         take_turns([Steady("c", [], breaks_at=1, error=error)], 1, 1.0, {}, quiet)
 
 
-def test_torch_variants_match_torchvision_samples(folder: ImageFolder) -> None:
+def test_torch_variants_match_torchvision_samples(folder):
     torch = pytest.importorskip("torch")
     pytest.importorskip("torchvision")
     sample = ImageSample(folder, [13, 2])
@@ -332,7 +324,7 @@ COSTS = {
 class Rated(MeasuredLoader):
     """A loader that reached these rates, with 2 ms of CPU an image."""
 
-    def __init__(self, name: str, *rates: float) -> None:
+    def __init__(self, name, *rates):
         super().__init__(name, lambda: [([0], None)])
         self.first_batch_s = 1.25
         self.turns = [
@@ -340,7 +332,7 @@ class Rated(MeasuredLoader):
         ]
 
 
-def rows(*loaders: Rated) -> list[dict[str, Any]]:
+def rows(*loaders):
     """Rows of feedline at 480, 500 and 520 images/s, and of other loaders."""
     ours = Rated("feedline", 500, 480, 520)
     return make_rows({loader: loader.turns for loader in (ours, *loaders)}, cores=2)
@@ -349,7 +341,7 @@ def rows(*loaders: Rated) -> list[dict[str, Any]]:
 TORCH = Rated("torch", 250, 240, 260)
 
 
-def result(**changes: Any) -> dict[str, Any]:
+def result(**changes):
     """100 images of 500 x 400 px on 2 cores."""
     made = {
         "settings": {"size_px": 224, "batch_size": 64},
@@ -367,7 +359,7 @@ def result(**changes: Any) -> dict[str, Any]:
     return {**made, "verdict": verdict(made), "notes": notes(made)}
 
 
-def test_verdict_names_the_largest_stage_and_compares_measured_loaders() -> None:
+def test_verdict_names_the_largest_stage_and_compares_measured_loaders():
     (said,) = verdict(result())
     for fact in ("decoding, 80% of the 4.00 ms", "resizing 18%", "reading 2%"):
         assert fact in said
@@ -377,7 +369,7 @@ def test_verdict_names_the_largest_stage_and_compares_measured_loaders() -> None
     assert "2.00x (2.00-2.00) torch" in compared
 
 
-def test_unusual_circumstances_are_noted() -> None:
+def test_unusual_circumstances_are_noted():
     assert notes(result()) == []
     small = {**DATA, "images_measured": 2, "images_shorter_than_size": 1}
     said = notes(result(data=small, workers=1))
@@ -391,7 +383,7 @@ def test_unusual_circumstances_are_noted() -> None:
         assert fact in " ".join(said)
 
 
-def test_table_has_one_line_per_contestant_and_fits_terminal() -> None:
+def test_table_has_one_line_per_contestant_and_fits_terminal():
     path = "photos/" + "very-long-names/" * 9 + "1.jpg"
     text = benchmark_table(
         result(

@@ -1,7 +1,5 @@
 """Comparable runs are compared; others are rejected with the reason."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -10,13 +8,13 @@ from runs import LOADER, MACHINE, PHASE, points, verdict
 from feedline.errors import UsageError
 from feedline.profile.compare import compare, relative_spread
 from feedline.profile.finding import Finding
-from feedline.profile.report import ReportData, build_report, rate_intervals
+from feedline.profile.report import build_report, rate_intervals
 from feedline.timing.run import Run
 
 WOBBLE = (0.98, 1.02, 1.0, 0.97, 1.03, 0.99, 1.01)
 
 
-def facts(rate: float = 1000.0, **changed: object) -> ReportData:
+def facts(rate=1000.0, **changed):
     """A run at this rate, which varies by a few percent."""
     made = build_report(
         Run(
@@ -26,7 +24,7 @@ def facts(rate: float = 1000.0, **changed: object) -> ReportData:
         ),
         verdict(phases=[replace(PHASE, images_per_s=rate)]),
     )
-    return replace(made, **{"images_per_s": rate, **changed})  # type: ignore[arg-type]
+    return replace(made, **{"images_per_s": rate, **changed})
 
 
 @pytest.mark.parametrize(
@@ -37,7 +35,7 @@ def facts(rate: float = 1000.0, **changed: object) -> ReportData:
         (999, 0, "no difference beyond the spread."),
     ],
 )
-def test_a_difference_beyond_the_spread_is_reported(rate: float, status: int, said: str) -> None:
+def test_a_difference_beyond_the_spread_is_reported(rate, status, said):
     found = compare(facts(1000), facts(rate))
     assert (found.status, found.said.endswith(said)) == (status, True)
     assert found.ratio is not None
@@ -48,7 +46,7 @@ def test_a_difference_beyond_the_spread_is_reported(rate: float, status: int, sa
     assert pair.rates == (1000, rate)
 
 
-def test_a_run_that_is_too_short_is_inconclusive() -> None:
+def test_a_run_that_is_too_short_is_inconclusive():
     short = facts(1200, throughput_history=rate_intervals(points([1200.0, 1200.0])))
     found = compare(facts(1000), short)
     assert found.status == 3
@@ -60,7 +58,7 @@ def test_a_run_that_is_too_short_is_inconclusive() -> None:
     assert compare(facts(1000), facts(1200, bound="inconclusive")).status == 3
 
 
-def test_a_run_disturbed_by_other_programs_is_not_comparable() -> None:
+def test_a_run_disturbed_by_other_programs_is_not_comparable():
     busy = Finding(rule="busy-machine", cause="Other programs.", evidence="load 9")
     other = Finding(rule="decode-bound", cause="Decoding.", evidence="75%")
     for pair in ((facts(), facts(700, findings=[busy])), (facts(findings=[busy]), facts(700))):
@@ -69,7 +67,7 @@ def test_a_run_disturbed_by_other_programs_is_not_comparable() -> None:
     assert compare(facts(), facts(700, findings=[busy, other])).status == 1
 
 
-def test_starts_of_passes_count_in_the_whole_run_and_not_in_a_phase() -> None:
+def test_starts_of_passes_count_in_the_whole_run_and_not_in_a_phase():
     found = compare(facts(images_per_s=500.0), facts(images_per_s=1000.0))
     (pair,) = found.phases
     assert pair.rates == (1000, 1000)
@@ -79,8 +77,8 @@ def test_starts_of_passes_count_in_the_whole_run_and_not_in_a_phase() -> None:
     assert found.status == 0
 
 
-def test_phases_are_compared_one_by_one_and_together_by_their_time() -> None:
-    def two(first: float, second: float) -> ReportData:
+def test_phases_are_compared_one_by_one_and_together_by_their_time():
+    def two(first, second):
         course = points([first * wobble for wobble in WOBBLE * 4])
         course += points([second * wobble for wobble in WOBBLE * 4], size=128)
         phases = [
@@ -115,13 +113,13 @@ def test_phases_are_compared_one_by_one_and_together_by_their_time() -> None:
         ({"phases": []}, "phases 64 px @8 and none"),
     ],
 )
-def test_incomparable_runs_are_rejected(changed: dict[str, object], words: str) -> None:
+def test_incomparable_runs_are_rejected(changed, words):
     with pytest.raises(UsageError, match="cannot be compared") as refused:
         compare(facts(), facts(**changed))
     assert words in str(refused.value)
 
 
-def test_changed_or_unknown_facts_are_reported_without_error() -> None:
+def test_changed_or_unknown_facts_are_reported_without_error():
     other = facts(
         machine=replace(
             MACHINE, host="there", memory_bytes=23 << 30, versions={"feedline": "0.2.0"}
@@ -140,7 +138,7 @@ def test_changed_or_unknown_facts_are_reported_without_error() -> None:
     assert "number of samples of the second run is unknown" in said
 
 
-def test_spread_reflects_the_variation_of_the_rate() -> None:
+def test_spread_reflects_the_variation_of_the_rate():
     steady = rate_intervals(points([500.0] * 40))
     assert relative_spread(steady) == pytest.approx(0)
     wild = rate_intervals(points([100.0] * 20 + [900.0] * 20))
@@ -148,7 +146,7 @@ def test_spread_reflects_the_variation_of_the_rate() -> None:
     assert relative_spread(steady[:3]) == relative_spread([]) == 1
 
 
-def test_interval_of_batch_means_has_nominal_coverage() -> None:
+def test_interval_of_batch_means_has_nominal_coverage():
     import numpy as np
 
     fill_idle = 0

@@ -1,14 +1,11 @@
 """All checks: each once, none undocumented, without torch, on machines that fail or hang, too."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,7 +16,7 @@ from feedline import machine
 from feedline.engine.defaults import DEFAULT_PREFETCH, auto_workers
 from feedline.profile import doctor_machine
 from feedline.profile.doctor import CHECK_IDS, CheckRun, answer_within, examine
-from feedline.profile.doctor_machine import CheckResult, NotMeasuredError, Status
+from feedline.profile.doctor_machine import CheckResult, NotMeasuredError
 from machine_files import write_files
 
 ROOT = Path(__file__).parents[2]
@@ -29,13 +26,13 @@ OF_DATA = {"disk", "read-rate", "page-cache"}
 
 
 @pytest.mark.parametrize("status", ["warn", "fail"])
-def test_failure_has_a_remedy(status: Status) -> None:
+def test_failure_has_a_remedy(status):
     with pytest.raises(ValueError, match="fix"):
         CheckResult(status, "few")
     assert CheckResult(status, "few", fix="get more").is_fault
 
 
-def test_foreign_text_stays_on_one_line() -> None:
+def test_foreign_text_stays_on_one_line():
     check = CheckResult(
         "warn",
         "two\nlines\r\nand \x1b[31mred\x07, \udcff, \u202eback",
@@ -46,13 +43,13 @@ def test_foreign_text_stays_on_one_line() -> None:
     assert len(CheckResult("ok", "m" * 5000).summary) == 1003
 
 
-def run_of(deadline_s: float | None, **facts: Callable[..., object]) -> CheckRun:
+def run_of(deadline_s, **facts):
     """A run of the checks "one" and "two", which need the fact "value"; "two" can do without."""
 
-    def one(value: str) -> CheckResult:
+    def one(value):
         return CheckResult("ok", value)
 
-    def two(value: str = "without") -> CheckResult:
+    def two(value="without"):
         return CheckResult("ok", value)
 
     unlimited = ["one", "two", *facts] if deadline_s is None else []
@@ -61,10 +58,10 @@ def run_of(deadline_s: float | None, **facts: Callable[..., object]) -> CheckRun
 
 
 @pytest.mark.parametrize("deadline_s", [None, 30.0])
-def test_facts_are_found_once(deadline_s: float | None) -> None:
-    found: list[str] = []
+def test_facts_are_found_once(deadline_s):
+    found = []
 
-    def value(part: str) -> str:
+    def value(part):
         found.append(part)
         return part * 2
 
@@ -74,15 +71,15 @@ def test_facts_are_found_once(deadline_s: float | None) -> None:
 
 
 @pytest.mark.parametrize("deadline_s", [None, 30.0])
-def test_a_fact_that_is_not_found_is_the_reason(deadline_s: float | None) -> None:
-    def breaks() -> None:
+def test_a_fact_that_is_not_found_is_the_reason(deadline_s):
+    def breaks():
         raise OSError(5, "Input/output error")
 
     run = run_of(deadline_s, value=breaks)
     assert run.check("one") == CheckResult("unknown", "OSError: [Errno 5] Input/output error")
     assert run.check("two") == CheckResult("ok", "without")
 
-    def skips() -> None:
+    def skips():
         raise NotMeasuredError("no folder", "name it")
 
     assert run_of(deadline_s, value=skips).check("one") == CheckResult(
@@ -90,10 +87,10 @@ def test_a_fact_that_is_not_found_is_the_reason(deadline_s: float | None) -> Non
     )
 
 
-def test_endless_check_fails_without_blocking() -> None:
+def test_endless_check_fails_without_blocking():
     go_on, starts = threading.Event(), list[None]()
 
-    def endless() -> None:
+    def endless():
         starts.append(None)
         go_on.wait()
 
@@ -107,8 +104,8 @@ def test_endless_check_fails_without_blocking() -> None:
     assert len(starts) == 1
 
 
-def test_exit_exceptions_are_not_caught_as_failed_checks() -> None:
-    def stops() -> None:
+def test_exit_exceptions_are_not_caught_as_failed_checks():
+    def stops():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -120,13 +117,13 @@ def test_exit_exceptions_are_not_caught_as_failed_checks() -> None:
 # All checks
 
 
-def test_without_folder_no_disk_is_checked() -> None:
+def test_without_folder_no_disk_is_checked():
     found = examine()
     assert list(found.checks) == [name for name in CHECK_IDS if name not in OF_DATA]
     assert found.checks["data-folder"].status == "unknown"
 
 
-def test_settings_are_defaults_of_loader() -> None:
+def test_settings_are_defaults_of_loader():
     settings = {setting.name: setting for setting in examine().settings}
     assert settings["num_workers"].value == auto_workers()
     assert settings["prefetch"].value == DEFAULT_PREFETCH
@@ -134,19 +131,19 @@ def test_settings_are_defaults_of_loader() -> None:
 
 
 @pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="tests run apart from the repository")
-def test_every_check_is_documented() -> None:
+def test_every_check_is_documented():
     page = (ROOT / "docs" / "reference" / "doctor.md").read_text()
     rows = re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)
     assert rows == list(CHECK_IDS)
 
 
-def test_machine_without_proc_and_sys_is_examined(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_machine_without_proc_and_sys_is_examined(jpeg_folder, tmp_path):
     found = examine(str(jpeg_folder), root=tmp_path).checks
     assert list(found) == list(CHECK_IDS)
     assert (found["disk"].status, found["gpu"].status) == ("unknown", "note")
 
 
-def test_machine_with_invalid_limits_is_examined(tmp_path: Path) -> None:
+def test_machine_with_invalid_limits_is_examined(tmp_path):
     root = write_files(
         tmp_path,
         {
@@ -164,7 +161,7 @@ def test_machine_with_invalid_limits_is_examined(tmp_path: Path) -> None:
     assert found["gpu"].status == "note"
 
 
-def test_quota_and_limit_are_detected_and_threads_warned_of(tmp_path: Path) -> None:
+def test_quota_and_limit_are_detected_and_threads_warned_of(tmp_path):
     root = write_files(
         tmp_path,
         {
@@ -182,8 +179,8 @@ def test_quota_and_limit_are_detected_and_threads_warned_of(tmp_path: Path) -> N
     assert {setting.name: setting.value for setting in examined.settings}["num_workers"] == 1
 
 
-def test_failing_check_does_not_hide_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(*_: object) -> None:
+def test_failing_check_does_not_hide_others(monkeypatch):
+    def breaks(*_):
         raise RuntimeError("a strange machine")
 
     monkeypatch.setattr(doctor_machine, "_why_missing", breaks)
@@ -208,19 +205,19 @@ print(found.checks["torch-build"].status)
 """
 
 
-def run(arguments: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
+def run(arguments, **environ):
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=120,
         env={**os.environ, **environ},
     )  # fmt: skip
 
 
-def test_torch_is_not_imported(jpeg_folder: Path) -> None:
+def test_torch_is_not_imported(jpeg_folder):
     done = run(["-c", QUIET, str(jpeg_folder)])
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
-def test_missing_torch_is_the_only_failure(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_missing_torch_is_the_only_failure(jpeg_folder, tmp_path):
     site = Path(sysconfig.get_path("purelib"))
     for entry in site.iterdir():
         if not entry.name.startswith(("torch", "functorch", "feedline", "__editable__")):

@@ -1,10 +1,7 @@
 """Checks of the data folder: contents, disk, read rate, and whether it fits into memory."""
 
-from __future__ import annotations
-
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -12,12 +9,11 @@ import pytest
 
 from feedline import build_cache
 from feedline.errors import UsageError
-from feedline.machine import FilePart, ReadFrom, find_disk, stays_in_memory
+from feedline.machine import FilePart, find_disk, stays_in_memory
 from feedline.profile import doctor_data
 from feedline.profile.doctor_data import (
     DECODED_BYTES_PER_S,
     DataFolder,
-    FolderContents,
     ReadRate,
     check_disk,
     check_page_cache,
@@ -40,7 +36,7 @@ GB = 10**9
 
 
 @pytest.mark.parametrize("format", ["webdataset", "folder"])
-def test_cache_is_distinguished_from_images(jpeg_folder: Path, tmp_path: Path, format: str) -> None:
+def test_cache_is_distinguished_from_images(jpeg_folder, tmp_path, format):
     build_cache(jpeg_folder, tmp_path / "cache", sizes=[16, 32], format=format, workers=0)
     data = inspect_data(str(tmp_path / "cache"))
     assert (data.result.status, data.result.details["images"]) == ("ok", 12)
@@ -49,9 +45,7 @@ def test_cache_is_distinguished_from_images(jpeg_folder: Path, tmp_path: Path, f
     assert data.sample
 
 
-def test_an_lmdb_without_the_package_that_reads_it_fails(
-    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_lmdb_without_the_package_that_reads_it_fails(jpeg_folder, tmp_path, monkeypatch):
     pytest.importorskip("lmdb")
     build_cache(jpeg_folder, tmp_path / "cache", sizes=[16], format="lmdb", workers=0)
     assert inspect_data(str(tmp_path / "cache")).result.status == "ok"
@@ -60,7 +54,7 @@ def test_an_lmdb_without_the_package_that_reads_it_fails(
     assert (check.status, check.fix) == ("fail", "pip install lmdb")
 
 
-def test_incomplete_cache_is_a_failure(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_incomplete_cache_is_a_failure(jpeg_folder, tmp_path):
     root = tmp_path / "cache"
     build_cache(jpeg_folder, root, sizes=[16], workers=0)
     for path in (root / "16").iterdir():
@@ -85,16 +79,14 @@ def test_incomplete_cache_is_a_failure(jpeg_folder: Path, tmp_path: Path) -> Non
         ({"a/one.jpg": "xx", "b.txt": "x"}, "ok", "1 image, 2 bytes, in 1 folder", 2),
     ],
 )
-def test_other_folders_are_described(
-    files: dict[str, str], status: str, words: str, nbytes: int | None, tmp_path: Path
-) -> None:
+def test_other_folders_are_described(files, status, words, nbytes, tmp_path):
     data = inspect_data(str(write_files(tmp_path, files)))
     assert (data.result.status, data.bytes, data.at_least) == (status, nbytes, False)
     assert words in data.result.summary
     assert sum(file.bytes for file in data.sample) == (nbytes or 0)
 
 
-def test_invalid_folder_is_rejected(tmp_path: Path) -> None:
+def test_invalid_folder_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="feedline cache info"):
         require_folder("s3://bucket/train")
     (tmp_path / "file").write_text("x")
@@ -106,7 +98,7 @@ def test_invalid_folder_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_folder_that_may_not_be_listed_is_rejected(tmp_path: Path) -> None:
+def test_folder_that_may_not_be_listed_is_rejected(tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)
     try:
@@ -119,20 +111,13 @@ def test_folder_that_may_not_be_listed_is_rejected(tmp_path: Path) -> None:
 # How it is read, and whether memory holds it
 
 
-def rate_of(bytes_per_s: float, *, read_from: ReadFrom = "disk", count: int = GB) -> ReadRate:
+def rate_of(bytes_per_s, *, read_from="disk", count=GB):
     return ReadRate(
         bytes=count, files=10, seconds=count / bytes_per_s, readers=2, read_from=read_from,
     )  # fmt: skip
 
 
-def looked(
-    root: Path,
-    rate: ReadRate | None,
-    *,
-    data_bytes: int | None = 100 * GB,
-    cacheable: int | None = 50 * GB,
-    at_least: bool = False,
-) -> tuple[CheckResult, CheckResult, CheckResult]:
+def looked(root, rate, *, data_bytes=100 * GB, cacheable=50 * GB, at_least=False):
     """The checks of a folder that is read at a rate, by two workers."""
     data = DataFolder(CheckResult("ok", ""), bytes=data_bytes, at_least=at_least)
     disk, memory = find_disk(root, root), None
@@ -164,12 +149,7 @@ WANTED = 2 * DECODED_BYTES_PER_S
         (None, 100 * GB, "unknown"),
     ],
 )
-def test_disk_is_slow_if_cores_wait_for_it(
-    rate: ReadRate | None,
-    data_bytes: int | None,
-    status: str,
-    tmp_path: Path,
-) -> None:
+def test_disk_is_slow_if_cores_wait_for_it(rate, data_bytes, status, tmp_path):
     disk, read, _ = looked(tmp_path, rate, data_bytes=data_bytes)
     assert (disk.status, read.status) == ("unknown", status)
 
@@ -186,18 +166,14 @@ def test_disk_is_slow_if_cores_wait_for_it(
     ],
 )
 def test_folder_fits_memory_only_if_size_is_known(
-    data_bytes: int | None,
-    cacheable: int | None,
-    at_least: bool,
-    status: str,
-    tmp_path: Path,
-) -> None:
+    data_bytes, cacheable, at_least, status, tmp_path
+):
     rate = rate_of(WANTED)
     *_, held = looked(tmp_path, rate, data_bytes=data_bytes, cacheable=cacheable, at_least=at_least)
     assert held.status == status
 
 
-def test_data_in_memory_are_not_taken_for_a_disk(tmp_path: Path) -> None:
+def test_data_in_memory_are_not_taken_for_a_disk(tmp_path):
     mounts = {"/proc/self/mountinfo": "22 1 0:20 / / rw - tmpfs tmpfs rw\n"}
     rate = rate_of(1e6, read_from="unknown")
     disk, read, held = looked(write_files(tmp_path, mounts), rate)
@@ -211,11 +187,11 @@ def test_data_in_memory_are_not_taken_for_a_disk(tmp_path: Path) -> None:
 LONG_S = 60.0
 
 
-def images_of(found: FolderContents) -> list[str]:
+def images_of(found):
     return found.named(IMAGE_EXTENSIONS)
 
 
-def fill(root: Path, layout: dict[str, int], ending: str = ".jpg", size: int = 10) -> None:
+def fill(root, layout, ending=".jpg", size=10):
     """Create folders with this many files each."""
     for name, count in layout.items():
         (root / name).mkdir(parents=True, exist_ok=True)
@@ -223,7 +199,7 @@ def fill(root: Path, layout: dict[str, int], ending: str = ".jpg", size: int = 1
             (root / name / f"{number}{ending}").write_bytes(b"x" * size)
 
 
-def test_a_small_folder_is_counted_to_the_end(tmp_path: Path) -> None:
+def test_a_small_folder_is_counted_to_the_end(tmp_path):
     fill(tmp_path, {"train/cat": 3, "train/dog": 5, "val/cat": 1, "val/dog": 0})
     (tmp_path / "train" / "notes.TXT").write_text("hello")
     (tmp_path / "loose.PNG").write_bytes(b"abcd")
@@ -237,7 +213,7 @@ def test_a_small_folder_is_counted_to_the_end(tmp_path: Path) -> None:
     assert sorted(file.bytes for file in sample_files(images_of(found), LONG_S)) == [4, *[10] * 9]
 
 
-def test_large_folder_is_listed_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_folder_is_listed_in_part(tmp_path, monkeypatch):
     fill(tmp_path, {".": 2000})
     monkeypatch.setattr(doctor_data, "_MAX_ENTRIES", 500)
     found = scan_folder(str(tmp_path), LONG_S)
@@ -246,7 +222,7 @@ def test_large_folder_is_listed_in_part(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(sample_files(images_of(found), LONG_S)) == 256
 
 
-def test_symlink_loops_end(tmp_path: Path) -> None:
+def test_symlink_loops_end(tmp_path):
     fill(tmp_path, {"a/b": 2})
     (tmp_path / "a" / "b" / "up").symlink_to(tmp_path)
     (tmp_path / "a" / "b" / "here").symlink_to(tmp_path / "a" / "b")
@@ -258,7 +234,7 @@ def test_symlink_loops_end(tmp_path: Path) -> None:
     assert len(images_of(found)) == 4  # linked folders count, as they do for ImageFolder
 
 
-def test_files_of_any_name_are_read_and_pipes_are_not(tmp_path: Path) -> None:
+def test_files_of_any_name_are_read_and_pipes_are_not(tmp_path):
     os.mkfifo(tmp_path / "pipe.jpg")
     os.makedirs(os.fsencode(tmp_path) + b"/\xff\xfe")
     with open(os.fsencode(tmp_path) + b"/\xff\xfe/\x80.jpg", "wb") as file:
@@ -268,7 +244,7 @@ def test_files_of_any_name_are_read_and_pipes_are_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_folders_that_cannot_be_listed_are_counted(tmp_path: Path) -> None:
+def test_folders_that_cannot_be_listed_are_counted(tmp_path):
     fill(tmp_path, {"open": 2, "closed": 2})
     (tmp_path / "closed").chmod(0)
     try:
@@ -281,7 +257,7 @@ def test_folders_that_cannot_be_listed_are_counted(tmp_path: Path) -> None:
 # Reading
 
 
-def written(folder: Path, sizes: list[int]) -> list[FilePart]:
+def written(folder, sizes):
     """Write files of these sizes to disk."""
     files = []
     for number, size in enumerate(sizes):
@@ -303,14 +279,7 @@ def written(folder: Path, sizes: list[int]) -> list[FilePart]:
         ([100], None, 8, 1, 100),
     ],
 )
-def test_read_files_are_counted(
-    sizes: list[int],
-    declared: int | None,
-    readers: int,
-    files: int | None,
-    nbytes: int,
-    tmp_path: Path,
-) -> None:
+def test_read_files_are_counted(sizes, declared, readers, files, nbytes, tmp_path):
     parts = [part._replace(bytes=declared or part.bytes) for part in written(tmp_path, sizes)]
     found = measure_read_rate(parts, readers=readers, seconds=LONG_S)
     assert found is not None
@@ -320,7 +289,7 @@ def test_read_files_are_counted(
     assert len(sizes) > 1 or found.read_from == "unknown"
 
 
-def test_time_limit_and_empty_files_have_no_read_rate(tmp_path: Path) -> None:
+def test_time_limit_and_empty_files_have_no_read_rate(tmp_path):
     gone = [FilePart(str(tmp_path / "gone"), 0, 100)] * 3
     for files in ([], written(tmp_path, [0, 0]), gone):
         assert measure_read_rate(files, readers=2, seconds=LONG_S) is None
@@ -332,7 +301,7 @@ needs_calls = pytest.mark.skipif(not CAN_DROP, reason="no such calls here")
 
 
 @needs_calls
-def test_files_of_a_disk_are_read_from_the_disk(tmp_path: Path) -> None:
+def test_files_of_a_disk_are_read_from_the_disk(tmp_path):
     other, *files = written(tmp_path, [100_000] * 13)
     if stays_in_memory(other) is not False:
         pytest.skip("temporary files lie in memory here")
@@ -347,7 +316,7 @@ def test_files_of_a_disk_are_read_from_the_disk(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def in_memory() -> Iterator[Path]:
+def in_memory():
     if not os.path.ismount("/dev/shm"):
         pytest.skip("no files in memory here")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
@@ -355,15 +324,13 @@ def in_memory() -> Iterator[Path]:
 
 
 @needs_calls
-def test_files_in_memory_are_not_taken_for_a_disk(in_memory: Path) -> None:
+def test_files_in_memory_are_not_taken_for_a_disk(in_memory):
     found = measure_read_rate(written(in_memory, [100_000] * 12), readers=2, seconds=LONG_S)
     assert found is not None
     assert found.read_from in ("memory", "unknown")  # as the kernel says of a tmpfs
 
 
-def test_page_cache_is_unknown_without_system_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_cache_is_unknown_without_system_call(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "RWF_NOWAIT", raising=False)
     found = measure_read_rate(written(tmp_path, [5000] * 8), readers=2, seconds=LONG_S)
     assert found is not None

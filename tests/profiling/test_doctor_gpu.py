@@ -1,8 +1,5 @@
 """Checks of the GPUs, of torch's build, and of copies, on the host if there is no GPU."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +26,7 @@ CUDA_12 = TorchBuild(version="2.5.0+cu124", cuda="12.4", hip=None)
 ONE = Gpus(nvidia=(Gpu(name="A"),), driver="570.1", nvidia_cards=1)
 
 
-def statuses(gpus: Gpus, build: TorchBuild | None, **environ: str) -> list[str]:
+def statuses(gpus, build, **environ):
     found = (check_gpu(gpus, environ), check_driver(gpus, build), check_pcie_link(gpus))
     return [result.status for result in found]
 
@@ -44,11 +41,11 @@ def statuses(gpus: Gpus, build: TorchBuild | None, **environ: str) -> list[str]:
         (Gpus(problem="NVML: no answer"), ["fail", "unknown", "unknown"]),
     ],
 )
-def test_gpus_without_driver_or_answer_are_faults(gpus: Gpus, expected: list[str]) -> None:
+def test_gpus_without_driver_or_answer_are_faults(gpus, expected):
     assert statuses(gpus, CUDA_12) == expected
 
 
-def test_memory_is_shown_if_nvml_reports_it() -> None:
+def test_memory_is_shown_if_nvml_reports_it():
     assert "memory not measured" in check_gpu(ONE, {}).summary
     gpu = Gpu(name="A100", memory_bytes=40 * 10**9, free_bytes=39 * 10**9)
     found = check_gpu(Gpus(nvidia=(gpu, gpu), driver="570.1", cuda=(12, 8)), {})
@@ -59,7 +56,7 @@ def test_memory_is_shown_if_nvml_reports_it() -> None:
 @pytest.mark.parametrize(
     ("visible", "status"), [("0", "ok"), ("1,0", "ok"), ("", "warn"), ("-1", "warn")]
 )
-def test_hidden_gpus_are_a_warning(visible: str, status: str) -> None:
+def test_hidden_gpus_are_a_warning(visible, status):
     assert statuses(ONE, CUDA_12, CUDA_VISIBLE_DEVICES=visible)[0] == status
 
 
@@ -78,9 +75,7 @@ def test_hidden_gpus_are_a_warning(visible: str, status: str) -> None:
         ("570.86.15", None, "odd", "unknown"),
     ],
 )
-def test_a_driver_that_is_too_old_for_torch_fails(
-    driver: str, cuda: tuple[int, int] | None, built: str | None, status: str
-) -> None:
+def test_a_driver_that_is_too_old_for_torch_fails(driver, cuda, built, status):
     found = Gpus(nvidia=(Gpu(name="A"),), driver=driver, cuda=cuda, nvidia_cards=1)
     build = TorchBuild(version="2.5.0", cuda=built, hip=None)
     assert statuses(found, build)[1] == status
@@ -89,7 +84,7 @@ def test_a_driver_that_is_too_old_for_torch_fails(
 @pytest.mark.parametrize(
     ("lanes", "most", "status"), [(16, 16, "ok"), (8, 16, "note"), (4, 16, "warn"), (1, 16, "warn")]
 )
-def test_narrow_link_is_reported(lanes: int, most: int, status: str) -> None:
+def test_narrow_link_is_reported(lanes, most, status):
     gpu = Gpu(name="A", address="0000:65:00.0", lanes=lanes, most_lanes=most)
     wide = Gpu(name="B", address="0000:66:00.0", lanes=16, most_lanes=16)
     found = check_pcie_link(Gpus(nvidia=(wide, gpu)))
@@ -116,24 +111,24 @@ def test_narrow_link_is_reported(lanes: int, most: int, status: str) -> None:
         ("__version__ = '2.5.0+cpu'\n", TorchBuild(version="2.5.0+cpu", cuda=None, hip=None)),
     ],
 )
-def test_a_build_is_read_from_its_file(text: str, build: TorchBuild, tmp_path: Path) -> None:
+def test_a_build_is_read_from_its_file(text, build, tmp_path):
     (tmp_path / "version.py").write_text(text)
     assert read_torch_build(tmp_path) == build
 
 
-def test_build_of_the_imported_torch_is_found() -> None:
+def test_build_of_the_imported_torch_is_found():
     version, cuda, hip = str(torch.__version__), torch.version.cuda, torch.version.hip
     assert find_torch_build() == TorchBuild(version=version, cuda=cuda, hip=hip)
 
 
 @pytest.mark.parametrize("text", ["", "__version__ = 2\n", "def (", "import os\n", "\0", "\x80"])
-def test_build_without_description_raises(text: str, tmp_path: Path) -> None:
+def test_build_without_description_raises(text, tmp_path):
     (tmp_path / "version.py").write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match="version"):
         read_torch_build(tmp_path)
 
 
-def test_inspecting_a_build_runs_no_code(tmp_path: Path) -> None:
+def test_inspecting_a_build_runs_no_code(tmp_path):
     left = tmp_path / "left"
     (tmp_path / "version.py").write_text(
         f"open({str(left)!r}, 'w')\n__version__ = '2.5.0'\ncuda = open({str(left)!r}, 'w')\n"
@@ -161,9 +156,7 @@ AMD = Gpus(amd_cards=1, amd_driver=True)
         ("strange", None, None, Gpus(), "fail"),
     ],
 )
-def test_incompatible_build_fails(
-    version: str, cuda: str | None, hip: str | None, gpus: Gpus, status: str
-) -> None:
+def test_incompatible_build_fails(version, cuda, hip, gpus, status):
     build = TorchBuild(version=version, cuda=cuda, hip=hip)
     assert check_torch(build, gpus).status == status
     assert check_torch(None, gpus).status == "fail"
@@ -179,16 +172,14 @@ def test_incompatible_build_fails(
         (TorchBuild(version="2.5.0", cuda="13.0", hip=None), ONE, {}, False),
     ],
 )
-def test_gpu_is_usable_without_faults(
-    build: TorchBuild | None, gpus: Gpus, hidden: dict[str, str], usable: bool
-) -> None:
+def test_gpu_is_usable_without_faults(build, gpus, hidden, usable):
     assert is_gpu_usable(gpus, build, hidden) == usable
 
 
 # Copies
 
 
-def copy_rate(pinned: float | None, problem: str = "") -> CopyRate:
+def copy_rate(pinned, problem=""):
     return CopyRate(
         device="NVIDIA A", pinned_bytes_per_s=pinned, pageable_bytes_per_s=8e9, problem=problem
     )
@@ -202,30 +193,28 @@ def copy_rate(pinned: float | None, problem: str = "") -> CopyRate:
         ("CUDA driver initialization failed", "fail"),
     ],
 )
-def test_copy_rates_or_the_problem_are_reported(measured: CopyRate | str, status: str) -> None:
+def test_copy_rates_or_the_problem_are_reported(measured, status):
     result = check_copy_rate(measured)
     assert result.status == status
     assert (measured if isinstance(measured, str) else measured.problem) in result.summary
 
 
 @pytest.fixture
-def host_as_gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+def host_as_gpu(monkeypatch):
     """The host in the place of a GPU: its copies are real, its name is not."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "host")
     return torch.device("cpu")
 
 
-def test_copies_are_timed_and_verified(host_as_gpu: torch.device) -> None:
+def test_copies_are_timed_and_verified(host_as_gpu):
     found = measure_copies(host_as_gpu)
     assert (found.device, found.problem) == ("host", "")
     assert found.pinned_bytes_per_s is not None
     assert min(found.pinned_bytes_per_s, found.pageable_bytes_per_s) > 0
 
 
-def test_unpinnable_memory_is_reported(
-    host_as_gpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unpinnable_memory_is_reported(host_as_gpu, monkeypatch):
     cudart = SimpleNamespace(
         cudaHostRegister=lambda *_: 2, cudaGetErrorString=lambda code: "out of memory"
     )
@@ -240,13 +229,13 @@ def test_unpinnable_memory_is_reported(
     assert "pin 64 MiB" in found.problem
 
 
-def test_corrupted_copy_raises(host_as_gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corrupted_copy_raises(host_as_gpu, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *_, **__: self.fill_(1))
     with pytest.raises(RuntimeError, match="did not receive"):
         measure_copies(host_as_gpu)
 
 
-def test_copies_are_timed_with_gpu() -> None:
+def test_copies_are_timed_with_gpu():
     found = measure_copy_rate(ONE, True, True)
     if not torch.cuda.is_available():
         assert isinstance(found, str)

@@ -1,17 +1,13 @@
 """Checks of the machine: cores, other programs, memory, limits, threads and libraries."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from math import inf
-from pathlib import Path
 
 import numpy as np
 import PIL
@@ -27,7 +23,6 @@ from feedline.profile.doctor_machine import (
     BATCH_ROWS,
     BATCH_SLOTS,
     IMAGE_PX,
-    CheckResult,
     check_cores,
     check_decoders,
     check_libraries,
@@ -48,8 +43,8 @@ from feedline.system import CoreLimits, MemoryLimits
 EIGHT = {"machine": 8, "affinity": 8, "quota": inf, "allotted": None, "processes": 1}
 
 
-def limits(**changes: object) -> CoreLimits:
-    return CoreLimits(**{**EIGHT, **changes})  # type: ignore[arg-type]
+def limits(**changes):
+    return CoreLimits(**{**EIGHT, **changes})
 
 
 @pytest.mark.parametrize(
@@ -65,9 +60,7 @@ def limits(**changes: object) -> CoreLimits:
         ({"allotted": 4, "quota": 3.5}, "warn", "srun"),
     ],
 )
-def test_few_cores_and_inconsistent_shares_are_failures(
-    changes: dict[str, object], status: str, fix: str
-) -> None:
+def test_few_cores_and_inconsistent_shares_are_failures(changes, status, fix):
     found = check_cores(limits(**changes))
     assert found.status == status
     assert fix in found.fix
@@ -78,9 +71,7 @@ def test_few_cores_and_inconsistent_shares_are_failures(
     ("cores", "other_cores", "status"),
     [(2, 2.0, "warn"), (2, 1.0, "warn"), (2, 0.4, "note"), (2, 0.1, "ok"), (16, 1.0, "ok")],
 )
-def test_other_programs_on_the_usable_cores_are_a_warning(
-    cores: int, other_cores: float, status: str
-) -> None:
+def test_other_programs_on_the_usable_cores_are_a_warning(cores, other_cores, status):
     result = check_other_programs(limits(machine=cores, affinity=cores), other_cores)
     assert (result.status, result.details["other_cores"]) == (status, other_cores)
 
@@ -102,9 +93,7 @@ NEEDED = pool_bytes(8, BATCH_SLOTS * slot_bytes())
         (None, NEEDED - 1, "fail"),
     ],
 )
-def test_memory_check_fails_exactly_if_loader_would(
-    limit: int | None, available: int, status: str
-) -> None:
+def test_memory_check_fails_exactly_if_loader_would(limit, available, status):
     check = check_memory(MemoryLimits(machine=64 * GIB, limit=limit, available=available), 8)
     assert check.status == status
     assert check.details["cgroup_limit_bytes"] == limit
@@ -112,7 +101,7 @@ def test_memory_check_fails_exactly_if_loader_would(
     assert ("limit of the cgroup 8.6 GB" in check.summary) == (limit is not None)
 
 
-def test_batch_memory_equals_allocation_of_loader() -> None:
+def test_batch_memory_equals_allocation_of_loader():
     images = ImageArray(np.zeros((8, 4, 4, 3), np.uint8), np.zeros(8, np.int64))
     loader = DataLoader(images, batch_size=BATCH_ROWS, image_size=IMAGE_PX)
     try:
@@ -123,7 +112,7 @@ def test_batch_memory_equals_allocation_of_loader() -> None:
         loader.close()
 
 
-def test_shared_memory_that_is_too_small_or_missing_is_a_warning(tmp_path: Path) -> None:
+def test_shared_memory_that_is_too_small_or_missing_is_a_warning(tmp_path):
     missing = check_shared_memory(1, tmp_path / "shm")
     assert (missing.status, missing.details["size_bytes"]) == ("warn", None)
     if not os.path.isdir("/dev/shm"):
@@ -136,9 +125,7 @@ def test_shared_memory_that_is_too_small_or_missing_is_a_warning(tmp_path: Path)
 
 
 @pytest.mark.parametrize("platform", ["win32", "darwin"])
-def test_other_systems_get_no_advice_about_mounts(
-    platform: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_other_systems_get_no_advice_about_mounts(platform, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "platform", platform)
     check = check_shared_memory(2, tmp_path / "shm")
     assert (check.status, check.fix) == ("ok", "")
@@ -153,7 +140,7 @@ print(check.status, check.details["size_bytes"])
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="no mounts of one's own here")
-def test_shared_memory_of_64_mb_is_a_warning() -> None:
+def test_shared_memory_of_64_mb_is_a_warning():
     mount = "mount -t tmpfs -o size=64m none /dev/shm && exec "
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", mount + f"{sys.executable} -c '{SMALL}'"],
@@ -179,19 +166,18 @@ print(json.dumps({"status": check.status, "fix": check.fix, **check.details}))
 """
 
 
-def looked(*arguments: object) -> dict[str, object]:
+def looked(*arguments):
     done = preloaded.run(
         [sys.executable, "-c", FILES, *map(str, arguments)],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 @needs_limits
 @pytest.mark.parametrize(("soft", "status"), [(1024, "ok"), (1023, "warn"), (31, "fail")])
-def test_low_limit_is_a_failure(soft: int, status: str) -> None:
+def test_low_limit_is_a_failure(soft, status):
     found = looked(soft)
     assert (found["status"], found["soft_limit"]) == (status, soft)
     assert (status == "ok") or str(found["fix"]).startswith("ulimit -n ")
@@ -199,7 +185,7 @@ def test_low_limit_is_a_failure(soft: int, status: str) -> None:
 
 
 @needs_limits
-def test_open_files_are_unknown_without_listing(tmp_path: Path) -> None:
+def test_open_files_are_unknown_without_listing(tmp_path):
     assert check_open_files(tmp_path / "fd").details["open"] is None
 
 
@@ -223,16 +209,14 @@ ALL_8 = CoreLimits(machine=8, affinity=8, quota=inf, allotted=None, processes=1)
         (FOUR_OF_8, "9" * 5000, "warn"),
     ],
 )
-def test_more_threads_than_cores_are_a_warning(
-    limits: CoreLimits, given: str | None, status: str
-) -> None:
+def test_more_threads_than_cores_are_a_warning(limits, given, status):
     check = check_openmp(limits, {} if given is None else {"OMP_NUM_THREADS": given})
     assert check.status == status
     assert (check.fix == "export OMP_NUM_THREADS=4") == (status == "warn")
 
 
 @pytest.fixture
-def opencv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def opencv(tmp_path, monkeypatch):
     """A stand-in for OpenCV with the one function that is used."""
     (tmp_path / "cv2.py").write_text("def getNumThreads():\n    return 16\n")
     monkeypatch.delitem(sys.modules, "cv2", raising=False)
@@ -241,7 +225,7 @@ def opencv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("cv2", None)
 
 
-def test_without_opencv_no_threads_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_opencv_no_threads_are_limited(monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
     check = check_opencv(ALL_8, {}, True)
     assert (check.status, check.details["threads"]) == ("ok", None)
@@ -253,16 +237,14 @@ def test_without_opencv_no_threads_are_limited(monkeypatch: pytest.MonkeyPatch) 
     ("given", "status", "threads"),
     [("", "note", None), ("1", "ok", 1), ("4", "note", 4), ("5", "warn", 5), ("-2", "warn", None)],
 )
-def test_opencv_is_checked_by_environment_without_import(
-    given: str, status: str, threads: int | None
-) -> None:
+def test_opencv_is_checked_by_environment_without_import(given, status, threads):
     check = check_opencv(FOUR_OF_8, {"OPENCV_FOR_THREADS_NUM": given}, measure=False)
     assert (check.status, check.details["threads"]) == (status, threads)
     assert "cv2" not in sys.modules
 
 
 @pytest.mark.usefixtures("opencv")
-def test_measuring_queries_opencv(tmp_path: Path) -> None:
+def test_measuring_queries_opencv(tmp_path):
     check = check_opencv(FOUR_OF_8, {}, measure=True)
     assert (check.status, check.details["threads"]) == ("warn", 16)
     sys.modules.pop("cv2")
@@ -276,12 +258,12 @@ def test_measuring_queries_opencv(tmp_path: Path) -> None:
 # Decoders and libraries
 
 
-def check_decoder() -> tuple[CheckResult, CheckResult]:
+def check_decoder():
     missing = find_missing_modules()
     return check_decoders(missing), check_native_modules(missing)
 
 
-def test_parts_in_use_match_pipeline() -> None:
+def test_parts_in_use_match_pipeline():
     decoder, parts = check_decoder()
     assert decoder.details["pillow"] == PIL.__version__
     assert parts.details["jpeg"] == (jpeg.compiled_decoder() is not None)
@@ -292,7 +274,7 @@ def test_parts_in_use_match_pipeline() -> None:
 
 
 @pytest.mark.parametrize("name", ["_jpeg", "_resample", "_lut"])
-def test_uncompiled_part_is_a_warning(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncompiled_part_is_a_warning(name, monkeypatch):
     monkeypatch.setitem(sys.modules, f"feedline.images.{name}", None)
     decoder, parts = check_decoder()
     assert (parts.status, parts.details[name.removeprefix("_")]) == ("warn", False)
@@ -300,7 +282,7 @@ def test_uncompiled_part_is_a_warning(name: str, monkeypatch: pytest.MonkeyPatch
     assert decoder.details["crop_only"] == (name != "_jpeg")
 
 
-def test_the_inflater_of_pngs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_inflater_of_pngs_is_named(monkeypatch):
     pytest.importorskip("feedline.images._png")
     found, _ = check_decoder()
     assert found.details["compiled_png"]
@@ -311,9 +293,7 @@ def test_the_inflater_of_pngs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.summary.endswith("Pillow")
 
 
-def test_part_for_another_python_differs_from_missing_part(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_part_for_another_python_differs_from_missing_part(monkeypatch, tmp_path):
     (tmp_path / "_lut.py").write_text("raise ImportError('undefined symbol: PyAnother')\n")
     monkeypatch.setattr(feedline.images, "__path__", [str(tmp_path), *feedline.images.__path__])
     monkeypatch.delitem(sys.modules, "feedline.images._lut", raising=False)
@@ -322,9 +302,7 @@ def test_part_for_another_python_differs_from_missing_part(
 
 
 @pytest.mark.parametrize(("platform", "status"), [("linux", "warn"), ("win32", "note")])
-def test_unusable_libjpeg_of_pillow_is_named(
-    platform: str, status: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_unusable_libjpeg_of_pillow_is_named(platform, status, monkeypatch, tmp_path):
     pytest.importorskip("feedline.images._jpeg")
     from PIL import _imaging
 
@@ -337,15 +315,13 @@ def test_unusable_libjpeg_of_pillow_is_named(
     assert (parts.status, "pillow" in parts.fix) == (status, platform == "linux")
 
 
-def test_libjpeg_with_other_internals_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_libjpeg_with_other_internals_is_reported(monkeypatch):
     part = pytest.importorskip("feedline.images._jpeg")
 
     class Unknown:
         reads_codes = False
 
-        def __init__(self, path: str) -> None:
+        def __init__(self, path):
             part_decoder(path)
 
     part_decoder = part.Decoder
@@ -356,7 +332,7 @@ def test_libjpeg_with_other_internals_is_reported(
     assert "Huffman codes" in decoder.summary
 
 
-def test_a_library_that_is_needed_and_missing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_needed_and_missing_fails(monkeypatch):
     monkeypatch.setitem(sys.modules, "xxhash", None)
     check = check_libraries()
     assert (check.status, check.fix) == ("fail", "pip install xxhash")

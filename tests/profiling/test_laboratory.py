@@ -1,7 +1,5 @@
 """Planted bottlenecks are named, from a real loop to its verdict."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -27,7 +25,7 @@ LABORATORY = Path(__file__).parents[2] / "laboratory" / "run.py"
         ),
     ],
 )
-def test_planted_bottleneck_is_named_first(name: str, planted: str, tmp_path: Path) -> None:
+def test_planted_bottleneck_is_named_first(name, planted, tmp_path):
     file = tmp_path / "table.json"
     command = [sys.executable, str(LABORATORY), "--only", name, "--named-only"]
     command += ["--patience", "0", "--json", str(file)]

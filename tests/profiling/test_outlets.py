@@ -1,16 +1,12 @@
 """Outputs of a running run: files, timeline, callback, panel."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -40,20 +36,20 @@ MS = 1_000_000
 
 
 @pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
+def _forgotten():
     watching._recorders.clear()
     yield
     watching._recorders.clear()
 
 
-def watch(loader: Any, **options: Any) -> Any:
+def watch(loader, **options):
     return feedline.watch(loader, **{"panel": False, **options})
 
 
 # A folder
 
 
-def test_run_is_written_after_epoch_and_on_request(tmp_path: Path) -> None:
+def test_run_is_written_after_epoch_and_on_request(tmp_path):
     for loader in (DataLoader(Drawing(), 4), feedline.DataLoader(Drawing(), 4)):
         folder = tmp_path / type(loader).__module__
         watched = watch(loader, run=folder)
@@ -65,7 +61,7 @@ def test_run_is_written_after_epoch_and_on_request(tmp_path: Path) -> None:
         assert [entry.batches for entry in read_run(folder).passes] == [6, 6]
 
 
-def test_folder_that_cannot_be_written_raises_before_loop(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_written_raises_before_loop(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="folder"):
         watch([], run=tmp_path / "file")
@@ -73,12 +69,10 @@ def test_folder_that_cannot_be_written_raises_before_loop(tmp_path: Path) -> Non
         watch([], trace=tmp_path / "file" / "trace.json")
 
 
-def test_disk_filling_up_later_ends_no_loop(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_filling_up_later_ends_no_loop(tmp_path, caplog, monkeypatch):
     watched = watch([torch.zeros(4)] * 5, run=tmp_path / "run")
 
-    def full(*_: object) -> None:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
@@ -113,7 +107,7 @@ for k, _ in enumerate(watched):
         *slow("keep = watched; break", "raise KeyboardInterrupt", "sys.exit(3)"),
     ],
 )
-def test_unwritten_run_is_written_at_exit(how: str, tmp_path: Path) -> None:
+def test_unwritten_run_is_written_at_exit(how, tmp_path):
     preloaded.run(
         [sys.executable, "-c", ENDS.replace("{how}", how)],
         cwd=tmp_path,
@@ -133,7 +127,7 @@ list(watched)
 
 
 @pytest.mark.slow
-def test_each_rank_writes_its_files_and_only_rank_0_draws(tmp_path: Path) -> None:
+def test_each_rank_writes_its_files_and_only_rank_0_draws(tmp_path):
     for rank in range(2):
         done = preloaded.run(
             [sys.executable, "-c", RANK],
@@ -151,13 +145,13 @@ def test_each_rank_writes_its_files_and_only_rank_0_draws(tmp_path: Path) -> Non
 # A timeline
 
 
-def events_of(file: Path) -> list[dict[str, Any]]:
+def events_of(file):
     data = file.read_bytes()
-    found: dict[str, Any] = json.loads(gzip.decompress(data) if file.suffix == ".gz" else data)
+    found = json.loads(gzip.decompress(data) if file.suffix == ".gz" else data)
     return list(found["traceEvents"])
 
 
-def test_a_timeline_has_steps_and_the_tasks_of_each_worker(tmp_path: Path) -> None:
+def test_a_timeline_has_steps_and_the_tasks_of_each_worker(tmp_path):
     for name, loader in {
         "torch.json": DataLoader(Drawing(40), 4, num_workers=2),
         "feedline.json.gz": feedline.DataLoader(Drawing(40), 4, num_workers=2),
@@ -177,7 +171,7 @@ def test_a_timeline_has_steps_and_the_tasks_of_each_worker(tmp_path: Path) -> No
 class Steps:
     """A recorder of steps on a simulated clock, with one worker."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.recorder = Recorder()
         self.spent = StageTimings(tasks=1)
         number = self.recorder.register_loader(
@@ -186,7 +180,7 @@ class Steps:
         self.now_ns = 10**12
         self.record = self.recorder.begin(number, 0, self.now_ns)
 
-    def step(self, wait_ms: int = 1, compute_ms: int = 9) -> None:
+    def step(self, wait_ms=1, compute_ms=9):
         asked_ns = self.now_ns + compute_ms * MS
         self.now_ns = asked_ns + wait_ms * MS
         self.spent.latest = [(self.now_ns - 5 * MS, self.now_ns)]
@@ -194,7 +188,7 @@ class Steps:
 
 
 @pytest.mark.slow
-def test_a_timeline_of_a_million_steps_keeps_the_latest_events(tmp_path: Path) -> None:
+def test_a_timeline_of_a_million_steps_keeps_the_latest_events(tmp_path):
     steps = Steps()
     timeline = TraceFile(steps.recorder, tmp_path / "t.json.gz")
     for _ in range(200_000):
@@ -213,7 +207,7 @@ def test_a_timeline_of_a_million_steps_keeps_the_latest_events(tmp_path: Path) -
     assert len(made) == len(set(made)) > 1000
 
 
-def test_a_step_is_in_the_timeline_once(tmp_path: Path) -> None:
+def test_a_step_is_in_the_timeline_once(tmp_path):
     steps = Steps()
     timeline = TraceFile(steps.recorder, tmp_path / "t.json")
     for _ in range(3):
@@ -228,7 +222,7 @@ def test_a_step_is_in_the_timeline_once(tmp_path: Path) -> None:
 # A callback
 
 
-def test_figures_cover_time_since_last_reading() -> None:
+def test_figures_cover_time_since_last_reading():
     steps = Steps()
     window = MetricsReader(steps.recorder)
     steps.step()
@@ -252,12 +246,12 @@ def test_figures_cover_time_since_last_reading() -> None:
     assert "feedline/wait_pct" not in idle
 
 
-def test_callback_that_raises_is_disabled(caplog: pytest.LogCaptureFixture) -> None:
-    told: list[dict[str, float]] = []
+def test_callback_that_raises_is_disabled(caplog):
+    told = []
     list(watch([torch.zeros(4, 3, 8, 8)] * 9, metrics=told.append))
     assert told[-1]["feedline/batches"] == 9, "a short run is told of at its end"
 
-    def broken(figures: dict[str, float]) -> None:
+    def broken(figures):
         told.append(figures)
         raise ArithmeticError("the tracker is away")
 
@@ -271,9 +265,7 @@ def test_callback_that_raises_is_disabled(caplog: pytest.LogCaptureFixture) -> N
     assert any(each.exc_info for each in caplog.records if each.levelname == "DEBUG")
 
 
-def test_tensorboard_writes_events_and_is_named_if_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_writes_events_and_is_named_if_missing(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     list(watch([torch.zeros(4)] * 9, metrics=tensorboard_writer(tmp_path)))
     assert list(tmp_path.glob("events*"))
@@ -288,7 +280,7 @@ def test_tensorboard_writes_events_and_is_named_if_missing(
 class Terminal(io.StringIO):
     """A stream that says it is a terminal."""
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
@@ -296,13 +288,13 @@ MakeTerminal = Callable[[], Terminal]
 
 
 @pytest.fixture
-def on_terminal(monkeypatch: pytest.MonkeyPatch) -> MakeTerminal:
+def on_terminal(monkeypatch):
     """Makes stderr a terminal; to be called by the test, as pytest has a stderr for each phase."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv("NO_COLOR", raising=False)
 
-    def make() -> Terminal:
+    def make():
         made = Terminal()
         monkeypatch.setattr(sys, "stderr", made)
         return made
@@ -310,7 +302,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> MakeTerminal:
     return make
 
 
-def drawn(steps: Steps, panel: Panel, seconds: int) -> None:
+def drawn(steps, panel, seconds):
     """Update a panel four times per second; it is drawn once."""
     begun_s = panel._drawn_s
     for quarter in range(4, 4 * seconds + 4):
@@ -319,9 +311,7 @@ def drawn(steps: Steps, panel: Panel, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("no_color", [False, True])
-def test_a_terminal_gets_one_line_that_is_gone_at_the_end(
-    on_terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch, no_color: bool
-) -> None:
+def test_a_terminal_gets_one_line_that_is_gone_at_the_end(on_terminal, monkeypatch, no_color):
     terminal = on_terminal()
     if no_color:
         monkeypatch.setenv("NO_COLOR", "1")
@@ -338,9 +328,7 @@ def test_a_terminal_gets_one_line_that_is_gone_at_the_end(
     assert terminal.getvalue().endswith("\x1b[2K")
 
 
-def test_lines_are_printed_on_request_without_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_lines_are_printed_on_request_without_terminal(capsys):
     steps = Steps()
     assert create_panel(steps.recorder, "auto") is None
     assert create_panel(steps.recorder, False) is None
@@ -354,9 +342,7 @@ def test_lines_are_printed_on_request_without_terminal(
     assert not any("\x1b" in each for each in lines)
 
 
-def test_nothing_is_drawn_in_other_ranks_or_on_a_dumb_terminal(
-    on_terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_drawn_in_other_ranks_or_on_a_dumb_terminal(on_terminal, monkeypatch):
     on_terminal()
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -369,7 +355,7 @@ def test_nothing_is_drawn_in_other_ranks_or_on_a_dumb_terminal(
     assert create_panel(Recorder(), "auto") is None
 
 
-def test_line_shows_known_values() -> None:
+def test_line_shows_known_values():
     figures = {"feedline/batches_per_s": 12.0}
     assert format_line(figures).plain == "feedline  12.0 batches/s"
     figures |= {
@@ -389,9 +375,7 @@ def test_line_shows_known_values() -> None:
     )
 
 
-def test_program_output_is_unaffected_by_panel(
-    on_terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_output_is_unaffected_by_panel(on_terminal, monkeypatch):
     terminal = on_terminal()
     for stdout in (io.StringIO(), Terminal()):
         monkeypatch.setattr(sys, "stdout", stdout)
@@ -407,7 +391,7 @@ def test_program_output_is_unaffected_by_panel(
     assert "epoch" not in terminal.getvalue()
 
 
-def test_run_and_timeline_need_different_files(tmp_path: Path) -> None:
+def test_run_and_timeline_need_different_files(tmp_path):
     with pytest.raises(UsageError, match="run and its timeline"):
         watch([1], run=tmp_path, trace=tmp_path / "sub" / ".." / "trace.json")
     training = watch([1], run=tmp_path, name="train")
@@ -418,14 +402,14 @@ def test_run_and_timeline_need_different_files(tmp_path: Path) -> None:
     assert list(training) == list(again) == [1]
 
 
-def test_a_file_is_written_for_a_hundredth_of_the_time_at_most() -> None:
+def test_a_file_is_written_for_a_hundredth_of_the_time_at_most():
     class Clock(Recorder):
         now = 0.0
 
-        def now_s(self) -> float:
+        def now_s(self):
             return self.now
 
-    def write() -> None:
+    def write():
         written.append(clock.now)
         clock.now += cost_s
 
@@ -449,7 +433,7 @@ def test_a_file_is_written_for_a_hundredth_of_the_time_at_most() -> None:
 # Starts, and ends
 
 
-def test_an_epoch_is_written_if_its_loop_outlives_the_watched_object(tmp_path: Path) -> None:
+def test_an_epoch_is_written_if_its_loop_outlives_the_watched_object(tmp_path):
     watched = watch([1, 2, 3], run=tmp_path)
     list(watched)
     loop = iter(watched)
@@ -459,7 +443,7 @@ def test_an_epoch_is_written_if_its_loop_outlives_the_watched_object(tmp_path: P
     assert [entry.batches for entry in read_run(tmp_path).passes] == [3, 3]
 
 
-def test_a_watched_loop_that_ends_does_not_make_its_folder_again(tmp_path: Path) -> None:
+def test_a_watched_loop_that_ends_does_not_make_its_folder_again(tmp_path):
     watched = watch([1, 2, 3], run=tmp_path / "run")
     list(watched)
     (tmp_path / "run" / "trace.json").unlink()
@@ -468,7 +452,7 @@ def test_a_watched_loop_that_ends_does_not_make_its_folder_again(tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
-def start(folder: Path, passes: int) -> None:
+def start(folder, passes):
     watching.forget()
     watched = watch([torch.zeros(4)] * 5, run=folder)
     watched.continue_run()
@@ -477,7 +461,7 @@ def start(folder: Path, passes: int) -> None:
     watched.save()
 
 
-def test_starts_of_one_run_are_one_run(tmp_path: Path) -> None:
+def test_starts_of_one_run_are_one_run(tmp_path):
     for passes in (2, 1, 3):
         start(tmp_path, passes)
     run = read_run(tmp_path)
@@ -489,7 +473,7 @@ def test_starts_of_one_run_are_one_run(tmp_path: Path) -> None:
     assert sum(point.batches for point in run.course) == 30
 
 
-def test_many_starts_stay_one_bounded_run(tmp_path: Path) -> None:
+def test_many_starts_stay_one_bounded_run(tmp_path):
     for _ in range(4):
         start(tmp_path, 90)
     run = read_run(tmp_path)
@@ -497,7 +481,7 @@ def test_many_starts_stay_one_bounded_run(tmp_path: Path) -> None:
     assert len(run.passes) <= 200
 
 
-def test_a_damaged_record_of_an_earlier_start_is_noted(tmp_path: Path) -> None:
+def test_a_damaged_record_of_an_earlier_start_is_noted(tmp_path):
     (tmp_path / "trace.json").write_text('{"what": "feedline ru')
     start(tmp_path, 1)
     run = read_run(tmp_path)

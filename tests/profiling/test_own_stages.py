@@ -1,10 +1,5 @@
 """Records of workers of feedline's loaders, for each engine."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -20,39 +15,39 @@ from sets import Counting, Drawing, as_it_is
 EPOCHS = 3  # of 12 batches: each worker comes to a task that is timed
 
 
-def step_of_mine(image: torch.Tensor) -> torch.Tensor:
+def step_of_mine(image):
     return image + 1
 
 
-def folder_of(path: Path, *more: Any) -> Any:
+def folder_of(path, *more):
     steps = [v2.RandomResizedCrop(16), v2.PILToTensor(), *more]
     return datasets.ImageFolder(str(path), v2.Compose(steps))
 
 
-def native(path: Path, workers: int) -> Any:
+def native(path, workers):
     folder = feedline.ImageFolder(str(path), transform=feedline.TrainCrop())
     return feedline.DataLoader(folder, 1, num_workers=workers, image_size=16)
 
 
-def rows(path: Path, workers: int) -> Any:
+def rows(path, workers):
     return feedline.DataLoader(folder_of(path), 1, num_workers=workers)
 
 
-def samples(path: Path, workers: int) -> Any:
+def samples(path, workers):
     folder = folder_of(path, step_of_mine)
     return feedline.DataLoader(folder, 1, num_workers=workers, collate_fn=as_it_is)
 
 
-def dataset(path: Path, workers: int) -> Any:
+def dataset(path, workers):
     class Mine(datasets.ImageFolder):
-        def __getitem__(self, index: int) -> Any:
+        def __getitem__(self, index):
             return super().__getitem__(index)
 
     steps = [v2.RandomResizedCrop(16), v2.PILToTensor()]
     return feedline.DataLoader(Mine(str(path), v2.Compose(steps)), 1, num_workers=workers)
 
 
-def iterable(path: Path, workers: int) -> Any:
+def iterable(path, workers):
     return feedline.DataLoader(Counting(24), 2, num_workers=workers)
 
 
@@ -67,7 +62,7 @@ STAGES = {
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", STAGES)
-def test_each_kind_of_batches_has_its_stages(kind: Any, workers: int, jpeg_folder: Path) -> None:
+def test_each_kind_of_batches_has_its_stages(kind, workers, jpeg_folder):
     said, stages = STAGES[kind]
     with kind(jpeg_folder, workers) as loader:
         batches = [sum(1 for _ in loader) for _ in range(EPOCHS)]
@@ -90,7 +85,7 @@ def test_each_kind_of_batches_has_its_stages(kind: Any, workers: int, jpeg_folde
             assert names <= files
 
 
-def test_sizes_of_a_schedule_have_their_own_entries(jpeg_folder: Path) -> None:
+def test_sizes_of_a_schedule_have_their_own_entries(jpeg_folder):
     folder = feedline.ImageFolder(str(jpeg_folder), transform=feedline.TrainCrop())
     with feedline.DataLoader(folder, 4, schedule="16x2,24x1", num_workers=1) as loader:
         for _ in range(loader.epochs):
@@ -100,11 +95,11 @@ def test_sizes_of_a_schedule_have_their_own_entries(jpeg_folder: Path) -> None:
     assert entries == [(16, 0, 3), (16, 1, 3), (24, 2, 3)]
 
 
-def test_tiny_batches_are_counted_and_some_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_batches_are_counted_and_some_are_timed(monkeypatch):
     rested = []
     note_batch = Recording.note_batch
 
-    def note_and_count(self: Recording, batch: Any, asked_ns: int, asked_cpu_ns: int) -> None:
+    def note_and_count(self, batch, asked_ns, asked_cpu_ns):
         note_batch(self, batch, asked_ns, asked_cpu_ns)
         rested.append(self.unrecorded_batches)
 
@@ -126,9 +121,7 @@ def test_tiny_batches_are_counted_and_some_are_timed(monkeypatch: pytest.MonkeyP
     assert len(rested) < 21_000
 
 
-def test_recording_can_be_switched_off(
-    monkeypatch: pytest.MonkeyPatch, jpeg_folder: Path, tmp_path: Path
-) -> None:
+def test_recording_can_be_switched_off(monkeypatch, jpeg_folder, tmp_path):
     bare = [labels.tolist() for _, labels in native(jpeg_folder, 0)]
     monkeypatch.setenv(RECORD_SWITCH, "0")
     for kind in (native, dataset, iterable):
@@ -139,7 +132,7 @@ def test_recording_can_be_switched_off(
             assert (run.passes, run.tasks, run.stages) == ([], 0, [])
             if kind is native:
                 assert [labels.tolist() for _, labels in seen] == bare
-    told: list[Any] = []
+    told = []
     with feedline.DataLoader(Drawing(), 4) as loader:
         for each in (loader, [1, 2]):
             watched = feedline.watch(each, run=tmp_path / "run", metrics=told.append, name="off")
@@ -148,7 +141,7 @@ def test_recording_can_be_switched_off(
     assert (told, list(tmp_path.iterdir())) == ([], [])
 
 
-def test_work_is_counted_once_after_loader_changes(jpeg_folder: Path) -> None:
+def test_work_is_counted_once_after_loader_changes(jpeg_folder):
     with rows(jpeg_folder, 1) as loader:
         for workers in (1, 2, 1):
             loader.num_workers = workers
@@ -159,7 +152,7 @@ def test_work_is_counted_once_after_loader_changes(jpeg_folder: Path) -> None:
     assert sum(entry.batches for entry in run.passes) == run.tasks == 36
 
 
-def test_a_slow_sample_keeps_its_name_when_the_dataset_is_another(jpeg_folder: Path) -> None:
+def test_a_slow_sample_keeps_its_name_when_the_dataset_is_another(jpeg_folder):
     data = folder_of(jpeg_folder)
     with feedline.DataLoader(data, 1, num_workers=0) as loader:
         for _ in loader:
@@ -173,9 +166,9 @@ def test_a_slow_sample_keeps_its_name_when_the_dataset_is_another(jpeg_folder: P
     assert all(name.endswith(".jpg") for name in names)
 
 
-def test_a_dataset_that_refuses_to_say_its_length_is_recorded() -> None:
+def test_a_dataset_that_refuses_to_say_its_length_is_recorded():
     class Endless(Counting):
-        def __len__(self) -> int:
+        def __len__(self):
             raise NotImplementedError("unknown length")
 
     with feedline.DataLoader(Endless(24), 2) as loader:

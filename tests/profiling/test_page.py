@@ -1,10 +1,7 @@
 """The page as text: one file, nothing from elsewhere, everything escaped."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +10,7 @@ from runs import MACHINE, UNKNOWN, named, recorded, verdict
 
 from feedline.profile.finding import Finding, Gain
 from feedline.profile.page import diagnosis_html, page, ticks, training_curves
-from feedline.profile.report import EpochMetrics, ReportData, build_report
+from feedline.profile.report import EpochMetrics, build_report
 from feedline.timing.run import Run
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -23,36 +20,36 @@ NASTY = "</title></style><script>alert(1)</script><img src=x onerror=alert(1)>\"
 class Elements(HTMLParser):
     """Elements of a page with their attributes; fails if they are not nested properly."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.found = []
         self.text = ""
-        self._open: list[str] = []
+        self._open = []
         self.feed(text)
         self.close()
         assert self._open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
         if tag not in VOID:
             self._open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self._open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text += f"{data} "
 
 
 @pytest.fixture(scope="module")
-def facts() -> ReportData:
+def facts():
     return build_report(recorded(sizes=(64, 96)), verdict())
 
 
-def assert_harmless(text: str) -> Elements:
+def assert_harmless(text):
     """No script, no handler, and nothing that is fetched."""
     made = Elements(text)
     tags = {tag for tag, _ in made.found}
@@ -71,7 +68,7 @@ def assert_harmless(text: str) -> Elements:
     return made
 
 
-def test_page_is_self_contained(facts: ReportData) -> None:
+def test_page_is_self_contained(facts):
     text = page(facts, "runs/1")
     made = assert_harmless(text)
     policy = [a["content"] for tag, a in made.found if a.get("http-equiv")]
@@ -89,7 +86,7 @@ def test_page_is_self_contained(facts: ReportData) -> None:
     assert len(text) < 400_000
 
 
-def test_every_figure_has_a_text_alternative(facts: ReportData) -> None:
+def test_every_figure_has_a_text_alternative(facts):
     made = Elements(page(facts, "runs/1"))
     labels = [a["aria-label"] or "" for t, a in made.found if t == "svg" and "aria-label" in a]
     for words in ("worker 0: ", "Time: waiting", "Images per second over"):
@@ -97,7 +94,7 @@ def test_every_figure_has_a_text_alternative(facts: ReportData) -> None:
     assert all("%" in label or "images/s" in label or " ms" in label for label in labels)
 
 
-def test_names_are_escaped() -> None:
+def test_names_are_escaped():
     said = verdict(
         findings=[
             Finding(
@@ -116,14 +113,14 @@ def test_names_are_escaped() -> None:
     assert notebook.text.count("<script>alert(1)</script>") == 4
 
 
-def test_unusual_characters_of_names_are_escaped() -> None:
+def test_unusual_characters_of_names_are_escaped():
     name = "a\x00b\x1b[31mc\u202ed\udce9"
     text = page(build_report(named(name), UNKNOWN), name)
     assert "a\\x00b\\x1b[31mc\\u202ed\\udce9" in text
     text.encode()
 
 
-def test_page_of_empty_run_renders() -> None:
+def test_page_of_empty_run_renders():
     made = Elements(page(build_report(Run(machine=MACHINE), UNKNOWN), "x"))
     said = " ".join(made.text.split())
     assert "Inconclusive" in said
@@ -141,11 +138,11 @@ def test_page_of_empty_run_renders() -> None:
         (float("nan"), []),
     ],
 )
-def test_an_axis_has_a_few_round_places(length: float, found: list[float]) -> None:
+def test_an_axis_has_a_few_round_places(length, found):
     assert ticks(length) == pytest.approx(found)
 
 
-def trained(*losses: float | None, sizes: tuple[int, ...] = (64, 64, 96, 96)) -> list[EpochMetrics]:
+def trained(*losses, sizes=(64, 64, 96, 96)):
     """Epochs with these training losses."""
     return [
         EpochMetrics(
@@ -159,13 +156,13 @@ def trained(*losses: float | None, sizes: tuple[int, ...] = (64, 64, 96, 96)) ->
     ]
 
 
-def places(path: str) -> list[tuple[float, float]]:
+def places(path):
     """Points of a line."""
     pairs = (part.removesuffix("h0").split() for part in re.split("[ML]", path)[1:])
     return [(float(x), float(y)) for x, y in pairs]
 
 
-def test_curves_show_known_values_and_phases() -> None:
+def test_curves_show_known_values_and_phases():
     chart = training_curves(trained(2.0, 1.0, 0.75, 0.5))
     assert chart is not None
     assert list(chart["lines"]) == ["training", "validation"]
@@ -178,7 +175,7 @@ def test_curves_show_known_values_and_phases() -> None:
     assert chart["resumed"] is None
 
 
-def test_missing_figure_leaves_a_gap_and_one_epoch_is_a_dot() -> None:
+def test_missing_figure_leaves_a_gap_and_one_epoch_is_a_dot():
     chart = training_curves(trained(5.0, 4.0, None, 2.0))
     assert chart is not None
     assert chart["lines"]["training"].count("M") == 2
@@ -190,7 +187,7 @@ def test_missing_figure_leaves_a_gap_and_one_epoch_is_a_dot() -> None:
     assert 100 < len(places(many["lines"]["training"])) <= 200
 
 
-def test_resumed_start_is_marked() -> None:
+def test_resumed_start_is_marked():
     run = recorded()
     epochs = trained(4.0, 3.0, 2.0, 1.0)
     assert build_report(run, verdict(), epochs).resumed_at_epoch is None
@@ -204,7 +201,7 @@ def test_resumed_start_is_marked() -> None:
     assert "the latest start resumed here" in page(report, "x")
 
 
-def test_page_shows_training_as_curves_text_and_table() -> None:
+def test_page_shows_training_as_curves_text_and_table():
     epochs = trained(2.0, 1.0, sizes=(64, 96))
     text = page(build_report(recorded(sizes=(64, 96)), verdict(), epochs), "runs/1")
     said = Elements(text).text
@@ -220,7 +217,7 @@ _figure = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 
 
 @given(st.lists(st.tuples(_figure, st.none() | st.integers(1, 1 << 30)), max_size=30))
-def test_any_figures_can_be_drawn(figures: list[tuple[Any, Any]]) -> None:
+def test_any_figures_can_be_drawn(figures):
     epochs = [
         EpochMetrics(epoch=k, train_loss=loss, size_px=size)
         for k, (loss, size) in enumerate(figures, 1)
@@ -232,7 +229,7 @@ def test_any_figures_can_be_drawn(figures: list[tuple[Any, Any]]) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e-300, 1e300])
-def test_a_figure_that_never_changes_has_a_place(value: float) -> None:
+def test_a_figure_that_never_changes_has_a_place(value):
     chart = training_curves([EpochMetrics(epoch=k, train_loss=value) for k in (1, 2)])
     assert chart is not None
     assert places(chart["lines"]["training"])[0][1] == pytest.approx(50)

@@ -1,10 +1,7 @@
 """The page in a real browser: light, dark, grey, and at the width of a phone."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,7 +41,7 @@ Opened = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
@@ -54,7 +51,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(tmp_path_factory):
     """Pages by purpose."""
     folder = tmp_path_factory.mktemp("pages")
     texts = {
@@ -71,11 +68,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Opened]:
+def opened(browser, pages):
     """Open a page; requests and console messages are recorded in `asked` and `said`."""
     contexts = []
 
-    def open(name: str, *, width: int = 1200, scheme: str = "light") -> Any:
+    def open(name, *, width=1200, scheme="light"):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
         tab = context.new_page()
@@ -92,7 +89,7 @@ def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Opened]:
 
 
 @pytest.mark.parametrize("name", ["usual", "nasty", "long"])
-def test_page_makes_no_requests_and_logs_no_errors(opened: Opened, name: str) -> None:
+def test_page_makes_no_requests_and_logs_no_errors(opened, name):
     tab = opened(name)
     assert [url.rpartition("/")[2] for url in tab.asked] == [f"{name}.html"]
     assert tab.said == []
@@ -102,7 +99,7 @@ def test_page_makes_no_requests_and_logs_no_errors(opened: Opened, name: str) ->
 
 @pytest.mark.parametrize("name", ["usual", "nasty", "long", "notebook"])
 @pytest.mark.parametrize("width", [320, 1600, *slow(360, 768)])
-def test_nothing_overflows_the_page(opened: Opened, name: str, width: int) -> None:
+def test_nothing_overflows_the_page(opened, name, width):
     tab = opened(name, width=width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     wide = tab.evaluate(
@@ -129,7 +126,7 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast_in_light_and_dark_mode(opened: Opened, scheme: str) -> None:
+def test_text_has_contrast_in_light_and_dark_mode(opened, scheme):
     tab = opened("usual", scheme=scheme)
     back = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert back == {"light": "rgb(255, 255, 255)", "dark": "rgb(13, 17, 23)"}[scheme]
@@ -139,7 +136,7 @@ def test_text_has_contrast_in_light_and_dark_mode(opened: Opened, scheme: str) -
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_kinds_of_idleness_are_distinguishable_without_colour(opened: Opened, scheme: str) -> None:
+def test_kinds_of_idleness_are_distinguishable_without_colour(opened, scheme):
     tab = opened("usual", scheme=scheme)
     tab.evaluate(
         """kinds => {

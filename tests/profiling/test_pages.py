@@ -1,7 +1,5 @@
 """Each rule has a page, and each page a rule."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -14,11 +12,11 @@ RULE_IDS = {
 }
 
 
-def test_each_rule_has_a_page_and_each_page_a_rule() -> None:
+def test_each_rule_has_a_page_and_each_page_a_rule():
     pages = {page.stem for page in (DOCS / "rules").glob("*.md")} - {"README"}
     assert pages == RULE_IDS
 
 
-def test_the_index_links_to_the_page_of_each_rule() -> None:
+def test_the_index_links_to_the_page_of_each_rule():
     linked = set(re.findall(r"\]\(([\w-]+)\.md\)", (DOCS / "rules" / "README.md").read_text()))
     assert linked == RULE_IDS

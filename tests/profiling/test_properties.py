@@ -1,7 +1,5 @@
 """Whatever a run says, a verdict comes of it, and its advice can be followed."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace
@@ -20,7 +18,7 @@ maybe = st.none() | ms
 
 
 @st.composite
-def histograms(draw: st.DrawFn) -> Histogram:
+def histograms(draw):
     made = Histogram()
     for value, count in draw(st.lists(st.tuples(ms, st.integers(1, 30)), max_size=4)):
         for _ in range(count):
@@ -145,7 +143,7 @@ runs = st.builds(
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(runs)
-def test_any_run_has_a_verdict_whose_advice_can_be_followed(run: Run) -> None:
+def test_any_run_has_a_verdict_whose_advice_can_be_followed(run):
     verdict = diagnose(run)
     assert verdict.findings
     # Workers that mostly wait need no core of their own.
@@ -172,7 +170,7 @@ def test_any_run_has_a_verdict_whose_advice_can_be_followed(run: Run) -> None:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(runs, st.integers(1, 512))
-def test_no_fix_gains_more_than_the_compute_bound_throughput_allows(run: Run, samples: int) -> None:
+def test_no_fix_gains_more_than_the_compute_bound_throughput_allows(run, samples):
     known = [replace(each, samples=samples * each.batches) for each in run.passes]
     verdict = diagnose(replace(run, passes=known))
     if verdict.compute_bound is not None and verdict.images_per_s:

@@ -1,21 +1,17 @@
 """Data of a report: figures of a run, its epochs, its JSON and schema, and limits."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from runs import LOADER, MACHINE, UNKNOWN, named, points, recorded, verdict
 
-from feedline.profile.diagnose import Diagnosis, diagnose
+from feedline.profile.diagnose import diagnose
 from feedline.profile.report import (
     EpochMetrics,
-    ReportData,
     build_report,
     check_limits,
     json_schema,
@@ -33,17 +29,17 @@ SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "report.schema.json"
 
 
 @pytest.fixture(scope="module")
-def facts() -> ReportData:
+def facts():
     return build_report(recorded(), verdict())
 
 
 @pytest.mark.skipif(not SCHEMA.exists(), reason="tests run apart from the repository")
-def test_published_schema_matches_the_code() -> None:
+def test_published_schema_matches_the_code():
     said = "write it with python -m feedline.profile.report > docs/schema/report.schema.json"
     assert json.loads(SCHEMA.read_text()) == json_schema(), said
 
 
-def test_output_matches_schema(facts: ReportData) -> None:
+def test_output_matches_schema(facts):
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     validator = jsonschema.Draft202012Validator(json_schema())
     empty = build_report(Run(machine=MACHINE), UNKNOWN)
@@ -53,13 +49,13 @@ def test_output_matches_schema(facts: ReportData) -> None:
     assert to_json(facts)["findings"][0]["gain"]["low"] == 1.6
 
 
-def test_non_finite_numbers_are_null(facts: ReportData) -> None:
+def test_non_finite_numbers_are_null(facts):
     said = to_json(replace(facts, seconds=float("nan"), wait_pct=float("inf")))
     assert said["seconds"] is said["wait_pct"] is None
     json.dumps(said, allow_nan=False)
 
 
-def test_a_recorded_run_has_all_its_facts() -> None:
+def test_a_recorded_run_has_all_its_facts():
     run = recorded(sizes=(64, 96))
     facts = build_report(run, verdict())
     assert facts.bound == "highly input-bound"
@@ -78,7 +74,7 @@ def test_a_recorded_run_has_all_its_facts() -> None:
     assert facts.notes == run.notes
 
 
-def test_the_times_of_all_ranks_are_shown_and_the_slow_one_is_named() -> None:
+def test_the_times_of_all_ranks_are_shown_and_the_slow_one_is_named():
     ranks = [
         RankTimes(
             rank=rank,
@@ -110,7 +106,7 @@ def test_the_times_of_all_ranks_are_shown_and_the_slow_one_is_named() -> None:
     }
 
 
-def test_a_run_of_ten_hours_of_steps_stays_small() -> None:
+def test_a_run_of_ten_hours_of_steps_stays_small():
     recorder = Recorder()
     recorder.register_loader(LOADER)
     now, step = time.monotonic_ns(), 2_000_000_000
@@ -132,7 +128,7 @@ def test_a_run_of_ten_hours_of_steps_stays_small() -> None:
     assert all(timeline.steps <= 32 for timeline in facts.timelines)
 
 
-def test_repeated_entries_are_listed_once_with_escaped_names() -> None:
+def test_repeated_entries_are_listed_once_with_escaped_names():
     odd = SlowSample(name="caf\udce9.jpg", ms=3.0)
     slow = [odd, SlowSample(name="b", ms=2.0), replace(odd, ms=5.0)]
     other = replace(LOADER, workers=4)
@@ -142,14 +138,14 @@ def test_repeated_entries_are_listed_once_with_escaped_names() -> None:
     assert facts.loaders == [LOADER, other]
 
 
-def test_events_of_another_clock_are_reported() -> None:
+def test_events_of_another_clock_are_reported():
     run = named("worker 0")
     event = run.excerpts[0].events[0]
     run.excerpts[0].events.append(replace(event, begun_ms=1e12, ended_ms=1e12 + 5))
     assert "1 event outside" in build_report(run, UNKNOWN).notes[-1]
 
 
-def test_an_interval_whose_images_are_not_known_has_no_rate() -> None:
+def test_an_interval_whose_images_are_not_known_has_no_rate():
     made = points([100.0, 200.0])
     made.append(replace(made[1], begun_s=2.0, samples=None))
     made.append(replace(made[1], begun_s=3.0, seconds=0.0))
@@ -157,7 +153,7 @@ def test_an_interval_whose_images_are_not_known_has_no_rate() -> None:
     assert [each.images_per_s for each in history] == [100.0, 200.0, None]
 
 
-def test_neighbours_of_one_size_are_joined_in_a_long_history() -> None:
+def test_neighbours_of_one_size_are_joined_in_a_long_history():
     made = points([100.0] * 300) + points([0.0] * 300, size=128)
     for number, point in enumerate(made):
         point.begun_s = number
@@ -182,16 +178,14 @@ def test_neighbours_of_one_size_are_joined_in_a_long_history() -> None:
         (verdict(bound="inconclusive", wait_pct=1.0), 5.0, 900.0, [None, None]),
     ],
 )
-def test_limits_pass_or_fail(
-    judged: Diagnosis, most: float | None, least: float | None, passed: list[bool | None]
-) -> None:
+def test_limits_pass_or_fail(judged, most, least, passed):
     found = check_limits(build_report(Run(machine=MACHINE), judged), most, least)
     assert [each.passed for each in found] == passed
     for each in found:
         assert ("not measured" in each.said) == (judged is UNKNOWN)
 
 
-def line(epoch: int, size: int = 64, **changes: Any) -> dict[str, Any]:
+def line(epoch, size=64, **changes):
     return {
         "epoch": epoch,
         "size_px": size,
@@ -207,19 +201,19 @@ def line(epoch: int, size: int = 64, **changes: Any) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, lines: list[Any]) -> Path:
+def write(folder, lines):
     text = "".join(each if isinstance(each, str) else json.dumps(each) + "\n" for each in lines)
     (folder / "metrics.jsonl").write_text(text)
     return folder
 
 
-def learned(folder: Path, *lines: Any) -> list[EpochMetrics]:
+def learned(folder, *lines):
     found, note = read_epoch_metrics(write(folder, list(lines)))
     assert note == ""
     return found
 
 
-def test_epochs_are_read_with_the_time_trained_by_their_end(tmp_path: Path) -> None:
+def test_epochs_are_read_with_the_time_trained_by_their_end(tmp_path):
     found = learned(tmp_path, line(1), line(2, 96, val_seconds=None))
     assert [each.ended_s for each in found] == [13.0, 24.0]
     assert found[1].size_px == 96
@@ -227,13 +221,13 @@ def test_epochs_are_read_with_the_time_trained_by_their_end(tmp_path: Path) -> N
     assert found[0].val_top1 == 0.5
 
 
-def test_a_folder_without_figures_has_no_epochs(tmp_path: Path) -> None:
+def test_a_folder_without_figures_has_no_epochs(tmp_path):
     assert read_epoch_metrics(tmp_path) == ([], "")
     (tmp_path / "metrics.jsonl").mkdir()
     assert read_epoch_metrics(tmp_path) == ([], "")
 
 
-def test_invalid_epochs_are_skipped_and_counted(tmp_path: Path) -> None:
+def test_invalid_epochs_are_skipped_and_counted(tmp_path):
     torn = ['{"epoch": 3, "tra\n', "[1]\n", '{"epoch": "4"}\n', "[" * 100_000 + "\n"]
     found, note = read_epoch_metrics(
         write(tmp_path, [line(1), *torn, line(1), {"epoch": 0}, line(5)])
@@ -242,7 +236,7 @@ def test_invalid_epochs_are_skipped_and_counted(tmp_path: Path) -> None:
     assert note.startswith("6 lines of metrics.jsonl")
 
 
-def test_non_numbers_are_not_figures(tmp_path: Path) -> None:
+def test_non_numbers_are_not_figures(tmp_path):
     (found,) = learned(tmp_path, line(1, train_loss=math.nan, val_loss=math.inf))
     assert (found.train_loss, found.val_loss, found.ended_s) == (None, None, 13.0)
     big = '{"epoch": 4, "train_loss": 1' + "0" * 400 + "}\n"

@@ -1,22 +1,17 @@
 """Each rule reports its bottleneck, and stays silent for similar ones."""
 
-from __future__ import annotations
-
 import math
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import feedline
-from feedline.profile.diagnose import Diagnosis, diagnose
-from feedline.profile.finding import Finding
-from feedline.timing.run import Event, Histogram, Pass, RankTimes, Run, SlowSample, TimelineSample
+from feedline.profile.diagnose import diagnose
+from feedline.timing.run import Event, Histogram, Pass, RankTimes, SlowSample, TimelineSample
 from profiling.diagnosed_runs import LOADER, a_run, finding_of, one_pass, rules_of, times
 
 # 4 workers, 320 ms of work for a batch: one each 80 ms, and the step computes for 50 ms.
@@ -47,12 +42,12 @@ UNCOMPILED = {
 LARGE = {"decoded_px": 600.0, "stages": {"decode": 0.8, "to values": 0.2}}
 
 
-def busy(**more: Any) -> Run:
+def busy(**more):
     """A run whose workers need 320 ms for a batch."""
     return a_run(SLOW, **{"work": 320.0, **more})
 
 
-def mixture(*parts: tuple[float, int]) -> Histogram:
+def mixture(*parts):
     """Durations in ms, each with its number."""
     mixed = Histogram()
     for part in parts:
@@ -60,32 +55,32 @@ def mixture(*parts: tuple[float, int]) -> Histogram:
     return mixed
 
 
-def paused(wait: float) -> Pass:
+def paused(wait):
     """Two of a hundred steps take 2 s longer: the training evaluates and saves."""
     computing = mixture((10.0, 98), (2010.0, 2))
     return replace(one_pass(wait=wait, compute=10.0), compute=computing)
 
 
-def uneven(**more: Any) -> Pass:
+def uneven(**more):
     """Nine steps of ten do not wait; the tenth waits long."""
     return replace(one_pass(), wait=mixture((0.0, 90), (300.0, 10)), **more)
 
 
-def batches_of(mib: int, **more: Any) -> Pass:
+def batches_of(mib, **more):
     return one_pass(bytes=101 * (mib << 20), **more)
 
 
-def floats(**more: Any) -> Pass:
+def floats(**more):
     """Steps that wait for batches of 19 MiB, all of them floats."""
     return batches_of(19, **{"wait": 30.0, "float_bytes": 101 * (19 << 20), **more})
 
 
-def epochs(count: int = 6, **more: Any) -> list[Pass]:
+def epochs(count=6, **more):
     """Epochs of a second, each 0.6 s after its start."""
     return [one_pass(**{"steps": 20, "start": 600.0, "epoch": k, **more}) for k in range(count)]
 
 
-def of_two_epochs(rebuild_s: float) -> Run:
+def of_two_epochs(rebuild_s):
     """Three loaders of two epochs: 0.6 s to start, 1 s of steps, a pause of 0.1 or `rebuild_s`."""
     passes, now_s = list[Pass](), 0.0
     for k, each in enumerate(epochs()):
@@ -95,7 +90,7 @@ def of_two_epochs(rebuild_s: float) -> Run:
     return a_run(*passes)
 
 
-def latest(steps: list[float]) -> list[TimelineSample]:
+def latest(steps):
     """The latest steps of a run, in ms."""
     events = [
         Event(lane="step", stage="compute", begun_ms=end, ended_ms=end + 50.0, batch=k)
@@ -104,7 +99,7 @@ def latest(steps: list[float]) -> list[TimelineSample]:
     return [TimelineSample(why="latest", begun_s=0.0, events=events)]
 
 
-def ranks(*waits: float, cpu: tuple[float, ...] = ()) -> Run:
+def ranks(*waits, cpu=()):
     """Ranks of 100 steps that wait, and compute on a core, for these times."""
     found = [
         RankTimes(
@@ -119,14 +114,14 @@ def ranks(*waits: float, cpu: tuple[float, ...] = ()) -> Run:
     return a_run(one_pass(compute=80.0), world_size=len(waits), ranks=found)
 
 
-def from_disk(run: Run, **counters: int) -> Run:
+def from_disk(run, **counters):
     """The same, with these counters of the kernel for each worker."""
     trainer, *workers = run.use.processes
     read = [replace(each, **(counters or {"read_bytes": 10**8})) for each in workers]
     return replace(run, use=replace(run.use, processes=[trainer, *read]))
 
 
-def cpu_of(run: Run, *shares: float) -> Run:
+def cpu_of(run, *shares):
     """The same, with workers on cores for these shares of the time."""
     trainer, *workers = run.use.processes
     made = [
@@ -136,7 +131,7 @@ def cpu_of(run: Run, *shares: float) -> Run:
     return replace(run, use=replace(run.use, processes=[trainer, *made]))
 
 
-def with_trainer(run: Run, cpu: float, queued: float | None) -> Run:
+def with_trainer(run, cpu, queued):
     """The same, with a trainer on a core, and ready without one, for these shares of the time."""
     trainer, *workers = run.use.processes
     queued_s = None if queued is None else queued * trainer.seconds
@@ -144,15 +139,7 @@ def with_trainer(run: Run, cpu: float, queued: float | None) -> Run:
     return replace(run, use=replace(run.use, processes=[trainer, *workers]))
 
 
-def reported(
-    run: Run,
-    rule: str,
-    *without: str,
-    first: bool = True,
-    gain: float | None = None,
-    rel: float = 0.05,
-    **words: str,
-) -> Finding:
+def reported(run, rule, *without, first=True, gain=None, rel=0.05, **words):
     """Check the finding of a rule, and return it.
 
     Args:
@@ -176,12 +163,12 @@ def reported(
     return found
 
 
-def silent(rule: str, *runs: Run) -> None:
+def silent(rule, *runs):
     """Check that a rule does not report similar runs."""
     assert [rule in rules_of(run) for run in runs] == [False] * len(runs)
 
 
-def alone(rule: str, *runs: Run) -> None:
+def alone(rule, *runs):
     """Check that each run has one finding."""
     assert [rules_of(run) for run in runs] == [[rule]] * len(runs)
 
@@ -189,7 +176,7 @@ def alone(rule: str, *runs: Run) -> None:
 # Workers
 
 
-def test_busy_workers_are_too_few() -> None:
+def test_busy_workers_are_too_few():
     reported(busy(), "too-few-workers", gain=80 / 50, fix="num_workers=7")
     none = {"workers": 0}
     waits = a_run(one_pass(wait=60.0), work=60.0, loader=none)
@@ -198,14 +185,14 @@ def test_busy_workers_are_too_few() -> None:
     silent("too-few-workers", cheap, busy(machine=CORES), busy(work=40.0))
 
 
-def test_pauses_of_the_step_hide_no_workers_that_are_too_few() -> None:
+def test_pauses_of_the_step_hide_no_workers_that_are_too_few():
     # A batch each 40 ms for steps of 10 ms, while the mean step, pauses included, computes for 50.
     run = a_run(paused(30.0), work=160.0)
     # Of 80 ms a step 40 are pauses, which stay; of the others 8 workers leave 20.
     reported(run, "too-few-workers", "shallow-prefetch", gain=80 / 60)
 
 
-def test_workers_beyond_the_cores_are_too_many() -> None:
+def test_workers_beyond_the_cores_are_too_many():
     reported(a_run(one_pass(), loader={"workers": 20}), "too-many-workers")
     slow_starts = epochs(steps=10, start=500.0)
     reported(a_run(*slow_starts, work=100.0, loader={"workers": 12}), "too-many-workers")
@@ -213,7 +200,7 @@ def test_workers_beyond_the_cores_are_too_many() -> None:
     silent("too-many-workers", a_run(one_pass(), loader={"workers": 10}), network)
 
 
-def test_workers_of_each_epoch_are_restarted() -> None:
+def test_workers_of_each_epoch_are_restarted():
     run = a_run(*epochs(), loader={"persistent_workers": False})
     # Of 6 epochs of a second each, 5 begin with 0.6 s of which a batch takes 40 ms.
     reported(run, "workers-restarted", gain=9.0 / 6.2, rel=0.03)
@@ -221,7 +208,7 @@ def test_workers_of_each_epoch_are_restarted() -> None:
     silent("workers-restarted", a_run(*epochs()))
 
 
-def test_short_epochs_of_torch_wait_for_their_first_batches() -> None:
+def test_short_epochs_of_torch_wait_for_their_first_batches():
     persistent, passes = {"persistent_workers": True}, epochs(10, steps=8, start=100.0)
     run = a_run(*passes, loader=persistent)
     reported(run, "epoch-starts", gain=(80 * 50 + 900) / (80 * 50))
@@ -234,9 +221,7 @@ def test_short_epochs_of_torch_wait_for_their_first_batches() -> None:
 
 
 @pytest.mark.parametrize(("rebuild_s", "run_s", "saved_s"), [(1.1, 11.5, 3.2), (0.1, 9.5, 1.2)])
-def test_a_loader_for_each_epoch_or_batch_size_is_rebuilt(
-    rebuild_s: float, run_s: float, saved_s: float
-) -> None:
+def test_a_loader_for_each_epoch_or_batch_size_is_rebuilt(rebuild_s, run_s, saved_s):
     # Of 5 starts after the first, 2 of rebuilt loaders; 2 x 1 s to end workers and list samples.
     reported(of_two_epochs(rebuild_s), "loader-rebuilt", gain=run_s / (run_s - saved_s))
     passes = [replace(each, loader=k, built=1) for k, each in enumerate(epochs())]
@@ -247,7 +232,7 @@ def test_a_loader_for_each_epoch_or_batch_size_is_rebuilt(
         silent("loader-rebuilt", a_run(*passes, loaders=[LOADER, other]))  # of a validation
 
 
-def test_workers_without_data_are_reported() -> None:
+def test_workers_without_data_are_reported():
     run, words = busy(work=80.0), "as if 1 of 4 workers"
     one = cpu_of(run, 0.95, 0.01, 0.01, 0.01)
     reported(one, "uneven-workers", gain=80 / 50, rel=0.02, evidence=words)
@@ -256,7 +241,7 @@ def test_workers_without_data_are_reported() -> None:
     silent("uneven-workers", cpu_of(run, 0.3, 0.2, 0.2, 0.3), cpu_of(two, 0.95, 0.95, 0.01, 0.01))
 
 
-def test_threads_beyond_the_cores_are_reported() -> None:
+def test_threads_beyond_the_cores_are_reported():
     workers = busy(machine=CORES, use={"worker_threads": 10})
     reported(cpu_of(workers, 3, 3, 3, 3), "noisy-threads")
     trainer = a_run(one_pass(), use={"threads": 32})
@@ -267,7 +252,7 @@ def test_threads_beyond_the_cores_are_reported() -> None:
 # Cores
 
 
-def test_cores_withheld_by_quota_or_affinity_are_reported() -> None:
+def test_cores_withheld_by_quota_or_affinity_are_reported():
     reported(busy(work=310.0, machine=QUOTA), "cpu-quota", "too-few-workers")
     affinity = busy(work=310.0, machine={"cores": 16, "usable_cores": 1})
     reported(affinity, "cpu-quota", fix="taskset.*sched_setaffinity")
@@ -275,7 +260,7 @@ def test_cores_withheld_by_quota_or_affinity_are_reported() -> None:
     silent("cpu-quota", a_run(one_pass(), machine=QUOTA), busy(work=310.0, machine=ranks))
 
 
-def test_cores_used_by_other_programs_are_reported() -> None:
+def test_cores_used_by_other_programs_are_reported():
     queued = {"cpu": 0.3, "timed_queued_ms": 12 * 320 * 0.7}
     run = busy(machine=CORES, **queued)
     reported(run, "busy-machine", "slow-storage", first=False)
@@ -284,7 +269,7 @@ def test_cores_used_by_other_programs_are_reported() -> None:
     silent("busy-machine", busy(machine=CORES, use={"other_cores": 0.1}, **queued))
 
 
-def test_other_programs_on_cores_of_step_are_named() -> None:
+def test_other_programs_on_cores_of_step_are_named():
     run = a_run(one_pass(compute_cpu_ms=15.0 * 100))
     reported(with_trainer(run, 0.3, 0.6), "busy-machine", gain=50 / 20, rel=0.1)
     two = replace(run, machine=replace(run.machine, cores=2, usable_cores=2))
@@ -300,7 +285,7 @@ def test_other_programs_on_cores_of_step_are_named() -> None:
 # Storage
 
 
-def test_workers_that_wait_and_read_from_a_disk_indicate_slow_storage() -> None:
+def test_workers_that_wait_and_read_from_a_disk_indicate_slow_storage():
     run, others = busy(cpu=0.2, stages=FAR), ("decode-bound", "blocked-workers")
     reported(from_disk(run), "slow-storage", *others, fix="num_workers=")
     paged = from_disk(run, major_faults=5000)
@@ -310,14 +295,14 @@ def test_workers_that_wait_and_read_from_a_disk_indicate_slow_storage() -> None:
     reported(read, "slow-storage")
 
 
-def test_waiting_that_is_not_known_to_be_a_disk_is_not_called_storage() -> None:
+def test_waiting_that_is_not_known_to_be_a_disk_is_not_called_storage():
     for stages in (FAR, {"dataset": 1.0}):
         reported(busy(cpu=0.2, stages=stages), "blocked-workers", "slow-storage")
     few_pages = a_run(one_pass(wait=50.0, disk_bytes=10**5), work=320.0, cpu=0.2, stages=FAR)
     reported(from_disk(few_pages, read_bytes=10**4), "blocked-workers")
 
 
-def test_workers_that_block_each_other_are_reported_before_more_workers() -> None:
+def test_workers_that_block_each_other_are_reported_before_more_workers():
     # A lock that all share, or a server that answers slowly: nothing of it is read by calls.
     run = busy(cpu=0.25, stages={"dataset": 0.95})
     reported(run, "blocked-workers", fix="lock")
@@ -327,7 +312,7 @@ def test_workers_that_block_each_other_are_reported_before_more_workers() -> Non
     assert more.gain.low == 1.0
 
 
-def test_a_first_epoch_from_the_disk_is_a_cold_cache() -> None:
+def test_a_first_epoch_from_the_disk_is_a_cold_cache():
     waits = {"work": 320.0, "cpu": 0.2, "stages": FAR}
     cold = one_pass(wait=50.0, disk_bytes=10**9)
     warm = one_pass(wait=0.0, epoch=1, disk_bytes=0)
@@ -339,13 +324,13 @@ def test_a_first_epoch_from_the_disk_is_a_cold_cache() -> None:
 # Stages
 
 
-def test_workers_that_decode_large_images_on_all_cores_are_decode_bound() -> None:
+def test_workers_that_decode_large_images_on_all_cores_are_decode_bound():
     decoding = {"stages": DECODE, "machine": CORES, "decoded": 800}
     reported(busy(**decoding, decoded_px=512.0), "decode-bound", gain=80 / 50)
     silent("decode-bound", busy(**decoding, decoded_px=64.0))
 
 
-def test_slowest_transform_is_named() -> None:
+def test_slowest_transform_is_named():
     own = {"read and decode": 0.2, "transform: Sharpened": 0.6, "collate": 0.1}
     reported(busy(stages=own, machine=CORES), "slow-transform", cause="Sharpened")
     opaque = {"dataset": 0.95}
@@ -355,7 +340,7 @@ def test_slowest_transform_is_named() -> None:
     reported(archive, "slow-transform", cause="before decoding")
 
 
-def test_a_few_slow_samples_are_named() -> None:
+def test_a_few_slow_samples_are_named():
     # 12 timed tasks of 32 samples: 380 of 1 ms, 4 of 500 ms.
     few = {"stages": {"dataset": 0.95}, "sample_sizes": {20: (380, 500.0), 28: (4, 2000.0)}}
     slowest = [SlowSample(name="cats/huge.jpg", ms=520.0)]
@@ -366,7 +351,7 @@ def test_a_few_slow_samples_are_named() -> None:
     silent("slow-samples", busy(sample_sizes={20: (200, 200.0), 21: (184, 370.0)}))
 
 
-def test_mixing_and_augmenting_on_the_cpu() -> None:
+def test_mixing_and_augmenting_on_the_cpu():
     for rule, stages, collate in (
         ("collate", {"dataset": 0.2, "collate": 0.7}, "listed"),
         ("cpu-mix", {"dataset": 0.3, "mix: MixUp": 0.5, "collate": 0.1}, "joined"),
@@ -376,7 +361,7 @@ def test_mixing_and_augmenting_on_the_cpu() -> None:
         reported(busy(stages=stages, machine=CORES, loader={"collate": collate}), rule)
 
 
-def test_uncompiled_transform_is_reported_with_its_gain_and_reason() -> None:
+def test_uncompiled_transform_is_reported_with_its_gain_and_reason():
     for loader in ({}, {"kind": "feedline", "made_by": "samples"}):
         run = busy(stages=STEPWISE, machine=CORES, loader=loader)
         reported(run, "uncompiled-transform", first=False, gain=1.6)
@@ -388,7 +373,7 @@ def test_uncompiled_transform_is_reported_with_its_gain_and_reason() -> None:
 # Batches
 
 
-def test_idle_workers_with_wait_in_each_step_indicate_hand_over() -> None:
+def test_idle_workers_with_wait_in_each_step_indicate_hand_over():
     copied = one_pass(wait=30.0, wait_cpu_ms=25.0 * 100, bytes=40 << 20)
     reported(a_run(copied, work=20.0), "hand-over", "shallow-prefetch")
     short = one_pass(wait=8.0, wait_cpu_ms=2.0 * 100)
@@ -399,14 +384,14 @@ def test_idle_workers_with_wait_in_each_step_indicate_hand_over() -> None:
     reported(run, "hand-over", cause="pins")
 
 
-def test_causes_too_small_for_a_change_are_listed() -> None:
+def test_causes_too_small_for_a_change_are_listed():
     run = a_run(one_pass(wait=3.0, wait_cpu_ms=1.6 * 100), work=170.0)
     found = reported(run, "inconclusive", "hand-over", cause="small", evidence=r"hand-over 1\.06")
     assert found.fix
 
 
-def test_small_batches_are_reported_instead_of_collate() -> None:
-    def tiny(size: int, **more: Any) -> Pass:
+def test_small_batches_are_reported_instead_of_collate():
+    def tiny(size, **more):
         samples, shape = 1001 * size, {"wait": 0.8, "compute": 0.1, "steps": 1000}
         return one_pass(**shape, samples=samples, batch_size=size, bytes=3000 * samples, **more)
 
@@ -419,7 +404,7 @@ def test_small_batches_are_reported_instead_of_collate() -> None:
     silent("small-batch", a_run(empty, work=0.3))
 
 
-def test_occasional_long_waits_with_fast_workers_recommend_more_prefetch() -> None:
+def test_occasional_long_waits_with_fast_workers_recommend_more_prefetch():
     occasional = {"work": 150.0, "stages": {"dataset": 0.9}}
     reported(a_run(uneven(), **occasional), "shallow-prefetch")
     silent("shallow-prefetch", a_run(uneven(), **occasional, loader={"prefetch_factor": 8}))
@@ -429,7 +414,7 @@ def test_occasional_long_waits_with_fast_workers_recommend_more_prefetch() -> No
     reported(lacking, "shallow-prefetch", first=False, gain=80 / 50, rel=0.02)
 
 
-def test_batches_that_fill_shared_memory_are_reported() -> None:
+def test_batches_that_fill_shared_memory_are_reported():
     large, small = batches_of(60), {"use": {"shared_memory_bytes": 512 << 20}}
     reported(a_run(large, **small), "shared-memory")
     fits = a_run(large, use={"shared_memory_bytes": 8 << 30})
@@ -439,7 +424,7 @@ def test_batches_that_fill_shared_memory_are_reported() -> None:
     silent("shared-memory", fits, own, a_run(*short, **small))
 
 
-def test_floats_are_reported_if_their_bytes_cost_time() -> None:
+def test_floats_are_reported_if_their_bytes_cost_time():
     run = {"work": 320.0, "stages": FLOATS}
     reported(a_run(floats(), **run, machine=CORES), "float-copy", fix="no GPU")
     with_gpu = reported(a_run(floats(), **run, machine=CORES | GPU), "float-copy", first=False)
@@ -450,7 +435,7 @@ def test_floats_are_reported_if_their_bytes_cost_time() -> None:
 # The device
 
 
-def test_unpinned_memory_is_reported_with_device() -> None:
+def test_unpinned_memory_is_reported_with_device():
     run = batches_of(19, pinned=False, copy=times(10.0, 100))
     reported(a_run(run, machine=GPU), "unpinned-copy", gain=60 / 50)
     silent("unpinned-copy", a_run(run))
@@ -460,7 +445,7 @@ def test_unpinned_memory_is_reported_with_device() -> None:
     alone("compute-bound", a_run(batches_of(2, pinned=False), machine=GPU))
 
 
-def test_slow_first_steps_at_new_size_are_reported() -> None:
+def test_slow_first_steps_at_new_size_are_reported():
     first = one_pass(first_steps_ms=[900.0] * 3 + [50.0] * 5)
     second = replace(first, image_size=96, epoch=1)
     reported(a_run(first, second, machine=GPU), "new-shape")
@@ -475,7 +460,7 @@ def test_slow_first_steps_at_new_size_are_reported() -> None:
         ([], False),  # not measured
     ],
 )
-def test_on_a_cpu_slow_first_steps_need_cpu_time(cpu_ms: list[float], named: bool) -> None:
+def test_on_a_cpu_slow_first_steps_need_cpu_time(cpu_ms, named):
     second = one_pass(
         image_size=96,
         epoch=1,
@@ -486,7 +471,7 @@ def test_on_a_cpu_slow_first_steps_need_cpu_time(cpu_ms: list[float], named: boo
     assert ("new-shape" in rules_of(a_run(one_pass(), second))) == named
 
 
-def test_host_that_launches_all_the_time_is_host_bound() -> None:
+def test_host_that_launches_all_the_time_is_host_bound():
     passed = one_pass(compute_cpu_ms=49.0 * 100, device_clock=True)
     reported(a_run(passed, machine=GPU, use={"gpu_busy": 0.4}), "host-bound")
     without_clock = a_run(replace(passed, device_clock=False), machine=GPU)
@@ -498,7 +483,7 @@ def test_host_that_launches_all_the_time_is_host_bound() -> None:
 # Ranks
 
 
-def test_the_rank_that_others_wait_for_is_named() -> None:
+def test_the_rank_that_others_wait_for_is_named():
     words = "Rank 2 has slow input"
     reported(ranks(1.0, 1.0, 31.0, 1.0), "slow-rank", gain=80 / 50, rel=0.02, cause=words)
     computing = ranks(1.0, 1.0, cpu=(20.0, 60.0))
@@ -509,7 +494,7 @@ def test_the_rank_that_others_wait_for_is_named() -> None:
 # No bottleneck
 
 
-def test_loop_without_waits_is_compute_bound() -> None:
+def test_loop_without_waits_is_compute_bound():
     without_workers = a_run(one_pass(wait=0.5), work=0.4, loader={"workers": 0})
     alone("compute-bound", a_run(one_pass()), a_run(one_pass(wait=1.0), work=150.0))
     alone("compute-bound", without_workers)
@@ -527,7 +512,7 @@ def test_loop_without_waits_is_compute_bound() -> None:
         ([one_pass(steps=5, ended="left")], "ended early"),
     ],
 )
-def test_too_few_steps_are_inconclusive(passes: list[Pass], word: str) -> None:
+def test_too_few_steps_are_inconclusive(passes, word):
     verdict = diagnose(a_run(*passes))
     assert verdict.bound == "inconclusive"
     (only,) = verdict.findings
@@ -536,7 +521,7 @@ def test_too_few_steps_are_inconclusive(passes: list[Pass], word: str) -> None:
     assert only.fix
 
 
-def test_unknown_causes_are_inconclusive() -> None:
+def test_unknown_causes_are_inconclusive():
     alone("inconclusive", busy(work=40.0))  # waits in every step, and idle workers
     opaque = {"kind": "other", "workers": None}
     run = a_run(SLOW, loader=opaque, tasks=0, tasks_ms=0.0, timed=0, stages={})
@@ -546,7 +531,7 @@ def test_unknown_causes_are_inconclusive() -> None:
     reported(a_run(short, work=100.0), "inconclusive", fix="workers")
 
 
-def test_a_run_ends_in_one_state() -> None:
+def test_a_run_ends_in_one_state():
     runs = (a_run(one_pass()), busy(), busy(work=40.0), a_run(one_pass(steps=8)))
     states = [diagnose(run).state for run in runs]
     assert states == ["healthy", "finding", "inconclusive", "inconclusive"]
@@ -557,14 +542,14 @@ def test_a_run_ends_in_one_state() -> None:
 # Gains and advice
 
 
-def width(run: Run, rule: str) -> float:
+def width(run, rule):
     """Predicted gain of a finding, relative to the lower end of its interval."""
     gain = finding_of(run, rule).gain
     assert gain is not None
     return gain.predicted / gain.low
 
 
-def test_interval_of_a_short_run_is_from_blocks_of_its_latest_steps() -> None:
+def test_interval_of_a_short_run_is_from_blocks_of_its_latest_steps():
     # The same steps: mixed, their mean is known well; if they become slower, it is not.
     mixed, slower = (
         busy(excerpts=latest(steps)) for steps in ([60.0, 100.0] * 16, [60.0] * 16 + [100.0] * 16)
@@ -572,7 +557,7 @@ def test_interval_of_a_short_run_is_from_blocks_of_its_latest_steps() -> None:
     assert width(mixed, "too-few-workers") < width(slower, "too-few-workers")
 
 
-def test_other_programs_widen_the_intervals_of_gains() -> None:
+def test_other_programs_widen_the_intervals_of_gains():
     alone, beside = (
         busy(
             cpu=1 - queued,
@@ -586,7 +571,7 @@ def test_other_programs_widen_the_intervals_of_gains() -> None:
     assert width(alone, "slow-transform") < width(beside, "slow-transform")
 
 
-def test_a_trivial_finding_is_not_the_first() -> None:
+def test_a_trivial_finding_is_not_the_first():
     # Workers need 320 ms for a batch; all of it in the dataset, but for collating floats.
     run = a_run(
         floats(wait=270.0),
@@ -607,9 +592,7 @@ def test_a_trivial_finding_is_not_the_first() -> None:
         ({"shared_memory_bytes": 700 << 20}, {"kind": "feedline"}, "prefetch_factor=4"),
     ],
 )
-def test_recommended_prefetch_fits_memory(
-    use: dict[str, int], loader: dict[str, Any], fix: str | None
-) -> None:
+def test_recommended_prefetch_fits_memory(use, loader, fix):
     large = uneven(bytes=101 * (60 << 20))
     run = a_run(large, work=150.0, stages={"dataset": 0.9}, use=use, loader=loader)
     assert ("shallow-prefetch" in rules_of(run)) == (fix is not None)
@@ -619,14 +602,14 @@ def test_recommended_prefetch_fits_memory(
 @pytest.mark.parametrize(
     ("made_by", "name"), [("image rows", "prefetch="), ("dataset", "prefetch_factor=")]
 )
-def test_prefetch_is_recommended_by_effective_argument(made_by: str, name: str) -> None:
+def test_prefetch_is_recommended_by_effective_argument(made_by, name):
     shallow = replace(one_pass(), wait=mixture((0.0, 80), (50.0, 20)))
     loader = {"kind": "feedline", "prefetch_factor": 2, "made_by": made_by}
     assert name in finding_of(a_run(shallow, work=120.0, loader=loader), "shallow-prefetch").fix
 
 
 @pytest.mark.parametrize("size", [4, 8])
-def test_the_size_of_a_float_is_that_of_its_type(size: int) -> None:
+def test_the_size_of_a_float_is_that_of_its_type(size):
     count = size * 101 * 32 * 3 * 224 * 224
     passed = one_pass(wait=30.0, image_size=224, bytes=count, float_bytes=count)
     run = a_run(passed, work=320.0, stages={"dataset": 0.5, "collate": 0.5}, machine=CORES)
@@ -634,8 +617,8 @@ def test_the_size_of_a_float_is_that_of_its_type(size: int) -> None:
     assert "collate" not in rules_of(run)
 
 
-def test_sleeping_first_steps_on_cpu_are_not_new_shapes() -> None:
-    def batches() -> Iterator[torch.Tensor]:
+def test_sleeping_first_steps_on_cpu_are_not_new_shapes():
+    def batches():
         for side in (8, 16):
             for _ in range(40):
                 yield torch.zeros(4, 3, side, side)
@@ -659,7 +642,7 @@ def test_sleeping_first_steps_on_cpu_are_not_new_shapes() -> None:
         ({"kind": "feedline", "made_by": "dataset", "accepts": ()}, False, False),
     ],
 )
-def test_advice_is_accepted_by_loader(loader: dict[str, Any], cache: bool, device: bool) -> None:
+def test_advice_is_accepted_by_loader(loader, cache, device):
     """If the loader would reject an argument, the advice says so or names the prerequisite."""
     passed = one_pass(wait=30.0, bytes=101 * 40_000_000, float_bytes=101 * 40_000_000)
     run = a_run(passed, work=320.0, loader=loader, **LARGE)
@@ -675,7 +658,7 @@ def test_advice_is_accepted_by_loader(loader: dict[str, Any], cache: bool, devic
 # Rates and shares
 
 
-def test_split_is_none_if_not_measured() -> None:
+def test_split_is_none_if_not_measured():
     verdict = diagnose(busy())
     split = verdict.time_split_s
     assert split["copy"] is None
@@ -689,27 +672,27 @@ def test_split_is_none_if_not_measured() -> None:
     assert unknown.hidden_ms is None
 
 
-def rates(verdict: Diagnosis) -> tuple[float | None, float | None]:
+def rates(verdict):
     """Rate of a run, and its compute-bound rate, in images/s."""
     bound = verdict.compute_bound
     return verdict.images_per_s, bound and bound.images_per_s
 
 
-def with_gap(gap_s: float) -> Diagnosis:
+def with_gap(gap_s):
     """Two passes of 8 s with a gap between them."""
     first = one_pass(wait=30.0, start=0.0, ended_s=8.0)
     second = one_pass(wait=30.0, start=2000.0, epoch=1, begun_s=8.0 + gap_s, ended_s=18.0 + gap_s)
     return diagnose(a_run(first, second, work=320.0))
 
 
-def test_ceiling_is_rate_of_steps_without_waiting() -> None:
+def test_ceiling_is_rate_of_steps_without_waiting():
     assert rates(diagnose(busy())) == pytest.approx((32 / 0.08, 32 / 0.05))
     images = (6 * 20 + 5) * 32
     assert rates(diagnose(a_run(*epochs()))) == pytest.approx((images / 9.0, images / 6.0))
     assert rates(with_gap(gap_s=2.0)) == pytest.approx((201 * 32 / 20, 201 * 32 / 12))
 
 
-def test_parts_of_the_time_add_up_to_the_whole_run() -> None:
+def test_parts_of_the_time_add_up_to_the_whole_run():
     evaluated = with_gap(gap_s=2.0)
     assert evaluated.time_split_s == pytest.approx(
         {"starts": 2, "wait": 6, "copy": None, "core": 0, "shape": 0, "compute": 10, "between": 2}
@@ -719,8 +702,8 @@ def test_parts_of_the_time_add_up_to_the_whole_run() -> None:
     assert with_gap(gap_s=3600.0).time_split_s["between"] == 0
 
 
-def test_workers_prepare_no_more_than_cores_allow() -> None:
-    def rate(cores: int) -> float | None:
+def test_workers_prepare_no_more_than_cores_allow():
+    def rate(cores):
         found = diagnose(busy(machine={"cores": cores, "usable_cores": cores})).compute_bound
         return None if found is None else found.workers_images_per_s
 
@@ -728,7 +711,7 @@ def test_workers_prepare_no_more_than_cores_allow() -> None:
     assert rate(8) == rate(4)  # of 4 workers
 
 
-def test_steps_below_clock_resolution_promise_bounded_gain() -> None:
+def test_steps_below_clock_resolution_promise_bounded_gain():
     nothing = one_pass(wait=0.001, compute=5e-324, samples=202, bytes=202)
     verdict = diagnose(a_run(nothing, work=0.0))
     assert verdict.compute_bound is None

@@ -1,7 +1,5 @@
 """Text views: unknown values are marked, and control characters in names are escaped."""
 
-from __future__ import annotations
-
 import io
 import sys
 from dataclasses import replace
@@ -9,15 +7,14 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console, RenderableType
+from rich.console import Console
 from runs import MACHINE, UNKNOWN, named, points, recorded, verdict
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import TensorDataset
 
 import feedline
-from feedline.profile.report import ReportData, build_report, rate_intervals
+from feedline.profile.report import build_report, rate_intervals
 from feedline.profile.terminal import (
-    DiagnosisView,
     HistoryView,
     ReportView,
     TimelinesView,
@@ -27,7 +24,7 @@ from feedline.profile.timeline import timeline_of
 from feedline.timing.run import Event, Run, StageTime, TimelineSample
 
 
-def printed(view: RenderableType, width: int = 100, encoding: str = "utf-8") -> str:
+def printed(view, width=100, encoding="utf-8"):
     written = io.BytesIO()
     file = io.TextIOWrapper(written, encoding)
     Console(file=file, width=width, highlight=False, color_system=None).print(view)
@@ -36,13 +33,11 @@ def printed(view: RenderableType, width: int = 100, encoding: str = "utf-8") -> 
 
 
 @pytest.fixture(scope="module")
-def facts() -> ReportData:
+def facts():
     return build_report(recorded(sizes=(64, 96)), verdict())
 
 
-def test_report_has_verdict_ceiling_split_findings_figures_and_tables(
-    facts: ReportData,
-) -> None:
+def test_report_has_verdict_ceiling_split_findings_figures_and_tables(facts):
     text = " ".join(printed(ReportView(facts, "runs/1")).split())
     for words in (
         "runs/1: ",
@@ -67,7 +62,7 @@ def test_report_has_verdict_ceiling_split_findings_figures_and_tables(
         assert words in text, words
 
 
-def test_inconclusive_report_only_shows_reason() -> None:
+def test_inconclusive_report_only_shows_reason():
     lines = printed(ReportView(build_report(recorded(), UNKNOWN), "x")).splitlines()
     text = " ".join(lines)
     for words in ("Inconclusive", "There are too few steps.", "4 steps; it takes 20", "--html"):
@@ -75,7 +70,7 @@ def test_inconclusive_report_only_shows_reason() -> None:
     assert len(lines) < 12
 
 
-def test_report_of_empty_run_shows_no_zeros() -> None:
+def test_report_of_empty_run_shows_no_zeros():
     unknown = replace(UNKNOWN, bound="not input-bound")
     text = printed(ReportView(build_report(Run(machine=MACHINE), unknown), "x"))
     assert "data wait was not measured" in text
@@ -86,15 +81,13 @@ def test_report_of_empty_run_shows_no_zeros() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
-def test_lines_fit_the_terminal_and_its_characters(
-    facts: ReportData, width: int, encoding: str
-) -> None:
+def test_lines_fit_the_terminal_and_its_characters(facts, width, encoding):
     text = printed(ReportView(facts, "runs/1"), width, encoding)
     assert max(map(len, text.splitlines())) <= width
     assert text.isascii() == (encoding != "utf-8")
 
 
-def test_a_name_cannot_control_the_terminal() -> None:
+def test_a_name_cannot_control_the_terminal():
     name = "a\x1b[2J\x1b]0;title\x07\r\nb\u202ec\x9b31m"
     text = printed(ReportView(build_report(named(name), verdict()), name))
     assert not [each for each in text if not each.isprintable() and each != "\n"]
@@ -103,7 +96,7 @@ def test_a_name_cannot_control_the_terminal() -> None:
     assert marked.count("[bold]x[/bold]") > 5
 
 
-def test_lane_shows_longest_activity_of_each_interval() -> None:
+def test_lane_shows_longest_activity_of_each_interval():
     events = [
         Event(lane="step", stage="compute", begun_ms=0, ended_ms=50, batch=0),
         Event(lane="step", stage="wait", begun_ms=50, ended_ms=100, batch=1),
@@ -122,7 +115,7 @@ def test_lane_shows_longest_activity_of_each_interval() -> None:
     assert [line[0] for line in meanings] == [*"██▒·"]
 
 
-def test_many_workers_are_not_all_drawn() -> None:
+def test_many_workers_are_not_all_drawn():
     events = [
         Event(lane=f"worker {k}", stage="make", begun_ms=0, ended_ms=9, batch=k) for k in range(64)
     ]
@@ -134,7 +127,7 @@ def test_many_workers_are_not_all_drawn() -> None:
     assert "and 48 more workers" in lines[-5]
 
 
-def test_phases_are_marked_under_the_throughput() -> None:
+def test_phases_are_marked_under_the_throughput():
     late = points([100.0] * 10, size=128)
     for point in late:
         point.begun_s += 10
@@ -146,7 +139,7 @@ def test_phases_are_marked_under_the_throughput() -> None:
     assert "highest 100 images/s, over 20 s" in printed(HistoryView(history))
 
 
-def test_long_table_is_truncated_with_a_note() -> None:
+def test_long_table_is_truncated_with_a_note():
     stages = [StageTime(name=f"s{k}", count=1, total_ms=1.0, longest_ms=1.0) for k in range(5000)]
     run = Run(machine=MACHINE, stages=stages)
     text = printed(ReportView(build_report(run, verdict()), "x"))
@@ -154,7 +147,7 @@ def test_long_table_is_truncated_with_a_note() -> None:
     assert "4900 more rows are in the JSON." in " ".join(text.split())
 
 
-def test_a_verdict_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verdict_is_printed(capsys):
     show(UNKNOWN)
     printed = capsys.readouterr().out
     assert printed.startswith("Inconclusive")
@@ -162,14 +155,12 @@ def test_a_verdict_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("in_notebook", [False, True])
-def test_notebook_shows_html_and_ipython_in_a_terminal_text(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, in_notebook: bool
-) -> None:
-    shown: list[DiagnosisView] = []
+def test_notebook_shows_html_and_ipython_in_a_terminal_text(capsys, monkeypatch, in_notebook):
+    shown = []
     ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
     shell = SimpleNamespace(kernel=object()) if in_notebook else SimpleNamespace()
-    ipython.get_ipython = lambda: shell  # type: ignore[attr-defined]
-    display.display = shown.append  # type: ignore[attr-defined]
+    ipython.get_ipython = lambda: shell
+    display.display = shown.append
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     show(verdict())
@@ -179,7 +170,7 @@ def test_notebook_shows_html_and_ipython_in_a_terminal_text(
     assert capsys.readouterr().out == ""
 
 
-def test_loaders_have_a_why_method(capsys: pytest.CaptureFixture[str]) -> None:
+def test_loaders_have_a_why_method(capsys):
     numbers = TensorDataset(torch.arange(12))
     with feedline.DataLoader(numbers, batch_size=2) as loader:
         assert len(list(loader)) == 6

@@ -1,7 +1,5 @@
 """Events become lanes in which each moment is busy, or idle for a reason."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -11,13 +9,13 @@ from rich.console import Console
 
 from feedline.profile.page import describe_lane, lane_shapes
 from feedline.profile.terminal import TimelinesView
-from feedline.profile.timeline import Span, Timeline, timeline_of, worst_step
+from feedline.profile.timeline import timeline_of, worst_step
 from feedline.timing.run import Event, TimelineSample
 
 LANES = ("worker 0", "worker 1", "step", "odd")
 
 
-def sample_timeline(*events: tuple[str, str, float, float]) -> TimelineSample:
+def sample_timeline(*events):
     """Lane, stage, start and end of each event."""
     return TimelineSample(
         why="latest",
@@ -29,18 +27,18 @@ def sample_timeline(*events: tuple[str, str, float, float]) -> TimelineSample:
     )
 
 
-def drawn(*events: tuple[str, str, float, float]) -> Timeline:
+def drawn(*events):
     timeline = timeline_of(sample_timeline(*events), "steps")
     assert timeline is not None
     return timeline
 
 
-def spans(timeline: Timeline, lane: str) -> list[tuple[float, float, str, str]]:
+def spans(timeline, lane):
     (found,) = [each.spans for each in timeline.lanes if each.name == lane]
     return [(each.begun_ms, each.ended_ms, each.stage, each.cause) for each in found]
 
 
-def test_step_waiting_for_worker_names_worker_state() -> None:
+def test_step_waiting_for_worker_names_worker_state():
     timeline = drawn(
         ("step", "compute", 0, 10),
         ("step", "wait", 10, 20),
@@ -60,7 +58,7 @@ def test_step_waiting_for_worker_names_worker_state() -> None:
     assert timeline.begun_s == 3.0
 
 
-def test_wait_without_busy_worker_differs_from_unobserved_wait() -> None:
+def test_wait_without_busy_worker_differs_from_unobserved_wait():
     idle = drawn(
         ("step", "compute", 0, 10),
         ("step", "wait", 10, 20),
@@ -75,28 +73,28 @@ def test_wait_without_busy_worker_differs_from_unobserved_wait() -> None:
     assert spans(alone, "step")[-1] == (10, 20, "idle", "unknown")
 
 
-def test_worker_is_unknown_before_its_first_recorded_task() -> None:
+def test_worker_is_unknown_before_its_first_recorded_task():
     timeline = drawn(("step", "compute", 0, 100), ("worker 0", "make", 60, 100))
     assert spans(timeline, "worker 0") == [(0, 60, "unknown", ""), (60, 100, "make", "")]
     (lane,) = [each for each in timeline.lanes if each.name == "worker 0"]
     assert lane.shares == pytest.approx({"blank": 0.6, "make": 0.4})
 
 
-def test_time_between_epochs_is_not_waiting() -> None:
+def test_time_between_epochs_is_not_waiting():
     timeline = drawn(
         ("step", "compute", 0, 10), ("step", "compute", 30, 40), ("worker 0", "make", 0, 40)
     )
     assert spans(timeline, "step")[1] == (10, 30, "idle", "between")
 
 
-def test_workers_are_in_the_order_of_their_numbers_above_the_step() -> None:
+def test_workers_are_in_the_order_of_their_numbers_above_the_step():
     events = [(f"worker {k}", "make", 0.0, 9.0) for k in (10, 2, 0)]
     timeline = drawn(("step", "compute", 0, 9), *events)
     names = [lane.name for lane in timeline.lanes]
     assert names == ["worker 0", "worker 2", "worker 10", "step"]
 
 
-def test_events_of_another_clock_are_skipped_and_counted() -> None:
+def test_events_of_another_clock_are_skipped_and_counted():
     timeline = drawn(
         ("step", "compute", 0, 10),
         ("worker 0", "make", 1e9, 1e9 + 5),
@@ -109,7 +107,7 @@ def test_events_of_another_clock_are_skipped_and_counted() -> None:
     assert timeline.length_ms == 10
 
 
-def test_worst_step_is_drawn_with_preceding_ones() -> None:
+def test_worst_step_is_drawn_with_preceding_ones():
     steps = []
     for k in range(10):
         wait = 50 if k == 6 else 1
@@ -132,14 +130,12 @@ def test_worst_step_is_drawn_with_preceding_ones() -> None:
         (("step", "compute", 9, 2),),
     ],
 )
-def test_without_steps_there_is_nothing_to_draw(
-    events: tuple[tuple[str, str, float, float], ...],
-) -> None:
+def test_without_steps_there_is_nothing_to_draw(events):
     assert timeline_of(sample_timeline(*events), "steps") is None
     assert worst_step(sample_timeline(*events)) is None
 
 
-def assert_covered(timeline: Timeline) -> None:
+def assert_covered(timeline):
     for lane in timeline.lanes:
         if not lane.spans:
             continue
@@ -151,7 +147,7 @@ def assert_covered(timeline: Timeline) -> None:
         assert all(_says_why(span) for span in lane.spans)
 
 
-def _says_why(span: Span) -> bool:
+def _says_why(span):
     return (span.stage == "idle") == (span.cause != "")
 
 
@@ -160,9 +156,7 @@ stages = st.sampled_from(("make", "wait", "compute"))
 
 
 @given(st.lists(st.tuples(st.sampled_from(LANES), stages, times, times), max_size=40))
-def test_each_lane_is_covered_once_for_any_events(
-    events: list[tuple[str, str, float, float]],
-) -> None:
+def test_each_lane_is_covered_once_for_any_events(events):
     for timeline in (
         timeline_of(sample_timeline(*events), "steps"),
         worst_step(sample_timeline(*events)),

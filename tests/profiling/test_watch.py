@@ -1,7 +1,5 @@
 """feedline.watch with loaders of all kinds: equal batches, and a correct record."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc
@@ -13,7 +11,6 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +23,9 @@ import feedline
 import preloaded
 from feedline.errors import UsageError
 from feedline.profile import watch as watching
-from feedline.profile.watch import WatchedLoader
 from feedline.randomness import seed_all
 from feedline.timing.passes import PassRecord
-from feedline.timing.run import Loader, Pass
+from feedline.timing.run import Loader
 from feedline.timing.run_file import read_run
 from sets import Drawing, Made, plain
 from slow import slow
@@ -38,18 +34,18 @@ pytestmark = pytest.mark.own_fork_server
 
 
 @pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
+def _forgotten():
     """Start each test with a new run."""
     watching._recorders.clear()
     yield
     watching._recorders.clear()
 
 
-def watch(loader: Any, **options: Any) -> WatchedLoader[Any]:
+def watch(loader, **options):
     return feedline.watch(loader, panel=False, **options)
 
 
-def only(watched: WatchedLoader[Any]) -> Pass:
+def only(watched):
     (entry,) = watched.run.passes
     return entry
 
@@ -57,23 +53,23 @@ def only(watched: WatchedLoader[Any]) -> Pass:
 class Counting(IterableDataset[int]):
     """This many numbers in each worker."""
 
-    def __init__(self, length: int, raises: int = -1) -> None:
+    def __init__(self, length, raises=-1):
         self.length, self.raises = length, raises
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         return Stubborn(self.length, self.raises)
 
 
 class Stubborn:
     """An iterator that continues after it has raised."""
 
-    def __init__(self, length: int, raises: int) -> None:
+    def __init__(self, length, raises):
         self.at, self.length, self.raises = -1, length, raises
 
-    def __iter__(self) -> Stubborn:
+    def __iter__(self):
         return self
 
-    def __next__(self) -> int:
+    def __next__(self):
         self.at += 1
         if self.at >= self.length:
             raise StopIteration
@@ -85,19 +81,19 @@ class Stubborn:
 class Together(Drawing):
     """Many samples at once."""
 
-    def __getitems__(self, indices: list[int]) -> list[Any]:
+    def __getitems__(self, indices):
         return [self[index] for index in indices]
 
 
 class Mine(DataLoader[Any]):
     """A user-defined loader whose iterator is a generator."""
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         for batch in super().__iter__():
             yield batch, "mine"
 
 
-LOADERS: dict[str, Callable[..., Any]] = {
+LOADERS = {
     "no workers": lambda: DataLoader(Drawing(), 4),
     "workers": lambda: DataLoader(Drawing(), 4, shuffle=True, num_workers=2),
     "persistent": lambda: DataLoader(Drawing(), 4, num_workers=2, persistent_workers=True),
@@ -116,7 +112,7 @@ LOADERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def two_epochs(loader: Any) -> list[Any]:
+def two_epochs(loader):
     seed_all(3)
     return [plain(batch) for _ in range(2) for batch in loader]
 
@@ -126,7 +122,7 @@ SLOW += ("together",)
 
 
 @pytest.mark.parametrize("name", [*(each for each in LOADERS if each not in SLOW), *slow(*SLOW)])
-def test_batches_equal_those_of_bare_loader_and_workers_are_seen(name: str) -> None:
+def test_batches_equal_those_of_bare_loader_and_workers_are_seen(name):
     bare = two_epochs(LOADERS[name]())
     loader = LOADERS[name]()
     watched = watch(loader)
@@ -147,21 +143,19 @@ def test_batches_equal_those_of_bare_loader_and_workers_are_seen(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["no workers", "workers", "feedline"])
-def test_workers_of_a_loader_that_only_the_loop_holds_are_recorded(
-    name: str, tmp_path: Path
-) -> None:
+def test_workers_of_a_loader_that_only_the_loop_holds_are_recorded(name, tmp_path):
     for _ in watch(LOADERS[name](), run=tmp_path):
         gc.collect()
     assert read_run(tmp_path).tasks > 0
 
 
-def test_stages_of_a_transform_are_named_and_the_slow_sample_by_its_path(jpeg_folder: Path) -> None:
+def test_stages_of_a_transform_are_named_and_the_slow_sample_by_its_path(jpeg_folder):
     from torchvision import datasets
 
     slow = str(jpeg_folder / "cats" / "3.jpg")
 
     class Folder(datasets.ImageFolder):
-        def __getitem__(self, index: int) -> Any:
+        def __getitem__(self, index):
             if self.samples[index][0] == slow:
                 threading.Event().wait(0.3)
             return super().__getitem__(index)
@@ -181,16 +175,14 @@ def test_stages_of_a_transform_are_named_and_the_slow_sample_by_its_path(jpeg_fo
 
 
 @pytest.mark.parametrize("kind", [DataLoader, feedline.DataLoader])
-def test_loop_that_breaks_off_is_recorded_as_left(
-    kind: Any, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_loop_that_breaks_off_is_recorded_as_left(kind, recwarn):
     watched = watch(kind(Drawing(), 4, num_workers=2))
     for _ in watched:
         break
     assert (only(watched).ended, only(watched).batches) == ("left", 1)
 
 
-def broken_at_2(index: int) -> int:
+def broken_at_2(index):
     if index == 2:
         raise KeyError("sample 2 is broken")
     return index
@@ -198,7 +190,7 @@ def broken_at_2(index: int) -> int:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [DataLoader, feedline.DataLoader])
-def test_loader_that_raises_may_continue(kind: Any, workers: int) -> None:
+def test_loader_that_raises_may_continue(kind, workers):
     watched = watch(kind(Made(4, broken_at_2), 1, num_workers=workers))
     batches = iter(watched)
     assert [int(next(batches)), int(next(batches))] == [0, 1]
@@ -215,7 +207,7 @@ def test_loader_that_raises_may_continue(kind: Any, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_iterable_dataset_may_continue_after_error(workers: int) -> None:
+def test_iterable_dataset_may_continue_after_error(workers):
     batches = iter(watch(DataLoader(Counting(4, raises=1), None, num_workers=workers)))
     assert next(batches) == 0
     with pytest.raises(ValueError, match="this one is bad"):
@@ -223,7 +215,7 @@ def test_iterable_dataset_may_continue_after_error(workers: int) -> None:
     assert list(batches) == [2, 3]
 
 
-def test_a_generator_is_watched_once_and_a_list_repeatedly() -> None:
+def test_a_generator_is_watched_once_and_a_list_repeatedly():
     watched = watch(torch.zeros(2, 3, 8, 8) for _ in range(5))
     assert len(list(watched)) == 5
     assert list(watched) == []
@@ -237,25 +229,25 @@ def test_a_generator_is_watched_once_and_a_list_repeatedly() -> None:
     assert watched.run.loaders == [Loader(kind="other", name="builtins.list")]
 
 
-def init_that_sets_threads(worker: int) -> None:
+def init_that_sets_threads(worker):
     os.environ["FEEDLINE_TEST_WORKER"] = str(worker)
 
 
-def worker_of(index: int) -> str:
+def worker_of(index):
     return os.environ.get("FEEDLINE_TEST_WORKER", "")
 
 
-def init_that_raises(worker: int) -> None:
+def init_that_raises(worker):
     raise RuntimeError("no data for this worker")
 
 
 class Broken(DataLoader[Any]):
-    def __iter__(self) -> Any:
+    def __iter__(self):
         raise RuntimeError("no such bucket")
 
 
 @pytest.mark.parametrize("method", ["fork", *slow("spawn")])
-def test_worker_init_fn_of_user_runs_and_is_restored(method: str) -> None:
+def test_worker_init_fn_of_user_runs_and_is_restored(method):
     loader = DataLoader(
         Made(2, worker_of),
         1,
@@ -271,9 +263,7 @@ def test_worker_init_fn_of_user_runs_and_is_restored(method: str) -> None:
     ("kind", "init", "error"),
     [(DataLoader, init_that_raises, "no data for this worker"), (Broken, None, "no such bucket")],
 )
-def test_loader_that_cannot_start_raises_and_is_unchanged(
-    kind: type[DataLoader[Any]], init: Any, error: str
-) -> None:
+def test_loader_that_cannot_start_raises_and_is_unchanged(kind, init, error):
     loader = kind(Drawing(), 1, num_workers=1, worker_init_fn=init)
     watched = watch(loader)
     with pytest.raises(RuntimeError, match=error):
@@ -283,7 +273,7 @@ def test_loader_that_cannot_start_raises_and_is_unchanged(
     assert [each.ended for each in watched.run.passes] == ["raised"] * (kind is DataLoader)
 
 
-def test_the_same_loader_watched_in_each_epoch_is_one_with_its_epochs() -> None:
+def test_the_same_loader_watched_in_each_epoch_is_one_with_its_epochs():
     loader = DataLoader(Drawing(), 4, num_workers=1, persistent_workers=True)
     for _ in range(3):
         for _ in watch(loader):
@@ -299,7 +289,7 @@ def test_the_same_loader_watched_in_each_epoch_is_one_with_its_epochs() -> None:
     assert (last.built, last.epoch) == (1, 19)
 
 
-def test_loader_rebuilt_each_epoch_is_one_and_is_released() -> None:
+def test_loader_rebuilt_each_epoch_is_one_and_is_released():
     gone = []
     descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
@@ -316,7 +306,7 @@ def test_loader_rebuilt_each_epoch_is_one_and_is_released() -> None:
     assert (len(run.loaders), len(run.passes), run.tasks) == (1, 20, 120)
 
 
-def test_concurrent_loops_and_threads_are_separate() -> None:
+def test_concurrent_loops_and_threads_are_separate():
     training = watch(DataLoader(Drawing(40), 4, num_workers=1))
     validation = watch(DataLoader(Drawing(8), 8, num_workers=1))
     for _ in training:
@@ -327,7 +317,7 @@ def test_concurrent_loops_and_threads_are_separate() -> None:
     assert sum(entry.batches for entry in run.passes) == 20
 
     loader = DataLoader(Drawing(40), 4)
-    counts: list[int] = []
+    counts = []
     threads = [
         threading.Thread(target=lambda: counts.append(len(list(watch(loader, name="threads")))))
         for _ in range(4)
@@ -340,7 +330,7 @@ def test_concurrent_loops_and_threads_are_separate() -> None:
     assert sum(e.batches for e in watch(loader, name="threads").run.passes) == 40
 
 
-def test_attributes_are_forwarded_to_loader() -> None:
+def test_attributes_are_forwarded_to_loader():
     loader = feedline.DataLoader(Drawing(), 4, num_workers=1, seed=0)
     with loader:
         watched = watch(loader)
@@ -355,25 +345,23 @@ def test_attributes_are_forwarded_to_loader() -> None:
     assert not watch([])
 
 
-def test_unwatchable_object_is_rejected() -> None:
+def test_unwatchable_object_is_rejected():
     with pytest.raises(UsageError, match=r"iterable.*int"):
         watch(3)
     with pytest.raises(UsageError, match="panel must be"):
-        feedline.watch([], panel="loud")  # type: ignore[arg-type]
+        feedline.watch([], panel="loud")
     with pytest.raises(UsageError, match="metrics must be a function"):
         watch([], metrics=3)
     with pytest.raises(UsageError, match="every_s must be more than 0"):
         watch([], metrics=print, every_s=0)
 
 
-def broken(*_: object) -> None:
+def broken(*_):
     raise ArithmeticError("the record is broken")
 
 
 @pytest.mark.parametrize("kind", [DataLoader, feedline.DataLoader])
-def test_a_record_that_fails_ends_no_loop_and_changes_no_exception(
-    kind: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_record_that_fails_ends_no_loop_and_changes_no_exception(kind, monkeypatch, caplog):
     batches = iter(watch(kind(Made(4, broken_at_2), 1)))
     assert int(next(batches)) == 0
     with monkeypatch.context() as patch:
@@ -514,7 +502,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", [*list(PROGRAMS)[:4], *slow(*list(PROGRAMS)[4:])])
-def test_programs_with_other_processes_are_recorded(name: str, tmp_path: Path) -> None:
+def test_programs_with_other_processes_are_recorded(name, tmp_path):
     done = preloaded.run(
         [sys.executable, "-c", PROGRAMS[name]], cwd=tmp_path, capture_output=True, timeout=100
     )
@@ -522,7 +510,7 @@ def test_programs_with_other_processes_are_recorded(name: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_process_of_multiprocessings_writes_its_run_when_it_ends(tmp_path: Path) -> None:
+def test_a_process_of_multiprocessings_writes_its_run_when_it_ends(tmp_path):
     (tmp_path / "main.py").write_text(CHILDREN)
     done = preloaded.run(
         [sys.executable, "main.py"], cwd=tmp_path, capture_output=True, timeout=100
@@ -540,7 +528,7 @@ for k, _ in enumerate(feedline.watch(loader, panel=False)):
 """
 
 
-def test_killed_program_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_killed_program_leaves_nothing_behind(tmp_path):
     shared = set(os.listdir("/dev/shm"))
     temporary = tempfile.mkdtemp()  # a short path: torch's sockets lie there
     program = preloaded.Popen(
@@ -561,14 +549,14 @@ def test_killed_program_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not [name for name in set(os.listdir("/dev/shm")) - shared if "feedline" in name]
 
 
-def test_non_list_datasets_have_numbered_samples() -> None:
+def test_non_list_datasets_have_numbered_samples():
     class Odd(Dataset[int]):
         samples = "not a list"
 
-        def __len__(self) -> int:
+        def __len__(self):
             return 3
 
-        def __getitem__(self, index: int) -> int:
+        def __getitem__(self, index):
             return index
 
     watched = watch(DataLoader(Odd(), 1))
@@ -580,17 +568,17 @@ def test_non_list_datasets_have_numbered_samples() -> None:
 class Open(IterableDataset[int]):
     """A dataset that says when its files are closed."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.closed = 0
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         try:
             yield from range(8)
         finally:
             self.closed += 1
 
 
-def test_an_iterable_datasets_files_are_closed_when_the_loop_ends() -> None:
+def test_an_iterable_datasets_files_are_closed_when_the_loop_ends():
     gc.disable()
     try:
         data = Open()
@@ -605,29 +593,29 @@ def test_an_iterable_datasets_files_are_closed_when_the_loop_ends() -> None:
 class Resumable(Stubborn):
     """An iterator with a state."""
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self):
         return {"at": self.at}
 
 
 class Stateful(Counting):
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         return Resumable(self.length, self.raises)
 
 
-def test_an_iterator_with_a_state_stays_in_its_place_and_its_time_is_seen() -> None:
+def test_an_iterator_with_a_state_stays_in_its_place_and_its_time_is_seen():
     watched = watch(DataLoader(Stateful(20), 2))
-    batches: Any = iter(watched)
+    batches = iter(watched)
     assert type(batches._dataset_fetcher.dataset_iter) is Resumable
     assert len(list(batches)) == 10
     assert {"dataset", "collate"} <= {stage.name for stage in watched.run.stages}
 
 
-def test_equal_or_unhashable_loaders_are_distinguished() -> None:
+def test_equal_or_unhashable_loaders_are_distinguished():
     class Equal(DataLoader[Any]):
-        def __eq__(self, other: object) -> bool:
+        def __eq__(self, other):
             return True
 
-        __hash__ = None  # type: ignore[assignment]
+        __hash__ = None
 
     loader, other = Equal(Drawing(), 4), Equal(Drawing(8), 4)
     for each in (loader, other, loader):
@@ -642,11 +630,11 @@ def test_equal_or_unhashable_loaders_are_distinguished() -> None:
 class Mixing:
     """A collate function that is an instance."""
 
-    def __call__(self, samples: list[Any]) -> Any:
+    def __call__(self, samples):
         return default_collate(samples)
 
 
-def scaled(samples: list[Any], factor: int) -> Any:
+def scaled(samples, factor):
     return default_collate(samples) * factor
 
 
@@ -659,7 +647,7 @@ def scaled(samples: list[Any], factor: int) -> Any:
         (functools.partial(Mixing()), "Mixing"),
     ],
 )
-def test_collate_functions_of_any_form_are_named(kind: Any, collate: Any, name: str) -> None:
+def test_collate_functions_of_any_form_are_named(kind, collate, name):
     watched = watch(kind(list(range(4)), 2, collate_fn=collate))
     iter(watched)
     assert [loader.collate for loader in watched.run.loaders] == [name]

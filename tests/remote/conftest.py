@@ -1,7 +1,5 @@
 """Served photographs and caches of them, and time that passes without waiting."""
 
-from __future__ import annotations
-
 import pytest
 from range_server import Clock, RangeServer
 

@@ -1,7 +1,5 @@
 """Disk space of copies of remote files: bounded, and other files are untouched."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

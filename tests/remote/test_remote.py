@@ -1,7 +1,5 @@
 """Caches on another machine: the same batches as from here, fetched once and many at a time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

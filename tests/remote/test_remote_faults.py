@@ -1,7 +1,5 @@
 """Failing, wrong or unreachable servers: never a wrong image or an endless wait, with recovery."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

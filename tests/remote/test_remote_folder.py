@@ -1,7 +1,5 @@
 """Folders at URLs: listing, retries, errors, and parts of files that travel together."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import os

@@ -1,7 +1,5 @@
 """Original images at URLs: batches equal those of a local folder, fetched once, with recovery."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Caches and originals on real servers: nginx, and one that speaks S3's protocol."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

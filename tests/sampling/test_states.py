@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -73,7 +72,7 @@ def distributed(seed):
 
 
 # Arguments that define a loader's order; a state must override `seed`.
-ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
+ORDERS = {
     "sequential": lambda seed: {},
     "shuffle": lambda seed: {"shuffle": True},
     "generator": lambda seed: {"shuffle": True, "generator": generator(seed)},
@@ -606,7 +605,7 @@ class Place:
     note: Any = field(default=None, compare=False)
 
 
-KEYS: dict[str, Callable[[int], Any]] = {
+KEYS = {
     "tensor in a dictionary": lambda n: {"index": torch.tensor([n, 1]), "name": f"n{n}"},
     "number in a dictionary": lambda n: {"index": torch.tensor(n)},
     "array in a tuple": lambda n: (np.array([[n, 0.5]]), np.float32(n)),

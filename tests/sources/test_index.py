@@ -1,7 +1,5 @@
 """The folder index against torchvision's, and against untidy folders."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

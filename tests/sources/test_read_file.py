@@ -1,15 +1,11 @@
 """Files are read without waiting for a pipe, also while another process holds a lease on them."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -56,7 +52,7 @@ def opened(path):
         return file.read()
 
 
-WAYS: dict[str, Callable[[Path], bytes]] = {
+WAYS = {
     "file": lambda path: read_file(os.fsencode(path)),
     "part": lambda path: read_part(os.fsencode(path), 0, 4),
     "small": lambda path: read_small(path, 100),

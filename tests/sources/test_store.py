@@ -1,7 +1,5 @@
 """Stores of images: a new one needs nothing but the protocol."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 

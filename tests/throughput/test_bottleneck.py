@@ -1,10 +1,7 @@
 """Bottleneck of a step and the workers that it needs: one definition for every verdict."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +9,6 @@ from hypothesis import given
 from feedline.profile.diagnose import diagnose
 from feedline.throughput.controller import Controller
 from feedline.throughput.step_model import (
-    StepLoad,
     WorkerLimits,
     bottleneck,
     is_compute_bound,
@@ -27,7 +23,7 @@ from throughput.phases import load, point, rates
 from throughput.test_what_if import LOADS
 
 
-def verdicts(wait_share: float) -> dict[str, bool]:
+def verdicts(wait_share):
     """Compute-bound or not: each place's verdict on steps of 50 ms with this share of data wait.
 
     Four workers are always busy and eight cores can be used.
@@ -66,7 +62,7 @@ def verdicts(wait_share: float) -> dict[str, bool]:
 @pytest.mark.parametrize(
     ("wait_share", "compute_bound"), [(0.01, True), (0.04, True), (0.06, False)]
 )
-def test_every_place_gives_the_same_verdict(wait_share: float, compute_bound: bool) -> None:
+def test_every_place_gives_the_same_verdict(wait_share, compute_bound):
     found = verdicts(wait_share)
     assert found == dict.fromkeys(found, compute_bound)
 
@@ -84,12 +80,12 @@ def test_every_place_gives_the_same_verdict(wait_share: float, compute_bound: bo
         ({"compute_ms": 0.0, "work_cpu_ms": 0.0}, "compute"),
     ],
 )
-def test_part_that_bounds_the_step(given: dict[str, Any], part: str) -> None:
+def test_part_that_bounds_the_step(given, part):
     assert bottleneck(load(**given)) == part
 
 
 @given(LOADS)
-def test_needed_workers_are_the_fewest_that_suffice(some: StepLoad) -> None:
+def test_needed_workers_are_the_fewest_that_suffice(some):
     needed = workers_needed(some)
     if needed is None:
         assert some.work_ms > 512 * some.consume_ms
@@ -99,7 +95,7 @@ def test_needed_workers_are_the_fewest_that_suffice(some: StepLoad) -> None:
     assert (workers_needed(some, 1.1) or math.inf) >= needed
 
 
-def test_workers_that_wait_for_each_other_may_never_suffice() -> None:
+def test_workers_that_wait_for_each_other_may_never_suffice():
     serial = replace(load(work_cpu_ms=1.0), work_blocked_ms=40.0)
     assert workers_needed(serial) == 5
     assert workers_needed(serial, shared=1.0) is None

@@ -1,36 +1,31 @@
 """Batches that come unevenly, against trainings that are simulated from step to step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from feedline.throughput.controller import Controller, SettingChange, What
+from feedline.throughput.controller import Controller
 from feedline.throughput.step_model import MemoryBudget, WorkerLimits
 from feedline.throughput.windows import StepWindow
 from slow import slow
-from throughput.simulated import Stepped, Training, Work, now_and_then, varied
+from throughput.simulated import Stepped, now_and_then, varied
 
 SPIKES = now_and_then(100.0, 1 / 20, 10.0)  # 145 ms on average
 VARIED = varied(100.0)
 
 
-def decisions(training: Training, what: What) -> list[SettingChange]:
+def decisions(training, what):
     return [each for _, each in training.decisions if each.what == what]
 
 
-def of_whole_batches(work: Work, own_ms: float, workers: int = 1, seed: int = 0) -> Stepped:
+def of_whole_batches(work, own_ms, workers=1, seed=0):
     return Stepped(own_ms=own_ms, work=work, for_each=2, cores=16, workers=workers, seed=seed)
 
 
 @pytest.mark.parametrize("seed", [*range(3), *slow(*range(3, 20))])
 @pytest.mark.parametrize("workers", [1, 4, 8])
 @pytest.mark.parametrize(("work", "own_ms"), [(SPIKES, 45.0), (VARIED, 30.0)])
-def test_steps_do_not_wait_for_uneven_whole_batches(
-    work: Work, own_ms: float, workers: int, seed: int
-) -> None:
+def test_steps_do_not_wait_for_uneven_whole_batches(work, own_ms, workers, seed):
     """With the fewest workers that are enough, and no more batches ahead, they do."""
     usual = of_whole_batches(work, own_ms, workers=4, seed=seed)
     assert usual.step_ms(4000) > 1.15 * own_ms
@@ -46,7 +41,7 @@ def test_steps_do_not_wait_for_uneven_whole_batches(
     [SPIKES, VARIED, now_and_then(100.0, 0.01, 30.0), now_and_then(100.0, 0.0, 1.0)],
     ids=["spikes", "varied", "stalls", "even"],
 )
-def test_controller_settles_in_a_steady_hour(work: Work, seed: int) -> None:
+def test_controller_settles_in_a_steady_hour(work, seed):
     training = of_whole_batches(work, 45.0, workers=4, seed=seed)
     training.run(3600)
     assert len([each for each in decisions(training, "prefetch") if each.kind == "even"]) <= 1
@@ -59,8 +54,8 @@ def test_controller_settles_in_a_steady_hour(work: Work, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [*range(2), *slow(*range(2, 8))])
-def test_smaller_tasks_divide_uneven_rows_among_many_workers(seed: int) -> None:
-    def training(task_ms: float) -> Stepped:
+def test_smaller_tasks_divide_uneven_rows_among_many_workers(seed):
+    def training(task_ms):
         return Stepped(
             own_ms=25.0,
             work=varied(320.0, rows=64),
@@ -79,7 +74,7 @@ def test_smaller_tasks_divide_uneven_rows_among_many_workers(seed: int) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_useless_change_is_undone_and_not_repeated(noise: float) -> None:
+def test_useless_change_is_undone_and_not_repeated(noise):
     """Steps that wait for something in their own process."""
     training = Stepped(
         own_ms=40.0,
@@ -91,7 +86,7 @@ def test_useless_change_is_undone_and_not_repeated(noise: float) -> None:
     )
     training.run(1800)
     for what, value in (("prefetch", (8, 16)), ("workers", (4, 6))):
-        tried = decisions(training, what)  # type: ignore[arg-type]
+        tried = decisions(training, what)
         assert [each.kind for each in tried[:2]] == ["even", "back"]
         assert (tried[0].before, tried[0].after) == value
         assert (tried[1].after, tried[1].before) == value
@@ -101,7 +96,7 @@ def test_useless_change_is_undone_and_not_repeated(noise: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_useless_task_size_is_undone(seed: int) -> None:
+def test_useless_task_size_is_undone(seed):
     """Rows take equal time, with two workers: waits have another cause."""
     training = Stepped(
         own_ms=400.0,
@@ -117,7 +112,7 @@ def test_useless_task_size_is_undone(seed: int) -> None:
     assert len(training.decisions) == 2
 
 
-def test_new_workload_is_tried_again() -> None:
+def test_new_workload_is_tried_again():
     training = Stepped(
         own_ms=40.0, copy_ms=15.0, work=now_and_then(80.0, 0.0, 1.0), for_each=2, cores=8, workers=4
     )
@@ -129,7 +124,7 @@ def test_new_workload_is_tried_again() -> None:
     assert [each.kind for each in decisions(training, "prefetch")] == ["even", "back", "even"]
 
 
-def window(**changes: object) -> StepWindow:
+def window(**changes):
     """Whole batches that come unevenly: four workers, at work half of the time."""
     usual = StepWindow(
         phase="a",
@@ -143,10 +138,10 @@ def window(**changes: object) -> StepWindow:
         tasks=20,
         prefetch=8,
     )
-    return replace(usual, **changes)  # type: ignore[arg-type]
+    return replace(usual, **changes)
 
 
-def first_change(limits: WorkerLimits, **changes: object) -> SettingChange | None:
+def first_change(limits, **changes):
     """First change after many such windows."""
     controller = Controller(limits)
     for _ in range(20):
@@ -158,7 +153,7 @@ def first_change(limits: WorkerLimits, **changes: object) -> SettingChange | Non
 ROWS = {"prefetch": 0, "task_ms": 50.0}
 
 
-def budget(free: int, worker_bytes: int = 0, batch_bytes: int = 0) -> MemoryBudget:
+def budget(free, worker_bytes=0, batch_bytes=0):
     return MemoryBudget(
         free=free, workers=4, ahead=0, worker_bytes=worker_bytes, batch_bytes=batch_bytes
     )
@@ -184,15 +179,13 @@ def budget(free: int, worker_bytes: int = 0, batch_bytes: int = 0) -> MemoryBudg
         ({"for_each": 2}, {"tasks_s": 7.5, "queued": 0.4, "on_core": 0.6}, "workers", 5),
     ],
 )
-def test_order_of_trials(
-    limits: dict[str, Any], changes: dict[str, object], what: What | None, value: float | None
-) -> None:
+def test_order_of_trials(limits, changes, what, value):
     decision = first_change(WorkerLimits(cores=16, **limits), **changes)
     assert (None, None) if decision is None else (decision.what, decision.after) == (what, value)
     assert (decision is None) == (what is None)
 
 
-def test_nothing_is_tried_for_a_moment() -> None:
+def test_nothing_is_tried_for_a_moment():
     controller = Controller(WorkerLimits(cores=16, for_each=2))
     for _ in range(100):
         assert not controller.observe(window(wait_s=0.5, tasks_s=5.4))
@@ -200,7 +193,7 @@ def test_nothing_is_tried_for_a_moment() -> None:
             assert not controller.observe(window(wait_s=0.01, tasks_s=5.4))
 
 
-def test_change_by_user_is_not_evaluated() -> None:
+def test_change_by_user_is_not_evaluated():
     controller = Controller(WorkerLimits(cores=16, for_each=2))
     tried = None
     while tried is None:
@@ -212,7 +205,7 @@ def test_change_by_user_is_not_evaluated() -> None:
         assert decision is None or decision.kind != "back"
 
 
-def test_windows_are_joined() -> None:
+def test_windows_are_joined():
     one = window(seconds=1.0, steps=10, error=0.3, on_core=0.5, queued=None, wait_s=0.4)
     other = window(seconds=3.0, steps=30, error=0.4, on_core=None, queued=0.1, wait_s=0.0)
     both = StepWindow.joined([one, other])

@@ -1,11 +1,8 @@
 """Estimates: valid changes, phases with something changed, and schedules, from made-up numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +10,7 @@ from hypothesis import strategies as st
 
 from feedline.errors import UsageError
 from feedline.throughput.step_model import StepLoad, bottleneck
-from feedline.throughput.what_if import Changes, PhaseEstimate, Rates, forecast, rates_at, what_if
+from feedline.throughput.what_if import Changes, forecast, rates_at, what_if
 from feedline.throughput.windows import PoolRate, StepWindow, error_of, pool_rate
 from throughput.phases import load, point, rates
 from throughput.simulated import Simulated
@@ -21,12 +18,12 @@ from throughput.test_controller import WORK
 from tuning.uneven import Uneven
 
 
-def test_all_names_in_any_order_and_with_spaces() -> None:
+def test_all_names_in_any_order_and_with_spaces():
     found = Changes.parse(" gpu = 2.5 ,cores=16 , workers=8")
     assert found == Changes(workers=8, cores=16, gpu=2.5)
     assert str(found) == "workers=8, cores=16, gpu=2.5"
     with pytest.raises(UsageError, match="must be text"):
-        Changes.parse(8)  # type: ignore[arg-type]
+        Changes.parse(8)
 
 
 @given(
@@ -34,7 +31,7 @@ def test_all_names_in_any_order_and_with_spaces() -> None:
     cores=st.none() | st.integers(1, 4096),
     gpu=st.none() | st.integers(1, 100_000).map(lambda cents: cents / 100),
 )
-def test_text_form_round_trips(**given: Any) -> None:
+def test_text_form_round_trips(**given):
     changes = Changes(**given)
     if any(value is not None for value in given.values()):
         assert Changes.parse(str(changes)) == changes
@@ -65,7 +62,7 @@ def test_text_form_round_trips(**given: Any) -> None:
         "workers==2",
     ],
 )
-def test_unparsable_change_is_usage_error_with_expected_form(text: str) -> None:
+def test_unparsable_change_is_usage_error_with_expected_form(text):
     with pytest.raises(UsageError, match=r"(?s)what-if.*workers=8,cores=16,gpu=2"):
         Changes.parse(text)
 
@@ -80,13 +77,13 @@ def test_unparsable_change_is_usage_error_with_expected_form(text: str) -> None:
         {"gpu": "2"},
     ],
 )
-def test_value_out_of_range_is_rejected(given: Any) -> None:
+def test_value_out_of_range_is_rejected(given):
     with pytest.raises(UsageError, match=next(iter(given))):
         Changes(**given)
 
 
-def seen(window: dict[str, Any], **options: Any) -> PoolRate:
-    usual: dict[str, Any] = {
+def seen(window, **options):
+    usual = {
         "phase": None,
         "steps": 10,
         "seconds": 0.4,
@@ -98,11 +95,11 @@ def seen(window: dict[str, Any], **options: Any) -> PoolRate:
         "error": 0.02,
         "wait_cpu_s": 0.002,
     }
-    given: dict[str, Any] = {"cores": 4, "compute_s": 0.009, "step_cpu_s": 0.001}
+    given = {"cores": 4, "compute_s": 0.009, "step_cpu_s": 0.001}
     return pool_rate(StepWindow(**(usual | window)), **(given | options))
 
 
-def test_waiting_for_a_core_is_not_work_and_rest_is_split() -> None:
+def test_waiting_for_a_core_is_not_work_and_rest_is_split():
     found = seen({})
     load = found.load
     assert (found.step_ms, found.error) == (pytest.approx(40), 0.02)
@@ -114,7 +111,7 @@ def test_waiting_for_a_core_is_not_work_and_rest_is_split() -> None:
     assert load.hand_ms == load.hand_cpu_ms == pytest.approx(2)
 
 
-def test_step_time_is_bounded_by_observation_and_cores() -> None:
+def test_step_time_is_bounded_by_observation_and_cores():
     assert seen({}, compute_s=0.5).load.compute_ms == pytest.approx(10)
     assert seen({}, compute_s=None).load.compute_ms == pytest.approx(10)
     assert seen({}, step_cpu_s=1.0).load.step_cpu_ms == pytest.approx(36)
@@ -136,16 +133,14 @@ FEW_WAITS = {"tasks_s": 0.2, "wait_s": 0.06, "wait_cpu_s": 0.0005}
         (FEW_WAITS | {"usual_wait_s": 0.006}, 0.034, 6, 0),
     ],
 )
-def test_waits_of_idle_workers_are_hand_overs_or_late_batches(
-    window: dict[str, Any], compute_s: float, hand_ms: float, late_ms: float
-) -> None:
+def test_waits_of_idle_workers_are_hand_overs_or_late_batches(window, compute_s, hand_ms, late_ms):
     load = seen(window, compute_s=compute_s).load
     assert (load.hand_ms, load.late_ms) == (pytest.approx(hand_ms), pytest.approx(late_ms))
     assert load.step_ms == pytest.approx(40)
     assert late_ms < 6 or bottleneck(load) == "workers"
 
 
-def test_workers_that_other_programs_keep_from_their_cores_have_no_batches_ready() -> None:
+def test_workers_that_other_programs_keep_from_their_cores_have_no_batches_ready():
     late = {"tasks_s": 0.75, "queued": 0.8, "wait_s": 0.3}
     load = seen(late).load
     assert load.produce_ms < 0.6 * 40  # little work, but busy nearly all the time
@@ -154,8 +149,8 @@ def test_workers_that_other_programs_keep_from_their_cores_have_no_batches_ready
     assert bottleneck(load) == "workers"
 
 
-def test_equally_busy_worker_counts_reveal_nothing_about_sharing() -> None:
-    waits: dict[str, Any] = {"work_cpu_ms": 1.0, "work_blocked_ms": 9.0}
+def test_equally_busy_worker_counts_reveal_nothing_about_sharing():
+    waits = {"work_cpu_ms": 1.0, "work_blocked_ms": 9.0}
     busy = point(workers=1, compute_ms=10.0, **waits)
     # One worker is at work all the time; so are two of which each has half of it to do.
     assert rates(224, busy, point(workers=2, compute_ms=10.0, **waits)).shared is None
@@ -163,7 +158,7 @@ def test_equally_busy_worker_counts_reveal_nothing_about_sharing() -> None:
     assert rates(224, point(work_cpu_ms=0.0)).shared is None
 
 
-def test_no_figure_is_infinite() -> None:
+def test_no_figure_is_infinite():
     still = PoolRate(load=point(compute_ms=0.0, work_cpu_ms=0.0).load, step_ms=0.0, error=0.0)
     assert math.isfinite(rates(224, still).per_s(0.0))
     assert still.busy_workers == 0.0
@@ -194,16 +189,16 @@ PHASES = st.builds(
 )
 
 
-def then(phase: Rates, changes: str) -> PhaseEstimate:
+def then(phase, changes):
     (found,) = what_if([phase], changes).phases
     return found
 
 
-def near(value: float) -> Any:
+def near(value):
     return pytest.approx(value, rel=1e-6)
 
 
-def test_computing_workers_scale_up_to_cores() -> None:
+def test_computing_workers_scale_up_to_cores():
     phase = rates()
     assert then(phase, "workers=2").now == near(1600)
     assert (then(phase, "workers=1").then, then(phase, "workers=1").bottleneck) == (
@@ -219,7 +214,7 @@ def test_computing_workers_scale_up_to_cores() -> None:
     assert then(slow, "workers=8,cores=8").then == near(6400)
 
 
-def test_faster_step_helps_only_if_it_is_the_limit() -> None:
+def test_faster_step_helps_only_if_it_is_the_limit():
     bound = rates(224, point(compute_ms=40.0))
     assert then(bound, "gpu=2").then == near(1600)
     assert then(bound, "gpu=0.5").then == near(400)
@@ -228,12 +223,12 @@ def test_faster_step_helps_only_if_it_is_the_limit() -> None:
     assert then(rates(), "gpu=2").bottleneck == "workers"
 
 
-def off(changed: float, measured: float = 0.05) -> float:
+def off(changed, measured=0.05):
     """Factor of the error of a prediction that changes this share of the step time."""
     return 1 + math.hypot(measured, 0.2 * changed)
 
 
-def test_waiting_workers_have_a_lower_and_an_upper_estimate() -> None:
+def test_waiting_workers_have_a_lower_and_an_upper_estimate():
     phase = rates(224, point(work_cpu_ms=4.0, work_blocked_ms=36.0))
     found = then(phase, "workers=4")
     assert (found.low, found.then, found.high) == (
@@ -246,8 +241,8 @@ def test_waiting_workers_have_a_lower_and_an_upper_estimate() -> None:
     assert then(phase, "workers=2").notes == ()
 
 
-def test_waits_of_several_worker_counts_predict_gain_of_more() -> None:
-    waits: dict[str, Any] = {"compute_ms": 1.0, "work_cpu_ms": 4.0}
+def test_waits_of_several_worker_counts_predict_gain_of_more():
+    waits = {"compute_ms": 1.0, "work_cpu_ms": 4.0}
     one = point(workers=1, work_blocked_ms=36.0, **waits)
     alone = rates(224, point(work_blocked_ms=36.0, **waits), one)
     assert alone.shared == 0.0
@@ -259,7 +254,7 @@ def test_waits_of_several_worker_counts_predict_gain_of_more() -> None:
     assert then(serial, "workers=4").notes == ()
 
 
-def test_measured_number_of_workers_keeps_its_rate() -> None:
+def test_measured_number_of_workers_keeps_its_rate():
     one = PoolRate(load=load(workers=1), step_ms=47.0, error=0.0)
     phase = rates(224, point(), one)
     assert then(phase, "workers=1").then == near(32_000 / 47)
@@ -267,7 +262,7 @@ def test_measured_number_of_workers_keeps_its_rate() -> None:
     assert then(rates(224, one, point(workers=64)), "workers=2").then == near(64_000 / 47)
 
 
-def test_step_on_core_may_not_be_shortened_by_gpu() -> None:
+def test_step_on_core_may_not_be_shortened_by_gpu():
     found = then(rates(224, point(compute_ms=100.0, step_cpu_ms=100.0)), "gpu=4")
     assert found.low == pytest.approx(320 / off(1 - found.now / found.then), rel=0.001)
     assert found.then > 1200
@@ -277,7 +272,7 @@ def test_step_on_core_may_not_be_shortened_by_gpu() -> None:
 UNEVEN = {"compute_ms": 20.0, "work_cpu_ms": 25.0, "late_ms": 10.0}
 
 
-def test_steps_that_wait_for_uneven_batches_are_not_bound_by_the_step() -> None:
+def test_steps_that_wait_for_uneven_batches_are_not_bound_by_the_step():
     phase = rates(224, point(**UNEVEN))
     for changes in ("workers=1", "workers=4", "gpu=2", "cores=8"):
         found = then(phase, changes)
@@ -294,7 +289,7 @@ def test_steps_that_wait_for_uneven_batches_are_not_bound_by_the_step() -> None:
 @pytest.mark.parametrize(
     "training", [Uneven(20, 20, 10, 20), Uneven(40, 10, 8, 60), Uneven(20, 20, 10, 30)], ids=str
 )
-def test_simulated_uneven_training_lies_within_the_estimates(training: Uneven) -> None:
+def test_simulated_uneven_training_lies_within_the_estimates(training):
     window = replace(training.window(2, 2), error=0.0, usual_wait_s=0.0)
     seen = pool_rate(window, cores=64)
     phase = rates(None, seen)
@@ -311,9 +306,7 @@ def test_simulated_uneven_training_lies_within_the_estimates(training: Uneven) -
 
 @pytest.mark.parametrize("work", WORK, ids=str)
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_other_numbers_of_workers_lie_within_the_estimates(
-    work: dict[str, Any], workers: int
-) -> None:
+def test_other_numbers_of_workers_lie_within_the_estimates(work, workers):
     for seed in range(5):
         training = Simulated(workers=workers, seed=seed, noise=0.01, **work)
         windows = [training.window() for _ in range(16)]
@@ -329,7 +322,7 @@ def test_other_numbers_of_workers_lie_within_the_estimates(
             assert other == workers or found.low <= measured <= found.high, other
 
 
-def test_measurement_error_widens_prediction() -> None:
+def test_measurement_error_widens_prediction():
     phase = rates(224, replace(point(), error=0.1))
     found = then(phase, "workers=1")
     assert (found.low, found.high) == (near(800 / off(0.5, 0.1)), near(800 * off(0.5, 0.1)))
@@ -337,14 +330,14 @@ def test_measurement_error_widens_prediction() -> None:
 
 
 @given(PHASES, st.integers(1, 64))
-def test_more_workers_and_more_cores_are_never_slower(phase: Rates, count: int) -> None:
+def test_more_workers_and_more_cores_are_never_slower(phase, count):
     for name in ("workers", "cores"):
         few, more = (then(phase, f"{name}={each}") for each in (count, count + 1))
         assert more.then >= few.then * (1 - 1e-9)
 
 
 @given(PHASES)
-def test_change_to_same_value_changes_nothing(phase: Rates) -> None:
+def test_change_to_same_value_changes_nothing(phase):
     now = phase.now.load
     for changes in (
         Changes(gpu=1.0),
@@ -358,9 +351,7 @@ def test_change_to_same_value_changes_nothing(phase: Rates) -> None:
 
 
 @given(PHASES, st.floats(0.01, 1000.0), st.integers(1, 512), st.integers(1, 4096))
-def test_estimate_lies_in_its_interval_for_any_change(
-    phase: Rates, gpu: float, workers: int, cores: int
-) -> None:
+def test_estimate_lies_in_its_interval_for_any_change(phase, gpu, workers, cores):
     changes = Changes(gpu=gpu, workers=workers, cores=cores)
     (found,) = what_if([phase], changes).phases
     assert 0 < found.low <= found.then * (1 + 1e-9)
@@ -372,7 +363,7 @@ SMALL = rates(112, point(compute_ms=10.0, work_cpu_ms=60.0))
 LARGE = rates(224, point(compute_ms=40.0, work_cpu_ms=120.0))
 
 
-def test_each_phase_lists_requirements_and_time() -> None:
+def test_each_phase_lists_requirements_and_time():
     found = forecast([SMALL, LARGE], "112x10,224x10", images=32_000, workers=2)
     small, large = found.phases
     assert small.compute_bound_rate == pytest.approx(3200)
@@ -387,7 +378,7 @@ def test_each_phase_lists_requirements_and_time() -> None:
     json.dumps(found.as_dict(), allow_nan=False)
 
 
-def test_sufficient_workers_are_reported() -> None:
+def test_sufficient_workers_are_reported():
     found = forecast([LARGE], "224x1", workers=4, images=3200)
     assert "4.0 s" in str(found)
     assert found.phases[0].bottleneck == "compute"
@@ -395,7 +386,7 @@ def test_sufficient_workers_are_reported() -> None:
     assert found.fixed_size_px is None
 
 
-def test_sizes_that_were_not_measured_are_interpolated_by_pixels_or_extrapolated() -> None:
+def test_sizes_that_were_not_measured_are_interpolated_by_pixels_or_extrapolated():
     middle = rates_at([SMALL, LARGE], 160)
     share = (160**2 - 112**2) / (224**2 - 112**2)
     assert middle.now.load.compute_ms == pytest.approx(10 + share * 30)
@@ -409,7 +400,7 @@ def test_sizes_that_were_not_measured_are_interpolated_by_pixels_or_extrapolated
     assert rates_at([SMALL], 112).basis == ""
 
 
-def test_a_phase_of_another_batch_size_is_scaled() -> None:
+def test_a_phase_of_another_batch_size_is_scaled():
     larger = rates_at([SMALL], 112, 64)
     assert larger.rows == 64
     assert larger.per_s(larger.now.step_ms) == pytest.approx(SMALL.per_s(SMALL.now.step_ms))
@@ -417,7 +408,7 @@ def test_a_phase_of_another_batch_size_is_scaled() -> None:
     assert rates_at([SMALL], 112, 32) is SMALL
 
 
-def test_without_workers_a_step_waits_for_each_batch() -> None:
+def test_without_workers_a_step_waits_for_each_batch():
     alone = rates(224, point(workers=0, work_cpu_ms=10.0))
     (phase,) = forecast([alone], "224x1").phases
     assert (phase.bottleneck, phase.num_workers_needed, phase.num_workers) == ("workers", 1, 0)
@@ -433,14 +424,12 @@ def test_without_workers_a_step_waits_for_each_batch() -> None:
         (SMALL, "112x1", {"workers": 2.5}, "workers must be"),
     ],
 )
-def test_unpredictable_schedule_is_usage_error(
-    phase: Rates, schedule: str, options: dict[str, Any], said: str
-) -> None:
+def test_unpredictable_schedule_is_usage_error(phase, schedule, options, said):
     with pytest.raises(UsageError, match=said):
         forecast([phase], schedule, **options)
 
 
-def test_no_number_of_workers_is_promised_for_uneven_batches() -> None:
+def test_no_number_of_workers_is_promised_for_uneven_batches():
     uneven = rates(224, point(compute_ms=20.0, work_cpu_ms=25.0, late_ms=10.0))
     found = forecast([uneven], "224x1", workers=2)
     assert (found.phases[0].num_workers_needed, found.phases[0].bottleneck) == (None, "workers")

@@ -1,7 +1,5 @@
 """Recorded facts of a batch: size, bytes and form."""
 
-from __future__ import annotations
-
 from collections import UserDict, namedtuple
 from collections.abc import Sequence
 from typing import Any
@@ -22,10 +20,10 @@ BOTH = BatchInfo(32, 4, 4 * 3 * 32 * 32 + 32, 0, False)
 class Lazy(Sequence[Any]):
     """A sequence that raises."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 3
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key):
         raise RuntimeError("must not be called")
 
 
@@ -40,7 +38,7 @@ class Lazy(Sequence[Any]):
         [{"image": IMAGES}, "names", (LABELS,)],
     ],
 )
-def test_the_usual_forms_are_seen(batch: Any) -> None:
+def test_the_usual_forms_are_seen(batch):
     assert BatchProbe().inspect(batch) == BOTH
 
 
@@ -60,7 +58,7 @@ def test_the_usual_forms_are_seen(batch: Any) -> None:
         ([torch.eye(3).to_sparse()], BatchInfo(None, None, 0, 0, None)),
     ],
 )
-def test_known_facts_of_other_batch_forms_are_reported(batch: Any, seen: BatchInfo) -> None:
+def test_known_facts_of_other_batch_forms_are_reported(batch, seen):
     looker = BatchProbe()
     looker.inspect((IMAGES, LABELS))
     found = looker.inspect(batch)
@@ -70,7 +68,7 @@ def test_known_facts_of_other_batch_forms_are_reported(batch: Any, seen: BatchIn
         assert found == seen
 
 
-def test_a_batch_like_the_one_before_is_the_same_object() -> None:
+def test_a_batch_like_the_one_before_is_the_same_object():
     looker = BatchProbe()
     first = looker.inspect((IMAGES, LABELS))
     assert looker.inspect((IMAGES.clone(), LABELS)) is first
@@ -80,11 +78,11 @@ def test_a_batch_like_the_one_before_is_the_same_object() -> None:
     assert looker.inspect((IMAGES,)).bytes == 4 * 3072
 
 
-def test_batch_of_thousands_of_parts_is_sampled() -> None:
+def test_batch_of_thousands_of_parts_is_sampled():
     assert BatchProbe().inspect([[IMAGES] * 1000] * 1000).samples == 4
 
 
-def test_batch_probe_keeps_no_reference() -> None:
+def test_batch_probe_keeps_no_reference():
     import weakref
 
     looker = BatchProbe()
@@ -96,7 +94,7 @@ def test_batch_probe_keeps_no_reference() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_batch_after_plain_one_is_unknown() -> None:
+def test_nested_batch_after_plain_one_is_unknown():
     looker = BatchProbe()
     looker.inspect([torch.zeros(4, 3)])
     nested = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)])
@@ -104,8 +102,8 @@ def test_nested_batch_after_plain_one_is_unknown() -> None:
     assert looker.inspect([torch.zeros(4, 3)]).samples == 4
 
 
-def test_no_device_is_set_up_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(*_: object) -> bool:
+def test_no_device_is_set_up_to_look(monkeypatch):
+    def asked(*_):
         raise AssertionError("this sets up CUDA")
 
     monkeypatch.setattr(torch.Tensor, "is_pinned", asked)

@@ -1,7 +1,5 @@
 """Durations in bins: the loss of precision is bounded."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -13,7 +11,7 @@ from feedline.timing.run import Histogram
 times = st.lists(st.floats(0.0, 1e6, allow_nan=False), min_size=1, max_size=200)
 
 
-def made(values: list[float]) -> Histogram:
+def made(values):
     histogram = Histogram()
     for ms in values:
         histogram.add(ms)
@@ -21,9 +19,7 @@ def made(values: list[float]) -> Histogram:
 
 
 @given(times, st.sampled_from([0.0, 0.5, 0.95, 0.99, 1.0]))
-def test_a_quantile_is_within_five_percent_and_never_beyond_the_longest(
-    values: list[float], q: float
-) -> None:
+def test_a_quantile_is_within_five_percent_and_never_beyond_the_longest(values, q):
     found = made(values).quantile(q)
     true = sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
     assert found is not None
@@ -32,7 +28,7 @@ def test_a_quantile_is_within_five_percent_and_never_beyond_the_longest(
 
 
 @given(times)
-def test_adding_many_equals_adding_one_by_one(values: list[float]) -> None:
+def test_adding_many_equals_adding_one_by_one(values):
     one, many = made(values), Histogram()
     many.add_all(values)
     assert (many.count, many.longest_ms) == (one.count, one.longest_ms)
@@ -42,7 +38,7 @@ def test_adding_many_equals_adding_one_by_one(values: list[float]) -> None:
 
 
 @given(times, times)
-def test_the_sum_of_two_is_the_histogram_of_both(first: list[float], second: list[float]) -> None:
+def test_the_sum_of_two_is_the_histogram_of_both(first, second):
     both = made(first)
     both += made(second)
     all_at_once = made(first + second)
@@ -51,14 +47,14 @@ def test_the_sum_of_two_is_the_histogram_of_both(first: list[float], second: lis
     assert both.total_ms == pytest.approx(all_at_once.total_ms)
 
 
-def test_nothing_has_no_mean_and_no_quantile() -> None:
+def test_nothing_has_no_mean_and_no_quantile():
     empty = Histogram()
     empty.add_all([])
     assert empty.mean_ms is None
     assert empty.quantile(0.5) is None
 
 
-def test_number_of_bins_is_bounded() -> None:
+def test_number_of_bins_is_bounded():
     histogram = Histogram()
     histogram.add_all([10.0**k for k in range(-12, 60)] * 3)
     histogram.add(1e300)

@@ -1,7 +1,5 @@
 """Throughput history of a run: each batch in one point, and few points."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +15,7 @@ added = st.lists(
 
 
 @given(added)
-def test_every_batch_is_in_one_point(steps: list[tuple[float, int, int, float]]) -> None:
+def test_every_batch_is_in_one_point(steps):
     course, now_s = ThroughputRecorder(), 0.0
     course.begin(0.0)
     for seconds, batches, samples, wait_ms in steps:
@@ -32,7 +30,7 @@ def test_every_batch_is_in_one_point(steps: list[tuple[float, int, int, float]])
     assert all(end <= after.begun_s + 1e-6 for end, after in zip(ends, points[1:], strict=False))
 
 
-def test_points_stay_few_over_ten_hours() -> None:
+def test_points_stay_few_over_ten_hours():
     course = ThroughputRecorder()
     course.begin(0.0)
     for k in range(1, 360_001):
@@ -46,7 +44,7 @@ def test_points_stay_few_over_ten_hours() -> None:
     assert points[-1].begun_s + points[-1].seconds == pytest.approx(36_000.1)
 
 
-def test_time_between_epochs_is_in_no_point() -> None:
+def test_time_between_epochs_is_in_no_point():
     course = ThroughputRecorder()
     course.begin(0.0)
     course.add(1.0, 1, 8, 0.0, 64)
@@ -62,7 +60,7 @@ def test_time_between_epochs_is_in_no_point() -> None:
     ]
 
 
-def test_a_batch_that_lay_ready_counts_for_the_time_of_its_step() -> None:
+def test_a_batch_that_lay_ready_counts_for_the_time_of_its_step():
     course = ThroughputRecorder()
     for begun in (0.0, 100.0):
         course.begin(begun)
@@ -74,7 +72,7 @@ def test_a_batch_that_lay_ready_counts_for_the_time_of_its_step() -> None:
     assert rates == pytest.approx([64 / 5] * 8, rel=0.01)
 
 
-def test_a_pass_that_is_left_in_its_first_step_has_no_rate() -> None:
+def test_a_pass_that_is_left_in_its_first_step_has_no_rate():
     course = ThroughputRecorder()
     course.begin(0.0)
     course.add(0.01, 1, 64, 0.0, 32)
@@ -82,7 +80,7 @@ def test_a_pass_that_is_left_in_its_first_step_has_no_rate() -> None:
     assert course.points() == []
 
 
-def test_samples_that_cannot_be_counted_make_a_point_without_a_number() -> None:
+def test_samples_that_cannot_be_counted_make_a_point_without_a_number():
     course = ThroughputRecorder()
     course.begin(0.0)
     course.add(0.1, 1, 8, 0.0, 64)
@@ -92,7 +90,7 @@ def test_samples_that_cannot_be_counted_make_a_point_without_a_number() -> None:
     assert (point.samples, point.batches, point.image_size) == (None, 2, None)
 
 
-def test_batches_that_are_known_late_shorten_no_point() -> None:
+def test_batches_that_are_known_late_shorten_no_point():
     course = ThroughputRecorder()
     course.begin(0.0)
     course.add(1.0, 4, 32, 0.0, 64)
@@ -108,8 +106,8 @@ def test_batches_that_are_known_late_shorten_no_point() -> None:
     assert begun == sorted(begun)
 
 
-def test_ten_thousand_passes_are_summed_up_by_loader_and_size() -> None:
-    passes: list[Pass] = []
+def test_ten_thousand_passes_are_summed_up_by_loader_and_size():
+    passes = []
     for epoch in range(10_000):
         passes.append(Pass(loader=epoch % 2, epoch=epoch, image_size=64 + epoch % 2, batches=1))
         passes = limit_passes(passes)

@@ -1,12 +1,9 @@
 """Kernel counters of processes, from a simulated /proc and the real one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,13 +18,11 @@ TICKS = os.sysconf("SC_CLK_TCK")
 class Proc:
     """A folder as the kernel shows it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.began = time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def process(
-        self, pid: int, *, cpu_s: float, queued_s: float = 0.0, read: int = 0, faults: int = 0
-    ) -> None:
+    def process(self, pid, *, cpu_s, queued_s=0.0, read=0, faults=0):
         fields = ["0"] * 50
         fields[0], fields[9], fields[17] = "S", str(faults), "5"
         fields[11] = str(round(cpu_s * TICKS))
@@ -38,12 +33,12 @@ class Proc:
         (self.folder / str(pid) / "io").write_text(f"rchar: 9\nread_bytes: {read}\n")
         (task / "schedstat").write_text(f"1 {round(queued_s * 1e9)} 3")
 
-    def end(self, pid: int) -> None:
+    def end(self, pid):
         (self.folder / str(pid) / "stat").unlink()
 
 
 @pytest.fixture
-def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
+def proc(tmp_path, monkeypatch):
     """Here and now is a second after the processes began."""
     made = Proc(tmp_path)
     monkeypatch.setattr(processes, "_age_s", lambda ticks: 0.0)
@@ -51,7 +46,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
     return made
 
 
-def test_time_before_run_is_not_counted(proc: Proc) -> None:
+def test_time_before_run_is_not_counted(proc):
     watch = ResourceWatch(proc.folder)
     proc.process(os.getpid(), cpu_s=103.0, queued_s=0.5, read=10**9 + 4096, faults=2)
     watch.update([])
@@ -60,7 +55,7 @@ def test_time_before_run_is_not_counted(proc: Proc) -> None:
     assert (trainer.read_bytes, trainer.major_faults) == (4096, 2)
 
 
-def test_a_worker_that_began_within_the_run_counts_from_its_beginning(proc: Proc) -> None:
+def test_a_worker_that_began_within_the_run_counts_from_its_beginning(proc):
     watch = ResourceWatch(proc.folder)
     proc.process(7, cpu_s=2.0, queued_s=1.0, read=500)
     watch.update([7])
@@ -69,9 +64,7 @@ def test_a_worker_that_began_within_the_run_counts_from_its_beginning(proc: Proc
     assert watch.summarise().worker_threads == 5
 
 
-def test_a_worker_that_was_there_before_counts_from_then_on(
-    proc: Proc, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_was_there_before_counts_from_then_on(proc, monkeypatch):
     monkeypatch.setattr(processes, "_age_s", lambda ticks: 3600.0)
     watch = ResourceWatch(proc.folder)
     proc.process(7, cpu_s=50.0)
@@ -83,8 +76,8 @@ def test_a_worker_that_was_there_before_counts_from_then_on(
 
 @pytest.mark.parametrize(("busy_s", "other_cores"), [(10.0, 0.9), (1.0, 0.0), (0.4, None)])
 def test_cores_of_other_processes_are_those_that_no_own_process_used(
-    proc: Proc, monkeypatch: pytest.MonkeyPatch, busy_s: float, other_cores: float | None
-) -> None:
+    proc, monkeypatch, busy_s, other_cores
+):
     now = {"s": 0.0, "busy": 0.0}
     monkeypatch.setattr(processes, "_busy_s", lambda: now["busy"])
     monkeypatch.setattr(processes.time, "monotonic", lambda: now["s"])
@@ -98,7 +91,7 @@ def test_cores_of_other_processes_are_those_that_no_own_process_used(
     assert watch.summarise().other_cores == other_cores
 
 
-def test_ended_process_keeps_its_last_values(proc: Proc) -> None:
+def test_ended_process_keeps_its_last_values(proc):
     watch = ResourceWatch(proc.folder)
     proc.process(7, cpu_s=2.0, read=500)
     watch.update([7])
@@ -111,7 +104,7 @@ def test_ended_process_keeps_its_last_values(proc: Proc) -> None:
     assert watch.summarise().worker_starts == 1
 
 
-def test_a_number_that_comes_again_is_another_process(proc: Proc) -> None:
+def test_a_number_that_comes_again_is_another_process(proc):
     watch = ResourceWatch(proc.folder)
     proc.process(7, cpu_s=9.0)
     watch.update([7])
@@ -120,7 +113,7 @@ def test_a_number_that_comes_again_is_another_process(proc: Proc) -> None:
     assert watch.summarise().worker_starts == 2
 
 
-def test_thousands_of_workers_that_come_and_go_are_counted_once_and_bounded(proc: Proc) -> None:
+def test_thousands_of_workers_that_come_and_go_are_counted_once_and_bounded(proc):
     watch = ResourceWatch(proc.folder)
     for epoch in range(300):
         pids = [1000 + 4 * epoch + k for k in range(4)]
@@ -133,7 +126,7 @@ def test_thousands_of_workers_that_come_and_go_are_counted_once_and_bounded(proc
     assert len(watch._watched) <= 133
 
 
-def test_workers_beyond_display_limit_are_followed(proc: Proc) -> None:
+def test_workers_beyond_display_limit_are_followed(proc):
     watch = ResourceWatch(proc.folder)
     pids = list(range(1000, 1200))
     for cpu_s in (0.1, 0.2, 0.3):
@@ -144,7 +137,7 @@ def test_workers_beyond_display_limit_are_followed(proc: Proc) -> None:
     assert {process.cpu_s for process in watch.summarise().processes[1:]} == {0.3}
 
 
-def test_hidden_kernel_files_are_unknown_not_zero(proc: Proc) -> None:
+def test_hidden_kernel_files_are_unknown_not_zero(proc):
     (proc.folder / str(os.getpid()) / "io").unlink()
     (proc.folder / str(os.getpid()) / "task" / str(os.getpid()) / "schedstat").unlink()
     watch = ResourceWatch(proc.folder)
@@ -153,7 +146,7 @@ def test_hidden_kernel_files_are_unknown_not_zero(proc: Proc) -> None:
     assert (trainer.read_bytes, trainer.queued_s) == (None, None)
 
 
-def test_without_a_proc_the_time_on_a_core_is_still_known(tmp_path: Path) -> None:
+def test_without_a_proc_the_time_on_a_core_is_still_known(tmp_path):
     watch = ResourceWatch(tmp_path / "none")
     watch.update([])
     (trainer,) = watch.summarise().processes
@@ -161,7 +154,7 @@ def test_without_a_proc_the_time_on_a_core_is_still_known(tmp_path: Path) -> Non
     assert trainer.major_faults is None
 
 
-def test_real_process_is_measured() -> None:
+def test_real_process_is_measured():
     watch = ResourceWatch()
     work = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
     with subprocess.Popen(
@@ -181,7 +174,7 @@ def test_real_process_is_measured() -> None:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def device(monkeypatch):
     """A program with initialised CUDA, whose device is lost at the end of these percentages."""
     shares = [20, 40, 60, 80, 100]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -189,9 +182,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return shares
 
 
-def test_utilisation_of_the_device_is_known_from_cudas_start_until_it_is_lost(
-    device: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_utilisation_of_the_device_is_known_from_cudas_start_until_it_is_lost(device, monkeypatch):
     use = DeviceWatch()
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_initialized", lambda: False)
@@ -209,12 +200,7 @@ def test_utilisation_of_the_device_is_known_from_cudas_start_until_it_is_lost(
 
 
 @pytest.mark.parametrize(("before", "after", "throttled"), [(5.0, 7.5, 2.5), (None, None, None)])
-def test_throttling_counts_from_the_runs_beginning(
-    monkeypatch: pytest.MonkeyPatch,
-    before: float | None,
-    after: float | None,
-    throttled: float | None,
-) -> None:
+def test_throttling_counts_from_the_runs_beginning(monkeypatch, before, after, throttled):
     monkeypatch.setattr(processes, "throttled_s", lambda: before)
     use = ResourceWatch()
     monkeypatch.setattr(processes, "throttled_s", lambda: after)
@@ -223,7 +209,7 @@ def test_throttling_counts_from_the_runs_beginning(
     assert (found.throttled_s, found.worker_deaths) == (throttled, 2)
 
 
-def test_threads_and_memory_are_this_machines() -> None:
+def test_threads_and_memory_are_this_machines():
     found = ResourceWatch().summarise()
     assert found.threads == torch.get_num_threads()
     assert found.cacheable_bytes is not None

@@ -1,7 +1,5 @@
 """Times of the ranks of a training, exchanged without a common folder."""
 
-from __future__ import annotations
-
 import pytest
 
 from ranks import said_by_ranks
@@ -43,9 +41,7 @@ print(json.dumps([[[each.rank, each.wait.count, each.samples, each.wait.mean_ms]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["feedline", "torch"])
-def test_each_rank_knows_the_times_of_all_without_a_common_folder(
-    kind: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_each_rank_knows_the_times_of_all_without_a_common_folder(kind, tmp_path_factory):
     said = said_by_ranks(SCRIPT, 2, kind, cwd=tmp_path_factory.mktemp("ranks"))
     for runs in said:
         for ranks in runs:

@@ -1,16 +1,12 @@
 """A recorder receives batches and returns a consistent run."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import threading
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 import pytest
@@ -18,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.timing.batch_probe import BatchInfo
-from feedline.timing.passes import PassRecord
 from feedline.timing.recorder import Recorder, WorkerObserver
-from feedline.timing.run import Loader, Pass
+from feedline.timing.run import Loader
 from feedline.timing.stage_page import StageTimings
 from feedline.timing.steps import DeviceClock
 
@@ -31,28 +26,28 @@ LOADER = Loader(kind="other", name="tests")
 class Told:
     """An epoch recorded on a simulated clock that started with the recorder."""
 
-    def __init__(self, recorder: Recorder, loader: Loader = LOADER, **options: Any) -> None:
+    def __init__(self, recorder, loader=LOADER, **options):
         self.recorder = recorder
         self.now_ns = time.monotonic_ns()
         number = recorder.register_loader(loader)
-        self.record: PassRecord = recorder.begin(number, None, self.now_ns, **options)
+        self.record = recorder.begin(number, None, self.now_ns, **options)
 
-    def batch(self, wait_ms: int, compute_ms: int = 0, batch: BatchInfo | None = None) -> None:
+    def batch(self, wait_ms, compute_ms=0, batch=None):
         """Compute, then wait for a batch."""
         asked_ns = self.now_ns + compute_ms * MS
         self.now_ns = asked_ns + wait_ms * MS
         self.record.add_batch(batch or BatchInfo(64, 8, 1000, 500, False), asked_ns, self.now_ns)
 
-    def end(self, how: str = "exhausted") -> None:
+    def end(self, how="exhausted"):
         self.recorder.end(self.record, how)
 
 
 @contextmanager
-def other_threads(ask: Callable[[], object]) -> Iterator[None]:
+def other_threads(ask):
     """Two threads ask all the time."""
     over, errors = threading.Event(), list[BaseException]()
 
-    def run() -> None:
+    def run():
         try:
             while not over.is_set():
                 ask()
@@ -74,12 +69,12 @@ def other_threads(ask: Callable[[], object]) -> Iterator[None]:
     assert not errors
 
 
-def only(recorder: Recorder) -> Pass:
+def only(recorder):
     (entry,) = recorder.run().passes
     return entry
 
 
-def test_a_step_computes_and_then_waits_and_the_first_batch_is_the_start() -> None:
+def test_a_step_computes_and_then_waits_and_the_first_batch_is_the_start():
     told = Told(Recorder())
     told.batch(wait_ms=500)
     told.batch(wait_ms=3, compute_ms=10)
@@ -100,9 +95,7 @@ steps = st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 40), st
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(steps, max_size=60)), max_size=9))
-def test_totals_are_consistent_for_any_loaders_and_sizes(
-    epochs: list[tuple[int, list[tuple[int, int, int, int]]]],
-) -> None:
+def test_totals_are_consistent_for_any_loaders_and_sizes(epochs):
     recorder = Recorder()
     for loader, told in epochs:
         a_pass = Told(recorder, Loader(kind="other", name="x", batch_size=loader))
@@ -129,7 +122,7 @@ def test_totals_are_consistent_for_any_loaders_and_sizes(
         assert by_size == Counter(each[2] for each in batches)
 
 
-def test_a_long_pass_stays_itself_while_many_short_ones_come_and_go() -> None:
+def test_a_long_pass_stays_itself_while_many_short_ones_come_and_go():
     recorder = Recorder()
     training = Told(recorder)
     for _ in range(1000):
@@ -145,7 +138,7 @@ def test_a_long_pass_stays_itself_while_many_short_ones_come_and_go() -> None:
     assert passes[-1].epoch == 999
 
 
-def test_a_size_that_comes_again_has_its_entry_again() -> None:
+def test_a_size_that_comes_again_has_its_entry_again():
     recorder = Recorder()
     told = Told(recorder)
     for size in (64, 96):
@@ -159,7 +152,7 @@ def test_a_size_that_comes_again_has_its_entry_again() -> None:
     ]
 
 
-def test_sizes_beyond_32_share_an_entry() -> None:
+def test_sizes_beyond_32_share_an_entry():
     told = Told(Recorder())
     for size in range(500):
         told.batch(1, batch=BatchInfo(size, 8))
@@ -168,7 +161,7 @@ def test_sizes_beyond_32_share_an_entry() -> None:
     assert passes[-1].image_size is None
 
 
-def test_a_step_belongs_to_the_size_of_the_batch_that_it_computes_with() -> None:
+def test_a_step_belongs_to_the_size_of_the_batch_that_it_computes_with():
     recorder = Recorder()
     told = Told(recorder)
     told.batch(0, batch=BatchInfo(64, 8))
@@ -181,12 +174,12 @@ def test_a_step_belongs_to_the_size_of_the_batch_that_it_computes_with() -> None
 
 
 @pytest.mark.parametrize("late", [0, 1, 4])
-def test_steps_that_are_measured_late_go_to_their_own_size(late: int) -> None:
+def test_steps_that_are_measured_late_go_to_their_own_size(late):
     """`late`: number of batches by which a step is reported late; 0 is just before its end."""
     recorder = Recorder()
     told = Told(recorder, device_clock=True)
     sizes = [64, 64, 64, 96, 96, 96, 64]
-    pending: list[float] = []
+    pending = []
     for k, size in enumerate(sizes):
         if k:
             pending.append(float(sizes[k - 1]))
@@ -204,7 +197,7 @@ def test_steps_that_are_measured_late_go_to_their_own_size(late: int) -> None:
     assert small.copy.total_ms == 2.0 * small.compute.count
 
 
-def test_late_steps_are_assigned_to_their_epoch() -> None:
+def test_late_steps_are_assigned_to_their_epoch():
     recorder = Recorder()
     first = Told(recorder, device_clock=True)
     for _ in range(3):
@@ -221,7 +214,7 @@ def test_late_steps_are_assigned_to_their_epoch() -> None:
     assert (small.compute.total_ms, large.compute.total_ms) == (128.0, 96.0)
 
 
-def test_unreported_batches_are_counted_but_not_timed() -> None:
+def test_unreported_batches_are_counted_but_not_timed():
     told = Told(Recorder())
     told.batch(1)
     told.batch(1, 1)
@@ -238,12 +231,12 @@ def test_unreported_batches_are_counted_but_not_timed() -> None:
 
 
 @pytest.mark.slow
-def test_a_million_steps_of_alternating_sizes_stay_small() -> None:
+def test_a_million_steps_of_alternating_sizes_stay_small():
     recorder = Recorder()
     told = Told(recorder)
     batches = [BatchInfo(size, 8, 1000) for size in (64, 96, 128)]
 
-    def go(steps: int) -> None:
+    def go(steps):
         for k in range(steps):
             asked_ns = told.now_ns + 20 * MS
             told.now_ns = asked_ns + (k % 7) * MS
@@ -262,7 +255,7 @@ def test_a_million_steps_of_alternating_sizes_stay_small() -> None:
     assert len(msgspec.json.encode(run)) < 300_000
 
 
-def test_loaders_that_differ_are_bounded() -> None:
+def test_loaders_that_differ_are_bounded():
     recorder = Recorder()
     numbers = {
         recorder.register_loader(Loader(kind="other", name="x", batch_size=size))
@@ -272,7 +265,7 @@ def test_loaders_that_differ_are_bounded() -> None:
     assert len(recorder.run().loaders) == 64
 
 
-def test_cpu_time_of_closed_loader_is_kept() -> None:
+def test_cpu_time_of_closed_loader_is_kept():
     recorder = Recorder()
     for k in range(3):
         spent = StageTimings(tasks=2, tasks_ms=10.0, slowest=[(5.0 + k, k)])
@@ -293,7 +286,7 @@ def test_cpu_time_of_closed_loader_is_kept() -> None:
     ]
 
 
-def test_the_longest_wait_has_an_excerpt_with_its_worker() -> None:
+def test_the_longest_wait_has_an_excerpt_with_its_worker():
     recorder = Recorder()
     spent = StageTimings(tasks=1)
     recorder.register_loader(LOADER, WorkerObserver(stage_timings=lambda: {3: spent}))
@@ -310,7 +303,7 @@ def test_the_longest_wait_has_an_excerpt_with_its_worker() -> None:
     assert made.ended_ms - made.begun_ms == pytest.approx(89.0)
 
 
-def test_returned_run_does_not_change() -> None:
+def test_returned_run_does_not_change():
     recorder = Recorder()
     told = Told(recorder)
     told.batch(1)
@@ -328,14 +321,14 @@ def test_returned_run_does_not_change() -> None:
     assert msgspec.json.encode([within, run]) == before
 
 
-def test_notes_are_unique_and_limited() -> None:
+def test_notes_are_unique_and_limited():
     recorder = Recorder()
     for k in range(100):
         recorder.note(f"{k // 2}")
     assert recorder.run().notes == [str(k) for k in range(20)]
 
 
-def test_run_can_be_requested_from_any_thread() -> None:
+def test_run_can_be_requested_from_any_thread():
     recorder = Recorder()
     told = Told(recorder)
     with other_threads(recorder.flush):
@@ -350,17 +343,17 @@ def test_run_can_be_requested_from_any_thread() -> None:
 class Mark:
     """An event that the device has passed at once."""
 
-    def __init__(self, at_ms: float) -> None:
+    def __init__(self, at_ms):
         self.at_ms = at_ms
 
-    def query(self) -> bool:
+    def query(self):
         return True
 
-    def elapsed_time(self, later: Mark) -> float:
+    def elapsed_time(self, later):
         return later.at_ms - self.at_ms
 
 
-def test_requesting_run_neither_duplicates_nor_drops_steps_of_a_device() -> None:
+def test_requesting_run_neither_duplicates_nor_drops_steps_of_a_device():
     told = Told(Recorder(), device_clock=True)
     marks = itertools.count()
     clock = DeviceClock(lambda: Mark(float(next(marks))), told.record.add_step)
@@ -375,7 +368,7 @@ def test_requesting_run_neither_duplicates_nor_drops_steps_of_a_device() -> None
     assert (found.wait.count, found.wait.total_ms) == (2999, 2999.0)
 
 
-def test_a_worker_that_several_loaders_see_is_one_and_is_known_at_the_end() -> None:
+def test_a_worker_that_several_loaders_see_is_one_and_is_known_at_the_end():
     recorder = Recorder()
     for _ in range(3):
         recorder.register_loader(LOADER, WorkerObserver(pids=lambda: [11, 12]))
@@ -386,7 +379,7 @@ def test_a_worker_that_several_loaders_see_is_one_and_is_known_at_the_end() -> N
     assert {"epoch": 0.0, "image_size": 64.0, "workers": 2.0}.items() <= recorder.latest().items()
 
 
-def test_work_is_noted_for_the_pass_that_gets_batches() -> None:
+def test_work_is_noted_for_the_pass_that_gets_batches():
     recorder = Recorder()
     spent = StageTimings()
     recorder.register_loader(LOADER, WorkerObserver(stage_timings=lambda: {0: spent}))

@@ -1,11 +1,8 @@
 """Run files: a written run can be read, and anything else is rejected with a reason."""
 
-from __future__ import annotations
-
 import copy
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,6 @@ from feedline.timing.run import (
     Histogram,
     Loader,
     Pass,
-    Run,
     SlowSample,
     StageTime,
     TimelineSample,
@@ -32,7 +28,7 @@ from feedline.timing.run_file import (
 
 
 @pytest.fixture
-def run() -> Run:
+def run():
     run = Recorder(settings={"model": "resnet18"}).run()
     run.loaders = [Loader(kind="torch", name="x", samples=3)]
     wait = Histogram()
@@ -46,7 +42,7 @@ def run() -> Run:
     return run
 
 
-def test_run_round_trips_by_folder_or_file(run: Run, tmp_path: Path) -> None:
+def test_run_round_trips_by_folder_or_file(run, tmp_path):
     folder = tmp_path / "runs" / "today"
     file = write_run(run, folder)
     assert file == folder / RUN_FILE
@@ -54,7 +50,7 @@ def test_run_round_trips_by_folder_or_file(run: Run, tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == [RUN_FILE]
 
 
-def test_each_rank_has_a_file_and_a_folder_is_read_for_rank_0(run: Run, tmp_path: Path) -> None:
+def test_each_rank_has_a_file_and_a_folder_is_read_for_rank_0(run, tmp_path):
     write_run(run, tmp_path)
     run.rank = 3
     assert write_run(run, tmp_path).name == "trace-rank3.json"
@@ -64,7 +60,7 @@ def test_each_rank_has_a_file_and_a_folder_is_read_for_rank_0(run: Run, tmp_path
         read_run(tmp_path, rank=1)
 
 
-def rank_run(run: Run, rank: int, wait_ms: float, *, started: float = 1e9) -> Run:
+def rank_run(run, rank, wait_ms, *, started=1e9):
     wait = Histogram()
     wait.add_all([wait_ms] * 4)
     mine = Pass(loader=0, epoch=0, batches=5, samples=40, wait=wait, compute_cpu_ms=8.0)
@@ -73,7 +69,7 @@ def rank_run(run: Run, rank: int, wait_ms: float, *, started: float = 1e9) -> Ru
     )
 
 
-def test_run_of_a_folder_has_the_times_of_all_ranks(run: Run, tmp_path: Path) -> None:
+def test_run_of_a_folder_has_the_times_of_all_ranks(run, tmp_path):
     for rank, wait_ms in enumerate((1.0, 2.0, 30.0)):
         write_run(rank_run(run, rank, wait_ms), tmp_path)
     for rank in range(3):
@@ -87,7 +83,7 @@ def test_run_of_a_folder_has_the_times_of_all_ranks(run: Run, tmp_path: Path) ->
     assert [each.rank for each in read_run(tmp_path / "copied", 2).ranks] == [0, 1, 2]
 
 
-def test_ranks_of_another_training_and_damaged_files_are_left_out(run: Run, tmp_path: Path) -> None:
+def test_ranks_of_another_training_and_damaged_files_are_left_out(run, tmp_path):
     write_run(rank_run(run, 0, 1.0), tmp_path)
     write_run(rank_run(run, 1, 2.0, started=1e9 - 5000), tmp_path)
     (tmp_path / "trace-rank2.json").write_text("{}")
@@ -96,7 +92,7 @@ def test_ranks_of_another_training_and_damaged_files_are_left_out(run: Run, tmp_
     assert "rank 2" in " ".join(found.notes)
 
 
-def test_merging_the_runs_of_two_starts_many_times_counts_each_step_once(run: Run) -> None:
+def test_merging_the_runs_of_two_starts_many_times_counts_each_step_once(run):
     run.passes = [replace(rank_run(run, 0, 1.0).passes[0], epoch=k) for k in range(150)]
     run.passes = copy.deepcopy(run.passes)
     for _ in range(3):
@@ -107,7 +103,7 @@ def test_merging_the_runs_of_two_starts_many_times_counts_each_step_once(run: Ru
         assert merged.sample_sizes == {3: (8, 1.0)}
 
 
-def test_a_truncated_file_is_damaged(run: Run, tmp_path: Path) -> None:
+def test_a_truncated_file_is_damaged(run, tmp_path):
     data = write_run(run, tmp_path).read_bytes()
     for length in range(0, len(data), 97):
         (tmp_path / RUN_FILE).write_bytes(data[:length])
@@ -130,13 +126,13 @@ NESTED = '{"machine":[' + "[" * 100_000
         ('{"what": "feedline run", "version": 99, "run": {"unknown": 1}}', "version 99"),
     ],
 )
-def test_invalid_run_is_rejected(text: str, said: str, tmp_path: Path) -> None:
+def test_invalid_run_is_rejected(text, said, tmp_path):
     (tmp_path / RUN_FILE).write_text(text)
     with pytest.raises(UsageError, match=said):
         read_run(tmp_path)
 
 
-def test_missing_and_oversized_files_are_not_read(tmp_path: Path) -> None:
+def test_missing_and_oversized_files_are_not_read(tmp_path):
     with pytest.raises(UsageError, match=r"no run at (?s:.*)feedline\.watch"):
         read_run(tmp_path)
     with (tmp_path / RUN_FILE).open("wb") as file:
@@ -145,7 +141,7 @@ def test_missing_and_oversized_files_are_not_read(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-def test_read_only_folder_is_named_before_and_after_run(run: Run, tmp_path: Path) -> None:
+def test_read_only_folder_is_named_before_and_after_run(run, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="folder"):
         check_folder(tmp_path / "file" / "folder")
@@ -155,13 +151,11 @@ def test_read_only_folder_is_named_before_and_after_run(run: Run, tmp_path: Path
     assert os.listdir(tmp_path / "new") == []
 
 
-def test_run_that_could_not_be_replaced_is_unchanged(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_that_could_not_be_replaced_is_unchanged(run, tmp_path, monkeypatch):
     write_run(run, tmp_path)
     before = run.seconds
 
-    def full(*_: object) -> None:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
@@ -195,7 +189,7 @@ DEEP = b"[" * 200_000 + b"]" * 200_000
         (b'"sample_sizes":{"3"', b'"sample_sizes":{"999999999"'),
     ],
 )
-def test_malicious_file_is_damaged(old: bytes, new: bytes, run: Run, tmp_path: Path) -> None:
+def test_malicious_file_is_damaged(old, new, run, tmp_path):
     file = write_run(run, tmp_path)
     data = file.read_bytes()
     assert old in data
@@ -204,13 +198,13 @@ def test_malicious_file_is_damaged(old: bytes, new: bytes, run: Run, tmp_path: P
         read_run(tmp_path)
 
 
-def test_non_utf8_name_is_written_escaped(run: Run, tmp_path: Path) -> None:
+def test_non_utf8_name_is_written_escaped(run, tmp_path):
     run.slowest = [SlowSample(name=os.fsdecode(b"/caf\xe9.jpg"), ms=12.0)]
     write_run(run, tmp_path)
     assert read_run(tmp_path).slowest == [SlowSample(name="/caf?.jpg", ms=12.0)]
 
 
-def test_link_at_the_temporary_name_is_replaced(run: Run, tmp_path: Path) -> None:
+def test_link_at_the_temporary_name_is_replaced(run, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / f".trace.json.{os.getpid()}.partial").symlink_to(tmp_path / "notes.txt")
     write_run(run, tmp_path)

@@ -1,7 +1,5 @@
 """Stage timings written by a worker are read by the trainer."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np
@@ -24,7 +22,7 @@ from feedline.timing.stage_page import (
 MS = 1_000_000
 
 
-def memory() -> np.ndarray:
+def memory():
     return np.zeros(PAGE_WORDS, np.int64)
 
 
@@ -35,10 +33,10 @@ notes = st.lists(
 
 
 @given(notes)
-def test_stages_are_read_as_recorded(noted: list[tuple[str, int]]) -> None:
+def test_stages_are_read_as_recorded(noted):
     words = memory()
     page = StagePage(words)
-    expected: dict[str, list[int]] = {}
+    expected = {}
     for name, ns in noted:
         page.note(name, ns)
         expected.setdefault(name[:48], []).append(ns)
@@ -50,7 +48,7 @@ def test_stages_are_read_as_recorded(noted: list[tuple[str, int]]) -> None:
         assert found[name].longest_ms == pytest.approx(max(times) / MS)
 
 
-def test_stages_beyond_capacity_are_counted() -> None:
+def test_stages_beyond_capacity_are_counted():
     words = memory()
     page = StagePage(words)
     for k in range(3 * MAX_STAGES):
@@ -61,14 +59,14 @@ def test_stages_beyond_capacity_are_counted() -> None:
     assert found["more"].count == 2 * MAX_STAGES + 1
 
 
-def sums(found: StageTimings) -> dict[str, tuple[int, float, float]]:
+def sums(found):
     return {
         name: (stage.count, stage.total_ms, stage.longest_ms)
         for name, stage in found.stages.items()
     }
 
 
-def test_names_that_are_cut_to_the_same_one_add_up() -> None:
+def test_names_that_are_cut_to_the_same_one_add_up():
     words = memory()
     page = StagePage(words)
     page.note("y" * 50 + "1", 2 * MS)
@@ -76,7 +74,7 @@ def test_names_that_are_cut_to_the_same_one_add_up() -> None:
     assert sums(read_page(words)) == {"y" * 48: (2, 5.0, 3.0)}
 
 
-def test_worker_with_reused_id_adds_up() -> None:
+def test_worker_with_reused_id_adds_up():
     words = memory()
     first = StagePage(words)
     first.note("decode", MS)
@@ -90,7 +88,7 @@ def test_worker_with_reused_id_adds_up() -> None:
     assert (found.tasks, found.latest) == (2, [(10, 20), (30, 50)])
 
 
-def test_of_many_tasks_the_latest_32_are_known() -> None:
+def test_of_many_tasks_the_latest_32_are_known():
     words = memory()
     page = StagePage(words)
     for k in range(1, 101):
@@ -99,7 +97,7 @@ def test_of_many_tasks_the_latest_32_are_known() -> None:
     assert read_page(words).tasks == page.tasks == 100
 
 
-def test_a_task_that_is_half_written_is_not_read() -> None:
+def test_a_task_that_is_half_written_is_not_read():
     words = memory()
     StagePage(words).task(100, 200)
     words[stage_page._RING] = 300  # a new one's begin, with the old one's end
@@ -107,10 +105,10 @@ def test_a_task_that_is_half_written_is_not_read() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 10**6)), max_size=80))
-def test_slowest_samples_are_listed_once(samples: list[tuple[int, int]]) -> None:
+def test_slowest_samples_are_listed_once(samples):
     words = memory()
     page = StagePage(words)
-    longest: dict[int, int] = {}
+    longest = {}
     for number, ns in samples:
         if ns > page.slow_ns:
             page.keep(number, ns)
@@ -121,7 +119,7 @@ def test_slowest_samples_are_listed_once(samples: list[tuple[int, int]]) -> None
     assert [round(ms * MS) for ms, _ in found] == best
 
 
-def test_samples_are_counted_by_octaves() -> None:
+def test_samples_are_counted_by_octaves():
     words = memory()
     page = StagePage(words)
     for ns in (0, 1, 3, 1000, 1023, 1024, 1 << 50):
@@ -133,7 +131,7 @@ def test_samples_are_counted_by_octaves() -> None:
     )
 
 
-def test_pages_are_read_by_worker_id_and_merged() -> None:
+def test_pages_are_read_by_worker_id_and_merged():
     pages = np.zeros((3, PAGE_WORDS), np.int64)
     StagePage(pages[2]).task(1, 2 * MS + 1)
     assert worker_pids(pages) == [os.getpid()]
@@ -149,7 +147,7 @@ def test_pages_are_read_by_worker_id_and_merged() -> None:
     assert found[2].tasks == 1, "what was joined is as it was"
 
 
-def test_any_page_content_is_read_safely() -> None:
+def test_any_page_content_is_read_safely():
     rng = np.random.default_rng(0)
     for _ in range(20):
         read_page(rng.integers(-(1 << 62), 1 << 62, PAGE_WORDS))

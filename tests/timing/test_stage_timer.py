@@ -1,11 +1,7 @@
 """Laps within tasks: which are noted, and that no thread notes for another."""
 
-from __future__ import annotations
-
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,15 +15,15 @@ FIRST_TIMED = 3  # the tasks before it are not timed
 class Clock:
     """A clock that is set by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.ns = 1000
 
-    def __call__(self) -> int:
+    def __call__(self):
         return self.ns
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(stage_timer, "clock", clock)
     return clock
@@ -36,11 +32,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Noted:
     """A page, and tasks noted on it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.memory = np.zeros(PAGE_WORDS, np.int64)
         self.page = StagePage(self.memory)
 
-    def run(self, tasks: int, clock: Clock, samples: int = 0, sample_ns: int = 0) -> list[int]:
+    def run(self, tasks, clock, samples=0, sample_ns=0):
         """Run tasks of equal samples. Return the numbers of those that are timed."""
         timed = []
         for task in range(tasks):
@@ -54,18 +50,18 @@ class Noted:
             stage_timer.end_task()
         return timed
 
-    def read(self) -> StageTimings:
+    def read(self):
         return read_page(self.memory)
 
 
 @pytest.fixture
-def noted() -> Iterator[Noted]:
+def noted():
     yield Noted()
     assert not stage_timer.each_sample
     assert not stage_timer.timed
 
 
-def test_laps_divide_timed_task_into_stages(noted: Noted, clock: Clock) -> None:
+def test_laps_divide_timed_task_into_stages(noted, clock):
     noted.run(FIRST_TIMED, clock)
     stage_timer.begin_task(noted.page)
     assert stage_timer.timed
@@ -90,9 +86,7 @@ def test_laps_divide_timed_task_into_stages(noted: Noted, clock: Clock) -> None:
     assert found.sample_sizes == {7: (1, 135 / 1e6), 9: (1, 1000 / 1e6)}
 
 
-def test_short_stages_count_as_computing_and_long_ones_are_measured(
-    noted: Noted, clock: Clock
-) -> None:
+def test_short_stages_count_as_computing_and_long_ones_are_measured(noted, clock):
     noted.run(FIRST_TIMED, clock)
     stage_timer.begin_task(noted.page)
     for _ in range(3):
@@ -106,9 +100,7 @@ def test_short_stages_count_as_computing_and_long_ones_are_measured(
     assert stages["wait for the server"].cpu_ms < 60_000
 
 
-def test_other_tasks_are_timed_as_a_whole_and_their_slow_samples_known(
-    noted: Noted, clock: Clock
-) -> None:
+def test_other_tasks_are_timed_as_a_whole_and_their_slow_samples_known(noted, clock):
     stage_timer.begin_task(noted.page)
     assert not stage_timer.timed
     clock.ns += 50
@@ -121,7 +113,7 @@ def test_other_tasks_are_timed_as_a_whole_and_their_slow_samples_known(
     assert found.slowest == [(50 / 1e6, -1)]
 
 
-def test_one_task_of_eight_is_timed_without_a_period(noted: Noted, clock: Clock) -> None:
+def test_one_task_of_eight_is_timed_without_a_period(noted, clock):
     timed = noted.run(512, clock)
     assert timed[0] == FIRST_TIMED
     assert [task // 8 for task in timed] == list(range(64))
@@ -134,14 +126,12 @@ def test_one_task_of_eight_is_timed_without_a_period(noted: Noted, clock: Clock)
     ("task_ms", "sample_ms", "timed"),
     [(150, 15, range(1, 20)), (90, 9, (3, 15)), (150, 0.75, (1, 3, 15))],
 )
-def test_all_but_the_first_of_long_tasks_are_timed(
-    noted: Noted, clock: Clock, task_ms: float, sample_ms: float, timed: Sequence[int]
-) -> None:
+def test_all_but_the_first_of_long_tasks_are_timed(noted, clock, task_ms, sample_ms, timed):
     found = noted.run(20, clock, round(task_ms / sample_ms), round(1e6 * sample_ms))
     assert found == list(timed)
 
 
-def test_of_many_tasks_of_tiny_samples_fewer_are_timed(noted: Noted, clock: Clock) -> None:
+def test_of_many_tasks_of_tiny_samples_fewer_are_timed(noted, clock):
     found = noted.run(300, clock, 1, 20_000)
     assert [k // 8 for k in found[:8]] == list(range(8))
     assert [k // 64 for k in found[8:]] == [1, 2, 3, 4]
@@ -149,14 +139,14 @@ def test_of_many_tasks_of_tiny_samples_fewer_are_timed(noted: Noted, clock: Cloc
     assert [k // 64 for k in large] == [0, 1]
 
 
-def test_a_task_within_a_task_is_a_part_of_it(noted: Noted) -> None:
+def test_a_task_within_a_task_is_a_part_of_it(noted):
     assert stage_timer.begin_task(noted.page)
     assert not stage_timer.begin_task(noted.page)
     stage_timer.end_task()
     assert noted.read().tasks == 1
 
 
-def test_interrupted_task_is_discarded_by_its_page(noted: Noted) -> None:
+def test_interrupted_task_is_discarded_by_its_page(noted):
     assert stage_timer.begin_task(noted.page)
     stage_timer.drop_task(None)
     stage_timer.drop_task(StagePage(np.zeros(PAGE_WORDS, np.int64)))
@@ -168,7 +158,7 @@ def test_interrupted_task_is_discarded_by_its_page(noted: Noted) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_forked_process_has_no_task(noted: Noted) -> None:
+def test_forked_process_has_no_task(noted):
     assert stage_timer.begin_task(noted.page)
     if (child := os.fork()) == 0:
         os._exit(0 if stage_timer.begin_task(noted.page) else 1)
@@ -176,7 +166,7 @@ def test_forked_process_has_no_task(noted: Noted) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_nothing_is_recorded_without_a_page_or_outside_of_tasks(noted: Noted) -> None:
+def test_nothing_is_recorded_without_a_page_or_outside_of_tasks(noted):
     assert not stage_timer.begin_task(None)
     stage_timer.end_stage("read")
     stage_timer.end_sample(1)
@@ -184,11 +174,11 @@ def test_nothing_is_recorded_without_a_page_or_outside_of_tasks(noted: Noted) ->
     assert noted.read() == StageTimings()
 
 
-def test_a_thread_that_a_sample_starts_notes_nothing(noted: Noted, clock: Clock) -> None:
+def test_a_thread_that_a_sample_starts_notes_nothing(noted, clock):
     noted.run(FIRST_TIMED, clock)
     stage_timer.begin_task(noted.page)
 
-    def work() -> None:
+    def work():
         assert not stage_timer.is_timing()
         assert not stage_timer.begin_task(StagePage(np.zeros(PAGE_WORDS, np.int64)))
         clock.ns += 10
@@ -203,7 +193,7 @@ def test_a_thread_that_a_sample_starts_notes_nothing(noted: Noted, clock: Clock)
     assert (found.stages, found.slowest) == ({}, [])
 
 
-def test_a_sample_that_is_quicker_than_the_slowest_twelve_costs_no_note(noted: Noted) -> None:
+def test_a_sample_that_is_quicker_than_the_slowest_twelve_costs_no_note(noted):
     stage_timer.begin_task(noted.page)
     slow_ns = 0
     for number in range(12):
@@ -212,9 +202,7 @@ def test_a_sample_that_is_quicker_than_the_slowest_twelve_costs_no_note(noted: N
     stage_timer.end_task()
 
 
-def test_preparation_is_no_part_of_the_first_sample(
-    noted: Noted, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preparation_is_no_part_of_the_first_sample(noted, clock, tmp_path, monkeypatch):
     queued = tmp_path / "schedstat"
     monkeypatch.setattr(stage_timer, "schedstat", queued)
     queued.write_text("1 0 3")
@@ -231,7 +219,7 @@ def test_preparation_is_no_part_of_the_first_sample(
     assert found.stages["fetch"].total_ms == 70.0
 
 
-def test_tiny_samples_are_reported_only_in_timed_tasks(noted: Noted, clock: Clock) -> None:
+def test_tiny_samples_are_reported_only_in_timed_tasks(noted, clock):
     told = []
     for ns in [10_000] * 16 + [200_000] * 24:
         stage_timer.begin_task(noted.page)
@@ -249,14 +237,12 @@ def test_tiny_samples_are_reported_only_in_timed_tasks(noted: Noted, clock: Cloc
 class Failing:
     """A key whose conversion to a number fails."""
 
-    def __index__(self) -> int:
+    def __index__(self):
         raise LookupError("not now")
 
 
 @pytest.mark.parametrize("key", ["a", 1 << 63, -7, np.uint64((1 << 64) - 1), Failing()])
-def test_keys_that_a_page_cannot_hold_have_no_number(
-    noted: Noted, clock: Clock, key: object
-) -> None:
+def test_keys_that_a_page_cannot_hold_have_no_number(noted, clock, key):
     stage_timer.begin_task(noted.page)
     clock.ns += 50
     stage_timer.end_sample(key)

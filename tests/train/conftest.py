@@ -1,26 +1,22 @@
 """A small data set, made once for the whole run."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from tiny_training import write_tiny_set
 
 if TYPE_CHECKING:
-    from interruption import Forks
+    pass
 
 
 @pytest.fixture(scope="session")
-def tiny_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_set(tmp_path_factory):
     """Two classes: 40 training and 12 validation images of 48 px."""
     return write_tiny_set(tmp_path_factory.mktemp("tiny") / "set")
 
 
 @pytest.fixture(scope="session")
-def forked() -> Iterator[Forks]:
+def forked():
     """A process that has torch and timm loaded, and forks for each training."""
     from interruption import forks
 

@@ -1,14 +1,10 @@
 """Augmentation of whole batches: operations of torchvision and timm, drawn from a seed."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
@@ -16,24 +12,24 @@ from feedline.train.augment import BatchAugmentation, apply_policy, erase_and_mi
 from feedline.train.recipe import Recipe, TrainPhase
 
 
-def batch(rows: int = 6, size: int = 16) -> tuple[Tensor, Tensor]:
+def batch(rows=6, size=16):
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(rows, 3, size, size, generator=generator)
     return images.contiguous(memory_format=torch.channels_last), torch.arange(rows) % 4
 
 
-def pixels(rows: int = 6, size: int = 32) -> Tensor:
+def pixels(rows=6, size=32):
     generator = torch.Generator().manual_seed(1)
     made = torch.randint(0, 256, (rows, 3, size, size), generator=generator)
     return made.to(torch.uint8).contiguous(memory_format=torch.channels_last)
 
 
-def changed(images: Tensor, labels: Tensor, seed: int, **settings: float) -> tuple[Tensor, Tensor]:
-    phase = TrainPhase(size=16, epochs=1, **settings)  # type: ignore[arg-type]
+def changed(images, labels, seed, **settings):
+    phase = TrainPhase(size=16, epochs=1, **settings)
     return erase_and_mix(images, labels, phase, classes=4, seed=seed)
 
 
-def test_mixup_blends_each_image_with_the_previous_one() -> None:
+def test_mixup_blends_each_image_with_the_previous_one():
     images, labels = batch()
     made, targets = changed(images, labels, 3, mixup=0.4)
     share = float(targets[0, 0])
@@ -43,7 +39,7 @@ def test_mixup_blends_each_image_with_the_previous_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_cutmix_pastes_a_box_of_the_previous_image(seed: int) -> None:
+def test_cutmix_pastes_a_box_of_the_previous_image(seed):
     images, labels = batch()
     before = images.clone()
     made, targets = changed(images, labels, seed, cutmix=1.0)
@@ -54,7 +50,7 @@ def test_cutmix_pastes_a_box_of_the_previous_image(seed: int) -> None:
     assert float(targets[0, 0]) == pytest.approx(share, abs=1e-5)
 
 
-def test_with_both_each_batch_gets_one() -> None:
+def test_with_both_each_batch_gets_one():
     images, labels = batch()
     boxes = 0
     for seed in range(100):
@@ -63,13 +59,13 @@ def test_with_both_each_batch_gets_one() -> None:
     assert 30 < boxes < 70
 
 
-def test_a_batch_of_one_and_a_phase_without_mixing_are_unchanged() -> None:
+def test_a_batch_of_one_and_a_phase_without_mixing_are_unchanged():
     images, labels = batch()
     assert changed(images, labels, 0)[0] is images
     assert changed(images[:1], labels[:1], 0, mixup=0.4)[1].dtype == torch.int64
 
 
-def test_erasing_sets_rectangles_of_some_images_to_the_mean() -> None:
+def test_erasing_sets_rectangles_of_some_images_to_the_mean():
     images, labels = torch.ones(400, 3, 32, 32), torch.zeros(400, dtype=torch.int64)
     made, _ = changed(images, labels, 5, reprob=0.25)
     gone = (made == 0).all(dim=1)
@@ -82,7 +78,7 @@ def test_erasing_sets_rectangles_of_some_images_to_the_mean() -> None:
 
 
 @pytest.mark.parametrize("policy", ["rand", "trivial"])
-def test_a_policy_grows_with_its_strength(policy: str) -> None:
+def test_a_policy_grows_with_its_strength(policy):
     images = pixels(64)
     changes = []
     for strength in (0.1, 0.5, 1.0):
@@ -91,7 +87,7 @@ def test_a_policy_grows_with_its_strength(policy: str) -> None:
     assert 0 < changes[0] < changes[1] < changes[2]
 
 
-def test_a_policy_draws_for_groups_of_images() -> None:
+def test_a_policy_draws_for_groups_of_images():
     images = pixels(64)
     made = apply_policy(images, "trivial", 1.0, 0)
     assert made.is_contiguous(memory_format=torch.channels_last)
@@ -105,9 +101,9 @@ def test_a_policy_draws_for_groups_of_images() -> None:
     assert apply_policy(images[:0], "rand", 1.0, 0).shape == (0, 3, 32, 32)
 
 
-def test_no_random_state_changes() -> None:
-    def states() -> tuple[bytes, bytes, object]:
-        numpy_state: Any = np.random.get_state()
+def test_no_random_state_changes():
+    def states():
+        numpy_state = np.random.get_state()
         return torch.get_rng_state().numpy().tobytes(), numpy_state[1].tobytes(), random.getstate()
 
     before = states()
@@ -117,7 +113,7 @@ def test_no_random_state_changes() -> None:
     assert states() == before
 
 
-def test_a_batch_is_changed_by_its_phase_and_its_seed() -> None:
+def test_a_batch_is_changed_by_its_phase_and_its_seed():
     recipe = Recipe(schedule="16x1,32x1", mixup=0.4, reprob=1.0, aa="trivial")
     augmentation = BatchAugmentation(recipe, classes=4)
     order = Order(length=12, schedule=Schedule.parse("16x1,32x1"), batch_size=6, seed=3)

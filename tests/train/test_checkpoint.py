@@ -1,7 +1,5 @@
 """Checkpoints are whole, and run nothing when read."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path
@@ -20,7 +18,7 @@ from feedline.train.run_folder import (
 )
 
 
-def test_full_disk_is_named_with_sizes_and_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
+def test_full_disk_is_named_with_sizes_and_leaves_the_earlier_checkpoint(tmp_path):
     """torch's writer, if files may have 64 KiB."""
     save_checkpoint(tmp_path / "last.pt", {"step": 1})
     before = (tmp_path / "last.pt").read_bytes()
@@ -45,7 +43,7 @@ except SaveError as error:
     assert (tmp_path / "last.pt").read_bytes() == before
 
 
-def test_previous_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_previous_checkpoints_are_kept(tmp_path):
     writer = CheckpointWriter(out=tmp_path, keep=2, note=pytest.fail)
     for step in range(5):
         writer.save({"step": step}, epochs=step)
@@ -57,7 +55,7 @@ def test_previous_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 class _Trap:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
+    def __reduce__(self):
         return (Path.touch, (Path("sprung"),))
 
 
@@ -65,9 +63,7 @@ NOISE = [np.random.default_rng(seed).bytes(2000) for seed in range(4)]
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", pickle.dumps(_Trap()), *NOISE])
-def test_damaged_or_foreign_file_is_rejected_and_runs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
-) -> None:
+def test_damaged_or_foreign_file_is_rejected_and_runs_nothing(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "last.pt").write_bytes(content)
     with pytest.raises(StateError, match="damaged, or not a checkpoint") as error:
@@ -76,7 +72,7 @@ def test_damaged_or_foreign_file_is_rejected_and_runs_nothing(
     assert not (tmp_path / "sprung").exists()
 
 
-def test_other_files_are_rejected_with_their_kind(tmp_path: Path) -> None:
+def test_other_files_are_rejected_with_their_kind(tmp_path):
     last, best = tmp_path / "last.pt", tmp_path / "best.pt"
     with pytest.raises(StateError, match="no such file"):
         load_checkpoint(tmp_path)

@@ -1,9 +1,6 @@
 """Settings from a file, an earlier run and the command line, in that order."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,13 +11,13 @@ from feedline.train.config import as_toml, make_recipe, read_config
 from feedline.train.recipe import Recipe, RunSettings
 
 
-def test_an_argument_overrides_the_layers_below() -> None:
+def test_an_argument_overrides_the_layers_below():
     under = {"model": "resnet34", "mixup": 0.2, "schedule": "64x1"}
     recipe = make_recipe({"mixup": 0.4, "lr": None}, under)
     assert (recipe.model, recipe.mixup, recipe.schedule) == ("resnet34", 0.4, "64x1")
 
 
-def test_preset_and_schedule_replace_each_other() -> None:
+def test_preset_and_schedule_replace_each_other():
     recipe = make_recipe({"preset": "ffcv", "epochs": 16}, {"schedule": "64x1", "lr": 0.3})
     assert (recipe.epochs, recipe.val_image_size, recipe.opt, recipe.lr) == (16, 256, "sgd", 0.3)
     assert make_recipe({"schedule": "64x3"}, {"preset": "ffcv", "epochs": 16}).schedule == "64x3"
@@ -43,7 +40,7 @@ def test_preset_and_schedule_replace_each_other() -> None:
         ({"preset": "ffcv", "epochs": 3, "schedule": "64x1"}, "exclude each other"),
     ],
 )
-def test_invalid_configuration_is_rejected(settings: dict[str, Any], said: str) -> None:
+def test_invalid_configuration_is_rejected(settings, said):
     with pytest.raises(UsageError, match=said):
         make_recipe(settings)
 
@@ -54,10 +51,8 @@ def test_invalid_configuration_is_rejected(settings: dict[str, Any], said: str) 
     own=st.booleans(),
     smoothing=st.none() | st.floats(0, 0.9),
 )
-def test_a_recipe_reads_back_from_toml(
-    mixup: float, file: str, own: bool, smoothing: float | None
-) -> None:
-    schedule: Any = "64x1,96x2@16"
+def test_a_recipe_reads_back_from_toml(mixup, file, own, smoothing):
+    schedule = "64x1,96x2@16"
     if own:
         schedule = [{"size": 64, "epochs": 1, "smoothing": smoothing}]
     recipe = Recipe(schedule=schedule, mixup=mixup, initial_checkpoint=file)
@@ -66,7 +61,7 @@ def test_a_recipe_reads_back_from_toml(
     assert make_recipe({}, msgspec.toml.decode(as_toml(recipe, RunSettings()).encode())) == recipe
 
 
-def test_flags_replace_exclusive_settings_of_layer() -> None:
+def test_flags_replace_exclusive_settings_of_layer():
     under = {"pretrained": True, "amp_dtype": "float16"}
     recipe = make_recipe({"initial_checkpoint": "w.pt", "amp": False}, under)
     assert (recipe.pretrained, recipe.initial_checkpoint) == (False, "w.pt")
@@ -78,15 +73,13 @@ def test_flags_replace_exclusive_settings_of_layer() -> None:
     assert refused.value.argument == "initial_checkpoint"
 
 
-def test_run_options_round_trip_with_absolute_paths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_options_round_trip_with_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    values: dict[str, Any] = {"device": "cpu", "workers": 3, "val_dir": Path("/val")}
+    values = {"device": "cpu", "workers": 3, "val_dir": Path("/val")}
     values |= {"checkpoint_every": 10, "keep_checkpoints": 2, "warmup_shapes": False}
     values["tensorboard"] = True
 
-    def settings(folder: Path, **options: Any) -> RunSettings:
+    def settings(folder, **options):
         data, cache, tuned = (folder / name for name in ('a "set"', "copies", "tuned.json"))
         return RunSettings(data=data, cache=cache, settings=tuned, **values, **options)
 
@@ -111,7 +104,7 @@ def test_run_options_round_trip_with_absolute_paths(
         ("[run]\ndata = 3", "data must be a path, got 3"),
     ],
 )
-def test_invalid_run_setting_names_file(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_run_setting_names_file(tmp_path, text, said):
     file = tmp_path / "recipe.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match=said) as error:
@@ -119,14 +112,14 @@ def test_invalid_run_setting_names_file(tmp_path: Path, text: str, said: str) ->
     assert str(file) in str(error.value)
 
 
-def test_run_setting_in_recipe_table_raises_with_its_table() -> None:
+def test_run_setting_in_recipe_table_raises_with_its_table():
     with pytest.raises(
         UsageError, match=r"(?s)no setting 'keep_checkpoints'.*belongs in the table"
     ):
         make_recipe({}, {"keep_checkpoints": 2})
 
 
-def test_settings_lie_over_others_one_by_one() -> None:
+def test_settings_lie_over_others_one_by_one():
     above = RunSettings(keep_checkpoints=0, cache=Path("none"))
     below = RunSettings(keep_checkpoints=3, workers=2, device="x")
     assert above.over(below) == RunSettings(
@@ -135,12 +128,12 @@ def test_settings_lie_over_others_one_by_one() -> None:
     assert above.over(RunSettings(cache=Path("copies"))).resolved().cache is None
     tuned = RunSettings(settings=Path("tuned.json"))
     assert tuned.over(below).workers is None, "the file says how many"
-    places: Any = {"data": "photos", "out": "runs/1", "resume": Path("runs/0")}
+    places = {"data": "photos", "out": "runs/1", "resume": Path("runs/0")}
     said = RunSettings(**places)
     assert (said.data, said.out, said.resume) == (Path("photos"), Path("runs/1"), "runs/0")
 
 
-def test_too_large_file_is_rejected(tmp_path: Path) -> None:
+def test_too_large_file_is_rejected(tmp_path):
     file = tmp_path / "recipe.toml"
     file.write_bytes(b" " * (1 << 21))
     with pytest.raises(UsageError, match="larger than 1 MiB"):

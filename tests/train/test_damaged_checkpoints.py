@@ -3,36 +3,31 @@
 Missing memory is no damage.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tiny_training import Recorder
 
 from feedline.errors import StateError
-from feedline.train.prepare import Assignment, ResumedRun
+from feedline.train.prepare import Assignment
 from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
 
 MISSING = object()
-ERRORS: list[Exception] = []
+ERRORS = []
 """Raised when weights are loaded into a model of the runs."""
 
 
-def feedline_test_full_in_loading(pretrained: bool = False, **settings: Any) -> torch.nn.Module:
+def feedline_test_full_in_loading(pretrained=False, **settings):
     import timm
 
-    model: torch.nn.Module = timm.create_model("test_resnet.r160_in1k", **settings)
+    model = timm.create_model("test_resnet.r160_in1k", **settings)
 
-    class Full(type(model)):  # type: ignore[misc]
-        def load_state_dict(self, *args: Any, **options: Any) -> Any:
+    class Full(type(model)):
+        def load_state_dict(self, *args, **options):
             if ERRORS:
                 raise ERRORS[0]
             return super().load_state_dict(*args, **options)
@@ -42,7 +37,7 @@ def feedline_test_full_in_loading(pretrained: bool = False, **settings: Any) -> 
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tiny_set, tmp_path_factory):
     """A finished run of two epochs."""
     import timm
 
@@ -58,12 +53,12 @@ def trained(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def own(trained: Path, tmp_path: Path) -> Path:
+def own(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     return tmp_path / "run"
 
 
-def places(content: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places(content, above=()):
     """Keys of nested dicts, and of the first entry of lists."""
     entries = dict(enumerate(content[:1])) if isinstance(content, list) else content
     if isinstance(entries, dict):
@@ -72,10 +67,10 @@ def places(content: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
             yield from places(value, (*above, key))
 
 
-def damage(run: Path, place: tuple[Any, ...], value: object) -> None:
+def damage(run, place, value):
     """Write another value, or none, to a place in the last checkpoint of a run."""
     content = torch.load(run / "last.pt", weights_only=True)
-    entry: Any = content
+    entry = content
     for key in place[:-1]:
         entry = entry[key]
     if value is MISSING:
@@ -86,13 +81,13 @@ def damage(run: Path, place: tuple[Any, ...], value: object) -> None:
     (run / "damaged.pt").replace(run / "last.pt")
 
 
-def resumed_from(run: Path) -> ResumedRun:
+def resumed_from(run):
     resumed = Assignment.collect({}, RunSettings(resume=str(run))).resumed
     assert resumed is not None
     return resumed
 
 
-def test_an_entry_that_is_missing_or_of_another_type_is_damage(own: Path) -> None:
+def test_an_entry_that_is_missing_or_of_another_type_is_damage(own):
     for path in (own / "last.pt", own / "previous.pt"):
         content = torch.load(path, weights_only=True)
         content["state"] |= {"model": {}, "ema": {}}  # small, as it is written often
@@ -134,7 +129,7 @@ def test_an_entry_that_is_missing_or_of_another_type_is_damage(own: Path) -> Non
         (("state", "optimizer", "param_groups", 0, "params"), [0]),
     ],
 )
-def test_the_checkpoint_before_is_resumed(own: Path, place: tuple[Any, ...], value: object) -> None:
+def test_the_checkpoint_before_is_resumed(own, place, value):
     damage(own, place, value)
     report = Recorder()
     result = train_model(run=RunSettings(resume=str(own)), report=report)
@@ -145,9 +140,7 @@ def test_the_checkpoint_before_is_resumed(own: Path, place: tuple[Any, ...], val
 
 
 @pytest.mark.parametrize("place", [("history",), ("state", "model", "fc.weight")])
-def test_a_damaged_checkpoint_without_another_one_is_named(
-    own: Path, place: tuple[str, ...]
-) -> None:
+def test_a_damaged_checkpoint_without_another_one_is_named(own, place):
     (own / "previous.pt").unlink()
     damage(own, place, MISSING)
     with pytest.raises(StateError, match=re.escape(f"{own / 'last.pt'}: damaged")) as caught:
@@ -160,7 +153,7 @@ def test_a_damaged_checkpoint_without_another_one_is_named(
     [MemoryError("no memory"), torch.cuda.OutOfMemoryError("CUDA out of memory.")],
     ids=type,
 )
-def test_missing_memory_is_no_damage(own: Path, error: Exception) -> None:
+def test_missing_memory_is_no_damage(own, error):
     ERRORS.append(error)
     try:
         with pytest.raises(type(error)) as caught:

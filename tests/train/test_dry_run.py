@@ -1,19 +1,15 @@
 """The plan of a run: its figures are measured, and nothing of it is left."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from feedline.errors import FeedlineError, StateError, UsageError
-from feedline.train.dry_run import PlannedRun, dry_run
+from feedline.train.dry_run import dry_run
 from feedline.train.prepare import Assignment
 from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
@@ -22,21 +18,21 @@ from feedline.train.train_state import TrainState, train_step
 MODEL = "test_resnet.r160_in1k"
 
 
-def make_recipe(**settings: Any) -> Recipe:
+def make_recipe(**settings):
     return Recipe(**{"model": MODEL, "schedule": "32x2,48x1@4", "batch_size": 8, **settings})
 
 
-def plan_of(root: Path, recipe: Recipe | None = None, **settings: Any) -> PlannedRun:
+def plan_of(root, recipe=None, **settings):
     run = RunSettings(**{"data": root, "device": "cpu", "workers": 0, **settings})
     return dry_run(Assignment.collect(recipe or make_recipe(), run), budget_s=1.0)
 
 
 @pytest.fixture(scope="module")
-def plan(tiny_set: Path) -> PlannedRun:
+def plan(tiny_set):
     return plan_of(tiny_set, make_recipe(mixup=0.2, sched="linear", warmup_epochs=1.5, lr=1.0))
 
 
-def test_a_plan_has_each_phase_filled_in(plan: PlannedRun) -> None:
+def test_a_plan_has_each_phase_filled_in(plan):
     first, second = plan.phases
     assert (first.phase.size, first.phase.batch_size, first.steps, first.images) == (32, 8, 5, 40)
     assert (second.phase.size, second.phase.batch_size, second.steps) == (48, 4, 10)
@@ -45,20 +41,18 @@ def test_a_plan_has_each_phase_filled_in(plan: PlannedRun) -> None:
     assert (plan.val_images, plan.classes, plan.images) == (12, 2, 40)
 
 
-def test_a_size_off_the_grid_gets_a_hint(plan: PlannedRun) -> None:
+def test_a_size_off_the_grid_gets_a_hint(plan):
     assert "hint: 48 px: not a multiple of 32 px" in " ".join(str(plan).split())
     first = plan.phases[0]
     on_grid = replace(first, phase=replace(first.phase, val_image_size=32))
     assert "multiple" not in str(replace(plan, phases=(on_grid,)))
 
 
-def test_learning_rates_equal_those_of_run(
-    tiny_set: Path, plan: PlannedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: list[float] = []
+def test_learning_rates_equal_those_of_run(tiny_set, plan, tmp_path, monkeypatch):
+    used = []
     set_progress = TrainState.set_progress
 
-    def record(self: TrainState, seen: float) -> None:
+    def record(self, seen):
         set_progress(self, seen)
         used.append(self.lr)
 
@@ -72,7 +66,7 @@ def test_learning_rates_equal_those_of_run(
         assert phase.lr[1] >= max(rates) * (1 - 1e-9)
 
 
-def test_times_follow_from_measured_rates(plan: PlannedRun) -> None:
+def test_times_follow_from_measured_rates(plan):
     for phase in plan.phases:
         measured = phase.measured
         assert measured.steps >= 2
@@ -82,10 +76,8 @@ def test_times_follow_from_measured_rates(plan: PlannedRun) -> None:
     assert plan.seconds == pytest.approx(sum(phase.left_s for phase in plan.phases))
 
 
-def test_slow_steps_are_measured_beyond_the_time_limit(
-    tiny_set: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slow_step(*step: Any) -> None:
+def test_slow_steps_are_measured_beyond_the_time_limit(tiny_set, monkeypatch):
+    def slow_step(*step):
         time.sleep(0.25)
         train_step(*step)
 
@@ -95,7 +87,7 @@ def test_slow_steps_are_measured_beyond_the_time_limit(
     assert phase.epoch_s > 5 * 0.25, "an epoch has five steps"
 
 
-def test_plan_names_the_bottleneck_and_a_fix_with_its_gain(plan: PlannedRun) -> None:
+def test_plan_names_the_bottleneck_and_a_fix_with_its_gain(plan):
     for phase in plan.phases:
         assert (phase.bottleneck == "compute") == (phase.measured.wait_share < 0.05)
         # The gain is bounded by the waits and by the compute rate.
@@ -113,7 +105,7 @@ def test_plan_names_the_bottleneck_and_a_fix_with_its_gain(plan: PlannedRun) -> 
             assert gain is None or f"{gain} times as fast" in text
 
 
-def test_dry_run_is_printed_and_json_serialisable(plan: PlannedRun) -> None:
+def test_dry_run_is_printed_and_json_serialisable(plan):
     text = " ".join(str(plan).split())
     for part in (f"{MODEL} in float32 on cpu", "3 epochs, 20 steps", "mixup", "images/s"):
         assert part in text
@@ -123,9 +115,7 @@ def test_dry_run_is_printed_and_json_serialisable(plan: PlannedRun) -> None:
     assert Recipe(**data["recipe"]) == plan.recipe
 
 
-def test_workers_end_and_nothing_else_is_left(
-    tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_end_and_nothing_else_is_left(tiny_set, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before, children = sorted(tiny_set.rglob("*")), set(multiprocessing.active_children())
     torch.manual_seed(7)
@@ -139,7 +129,7 @@ def test_workers_end_and_nothing_else_is_left(
     assert set(multiprocessing.active_children()) <= children
 
 
-def test_a_resumed_run_is_planned_from_its_position(tiny_set: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_is_planned_from_its_position(tiny_set, tmp_path):
     out = tmp_path / "run"
     run = RunSettings(data=tiny_set, device="cpu", workers=0, out=out)
     train_model(make_recipe(schedule="32x2"), run)
@@ -156,14 +146,14 @@ def test_a_resumed_run_is_planned_from_its_position(tiny_set: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("validates", [True, False])
-def test_accumulated_batches_count_as_one_step(tiny_set: Path, validates: bool) -> None:
+def test_accumulated_batches_count_as_one_step(tiny_set, validates):
     root = tiny_set if validates else tiny_set / "train"
     (phase,) = plan_of(root, make_recipe(grad_accum_steps=2, schedule="32x1")).phases
     assert phase.steps == 3
     assert (phase.val_s > 0) == validates
 
 
-def test_a_set_without_a_readable_image_is_an_error(tmp_path: Path) -> None:
+def test_a_set_without_a_readable_image_is_an_error(tmp_path):
     for name in ("a", "b"):
         (tmp_path / "set" / name).mkdir(parents=True)
         (tmp_path / "set" / name / "0.jpg").write_bytes(b"no image")
@@ -172,14 +162,12 @@ def test_a_set_without_a_readable_image_is_an_error(tmp_path: Path) -> None:
         plan_of(tmp_path / "set", make_recipe(on_error="skip"))
 
 
-def test_a_set_smaller_than_a_batch_is_one_batch(tiny_set: Path) -> None:
+def test_a_set_smaller_than_a_batch_is_one_batch(tiny_set):
     (phase,) = plan_of(tiny_set, make_recipe(schedule="32x1", batch_size=64)).phases
     assert (phase.steps, phase.images) == (1, 40)
 
 
-def test_budget_out_of_range_and_several_ranks_are_rejected(
-    tiny_set: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_budget_out_of_range_and_several_ranks_are_rejected(tiny_set, monkeypatch):
     run = RunSettings(data=tiny_set, device="cpu", workers=0)
     assignment = Assignment.collect(make_recipe(), run)
     with pytest.raises(UsageError, match="from 1 to 3600"):

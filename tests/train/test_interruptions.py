@@ -4,17 +4,13 @@ Every selected step is interrupted in every way. The last step of each phase and
 always selected.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal
 from itertools import accumulate, product
-from pathlib import Path
-from typing import Any
 
 import pytest
-from interruption import Forks, job, said_in
+from interruption import job, said_in
 from tiny_training import assert_same_training, write_tiny_set
 
 from feedline.train.recipe import Recipe
@@ -22,7 +18,7 @@ from feedline.train.run_folder import load_checkpoint
 
 IMAGES = {1: 40, 2: 60}
 """By ranks: so that there are more than 20 steps."""
-PROGRESSIVE: dict[str, Any] = {
+PROGRESSIVE = {
     "model": "test_resnet.r160_in1k",
     "schedule": [
         {"size": 24, "epochs": 2, "batch_size": 4},
@@ -50,7 +46,7 @@ WAYS = [
 ]
 
 
-def last_steps(ranks: int) -> tuple[list[int], list[int]]:
+def last_steps(ranks):
     """The last step of each epoch, and of each phase."""
     recipe = Recipe(**PROGRESSIVE)
     phases = [recipe.phase_at(epoch) for epoch in range(recipe.epochs)]
@@ -59,7 +55,7 @@ def last_steps(ranks: int) -> tuple[list[int], list[int]]:
     return ends, [ends[k - 1] for k in accumulate(phase.epochs for phase in recipe.phases)]
 
 
-def drawn_steps(ranks: int, count: int) -> list[int]:
+def drawn_steps(ranks, count):
     """This many steps: those around each end of a phase, and random ones."""
     *edges, last = last_steps(ranks)[1]
     near = {edge + k for edge in edges for k in (-1, 0, 1)}
@@ -67,7 +63,7 @@ def drawn_steps(ranks: int, count: int) -> list[int]:
     return sorted(near | set(random.Random(0).sample(others, count - len(near))))
 
 
-def gone_on_from(step: int, signum: int, every: int, ranks: int) -> int:
+def gone_on_from(step, signum, every, ranks):
     """The step whose checkpoint an interrupted run leaves."""
     if signum != signal.SIGKILL:
         return step  # it ends after the step, with a checkpoint
@@ -85,7 +81,7 @@ INTERRUPTED = [
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory, forked: Forks) -> Path:
+def uninterrupted(tiny_set, tmp_path_factory, forked):
     """The folder of a run that nothing stopped."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     assert forked.run(job(PROGRESSIVE, tiny_set, folder)) == 0
@@ -96,14 +92,7 @@ def uninterrupted(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory, fork
 
 
 @pytest.mark.parametrize(("step", "way"), INTERRUPTED)
-def test_resumed_run_ends_with_same_weights(
-    tiny_set: Path,
-    uninterrupted: Path,
-    forked: Forks,
-    tmp_path: Path,
-    step: int,
-    way: signal.Signals,
-) -> None:
+def test_resumed_run_ends_with_same_weights(tiny_set, uninterrupted, forked, tmp_path, step, way):
     draw = random.Random(step * 100 + way)
     every, before, behind = draw.randint(1, 4), draw.choice([0, 0, 1]), draw.choice([0, 0, 1])
     asked = job(
@@ -134,15 +123,13 @@ def test_resumed_run_ends_with_same_weights(
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory):
     # 7 images of a class to validate on: 14 cannot be shared evenly by batches of 6 on 2 ranks.
     return write_tiny_set(tmp_path_factory.mktemp("shared") / "set", train=30, val=7)
 
 
 @pytest.fixture(scope="module")
-def uninterrupted_ranks(
-    shared: Path, tmp_path_factory: pytest.TempPathFactory, forked: Forks
-) -> Path:
+def uninterrupted_ranks(shared, tmp_path_factory, forked):
     folder = tmp_path_factory.mktemp("ranks")
     assert forked.run_ranks(job(PROGRESSIVE, shared, folder, workers=1), 2) == [0, 0]
     lead, other = said_in(folder, 0), said_in(folder, 1)
@@ -160,13 +147,8 @@ def uninterrupted_ranks(
     [pytest.param(*case, marks=pytest.mark.slow) for case in ON_RANKS],
 )
 def test_two_resumed_ranks_end_with_same_weights(
-    shared: Path,
-    uninterrupted_ranks: Path,
-    forked: Forks,
-    tmp_path: Path,
-    step: int,
-    way: signal.Signals,
-) -> None:
+    shared, uninterrupted_ranks, forked, tmp_path, step, way
+):
     """The last rank alone gets the signal."""
     every = random.Random(step).randint(1, 3)
     asked = job(

@@ -1,10 +1,7 @@
 """Optimizer, rate, steps and evaluation."""
 
-from __future__ import annotations
-
 import copy
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -30,25 +27,25 @@ from feedline.train.train_state import (
 CPU = torch.device("cpu")
 
 
-def small_model(classes: int = 3) -> nn.Module:
+def small_model(classes=3):
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, classes)
     )
 
 
-def small_state(*, classes: int = 3, **settings: object) -> TrainState:
-    recipe = Recipe(**settings)  # type: ignore[arg-type]
+def small_state(*, classes=3, **settings):
+    recipe = Recipe(**settings)
     return TrainState(small_model(classes), recipe, device=CPU, precision=torch.float32)
 
 
-def batch(rows: int, classes: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(rows, classes=3, seed=0):
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(rows, 3, 8, 8, generator=generator)
     return images, torch.randint(0, classes, (rows,), generator=generator)
 
 
-def test_only_weights_decay() -> None:
+def test_only_weights_decay():
     state = small_state(weight_decay=0.3)
     groups = {group["weight_decay"]: group["params"] for group in state.optimizer.param_groups}
     assert groups.keys() == {0.0, 0.3}
@@ -57,7 +54,7 @@ def test_only_weights_decay() -> None:
     assert sum(map(len, groups.values())) == len(list(state.model.parameters()))
 
 
-def test_optimizer_that_cannot_be_made_is_rejected() -> None:
+def test_optimizer_that_cannot_be_made_is_rejected():
     with pytest.raises(UsageError, match="adma"):
         create_optimizer(small_model(), Recipe(opt="adma", lr=0.1))
 
@@ -68,7 +65,7 @@ def test_optimizer_that_cannot_be_made_is_rejected() -> None:
     sched=st.sampled_from(["onecycle", "cosine", "linear"]),
     total=st.integers(2, 300),
 )
-def test_the_rate_rises_once_and_falls_once(warmup: float, sched: str, total: int) -> None:
+def test_the_rate_rises_once_and_falls_once(warmup, sched, total):
     rates = [lr_factor(k / (total - 1), sched=sched, warmup=warmup) for k in range(total)]
     assert all(0 < each <= 1 + 1e-12 for each in rates)
     top = rates.index(max(rates))
@@ -80,7 +77,7 @@ def test_the_rate_rises_once_and_falls_once(warmup: float, sched: str, total: in
         assert rates[0] == pytest.approx(1 / 25)
 
 
-def test_rate_equals_torch_one_cycle() -> None:
+def test_rate_equals_torch_one_cycle():
     optimizer = torch.optim.SGD(small_model().parameters(), lr=1.0)
     theirs = OneCycleLR(optimizer, 0.5, total_steps=41, pct_start=0.25, cycle_momentum=False)
     for step in range(41):
@@ -93,7 +90,7 @@ def test_rate_equals_torch_one_cycle() -> None:
             theirs.step()
 
 
-def test_a_phase_multiplies_the_rate() -> None:
+def test_a_phase_multiplies_the_rate():
     learner = small_state(
         lr=0.5, sched="constant", warmup_epochs=0.0, schedule=[{"size": 8, "epochs": 1, "lr": 0.1}]
     )
@@ -102,7 +99,7 @@ def test_a_phase_multiplies_the_rate() -> None:
         assert learner.lr == pytest.approx(0.05)
 
 
-def linear_states(**settings: Any) -> list[TrainState]:
+def linear_states(**settings):
     """Two equal states of a model without statistics of a batch."""
     model, recipe = nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), Recipe(**settings)
     return [
@@ -111,7 +108,7 @@ def linear_states(**settings: Any) -> list[TrainState]:
     ]
 
 
-def test_parts_of_a_batch_make_the_step_of_the_whole() -> None:
+def test_parts_of_a_batch_make_the_step_of_the_whole():
     images, labels = batch(12)
     learners = linear_states()
     for part in range(3):
@@ -123,7 +120,7 @@ def test_parts_of_a_batch_make_the_step_of_the_whole() -> None:
         assert torch.allclose(mine, other, atol=1e-6)
 
 
-def test_step_without_its_last_part_keeps_no_gradient_for_the_next() -> None:
+def test_step_without_its_last_part_keeps_no_gradient_for_the_next():
     images, labels = batch(12)
     learners = linear_states(opt="sgd", lr=0.1)
     for rows in (slice(4), slice(4, 8)):
@@ -136,7 +133,7 @@ def test_step_without_its_last_part_keeps_no_gradient_for_the_next() -> None:
         assert torch.equal(mine, other)
 
 
-def test_gradients_are_cut_to_a_norm() -> None:
+def test_gradients_are_cut_to_a_norm():
     learner = small_state(
         opt="sgd", lr=1.0, weight_decay=0.0, clip_grad=0.01, sched="constant", warmup_epochs=0.0
     )
@@ -150,7 +147,7 @@ def test_gradients_are_cut_to_a_norm() -> None:
     assert norm == pytest.approx(0.019, rel=1e-3)
 
 
-def test_weight_average_is_updated_and_evaluated() -> None:
+def test_weight_average_is_updated_and_evaluated():
     learner = small_state(model_ema_decay=0.5)
     assert learner.eval_model is not learner.model
     for seed in range(3):
@@ -169,13 +166,13 @@ def test_weight_average_is_updated_and_evaluated() -> None:
     assert plain.eval_model is plain.model
 
 
-def test_a_phase_sets_dropout_and_stochastic_depth() -> None:
+def test_a_phase_sets_dropout_and_stochastic_depth():
     class Path(nn.Module):
-        def __init__(self, drop_prob: float) -> None:
+        def __init__(self, drop_prob):
             super().__init__()
             self.drop_prob = drop_prob
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return x
 
     drop, paths = nn.Dropout(0.4), (Path(0.1), Path(0.2))
@@ -191,10 +188,10 @@ def test_a_phase_sets_dropout_and_stochastic_depth() -> None:
     assert found[2] == pytest.approx((0.4, 0.1, 0.2))
 
 
-def test_step_never_synchronises_for_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_never_synchronises_for_a_value(monkeypatch):
     learner = small_state(opt="sgd")  # AdamW counts its steps in tensors on the CPU
 
-    def ask(_: torch.Tensor) -> float:
+    def ask(_):
         raise AssertionError("asked the device for a value")
 
     monkeypatch.setattr(torch.Tensor, "item", ask)
@@ -208,9 +205,7 @@ def test_step_never_synchronises_for_a_value(monkeypatch: pytest.MonkeyPatch) ->
 @given(
     rows=st.integers(1, 40), size=st.integers(1, 17), classes=st.integers(2, 8), seed=st.integers()
 )
-def test_evaluation_is_exact_on_every_sample_however_it_is_batched(
-    rows: int, size: int, classes: int, seed: int
-) -> None:
+def test_evaluation_is_exact_on_every_sample_however_it_is_batched(rows, size, classes, seed):
     learner = small_state(classes=classes)
     images, labels = batch(rows, classes, seed=seed % 2**32)
     batches = list(zip(images.split(size), labels.split(size), strict=True))
@@ -238,14 +233,14 @@ def test_evaluation_is_exact_on_every_sample_however_it_is_batched(
         assert result.top5 == pytest.approx(five.float().mean().item())
 
 
-def test_stopped_evaluation_returns_nothing_and_restores_mode() -> None:
+def test_stopped_evaluation_returns_nothing_and_restores_mode():
     learner = small_state()
     assert evaluate(learner.model, [batch(4), batch(4)], device=CPU, stopped=lambda: True) is None
     assert learner.model.training
     assert evaluate(learner.model, [], device=CPU) is None
 
 
-def test_cpu_uses_float32_by_default() -> None:
+def test_cpu_uses_float32_by_default():
     assert choose_precision(CPU) is choose_precision(CPU, False) is torch.float32
     assert choose_precision(CPU, True) is choose_precision(CPU, None, "bfloat16") is torch.bfloat16
     for amp, dtype in ((None, "float16"), (True, "float16"), (False, "bfloat16")):
@@ -254,9 +249,7 @@ def test_cpu_uses_float32_by_default() -> None:
         assert refused.value.argument == "amp_dtype"
 
 
-def test_missing_gpu_is_rejected_with_hint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_gpu_is_rejected_with_hint(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("feedline.engine.devices.accelerator_type", lambda: None)
     assert choose_device("auto").type == "cpu"
@@ -272,7 +265,7 @@ def test_missing_gpu_is_rejected_with_hint(
         choose_device("xpu")
 
 
-def test_bf16_on_a_cpu_trains_to_a_finite_loss() -> None:
+def test_bf16_on_a_cpu_trains_to_a_finite_loss():
     learner = small_state()
     learner.precision = torch.bfloat16
     loss = train_step(learner, *batch(8))
@@ -283,13 +276,13 @@ def test_bf16_on_a_cpu_trains_to_a_finite_loss() -> None:
 # Counting
 
 
-def steps_of(accumulate: int) -> StepCounter:
+def steps_of(accumulate):
     """Two epochs of 5 batches, then one of 3."""
     recipe = Recipe(schedule="32x2,64x1", grad_accum_steps=accumulate)
     return StepCounter(recipe=recipe, batches_in=lambda epoch: 5 if epoch < 2 else 3)
 
 
-def test_batches_that_make_a_step_are_counted_to_the_epochs_end() -> None:
+def test_batches_that_make_a_step_are_counted_to_the_epochs_end():
     steps = steps_of(2)
     assert [steps.parts(0, batch) for batch in range(5)] == [(0, 2), (1, 2), (0, 2), (1, 2), (0, 1)]
     assert [steps.steps_in(epoch) for epoch in range(3)] == [3, 3, 2]
@@ -297,7 +290,7 @@ def test_batches_that_make_a_step_are_counted_to_the_epochs_end() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 4])
-def test_progress_goes_from_nothing_to_all_of_it(accumulate: int) -> None:
+def test_progress_goes_from_nothing_to_all_of_it(accumulate):
     steps = steps_of(accumulate)
     seen = [
         steps.progress(epoch, batch)

@@ -1,10 +1,5 @@
 """A device whose memory runs out during a run: the error names the batch and a next step."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -20,18 +15,18 @@ TINY = "test_resnet.r160_in1k"
 class _Full(torch.nn.Module):
     """Has no memory for images of a size, in training or in evaluation."""
 
-    def __init__(self, inner: torch.nn.Module, *, px: int, trains: bool) -> None:
+    def __init__(self, inner, *, px, trains):
         super().__init__()
         self.inner, self.px, self.trains = inner, px, trains
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images):
         if images.shape[-1] == self.px and self.training is self.trains and not images.is_meta:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nmore")
-        return self.inner(images)  # type: ignore[no-any-return]
+        return self.inner(images)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _full_models() -> None:
+def _full_models():
     """Register models with timm, which is only imported for these tests; see `needs`."""
     import timm
 
@@ -39,29 +34,29 @@ def _full_models() -> None:
     timm.models.register_model(feedline_test_full_in_validation)
 
 
-def tiny_model(**settings: Any) -> torch.nn.Module:
+def tiny_model(**settings):
     import timm
 
-    return timm.create_model(TINY, **settings)  # type: ignore[no-any-return]
+    return timm.create_model(TINY, **settings)
 
 
-def feedline_test_full_in_training(pretrained: bool = False, **settings: Any) -> torch.nn.Module:
+def feedline_test_full_in_training(pretrained=False, **settings):
     """Fails in the second phase."""
     return _Full(tiny_model(**settings), px=40, trains=True)
 
 
-def feedline_test_full_in_validation(pretrained: bool = False, **settings: Any) -> torch.nn.Module:
+def feedline_test_full_in_validation(pretrained=False, **settings):
     """Fails in the validation of the second phase."""
     return _Full(tiny_model(**settings), px=56, trains=False)
 
 
-def run(root: Path, out: Path, model: str, schedule: Any) -> None:
+def run(root, out, model, schedule):
     recipe = Recipe(model=model, schedule=schedule, batch_size=8, val_image_size=32)
     asked = RunSettings(data=root, out=out, device="cpu", workers=0, warmup_shapes=False)
     train_model(recipe, asked)
 
 
-def test_a_step_without_memory_names_the_batch(tiny_set: Path, tmp_path: Path) -> None:
+def test_a_step_without_memory_names_the_batch(tiny_set, tmp_path):
     out, model = tmp_path / "out", "feedline_test_full_in_training"
     with pytest.raises(UsageError) as raised:
         run(tiny_set, out, model, "32x1,40x1@10")
@@ -73,7 +68,7 @@ def test_a_step_without_memory_names_the_batch(tiny_set: Path, tmp_path: Path) -
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
 
 
-def test_validation_without_memory_names_its_size(tiny_set: Path, tmp_path: Path) -> None:
+def test_validation_without_memory_names_its_size(tiny_set, tmp_path):
     phases = [{"size": 32, "epochs": 1}, {"size": 32, "epochs": 1, "val_image_size": 56}]
     with pytest.raises(UsageError) as raised:
         run(tiny_set, tmp_path / "out", "feedline_test_full_in_validation", phases)

@@ -1,9 +1,6 @@
 """Models of timm by name, tried at the sizes of a run, and their pretrained weights."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from feedline.train.model import create_model, load_pretrained
 MODEL = "test_resnet.r160_in1k"
 
 
-def test_model_has_requested_classes_in_channels_last() -> None:
+def test_model_has_requested_classes_in_channels_last():
     model = create_model(MODEL, classes=7, sizes=[32, 48])
     assert model.training
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
@@ -22,7 +19,7 @@ def test_model_has_requested_classes_in_channels_last() -> None:
     assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_trying_the_sizes_changes_neither_weights_nor_the_random_state() -> None:
+def test_trying_the_sizes_changes_neither_weights_nor_the_random_state():
     torch.manual_seed(3)
     tried = create_model(MODEL, classes=2, sizes=[32, 64])
     state = torch.get_rng_state()
@@ -33,19 +30,19 @@ def test_trying_the_sizes_changes_neither_weights_nor_the_random_state() -> None
         assert torch.equal(value, untried.state_dict()[name])
 
 
-def test_unknown_model_is_rejected_with_close_names() -> None:
+def test_unknown_model_is_rejected_with_close_names():
     with pytest.raises(UsageError, match=r"(?s)has no model 'resnet19'.*close ones:.*resnet18"):
         create_model("resnet19", classes=2, sizes=[])
 
 
-def test_transformer_accepts_several_sizes_and_rejects_others() -> None:
+def test_transformer_accepts_several_sizes_and_rejects_others():
     model = create_model("test_vit", classes=2, sizes=[64, 96])
     assert model(torch.zeros(1, 3, 96, 96)).shape == (1, 2)
     with pytest.raises(UsageError, match=r"(?s)images of 50 px.*such as 64"):
         create_model("test_vit2", classes=2, sizes=[50])
 
 
-def test_missing_timm_raises_with_install_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_timm_raises_with_install_hint(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UsageError, match=r"(?s)needs timm.*pip install timm$"):
         create_model(MODEL, classes=2, sizes=[])
@@ -54,17 +51,17 @@ def test_missing_timm_raises_with_install_hint(monkeypatch: pytest.MonkeyPatch) 
 # Weights
 
 
-def model(classes: int = 3, **options: object) -> torch.nn.Module:
-    return create_model("test_resnet", classes=classes, sizes=(32,), **options)  # type: ignore[arg-type]
+def model(classes=3, **options):
+    return create_model("test_resnet", classes=classes, sizes=(32,), **options)
 
 
-def same(one: torch.nn.Module, other: torch.nn.Module) -> list[str]:
+def same(one, other):
     mine, theirs = one.state_dict(), other.state_dict()
     return [name for name in mine if not torch.equal(mine[name], theirs[name])]
 
 
 @pytest.mark.parametrize("form", ["plain", "named", "ddp", "compiled", "safetensors"])
-def test_weights_come_from_a_file(form: str, tmp_path: Path) -> None:
+def test_weights_come_from_a_file(form, tmp_path):
     there = model()
     state = there.state_dict()
     file = tmp_path / "weights.pt"
@@ -84,7 +81,7 @@ def test_weights_come_from_a_file(form: str, tmp_path: Path) -> None:
     assert same(model(initial_checkpoint=str(file)), there) == []
 
 
-def test_head_with_other_classes_is_reinitialised(tmp_path: Path) -> None:
+def test_head_with_other_classes_is_reinitialised(tmp_path):
     there, file = model(classes=7), tmp_path / "weights.pt"
     torch.save(there.state_dict(), file)
     here = model(classes=3)
@@ -94,7 +91,7 @@ def test_head_with_other_classes_is_reinitialised(tmp_path: Path) -> None:
     assert torch.equal(here.state_dict()["conv1.0.weight"], there.state_dict()["conv1.0.weight"])
 
 
-def test_unusable_weights_are_rejected(tmp_path: Path) -> None:
+def test_unusable_weights_are_rejected(tmp_path):
     file = tmp_path / "weights.pt"
     with pytest.raises(UsageError, match="no such file"):
         model(initial_checkpoint=str(file))

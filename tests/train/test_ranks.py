@@ -1,13 +1,9 @@
 """Trainings on several processes of one machine: killed, stopped, and resumed on others."""
 
-from __future__ import annotations
-
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
-from interruption import Forks, job, said_in
+from interruption import job, said_in
 
 from feedline.errors import StateError
 from feedline.train.config import share_batches
@@ -18,8 +14,8 @@ from ranks import said_by_ranks
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_have_the_same_size_and_the_same_weights_at_every_step(
-    tiny_set: Path, tmp_path: Path, forked: Forks, ranks: int
-) -> None:
+    tiny_set, tmp_path, forked, ranks
+):
     recipe = {"model": "test_resnet", "schedule": "24x1,32x1,40x1@5", "batch_size": 4}
     assert forked.run_ranks(job(recipe, tiny_set, tmp_path), ranks) == [0] * ranks
     lead, *others = (said_in(tmp_path, rank) for rank in range(ranks))
@@ -39,9 +35,7 @@ def test_ranks_have_the_same_size_and_the_same_weights_at_every_step(
 
 
 @pytest.mark.parametrize("dies", [1, pytest.param(0, marks=pytest.mark.slow)])
-def test_killed_rank_ends_others_and_run_resumes(
-    tiny_set: Path, tmp_path: Path, forked: Forks, dies: int
-) -> None:
+def test_killed_rank_ends_others_and_run_resumes(tiny_set, tmp_path, forked, dies):
     recipe = {"model": "test_resnet", "schedule": "24x1,32x1", "batch_size": 4}
     asked = job(recipe, tiny_set, tmp_path, after=7, signum=signal.SIGKILL, signalled=dies)
     other, statuses = 1 - dies, [1, 1]
@@ -53,7 +47,7 @@ def test_killed_rank_ends_others_and_run_resumes(
     assert said_in(tmp_path)["steps"] == [6, 7, 8, 9, 10]
 
 
-def test_signal_to_one_rank_stops_all(tiny_set: Path, tmp_path: Path, forked: Forks) -> None:
+def test_signal_to_one_rank_stops_all(tiny_set, tmp_path, forked):
     recipe = {"model": "test_resnet", "schedule": "24x1,32x1", "batch_size": 4}
     asked = job(recipe, tiny_set, tmp_path, after=7, signum=signal.SIGTERM)  # to the last one
     assert forked.run_ranks(asked, 2) == [0, 0]
@@ -64,9 +58,7 @@ def test_signal_to_one_rank_stops_all(tiny_set: Path, tmp_path: Path, forked: Fo
 
 
 @pytest.mark.slow
-def test_ranks_with_rare_checks_stop_at_same_step(
-    tiny_set: Path, tmp_path: Path, forked: Forks
-) -> None:
+def test_ranks_with_rare_checks_stop_at_same_step(tiny_set, tmp_path, forked):
     recipe = {"model": "test_resnet", "schedule": "24x3", "batch_size": 4}
     asked = job(recipe, tiny_set, tmp_path, after=2, signum=signal.SIGTERM, check_s=3600.0)
     assert forked.run_ranks(asked, 2) == [0, 0]
@@ -101,17 +93,15 @@ assert distributed.is_initialized(), "the program's own group stays"
 
 
 @pytest.mark.slow
-def test_a_process_group_for_cuda_alone_gets_one_for_the_cpu() -> None:
+def test_a_process_group_for_cuda_alone_gets_one_for_the_cpu():
     expected = {"sum": 3.0, "stop": [None, None, 15], "all": [0, 1], "mean": [1.0, 1.0]}
     assert said_by_ranks(_OWN_GROUP) == [expected, expected]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_run_resumes_on_another_number_of_ranks(
-    tiny_set: Path, tmp_path: Path, forked: Forks
-) -> None:
-    recipe: dict[str, Any] = {"model": "test_resnet", "schedule": "32x1,48x2", "batch_size": 4}
+def test_run_resumes_on_another_number_of_ranks(tiny_set, tmp_path, forked):
+    recipe = {"model": "test_resnet", "schedule": "32x1,48x2", "batch_size": 4}
     asked = job(recipe, tiny_set, tmp_path, workers=1, after=7, signum=signal.SIGTERM)
     assert forked.run_ranks(asked, 2) == [0, 0]
     assert forked.run(job(recipe, tiny_set, tmp_path, workers=1, resume="auto")) == 0
@@ -120,7 +110,7 @@ def test_run_resumes_on_another_number_of_ranks(
     assert (saved["ranks"], saved["recipe"]["batch_size"]) == (1, 8)
 
 
-def test_batches_that_cannot_be_divided_are_rejected() -> None:
+def test_batches_that_cannot_be_divided_are_rejected():
     recipe = Recipe(schedule="32x1,48x1@6", batch_size=8)
     other = share_batches(recipe, 2, 4)
     assert (other.batch_size, other.phases[1].batch_size) == (4, 3)

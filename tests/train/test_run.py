@@ -1,7 +1,5 @@
 """Whole runs: they learn, record their history, and resume exactly."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import json
@@ -9,9 +7,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +19,6 @@ from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
 from feedline.profile.report import load_report
 from feedline.train.config import make_recipe, read_config
-from feedline.train.history import TrainResult
 from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
 from feedline.train.run_folder import CheckpointWriter, load_checkpoint, lock_run_folder
@@ -34,31 +29,31 @@ RECIPE = Recipe().as_dict()
 STEPS_PER_EPOCH = 5  # 40 images in batches of 8
 
 
-def tiny_recipe(**settings: Any) -> Recipe:
+def tiny_recipe(**settings):
     return Recipe(**{"model": MODEL, "schedule": "32x2,48x1", "batch_size": 8, **settings})
 
 
-def run(root: Path, out: Path, report: Any, **settings: Any) -> TrainResult:
+def run(root, out, report, **settings):
     decisive = {name: settings.pop(name) for name in list(settings) if name in RECIPE}
     place = {"data": root, "out": out, "device": "cpu", "workers": 0, **settings}
     return train_model(tiny_recipe(**decisive), RunSettings(**place), report=report)
 
 
-def stop_with(signum: int) -> Callable[[], None]:
+def stop_with(signum):
     return lambda: os.kill(os.getpid(), signum)
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(tiny_set, tmp_path_factory):
     """The folder of a run that nothing stopped."""
     out = tmp_path_factory.mktemp("runs") / "whole"
     run(tiny_set, out, Recorder())
     return out
 
 
-def test_run_learns_and_records_history(tiny_set: Path, tmp_path: Path) -> None:
-    def random_states() -> tuple[Any, ...]:
-        return random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[union-attr]
+def test_run_learns_and_records_history(tiny_set, tmp_path):
+    def random_states():
+        return random.getstate(), np.random.get_state()[1].tobytes()
 
     report, before = Recorder(), random_states()
     result = run(tiny_set, tmp_path / "out", report, lr=0.01)
@@ -81,7 +76,7 @@ def test_run_learns_and_records_history(tiny_set: Path, tmp_path: Path) -> None:
     json.dumps(result.as_dict(), allow_nan=False)
 
 
-def test_step_whose_last_batch_is_left_out_is_taken(tiny_set: Path, tmp_path: Path) -> None:
+def test_step_whose_last_batch_is_left_out_is_taken(tiny_set, tmp_path):
     root = tmp_path / "set"
     shutil.copytree(tiny_set, root)
     paths = sorted((root / "train").rglob("*.jpg"))
@@ -99,9 +94,7 @@ def test_step_whose_last_batch_is_left_out_is_taken(tiny_set: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("step", [3, 10])
-def test_run_stopped_by_ctrl_c_resumes_to_same_weights(
-    tiny_set: Path, uninterrupted: Path, tmp_path: Path, step: int
-) -> None:
+def test_run_stopped_by_ctrl_c_resumes_to_same_weights(tiny_set, uninterrupted, tmp_path, step):
     first = run(tiny_set, tmp_path / "out", Recorder(after=step, do=stop_with(signal.SIGINT)))
     assert first.stopped_by == signal.SIGINT
     second = Recorder()
@@ -115,21 +108,21 @@ def test_run_stopped_by_ctrl_c_resumes_to_same_weights(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _dropout_model() -> None:
+def _dropout_model():
     """Register a model with timm, which is only imported for these tests; see `needs`."""
     import timm
 
     timm.models.register_model(feedline_test_dropout)
 
 
-def feedline_test_dropout(pretrained: bool = False, **settings: Any) -> torch.nn.Module:
+def feedline_test_dropout(pretrained=False, **settings):
     """A model whose steps draw random numbers."""
     import timm
 
-    return timm.create_model(MODEL, pretrained=pretrained, drop_rate=0.5, **settings)  # type: ignore[no-any-return]
+    return timm.create_model(MODEL, pretrained=pretrained, drop_rate=0.5, **settings)
 
 
-def test_dropout_of_model_is_kept_by_default() -> None:
+def test_dropout_of_model_is_kept_by_default():
     for asked, expected in ((0.0, (0.5, 0.2)), (0.4, (0.25, 0.1))):
         model = torch.nn.Sequential(
             torch.nn.Dropout(0.5), torch.nn.Linear(2, 2), torch.nn.Dropout(0.2)
@@ -142,7 +135,7 @@ def test_dropout_of_model_is_kept_by_default() -> None:
         assert (model[0].p, model[2].p) == expected
 
 
-def test_stopped_run_resumes_with_random_states(tiny_set: Path, tmp_path: Path) -> None:
+def test_stopped_run_resumes_with_random_states(tiny_set, tmp_path):
     model = "feedline_test_dropout"
     run(tiny_set, tmp_path / "whole", Recorder(), model=model, schedule="32x1")
     stop = Recorder(after=2, do=stop_with(signal.SIGINT))
@@ -155,8 +148,8 @@ def test_stopped_run_resumes_with_random_states(tiny_set: Path, tmp_path: Path) 
 
 
 def test_the_times_of_a_stopped_run_are_in_its_checkpoint_and_in_the_epochs_record(
-    tiny_set: Path, tmp_path: Path
-) -> None:
+    tiny_set, tmp_path
+):
     stop = Recorder(after=3, do=stop_with(signal.SIGINT))
     run(tiny_set, tmp_path / "out", stop, schedule="32x1")
     running = load_checkpoint(tmp_path / "out")["history"]["current"]
@@ -173,11 +166,9 @@ def test_the_times_of_a_stopped_run_are_in_its_checkpoint_and_in_the_epochs_reco
     assert (record.steps, record.samples) == (5, 40)
 
 
-def test_run_stopped_during_validation_validates_first(
-    tiny_set: Path, uninterrupted: Path, tmp_path: Path
-) -> None:
+def test_run_stopped_during_validation_validates_first(tiny_set, uninterrupted, tmp_path):
     class StopInValidation(Recorder):
-        def validating(self, *, done: int) -> None:
+        def validating(self, *, done):
             super().validating(done=done)
             if len(self.steps) == STEPS_PER_EPOCH:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -192,7 +183,7 @@ def test_run_stopped_during_validation_validates_first(
     assert_same_training(tmp_path / "out", uninterrupted)
 
 
-def test_folder_describes_run(uninterrupted: Path) -> None:
+def test_folder_describes_run(uninterrupted):
     with (uninterrupted / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     said = (uninterrupted / "metrics.jsonl").read_text()
@@ -209,9 +200,7 @@ def test_folder_describes_run(uninterrupted: Path) -> None:
     assert load_report(uninterrupted).steps > 0
 
 
-def test_warming_and_tensorboard_change_nothing(
-    tiny_set: Path, uninterrupted: Path, tmp_path: Path
-) -> None:
+def test_warming_and_tensorboard_change_nothing(tiny_set, uninterrupted, tmp_path):
     report = Recorder()
     run(tiny_set, tmp_path / "out", report, warmup_shapes=True)
     assert [note for note in report.notes if "warmed up" in note]
@@ -219,7 +208,7 @@ def test_warming_and_tensorboard_change_nothing(
 
 
 @pytest.mark.slow
-def test_torch_compile_trains(tiny_set: Path, tmp_path: Path) -> None:
+def test_torch_compile_trains(tiny_set, tmp_path):
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("there is no C++ compiler")
     report = Recorder()
@@ -229,9 +218,7 @@ def test_torch_compile_trains(tiny_set: Path, tmp_path: Path) -> None:
     assert not any("_orig_mod" in name for name in saved)
 
 
-def test_checkpoint_before_a_damaged_one_is_resumed(
-    tiny_set: Path, uninterrupted: Path, tmp_path: Path
-) -> None:
+def test_checkpoint_before_a_damaged_one_is_resumed(tiny_set, uninterrupted, tmp_path):
     out = tmp_path / "out"
     run(tiny_set, out, Recorder(after=9, do=stop_with(signal.SIGTERM)), checkpoint_every=4)
     (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:-500])
@@ -243,7 +230,7 @@ def test_checkpoint_before_a_damaged_one_is_resumed(
     assert_same_training(out, uninterrupted)
 
 
-def test_missing_checkpoints_are_named(tiny_set: Path, uninterrupted: Path, tmp_path: Path) -> None:
+def test_missing_checkpoints_are_named(tiny_set, uninterrupted, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(uninterrupted, out)
     (out / "last.pt").unlink()
@@ -260,8 +247,8 @@ def test_missing_checkpoints_are_named(tiny_set: Path, uninterrupted: Path, tmp_
     assert anew.steps[0] == 1
 
 
-def test_failed_saves_are_reported(tmp_path: Path) -> None:
-    told: list[str] = []
+def test_failed_saves_are_reported(tmp_path):
+    told = []
     keeper = CheckpointWriter(out=tmp_path / "gone", keep=0, note=told.append)
     keeper.save({"step": 1}, epochs=None)
     keeper.save_best({"epoch": 1})
@@ -276,22 +263,20 @@ def test_failed_saves_are_reported(tmp_path: Path) -> None:
     assert keeper.best == keeper.out / "best.pt"
 
 
-def test_a_full_disk_for_the_checkpoint_of_an_epoch_ends_no_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
+def test_a_full_disk_for_the_checkpoint_of_an_epoch_ends_no_training(tmp_path, monkeypatch):
+    def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "link", full)
     monkeypatch.setattr(shutil, "copy2", full)
-    told: list[str] = []
+    told = []
     CheckpointWriter(out=tmp_path, keep=2, note=told.append).save({"step": 1}, epochs=1)
     assert len(told) == 1
     assert told[0].startswith(f"{tmp_path / 'epoch-0001.pt'} cannot be written")
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_requested_number_of_epoch_checkpoints_is_kept(tiny_set: Path, tmp_path: Path) -> None:
+def test_requested_number_of_epoch_checkpoints_is_kept(tiny_set, tmp_path):
     run(tiny_set, tmp_path / "out", Recorder(), keep_checkpoints=2)
     names = sorted(path.name for path in (tmp_path / "out").glob("epoch-*"))
     assert names == ["epoch-0002.pt", "epoch-0003.pt"]
@@ -300,7 +285,7 @@ def test_requested_number_of_epoch_checkpoints_is_kept(tiny_set: Path, tmp_path:
     assert second.steps[0] == 11
 
 
-def test_finished_run_is_unchanged(tiny_set: Path, uninterrupted: Path) -> None:
+def test_finished_run_is_unchanged(tiny_set, uninterrupted):
     before = (uninterrupted / "last.pt").read_bytes()
     report = Recorder()
     result = run(tiny_set, uninterrupted, report, resume="auto")
@@ -311,8 +296,8 @@ def test_finished_run_is_unchanged(tiny_set: Path, uninterrupted: Path) -> None:
 
 
 def test_checkpoint_of_another_recipe_or_dataset_is_rejected_by_name(
-    tiny_set: Path, uninterrupted: Path, tmp_path: Path
-) -> None:
+    tiny_set, uninterrupted, tmp_path
+):
     with pytest.raises(StateError, match=r"batch_size was 8, is 4.*seed was 0, is 5"):
         run(tiny_set, uninterrupted, Recorder(), resume="auto", batch_size=4, seed=5)
     other = tmp_path / "other"
@@ -330,15 +315,15 @@ def test_checkpoint_of_another_recipe_or_dataset_is_rejected_by_name(
 
 
 def test_a_run_that_fails_before_its_first_checkpoint_leaves_no_folder(
-    tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny_set, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="num_workers"):
-        run(tiny_set, None, Recorder(), workers=5000)  # type: ignore[arg-type]
+        run(tiny_set, None, Recorder(), workers=5000)
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_two_runs_cannot_write_to_one_folder(tiny_set: Path, tmp_path: Path) -> None:
+def test_two_runs_cannot_write_to_one_folder(tiny_set, tmp_path):
     with (
         lock_run_folder(tmp_path),
         pytest.raises(UsageError, match=r"(?s)another run is writing to .*--out"),
@@ -347,47 +332,39 @@ def test_two_runs_cannot_write_to_one_folder(tiny_set: Path, tmp_path: Path) -> 
     run(tiny_set, tmp_path, Recorder())
 
 
-def test_share_of_several_processes_is_rejected(
-    tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_share_of_several_processes_is_rejected(tiny_set, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="rank 1 of 2"):
         run(tiny_set, tmp_path / "out", Recorder())
 
 
-def test_resume_auto_without_run_starts_a_new_one(tiny_set: Path, tmp_path: Path) -> None:
+def test_resume_auto_without_run_starts_a_new_one(tiny_set, tmp_path):
     report = Recorder()
     run(tiny_set, tmp_path / "new", report, resume="auto", schedule="32x1")
     assert report.steps == [1, 2, 3, 4, 5]
     assert any("no run to resume" in note for note in report.notes)
 
 
-def test_runs_without_a_name_are_numbered(
-    tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_without_a_name_are_numbered(tiny_set, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):
-        result = run(tiny_set, None, Recorder(), schedule="32x1")  # type: ignore[arg-type]
+        result = run(tiny_set, None, Recorder(), schedule="32x1")
         assert result.out == Path(f"runs/{MODEL}-{number}")
     stopper = Recorder(after=2, do=stop_with(signal.SIGINT))
-    run(tiny_set, None, stopper, schedule="32x1")  # type: ignore[arg-type]
-    result = run(tiny_set, None, Recorder(), schedule="32x1", resume="auto")  # type: ignore[arg-type]
+    run(tiny_set, None, stopper, schedule="32x1")
+    result = run(tiny_set, None, Recorder(), schedule="32x1", resume="auto")
     assert result.out == Path(f"runs/{MODEL}-3")
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_spares_the_checkpoint(
-    tiny_set: Path, tmp_path: Path
-) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_and_spares_the_checkpoint(tiny_set, tmp_path):
     with pytest.raises(FeedlineError, match=r"the loss became (nan|inf)") as error:
         run(tiny_set, tmp_path / "out", Recorder(), opt="sgd", lr=1e30)
     assert not (tmp_path / "out" / "last.pt").exists()
     assert "--resume" not in error.value.hint
 
 
-def test_run_without_validation_images_reports_it_and_keeps_last_weights(
-    tiny_set: Path, tmp_path: Path
-) -> None:
+def test_run_without_validation_images_reports_it_and_keeps_last_weights(tiny_set, tmp_path):
     report = Recorder()
     result = run(tiny_set / "train", tmp_path / "out", report, schedule="32x2")
     assert any("no validation" in note for note in report.notes)

@@ -1,7 +1,5 @@
 """Finding training and validation images under a folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from feedline.sources.folder import VAL_NAMES
 from feedline.train.data import TrainData, find_splits, label_map
 
 
-def make(root: Path, *folders: str) -> Path:
+def make(root, *folders):
     for folder in folders:
         (root / folder).mkdir(parents=True)
     return root
@@ -30,9 +28,7 @@ def make(root: Path, *folders: str) -> Path:
         ("bus/red train/steam train/diesel test", "", None, ["--val-dir"]),
     ],
 )
-def test_training_and_validation_images_are_found_by_name(
-    folders: str, train: str, val: str | None, notes: list[str], tmp_path: Path
-) -> None:
+def test_training_and_validation_images_are_found_by_name(folders, train, val, notes, tmp_path):
     splits = find_splits(make(tmp_path, *folders.split()))
     assert splits.train == tmp_path / train
     assert splits.val == (val and tmp_path / val)
@@ -40,13 +36,13 @@ def test_training_and_validation_images_are_found_by_name(
     assert bool(splits.note) == bool(notes)
 
 
-def test_invalid_class_folders_do_not_hide_train(tmp_path: Path) -> None:
+def test_invalid_class_folders_do_not_hide_train(tmp_path):
     make(tmp_path, "train/ant", "annotations", ".git/objects")
     (tmp_path / "annotations" / "all.xml").touch()
     assert find_splits(tmp_path).train == tmp_path / "train"
 
 
-def test_a_named_validation_folder_wins(tmp_path: Path) -> None:
+def test_a_named_validation_folder_wins(tmp_path):
     make(tmp_path, "set/train/ant", "set/val/ant", "mine/ant")
     splits = find_splits(tmp_path / "set", val=tmp_path / "mine")
     assert splits.val == tmp_path / "mine"
@@ -63,19 +59,19 @@ def test_a_named_validation_folder_wins(tmp_path: Path) -> None:
         ("https://host/cache", "is a URL; this command reads local folders"),
     ],
 )
-def test_unusable_folder_is_rejected_with_its_reason(place: str, said: str, tmp_path: Path) -> None:
+def test_unusable_folder_is_rejected_with_its_reason(place, said, tmp_path):
     make(tmp_path, "empty", "judged/val/ant", "judged/val/bee")
     (tmp_path / "file").touch()
     with pytest.raises(DatasetError, match=said):
         find_splits(Path(place) if "://" in place else tmp_path / place)
 
 
-def test_one_class_is_rejected(tmp_path: Path) -> None:
+def test_one_class_is_rejected(tmp_path):
     with pytest.raises(DatasetError, match=r"one class only \(class0\)"):
         TrainData.find(write_tiny_set(tmp_path, classes=1), None)
 
 
-def test_labels_of_a_validation_set_without_some_class_read_as_the_training_sets() -> None:
+def test_labels_of_a_validation_set_without_some_class_read_as_the_training_sets():
     assert label_map(["ant", "bee", "wasp"], ["ant", "bee", "wasp"]) is None
     assert label_map(["ant", "bee", "wasp"], ["ant", "wasp"]) == [0, 2]
     with pytest.raises(DatasetError, match="'moth'"):

@@ -1,7 +1,5 @@
 """A stop that is heard at once, also while C code computes, and obeyed between two steps."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -16,7 +14,7 @@ needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no such sign
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGBREAK"])
-def test_each_signal_that_ends_a_run_is_a_request(name: str) -> None:
+def test_each_signal_that_ends_a_run_is_a_request(name):
     if not hasattr(signal, name):
         pytest.skip(f"no {name} on this system")
     with StopRequest() as stop:
@@ -25,16 +23,16 @@ def test_each_signal_that_ends_a_run_is_a_request(name: str) -> None:
 
 
 @needs_signals
-def test_stop_is_recorded_while_main_thread_runs_no_python() -> None:
+def test_stop_is_recorded_while_main_thread_runs_no_python():
     """A lock of the C library, which signals do not interrupt, simulates a long backward pass."""
     libc = ctypes.CDLL(None)
     lock = ctypes.create_string_buffer(64)
     assert libc.pthread_mutex_init(lock, None) == 0
     assert libc.pthread_mutex_lock(lock) == 0
     told = threading.Event()
-    in_time: list[bool] = []
+    in_time = []
 
-    def end_the_step() -> None:
+    def end_the_step():
         os.kill(os.getpid(), signal.SIGINT)
         in_time.append(told.wait(60))
         libc.pthread_mutex_unlock(lock)
@@ -49,16 +47,16 @@ def test_stop_is_recorded_while_main_thread_runs_no_python() -> None:
 
 
 @needs_signals
-def test_stop_is_reported_once_and_handlers_are_restored() -> None:
+def test_stop_is_reported_once_and_handlers_are_restored():
     before = signal.getsignal(signal.SIGTERM)
-    told: list[int] = []
+    told = []
     heard = threading.Event()
 
-    def tell(signum: int) -> None:
+    def tell(signum):
         told.append(signum)
         heard.set()
 
-    caught: list[int] = []
+    caught = []
     previous = signal.signal(signal.SIGUSR1, lambda number, frame: caught.append(number))
     try:
         with StopRequest(tell) as stop:
@@ -75,10 +73,10 @@ def test_stop_is_reported_once_and_handlers_are_restored() -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_outside_the_main_thread_nothing_is_noted() -> None:
-    seen: list[int | None] = []
+def test_outside_the_main_thread_nothing_is_noted():
+    seen = []
 
-    def work() -> None:
+    def work():
         with StopRequest() as stop:
             seen.append(stop.requested())
 
@@ -91,13 +89,13 @@ def test_outside_the_main_thread_nothing_is_noted() -> None:
 class Interrupted:
     """Receives a second Ctrl-C at a point where Python loses the handler's exception."""
 
-    def __del__(self) -> None:
+    def __del__(self):
         signal.raise_signal(signal.SIGINT)
 
 
 @needs_signals
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_second_signal_lost_by_python_is_handled() -> None:
+def test_second_signal_lost_by_python_is_handled():
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.requested() == signal.SIGINT

@@ -1,7 +1,5 @@
 """Training from Python: the same settings as the command, with objects instead of options."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,7 @@ from feedline.train.run_folder import load_checkpoint
 MODEL = "test_resnet.r160_in1k"
 
 
-def test_model_is_trained_resumed_and_trained_again_from_its_file(
-    tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_is_trained_resumed_and_trained_again_from_its_file(tiny_set, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     report = Recorder()
     recipe = feedline.Recipe(
@@ -45,6 +41,6 @@ def test_model_is_trained_resumed_and_trained_again_from_its_file(
         feedline.train_model(other, feedline.RunSettings(resume=str(out)))
 
 
-def test_training_without_images_is_rejected() -> None:
+def test_training_without_images_is_rejected():
     with pytest.raises(UsageError, match="no folder of images"):
         feedline.train_model()

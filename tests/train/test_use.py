@@ -1,7 +1,5 @@
 """Trained models: evaluation and prediction."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -21,19 +19,19 @@ FLOAT = torch.float32
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     return write_tiny_set(tmp_path_factory.mktemp("use") / "set", classes=3)
 
 
 @pytest.fixture(scope="module")
-def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("use-run") / "run"
     recipe = Recipe(model="test_resnet", schedule="32x2,48x2", batch_size=8, lr=0.01)
     train_model(recipe, RunSettings(data=data, out=out, device="cpu", workers=0))
     return out
 
 
-def test_run_is_evaluated_as_in_validation(data: Path, trained: Path) -> None:
+def test_run_is_evaluated_as_in_validation(data, trained):
     weights = load_trained(trained, CPU)
     found = evaluate_folder(weights, data / "val", precision=FLOAT, workers=0, batch_size=5)
     assert found.top1 == weights.top1
@@ -44,7 +42,7 @@ def test_run_is_evaluated_as_in_validation(data: Path, trained: Path) -> None:
     json.dumps(found.as_dict(), allow_nan=False)
 
 
-def test_reordered_classes_are_evaluated_by_name(data: Path, trained: Path, tmp_path: Path) -> None:
+def test_reordered_classes_are_evaluated_by_name(data, trained, tmp_path):
     shutil.copytree(data / "val" / "class2", tmp_path / "some" / "class2")
     weights = load_trained(trained, CPU)
     found = evaluate_folder(weights, tmp_path / "some", precision=FLOAT, workers=0)
@@ -55,7 +53,7 @@ def test_reordered_classes_are_evaluated_by_name(data: Path, trained: Path, tmp_
         evaluate_folder(weights, tmp_path / "some", precision=FLOAT, workers=0)
 
 
-def test_predictions_are_in_order_of_paths(data: Path, trained: Path) -> None:
+def test_predictions_are_in_order_of_paths(data, trained):
     weights = load_trained(trained, CPU)
     paths = sorted((data / "val").rglob("*.jpg"), reverse=True)
     for workers, rows in ((0, 64), (1, 4)):
@@ -76,7 +74,7 @@ def test_predictions_are_in_order_of_paths(data: Path, trained: Path) -> None:
         assert right / len(said) == weights.top1
 
 
-def test_invalid_weights_file_is_rejected(trained: Path, tmp_path: Path) -> None:
+def test_invalid_weights_file_is_rejected(trained, tmp_path):
     with pytest.raises(StateError, match=r"(?s)expected feedline model weights.*name best"):
         load_trained(trained / "last.pt", CPU)
     with pytest.raises(StateError, match=r"no such file"):

@@ -1,7 +1,5 @@
 """Shapes are met before the training, and nothing is left of it."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -18,26 +16,26 @@ CPU = torch.device("cpu")
 class Seen(nn.Module):
     """A model with batch statistics and draws that records its input."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv, self.norm, self.drop = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)
         self.head = nn.Linear(4, 3)
-        self.shapes: list[tuple[int, int]] = []
+        self.shapes = []
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images):
         assert images.is_contiguous(memory_format=torch.channels_last)
         self.shapes.append((images.shape[0], images.shape[-1]))
         found = self.norm(self.conv(images)).mean((2, 3))
-        return self.head(self.drop(found))  # type: ignore[no-any-return]
+        return self.head(self.drop(found))
 
 
-def make_state() -> TrainState:
+def make_state():
     torch.manual_seed(0)
     recipe = Recipe(schedule="8x1,16x1@2,12x1", batch_size=4, model_ema_decay=0.9)
     return TrainState(Seen(), recipe, device=CPU, precision=torch.float32)
 
 
-def test_each_shape_is_warmed_up_largest_first_without_leftovers() -> None:
+def test_each_shape_is_warmed_up_largest_first_without_leftovers():
     made, other = make_state(), make_state()
     for each in (made, other):
         torch.manual_seed(1)
@@ -51,7 +49,7 @@ def test_each_shape_is_warmed_up_largest_first_without_leftovers() -> None:
     made.model.eval()
     shapes = Recipe(schedule="8x1,16x1@2,12x1", batch_size=4).shapes
     assert shapes == [(4, 12), (2, 16), (4, 8)]
-    told: list[str] = []
+    told = []
     model = made.model
     assert isinstance(model, Seen)
     model.shapes.clear()
@@ -78,7 +76,7 @@ def test_each_shape_is_warmed_up_largest_first_without_leftovers() -> None:
     assert losses[0] == losses[1]
 
 
-def test_failing_warmup_leaves_nothing_behind() -> None:
+def test_failing_warmup_leaves_nothing_behind():
     made = make_state()
     before = copy.deepcopy(made.model.state_dict())
     with pytest.raises(RuntimeError):

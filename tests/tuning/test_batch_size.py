@@ -1,11 +1,7 @@
 """Batch sizes: the pure search, trials in a memory of a few megabytes, and results on a GPU."""
 
-from __future__ import annotations
-
 import gc
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -18,12 +14,11 @@ from torch.nn import functional
 import feedline
 from feedline.errors import UsageError
 from feedline.tuning import batch_size
-from feedline.tuning.batch_size import BatchSizes, largest_fitting, next_size, next_smaller
+from feedline.tuning.batch_size import largest_fitting, next_size, next_smaller
 from feedline.tuning.training_step import (
     SHARE,
     BatchTrial,
     BatchTrials,
-    Step,
     class_loss,
     is_out_of_memory,
     noise_batches,
@@ -35,7 +30,7 @@ SIZES = [*range(1, 8), *range(8, 20_000, 8)]
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def small_model(width: int = 8) -> nn.Module:
+def small_model(width=8):
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, width, 3, stride=2), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
@@ -43,7 +38,7 @@ def small_model(width: int = 8) -> nn.Module:
     ).to(memory_format=torch.channels_last)  # fmt: skip
 
 
-def tried(model: nn.Module, schedule: str, memory: BoundedMemory, **options: Any) -> BatchSizes:
+def tried(model, schedule, memory, **options):
     """Run `find_batch_size` in another memory than a GPU's."""
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -53,15 +48,13 @@ def tried(model: nn.Module, schedule: str, memory: BoundedMemory, **options: Any
         return feedline.find_batch_size(model, schedule, **options)
 
 
-def trials_of(model: nn.Module, memory: Any, step: Step) -> BatchTrials:
+def trials_of(model, memory, step):
     return BatchTrials(model, memory, step, noise_batches(memory.device), [model])
 
 
-def searched(
-    taken: Callable[[int], float], room: int, most: int = 4096, breaks: float = 1.1
-) -> dict[int, BatchTrial]:
+def searched(taken, room, most=4096, breaks=1.1):
     """Trials of a finished search; they fail above `breaks` of the memory."""
-    trials: dict[int, BatchTrial] = {}
+    trials = {}
     while (rows := next_size(trials, room, most)) is not None:
         assert rows not in trials
         assert rows in SIZES
@@ -73,13 +66,13 @@ def searched(
     return trials
 
 
-def largest(taken: Callable[[int], float], room: int, most: int = 4096) -> int:
+def largest(taken, room, most=4096):
     return max((n for n in SIZES if n <= most and int(taken(n)) <= room), default=0)
 
 
 @pytest.mark.parametrize("per_image", [3, 40, 2500])
-def test_the_largest_is_found_in_few_trials(per_image: int) -> None:
-    def taken(rows: int) -> float:
+def test_the_largest_is_found_in_few_trials(per_image):
+    def taken(rows):
         return 300 + rows * per_image
 
     trials = searched(taken, 20_000)
@@ -95,17 +88,10 @@ def test_the_largest_is_found_in_few_trials(per_image: int) -> None:
     most=st.integers(1, 5000),
     breaks=st.floats(1, 3),
 )
-def test_largest_size_is_found_for_any_kernel_choice(
-    fixed: int,
-    per_image: float,
-    steps: list[tuple[int, int]],
-    room: int,
-    most: int,
-    breaks: float,
-) -> None:
+def test_largest_size_is_found_for_any_kernel_choice(fixed, per_image, steps, room, most, breaks):
     """From some sizes on kernels use more workspace, in jumps."""
 
-    def taken(rows: int) -> float:
+    def taken(rows):
         return fixed + rows * per_image + sum(more for since, more in steps if rows >= since)
 
     trials = searched(taken, room, most, breaks)
@@ -113,7 +99,7 @@ def test_largest_size_is_found_for_any_kernel_choice(
     assert len(trials) <= 16
 
 
-def test_failed_size_bounds_larger_ones_even_if_they_ran() -> None:
+def test_failed_size_bounds_larger_ones_even_if_they_ran():
     trials = {64: BatchTrial(batch_size=64, peak_bytes=90, fits=True)}
     assert next_size(trials, 100, 64) is None
     trials[32] = BatchTrial(batch_size=32, peak_bytes=None, fits=False)
@@ -121,7 +107,7 @@ def test_failed_size_bounds_larger_ones_even_if_they_ran() -> None:
     assert (next_size(trials, 100, 64) or 64) < 32
 
 
-def test_failing_size_shrinks_to_zero() -> None:
+def test_failing_size_shrinks_to_zero():
     sizes = [1000]
     while sizes[-1]:
         sizes.append(next_smaller(sizes[-1]))
@@ -131,7 +117,7 @@ def test_failing_size_shrinks_to_zero() -> None:
     assert next_smaller(8) == 7
 
 
-def peak_of_a_training(rows: int, size: int) -> int:
+def peak_of_a_training(rows, size):
     """Peak bytes of the same training in a loop of its own."""
     model = small_model()
     memory = BoundedMemory(1 << 40)
@@ -139,7 +125,7 @@ def peak_of_a_training(rows: int, size: int) -> int:
     copies = [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
     with memory.here([*model.parameters(), *model.buffers(), *copies]):
         optimizer = torch.optim.AdamW(model.parameters())
-        ahead: Any = None
+        ahead = None
         for _ in range(4):
             images = ahead
             pixels = torch.zeros(rows, size, size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
@@ -154,8 +140,8 @@ def peak_of_a_training(rows: int, size: int) -> int:
 
 
 @pytest.mark.parametrize(("bound", "size"), [(3 * MB, 48), *slow((10 * MB, 32))])
-def test_the_largest_batch_that_leaves_the_headroom_is_found(bound: int, size: int) -> None:
-    told: list[int] = []
+def test_the_largest_batch_that_leaves_the_headroom_is_found(bound, size):
+    told = []
     memory = BoundedMemory(bound)
     found = tried(
         small_model(),
@@ -176,7 +162,7 @@ def test_the_largest_batch_that_leaves_the_headroom_is_found(bound: int, size: i
     assert str(found.schedule) == f"{size}x1@{phase.rows}"
 
 
-def test_model_and_random_state_are_unchanged() -> None:
+def test_model_and_random_state_are_unchanged():
     model = small_model().eval()
     optimizer = torch.optim.AdamW(model.parameters())
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -192,11 +178,11 @@ def test_model_and_random_state_are_unchanged() -> None:
         assert torch.equal(value, before[name])
 
 
-def test_failed_step_releases_its_frame_and_memory() -> None:
+def test_failed_step_releases_its_frame_and_memory():
     model = small_model()
     memory = BoundedMemory(3 * MB)
 
-    def step(batch: Any) -> None:
+    def step(batch):
         images, labels = batch
         try:
             outputs = model(images)
@@ -218,13 +204,13 @@ def test_failed_step_releases_its_frame_and_memory() -> None:
         gc.enable()
 
 
-def test_steps_train_and_go_over_the_sizes_as_a_schedule_does() -> None:
+def test_steps_train_and_go_over_the_sizes_as_a_schedule_does():
     model = small_model().eval()
-    frozen = model[1]  # type: ignore[index]
-    modes: set[tuple[bool, bool]] = set()
-    sizes: list[int] = []
+    frozen = model[1]
+    modes = set()
+    sizes = []
 
-    def step(batch: Any) -> None:
+    def step(batch):
         modes.add((model.training, frozen.training))
         sizes.append(batch[0].shape[-1])
 
@@ -239,7 +225,7 @@ def test_steps_train_and_go_over_the_sizes_as_a_schedule_does() -> None:
     assert modes == {(True, False)}
 
 
-def test_phases_are_measured_independently() -> None:
+def test_phases_are_measured_independently():
     found = tried(small_model(), "32x2,48x1,64x3,32x1", BoundedMemory(6 * MB))
     rows = [phase.rows for phase in found.phases]
     assert rows[0] > rows[1] > rows[2]
@@ -252,27 +238,27 @@ def test_phases_are_measured_independently() -> None:
 class Fragmented(BoundedMemory):
     """Memory that a change of the batch's shape makes smaller, until it is cleared."""
 
-    def __init__(self, bound: int, lost: int) -> None:
+    def __init__(self, bound, lost):
         super().__init__(bound)
         self.whole, self.lost = bound, lost
-        self.shapes: list[torch.Size] = []
+        self.shapes = []
 
-    def seen(self, shape: torch.Size) -> None:
+    def seen(self, shape):
         if shape not in self.shapes:
             self.shapes.append(shape)
             self.live.bound = self.whole - self.lost * (len(self.shapes) - 1)
 
-    def clear(self) -> None:
+    def clear(self):
         super().clear()
         self.shapes.clear()
         self.live.bound = self.whole
 
-    def available_bytes(self) -> int:
+    def available_bytes(self):
         return self.whole
 
 
 @pytest.mark.slow
-def test_sizes_that_fragment_the_memory_get_smaller_batches() -> None:
+def test_sizes_that_fragment_the_memory_get_smaller_batches():
     alone = tried(small_model(), "32x1,48x1", BoundedMemory(6 * MB))
     memory = Fragmented(6 * MB, MB)
     model = small_model()
@@ -293,7 +279,7 @@ def test_sizes_that_fragment_the_memory_get_smaller_batches() -> None:
         ),
     ],
 )
-def test_out_of_memory_errors_of_libraries_are_recognised(said: str) -> None:
+def test_out_of_memory_errors_of_libraries_are_recognised(said):
     memory = BoundedMemory(3 * MB, said + "\nand more lines")
     with pytest.raises(UsageError) as raised:
         tried(small_model(), "32x1@2000", memory)
@@ -303,15 +289,15 @@ def test_out_of_memory_errors_of_libraries_are_recognised(said: str) -> None:
     assert not is_out_of_memory(ValueError(said))
 
 
-def test_user_step_is_tried_and_its_changes_are_undone() -> None:
+def test_user_step_is_tried_and_its_changes_are_undone():
     model = small_model()
     average = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     rate = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     before = {name: value.clone() for name, value in average.state_dict().items()}
-    seen: list[int] = []
+    seen = []
 
-    def step(batch: Any) -> None:
+    def step(batch):
         images, labels = batch
         seen.append(len(images))
         optimizer.zero_grad()
@@ -333,8 +319,8 @@ def test_user_step_is_tried_and_its_changes_are_undone() -> None:
         assert torch.equal(value, before[name])
 
 
-def test_search_does_not_exceed_requested_maximum() -> None:
-    trials: list[BatchTrial] = []
+def test_search_does_not_exceed_requested_maximum():
+    trials = []
     found = tried(
         small_model(), "32x1", BoundedMemory(50 * MB), max_batch_size=100,
         on_trial=lambda _, trial: trials.append(trial),
@@ -344,7 +330,7 @@ def test_search_does_not_exceed_requested_maximum() -> None:
     assert max(trial.batch_size for trial in trials) == 96
 
 
-def test_a_batch_that_the_schedule_names_is_tried_and_stays() -> None:
+def test_a_batch_that_the_schedule_names_is_tried_and_stays():
     found = tried(small_model(), "32x1@33,48x1", BoundedMemory(3 * MB))
     assert [phase.bound for phase in found.phases] == ["asked", "memory"]
     assert str(found.schedule).startswith("32x1@33,48x1@")
@@ -352,18 +338,18 @@ def test_a_batch_that_the_schedule_names_is_tried_and_stays() -> None:
         tried(small_model(), "32x1@5000", BoundedMemory(3 * MB))
 
 
-def test_model_without_any_room_is_reported() -> None:
+def test_model_without_any_room_is_reported():
     with pytest.raises(UsageError, match=r"not even one image of 256 px fits.*out of memory"):
         tried(small_model(), "256x1", BoundedMemory(MB // 2))
 
 
-def test_outputs_other_than_logits_require_a_loss() -> None:
+def test_outputs_other_than_logits_require_a_loss():
     class Both(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.inner = small_model()
 
-        def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        def forward(self, images):
             return {"out": self.inner(images)}
 
     with pytest.raises(UsageError, match=r"logits.*dict"):
@@ -376,8 +362,8 @@ def test_outputs_other_than_logits_require_a_loss() -> None:
 
 
 @pytest.mark.slow
-def test_with_other_ranks_the_copy_of_gradients_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wide() -> nn.Module:
+def test_with_other_ranks_the_copy_of_gradients_counts(monkeypatch):
+    def wide():
         return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 600), nn.Linear(600, 2))
 
     alone = tried(wide(), "16x1", BoundedMemory(24 * MB))
@@ -410,21 +396,19 @@ FROZEN = nn.Linear(3, 3).requires_grad_(False)
         (FROZEN, 64, {}, "no parameter"),
     ],
 )
-def test_unsupported_model_is_rejected(
-    model: Any, schedule: Any, options: dict[str, Any], said: str
-) -> None:
+def test_unsupported_model_is_rejected(model, schedule, options, said):
     with pytest.raises(UsageError, match=said):
         feedline.find_batch_size(model or small_model(), schedule, **options)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_missing_gpu_raises_with_hint() -> None:
+def test_missing_gpu_raises_with_hint():
     with pytest.raises(UsageError, match=r"torch sees none"):
         feedline.find_batch_size(small_model(), 64)
 
 
 @needs_cuda
-def test_on_a_gpu_the_largest_is_found_and_runs_within_the_memory() -> None:
+def test_on_a_gpu_the_largest_is_found_and_runs_within_the_memory():
     model = small_model(64).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -455,6 +439,6 @@ def test_on_a_gpu_the_largest_is_found_and_runs_within_the_memory() -> None:
 
 
 @needs_cuda
-def test_cpu_model_with_gpu_raises() -> None:
+def test_cpu_model_with_gpu_raises():
     with pytest.raises(UsageError, match=r"model\.cuda\(\)"):
         feedline.find_batch_size(small_model(), 64)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from processes import newcomers, own_family
 from tuning.samples import Far, images
 
 
-def test_workers_continue_after_end_of_schedule() -> None:
+def test_workers_continue_after_end_of_schedule():
     with DataLoader(images(), 8, schedule="16x1", seed=0, num_workers=1) as loader:
         expected = [labels.tolist() for _, labels in loader]
         loader.set_epoch(0)
@@ -39,7 +38,7 @@ def test_workers_continue_after_end_of_schedule() -> None:
         assert loader._runtime.stream.engine.in_flight == 0
 
 
-def test_settings_of_workers_that_end_with_each_epoch_stay() -> None:
+def test_settings_of_workers_that_end_with_each_epoch_stay():
     """Unplanned epochs of a user-defined dataset have new workers, which are configured again."""
     with DataLoader(Short(), 8, num_workers=2) as loader:
         own = TunableFeedlineLoader(loader)
@@ -47,30 +46,30 @@ def test_settings_of_workers_that_end_with_each_epoch_stay() -> None:
         asked = []
         for _ in range(3 * len(loader)):
             own.next()
-            asked.append(loader._runtime.stream.engine.feed.settings)  # type: ignore[attr-defined]
+            asked.append(loader._runtime.stream.engine.feed.settings)
         own.close()
         assert loader.num_workers == 2
     assert {(each.workers, each.prefetch_factor) for each in asked} == {(1, 6)}
 
 
 class Short(Dataset[torch.Tensor]):
-    def __len__(self) -> int:
+    def __len__(self):
         return 40
 
-    def __getitem__(self, number: int) -> torch.Tensor:
+    def __getitem__(self, number):
         return torch.tensor([number])
 
 
-def test_live_settings_are_restored() -> None:
+def test_live_settings_are_restored():
     with DataLoader(images(), 8, image_size=16, num_workers=2, prefetch=6, seed=0) as loader:
-        before = loader._runtime.stream.engine.feed.settings  # type: ignore[attr-defined]
+        before = loader._runtime.stream.engine.feed.settings
         own = TunableFeedlineLoader(loader)
         assert own.start == LoaderSetting(workers=2, prefetch=3, task_ms=50.0)
         assert own.search_space.prefetch == (6,)
         own.change(LoaderSetting(workers=1, prefetch=6, task_ms=12.5))
         own.next()
         own.close()
-        assert loader._runtime.stream.engine.feed.settings == before  # type: ignore[attr-defined]
+        assert loader._runtime.stream.engine.feed.settings == before
         assert (loader.prefetch, loader.task_ms) == (6, None)
         assert loader.epoch == 0
 
@@ -78,7 +77,7 @@ def test_live_settings_are_restored() -> None:
 class Stream(IterableDataset[torch.Tensor]):
     """Yields the worker id, or -1 in the main process."""
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self):
         info = get_worker_info()
         yield from [torch.tensor([-1 if info is None else info.id])] * 64
 
@@ -88,13 +87,13 @@ class Named(TorchDataLoader[Any]):
 
     built = 0
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         type(self).built += 1
         return super().__iter__()
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals cannot wait here")
-def test_workers_ignore_ctrl_c_and_this_process_does_not() -> None:
+def test_workers_ignore_ctrl_c_and_this_process_does_not():
     before = own_family()
     tried = TunableTorchLoader(TorchDataLoader(Far(0.0), 8, num_workers=2))
     tried.change(LoaderSetting(workers=2, prefetch=2))
@@ -108,7 +107,7 @@ def test_workers_ignore_ctrl_c_and_this_process_does_not() -> None:
     assert not newcomers(before)
 
 
-def test_subclass_and_its_workers_are_preserved() -> None:
+def test_subclass_and_its_workers_are_preserved():
     loader = Named(Far(0.0), 8, num_workers=1, persistent_workers=True)
     own = iter(loader)
     first = next(own)
@@ -125,7 +124,7 @@ def test_subclass_and_its_workers_are_preserved() -> None:
     loader._iterator = None
 
 
-def test_same_setting_restarts_nothing() -> None:
+def test_same_setting_restarts_nothing():
     tried = TunableTorchLoader(TorchDataLoader(Far(0.0), 8, num_workers=2))
     tried.next()
     mine = set(multiprocessing.active_children())
@@ -135,7 +134,7 @@ def test_same_setting_restarts_nothing() -> None:
     tried.close()
 
 
-def test_epochs_are_consecutive_and_work_is_measured() -> None:
+def test_epochs_are_consecutive_and_work_is_measured():
     tried = TunableTorchLoader(TorchDataLoader(Far(1e-5), 1000, num_workers=1))
     assert tried.batch_size == 1000
     seen = [int(tried.next()[0, 0]) for _ in range(9)]
@@ -145,7 +144,7 @@ def test_epochs_are_consecutive_and_work_is_measured() -> None:
     tried.close()
 
 
-def test_a_stream_can_be_tuned() -> None:
+def test_a_stream_can_be_tuned():
     tried = TunableTorchLoader(TorchDataLoader(Stream(), 8, num_workers=1))
     tried.change(LoaderSetting(workers=2, prefetch=2, pin=False))
     assert {int(tried.next()[0, 0]) for _ in range(8)} == {0, 1}
@@ -155,19 +154,19 @@ def test_a_stream_can_be_tuned() -> None:
 class Lazy(Dataset[int]):
     """Opens its file when the first sample is read."""
 
-    def __init__(self) -> None:
-        self.file: object = None
+    def __init__(self):
+        self.file = None
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 32
 
-    def __getitem__(self, number: int) -> int:
+    def __getitem__(self, number):
         self.file = self.file or object()
         return number
 
 
 @pytest.mark.parametrize("library", ["feedline", "torch"])
-def test_without_workers_the_same_batches_come_from_copies_of_the_datasets(library: str) -> None:
+def test_without_workers_the_same_batches_come_from_copies_of_the_datasets(library):
     data = Subset(Lazy(), range(24))
     loader: Any
     tried: TunableFeedlineLoader | TunableTorchLoader
@@ -188,14 +187,14 @@ def test_without_workers_the_same_batches_come_from_copies_of_the_datasets(libra
     assert len(tried.next()) == 8
     tried.close()
     assert loader.num_workers == 1
-    assert data.dataset.file is None  # type: ignore[attr-defined]
+    assert data.dataset.file is None
     assert torch.equal(torch.get_rng_state(), before)
     if library == "feedline":
         assert [batch.tolist()[0] for batch in loader] == [0, 8, 16]
         loader.close()
 
 
-def test_without_workers_images_have_the_size_of_the_phase() -> None:
+def test_without_workers_images_have_the_size_of_the_phase():
     with DataLoader(images(), 8, schedule="8x1,16x1@4", seed=0, num_workers=1) as loader:
         tried = TunableFeedlineLoader(loader)
         tried.begin(tried.phases[1])
@@ -205,7 +204,7 @@ def test_without_workers_images_have_the_size_of_the_phase() -> None:
         assert next(iter(loader))[0].shape == (8, 3, 8, 8)
 
 
-def test_torch_workers_note_their_work() -> None:
+def test_torch_workers_note_their_work():
     tried = TunableTorchLoader(TorchDataLoader(Far(), 8, num_workers=1))
     while (timings := tried.stage_timings()).tasks < 8:
         tried.next()
@@ -225,7 +224,7 @@ def test_torch_workers_note_their_work() -> None:
     assert benchmark.rates([silent]) is None
 
 
-def test_images_are_counted_and_waits_are_distinguished_from_work() -> None:
+def test_images_are_counted_and_waits_are_distinguished_from_work():
     with DataLoader(Far(), 8, num_workers=1) as loader:
         tried = TunableFeedlineLoader(loader)
         benchmark = StepBenchmark(tried, lambda batch: time.sleep(0.004))

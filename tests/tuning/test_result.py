@@ -1,9 +1,6 @@
 """Result of a search: reasons, arguments, other programs, and the plot."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -17,7 +14,7 @@ from feedline.tuning.search import LoaderSetting, LoaderTrial
 _SVG = "{http://www.w3.org/2000/svg}"
 
 
-def trial(workers: int, steps_per_s: float, error: float = 0.05) -> LoaderTrial:
+def trial(workers, steps_per_s, error=0.05):
     window = StepWindow(
         phase=None,
         steps=100,
@@ -33,7 +30,7 @@ def trial(workers: int, steps_per_s: float, error: float = 0.05) -> LoaderTrial:
     return LoaderTrial(setting=setting, window=window)
 
 
-def phase(size: int | None, rates: dict[int, float], ceiling: float | None = 50.0) -> TunedPhase:
+def phase(size, rates, ceiling=50.0):
     trials = tuple(trial(workers, rate) for workers, rate in rates.items())
     return TunedPhase(
         size=size,
@@ -47,7 +44,7 @@ def phase(size: int | None, rates: dict[int, float], ceiling: float | None = 50.
     )
 
 
-def tuned(*phases: TunedPhase) -> TuningResult:
+def tuned(*phases):
     start = LoaderSetting(workers=2, prefetch=3, task_ms=50.0)
     return TuningResult(phases=phases, seconds=12.0, batch_size=32, start=start)
 
@@ -55,7 +52,7 @@ def tuned(*phases: TunedPhase) -> TuningResult:
 @pytest.mark.parametrize(
     ("status", "text"), [("interrupted", "Ctrl-C"), ("budget", "30 s"), ("error", "KeyError: 3")]
 )
-def test_the_reason_for_an_empty_phase_names_the_end(status: Any, text: str) -> None:
+def test_the_reason_for_an_empty_phase_names_the_end(status, text):
     phase = TunedPhase(
         size=None,
         batch_size=4,
@@ -71,7 +68,7 @@ def test_the_reason_for_an_empty_phase_names_the_end(status: Any, text: str) -> 
     assert text in phase.reason
 
 
-def test_reason_names_the_bottleneck_unless_the_step_is_it() -> None:
+def test_reason_names_the_bottleneck_unless_the_step_is_it():
     found = phase(224, {1: 16.0, 2: 18.5}, ceiling=50.0)
     assert "37% of the compute-bound rate" in found.reason
     assert "bottleneck: the cores" in replace(found, bottleneck="cores").reason
@@ -79,7 +76,7 @@ def test_reason_names_the_bottleneck_unless_the_step_is_it() -> None:
     assert bound.reason.startswith("compute-bound: ")
 
 
-def test_busy_machine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_machine_is_reported(monkeypatch):
     monkeypatch.setattr(result, "usable_cores", lambda: 4)
     quiet = phase(None, {1: 10.0, 2: 20.0})
     assert tuned(quiet).busy_machine == ""
@@ -90,7 +87,7 @@ def test_busy_machine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("loader", ["feedline", "torch"])
-def test_arguments_without_workers_have_no_prefetch(loader: Any) -> None:
+def test_arguments_without_workers_have_no_prefetch(loader):
     start = LoaderSetting(workers=2, prefetch=2, pin=False)
     none = phase(None, {1: 10.0})
     assert none.best is not None
@@ -102,21 +99,21 @@ def test_arguments_without_workers_have_no_prefetch(loader: Any) -> None:
     assert found.saved.num_workers == 0
 
 
-def test_workers_that_noted_no_times_allow_no_prediction() -> None:
+def test_workers_that_noted_no_times_allow_no_prediction():
     found = tuned(phase(None, {1: 10.0}))
     for ask in (lambda: found.what_if("gpu=2"), lambda: found.forecast("x1")):
         with pytest.raises(UsageError, match="no times"):
             ask()
 
 
-def drawn(found: TuningResult) -> ElementTree.Element:
+def drawn(found):
     return ElementTree.fromstring(curve_svg(found))
 
 
-def test_every_trial_has_a_mark_and_the_chosen_one_is_filled() -> None:
+def test_every_trial_has_a_mark_and_the_chosen_one_is_filled():
     picture = drawn(tuned(phase(112, {1: 10.0, 4: 38.0, 2: 20.0}), phase(224, {1: 9.0, 2: 12.0})))
     marks = [each for each in picture.iter() if "mark" in (each.get("class") or "").split()]
-    assert [mark.find(f"{_SVG}title").text for mark in marks] == [  # type: ignore[union-attr]
+    assert [mark.find(f"{_SVG}title").text for mark in marks] == [
         "1 worker: 320",
         "2 workers: 640",
         "4 workers: 1216",
@@ -138,11 +135,11 @@ def test_every_trial_has_a_mark_and_the_chosen_one_is_filled() -> None:
 
 
 @pytest.mark.parametrize("found", [tuned(), tuned(phase(112, {}, None))])
-def test_empty_result_is_not_drawn(found: TuningResult) -> None:
+def test_empty_result_is_not_drawn(found):
     assert "nothing was measured" in " ".join(drawn(found).itertext())
 
 
-def test_many_workers_and_phases_stay_readable() -> None:
+def test_many_workers_and_phases_stay_readable():
     rates = {workers: 1.0 + workers for workers in range(1, 100)}
     picture = drawn(tuned(*(phase(32 * k, rates) for k in range(1, 10))))
     labels = [each.text for each in picture.iter(f"{_SVG}text") if (each.text or "").isdecimal()]

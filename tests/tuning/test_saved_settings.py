@@ -1,14 +1,10 @@
 """Settings in a file: written by a tuning, read by a loader."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
 import pickle
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,13 +15,13 @@ from tuning.samples import images
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "tuned.json"
     path.write_text(SavedSettings(num_workers=2, prefetch=5, task_ms=12.5).as_text())
     return path
 
 
-def test_missing_arguments_are_read_from_file(file: Path) -> None:
+def test_missing_arguments_are_read_from_file(file):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         with DataLoader(images(), 8, image_size=16, settings=file) as loader:
@@ -38,14 +34,14 @@ def test_missing_arguments_are_read_from_file(file: Path) -> None:
                     assert (other.num_workers, other.prefetch) == (2, 5)
 
 
-def test_arguments_override_file(file: Path) -> None:
+def test_arguments_override_file(file):
     with DataLoader(images(), 8, image_size=16, settings=file, num_workers=1) as loader:
         assert (loader.num_workers, loader.prefetch) == (1, 5)
     with DataLoader(images(), 8, image_size=16, settings=file, num_workers=0) as loader:
         assert (loader.num_workers, loader.prefetch) == (0, None)
 
 
-def test_file_may_ask_for_no_workers(tmp_path: Path) -> None:
+def test_file_may_ask_for_no_workers(tmp_path):
     file = tmp_path / "tuned.json"
     file.write_text(SavedSettings(num_workers=0).as_text())
     with DataLoader(images(), 8, image_size=16, settings=file) as loader:
@@ -55,7 +51,7 @@ def test_file_may_ask_for_no_workers(tmp_path: Path) -> None:
         assert loader.num_workers == 1
 
 
-def test_whole_batches_have_their_own(tmp_path: Path) -> None:
+def test_whole_batches_have_their_own(tmp_path):
     file = tmp_path / "tuned.json"
     saved = SavedSettings(num_workers=2, prefetch_factor=4, pin_memory=False)
     file.write_text(saved.as_text())
@@ -64,7 +60,7 @@ def test_whole_batches_have_their_own(tmp_path: Path) -> None:
         assert sum(1 for _ in loader) == 8
 
 
-def test_settings_without_effect_on_whole_batches_are_reported(file: Path) -> None:
+def test_settings_without_effect_on_whole_batches_are_reported(file):
     with pytest.warns(UserWarning, match="prefetch=5 and task_ms=12.5.*no effect") as caught:
         loader = DataLoader(list(range(64)), 8, settings=file)
     assert caught[0].filename == __file__
@@ -78,7 +74,7 @@ def test_settings_without_effect_on_whole_batches_are_reported(file: Path) -> No
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_pipe_is_read_and_missing_writer_is_reported(tmp_path: Path, file: Path) -> None:
+def test_pipe_is_read_and_missing_writer_is_reported(tmp_path, file):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(UsageError, match="is a pipe without a writer"):
@@ -89,7 +85,7 @@ def test_pipe_is_read_and_missing_writer_is_reported(tmp_path: Path, file: Path)
     os.close(reader)
 
 
-def warnings_of(file: Path, **found_on: Any) -> list[str]:
+def warnings_of(file, **found_on):
     said = json.loads(file.read_text())
     said["found_on"] |= found_on
     file.write_text(json.dumps(said))
@@ -102,13 +98,13 @@ def warnings_of(file: Path, **found_on: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("times", "differs"), [(1.0, False), (1.05, False), (4.0, True), (0.3, True)]
 )
-def test_other_memory_is_reported(file: Path, times: float, differs: bool) -> None:
+def test_other_memory_is_reported(file, times, differs):
     here = json.loads(file.read_text())["found_on"]["memory_bytes"]
     said = warnings_of(file, memory_bytes=int(times * here))
     assert ["memory" in each and "GiB in the file" in each for each in said] == [True] * differs
 
 
-def test_other_machine_is_reported(file: Path) -> None:
+def test_other_machine_is_reported(file):
     assert warnings_of(file, memory_bytes=None) == []  # which is not known
     (said,) = warnings_of(file, cores=4096, cpu="an abacus")
     assert "an abacus" in said
@@ -118,7 +114,7 @@ def test_other_machine_is_reported(file: Path) -> None:
     assert caught[0].filename == __file__
 
 
-def test_missing_gpu_is_reported(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_is_reported(file, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     (said,) = warnings_of(file, gpu="an abacus with CUDA")
     assert "GPU 'an abacus with CUDA' in the file" in said
@@ -126,7 +122,7 @@ def test_missing_gpu_is_reported(file: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert warnings_of(file) == []  # which one it is, is not known yet
 
 
-def test_file_for_another_kind_of_loader_is_named(tmp_path: Path) -> None:
+def test_file_for_another_kind_of_loader_is_named(tmp_path):
     file = tmp_path / "tuned.json"
     file.write_text(SavedSettings(num_workers=2, prefetch_factor=4).as_text())
     with pytest.raises(UsageError, match="prefetch_factor 4") as error:
@@ -134,7 +130,7 @@ def test_file_for_another_kind_of_loader_is_named(tmp_path: Path) -> None:
     assert str(file) in str(error.value)
 
 
-def changed(**parts: Any) -> str:
+def changed(**parts):
     said = json.loads(SavedSettings(num_workers=2).as_text())
     return json.dumps(said | parts)
 
@@ -155,7 +151,7 @@ def changed(**parts: Any) -> str:
         (changed(more=1), "more"),
     ],
 )
-def test_invalid_file_is_reported(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_file_is_reported(tmp_path, text, said):
     file = tmp_path / "tuned.json"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match=said) as error:
@@ -164,9 +160,9 @@ def test_invalid_file_is_reported(tmp_path: Path, text: str, said: str) -> None:
     assert "feedline tune" in str(error.value)
 
 
-def test_missing_file(tmp_path: Path) -> None:
+def test_missing_file(tmp_path):
     for path in (tmp_path / "none.json", tmp_path, tmp_path / "no\0name"):
         with pytest.raises(UsageError, match="cannot be read"):
             DataLoader(images(), 8, image_size=16, settings=path)
     with pytest.raises(UsageError, match="path of a file"):
-        DataLoader(images(), 8, image_size=16, settings=7)  # type: ignore[arg-type]
+        DataLoader(images(), 8, image_size=16, settings=7)

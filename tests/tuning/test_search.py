@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -16,31 +14,24 @@ from feedline.tuning.search import LoaderSetting, LoaderTrial, Search, SearchSpa
 from throughput.simulated import WORK, Simulated
 from tuning.uneven import Uneven
 
-ALL_WORK: list[dict[str, Any]] = [
+ALL_WORK = [
     *WORK,  # and hardly any work, or too much for the cores
     {"own_ms": 200.0, "cpu_ms": 0.5, "cores": 64},
     {"own_ms": 12.0, "cpu_ms": 500.0, "cores": 64},
 ]
 
 
-def search_from(
-    workers: int,
-    cores: int,
-    ceiling: float | None,
-    space: SearchSpace | None = None,
-    memory: MemoryBudget | None = None,
-    **setting: Any,
-) -> Search:
+def search_from(workers, cores, ceiling, space=None, memory=None, **setting):
     start = LoaderSetting(**{"workers": workers, "prefetch": 2, **setting})
     return Search(WorkerLimits(cores=cores, memory=memory), start, ceiling, space)
 
 
-def for_more(workers: int) -> MemoryBudget:
+def for_more(workers):
     """Memory for this many workers more than three."""
     return MemoryBudget(free=workers, workers=3, ahead=2, worker_bytes=1, batch_bytes=0)
 
 
-def finish(search: Search, trial: Callable[[LoaderSetting], LoaderTrial]) -> list[LoaderSetting]:
+def finish(search, trial):
     """Search to the end; return the settings of all trials, with repeated ones."""
     made = []
     while (setting := search.next()) is not None:
@@ -49,9 +40,7 @@ def finish(search: Search, trial: Callable[[LoaderSetting], LoaderTrial]) -> lis
     return made
 
 
-def trial_of(
-    training: Simulated | Uneven, setting: LoaderSetting, disturbed: float = 1.0
-) -> LoaderTrial:
+def trial_of(training, setting, disturbed=1.0):
     if isinstance(training, Uneven):
         window = training.window(setting.workers, setting.prefetch)
     else:
@@ -61,7 +50,7 @@ def trial_of(
     return LoaderTrial(setting=setting, window=window)
 
 
-def searched(training: Simulated, start: int, ceiling: bool = True) -> Search:
+def searched(training, start, ceiling=True):
     """A search that is done."""
     search = search_from(start, training.cores, 1000 / training.own_ms if ceiling else None)
     finish(search, partial(trial_of, training))
@@ -72,9 +61,7 @@ def searched(training: Simulated, start: int, ceiling: bool = True) -> Search:
 @pytest.mark.parametrize("start", [1, 4, 100])
 @pytest.mark.parametrize("ceiling", [True, False])
 @pytest.mark.parametrize("seed", range(5))
-def test_smallest_fastest_number_of_workers_is_found(
-    work: dict[str, Any], start: int, ceiling: bool, seed: int
-) -> None:
+def test_smallest_fastest_number_of_workers_is_found(work, start, ceiling, seed):
     training = Simulated(workers=1, seed=seed, noise=0.003, **work)
     search = searched(training, start, ceiling)
     found = search.best.workers
@@ -85,12 +72,12 @@ def test_smallest_fastest_number_of_workers_is_found(
     assert len(search.trials) <= 5
 
 
-def test_search_bisects_without_work_figures() -> None:
+def test_search_bisects_without_work_figures():
     """Like with torch's loader, whose workers are not observed."""
     training = Simulated(own_ms=20.0, cpu_ms=110.0, cores=16, workers=1)
 
     class Silent(Simulated):
-        def window(self) -> Any:
+        def window(self):
             return replace(super().window(), tasks_s=0.0, on_core=None, queued=None)
 
     silent = Silent(own_ms=20.0, cpu_ms=110.0, cores=16, workers=1)
@@ -102,8 +89,8 @@ def test_search_bisects_without_work_figures() -> None:
 @pytest.mark.parametrize(
     ("work", "more"), [({"cpu_ms": 100.0}, 0), ({"cpu_ms": 5.0, "blocked_ms": 200.0}, 2)]
 )
-def test_number_of_workers_respects_memory_in_all(work: dict[str, float], more: int) -> None:
-    training = Simulated(own_ms=1.0, cores=16, workers=1, **work)  # type: ignore[arg-type]
+def test_number_of_workers_respects_memory_in_all(work, more):
+    training = Simulated(own_ms=1.0, cores=16, workers=1, **work)
     made = finish(search_from(3, 16, None, memory=for_more(more)), partial(trial_of, training))
     assert made[0].workers == 3
     assert max(each.workers for each in made) == 3 + more
@@ -113,9 +100,7 @@ def test_number_of_workers_respects_memory_in_all(work: dict[str, float], more: 
 @pytest.mark.parametrize("times", [3.0, 10.0])
 @pytest.mark.parametrize("own_ms", [5.0, 20.0, 60.0])
 @pytest.mark.parametrize("start", [1, 4, 16])
-def test_uneven_batches_are_prefetched_deeper(
-    every: int, times: float, own_ms: float, start: int
-) -> None:
+def test_uneven_batches_are_prefetched_deeper(every, times, own_ms, start):
     training = Uneven(batch_ms=100.0, every=every, times=times, own_ms=own_ms)
     factors = (1, 2, 4)
     space = SearchSpace(prefetch=factors[1:])
@@ -131,7 +116,7 @@ def test_uneven_batches_are_prefetched_deeper(
     assert len(search.trials) <= 9
 
 
-def test_even_batches_are_not_prefetched_deeper() -> None:
+def test_even_batches_are_not_prefetched_deeper():
     training = Simulated(own_ms=10.0, cpu_ms=200.0, cores=8, workers=1)
     choices = SearchSpace(prefetch=(4, 8), task_ms=12.5)
     made = finish(search_from(8, 8, 100.0, choices, task_ms=50.0), partial(trial_of, training))
@@ -139,10 +124,10 @@ def test_even_batches_are_not_prefetched_deeper() -> None:
 
 
 @pytest.mark.parametrize("quicker", [True, False])
-def test_batches_are_pinned_if_faster(quicker: bool) -> None:
+def test_batches_are_pinned_if_faster(quicker):
     training = Simulated(own_ms=50.0, cpu_ms=20.0, cores=8, workers=1)
 
-    def trial(setting: LoaderSetting) -> LoaderTrial:
+    def trial(setting):
         training.own_ms = 40.0 if setting.pin and quicker else 50.0
         return trial_of(training, setting)
 
@@ -153,7 +138,7 @@ def test_batches_are_pinned_if_faster(quicker: bool) -> None:
 
 @pytest.mark.parametrize("batches", [0, 8, 16, 40])
 @pytest.mark.parametrize("workers", [1, 2, 8])
-def test_workers_and_depth_grow_together_within_the_memory(batches: int, workers: int) -> None:
+def test_workers_and_depth_grow_together_within_the_memory(batches, workers):
     """Uneven batches, with memory for a limited number of them."""
     training = Uneven(batch_ms=100.0, every=10, times=10.0, own_ms=12.0)
     room = MemoryBudget(free=batches * 10, workers=workers, ahead=2, worker_bytes=0, batch_bytes=10)
@@ -168,12 +153,10 @@ def test_workers_and_depth_grow_together_within_the_memory(batches: int, workers
     ("own_ms", "work_ms", "hand_ms", "expected"),
     [(2.0, 0.1, 0.8, 0), (0.2, 0.1, 0.4, 0), (200.0, 0.5, 0.1, 0), (20.0, 15.0, 0.5, 1)],
 )
-def test_no_worker_is_the_answer_if_steps_or_batches_are_tiny(
-    own_ms: float, work_ms: float, hand_ms: float, expected: int
-) -> None:
+def test_no_worker_is_the_answer_if_steps_or_batches_are_tiny(own_ms, work_ms, hand_ms, expected):
     """Handing a batch over takes time, in the training process as well."""
 
-    def trial(setting: LoaderSetting) -> LoaderTrial:
+    def trial(setting):
         wait_ms = hand_ms if setting.workers else work_ms
         window = StepWindow(
             phase=None,
@@ -205,18 +188,16 @@ class Crowded(Simulated):
 
     slower: float = 1.09
 
-    def step_ms(self, workers: int) -> float:
+    def step_ms(self, workers):
         crowded = self.slower if workers >= self.cores else 1.0
         return max(self.own_ms, self.cpu_ms / min(workers, self.cores - 1)) * crowded
 
 
-def decided(
-    training: Simulated, disturbed: int, slower: float, start: int, ceiling: float
-) -> tuple[Search, list[LoaderSetting]]:
+def decided(training, disturbed, slower, start, ceiling):
     """The search and all its trials, one of which is disturbed."""
     search, numbers = search_from(start, training.cores, ceiling), itertools.count(1)
 
-    def trial(setting: LoaderSetting) -> LoaderTrial:
+    def trial(setting):
         return trial_of(training, setting, slower if next(numbers) == disturbed else 1.0)
 
     return search, finish(search, trial)
@@ -226,8 +207,8 @@ def decided(
 @pytest.mark.parametrize("disturbed", range(9))
 @pytest.mark.parametrize("seed", range(5))
 def test_one_worker_less_leaves_a_core_to_the_loop_whichever_trial_is_disturbed(
-    cores: int, disturbed: int, seed: int
-) -> None:
+    cores, disturbed, seed
+):
     training = Crowded(
         own_ms=10.0, cpu_ms=12.0 * (cores - 1), cores=cores, workers=1, seed=seed, noise=0.003
     )
@@ -238,7 +219,7 @@ def test_one_worker_less_leaves_a_core_to_the_loop_whichever_trial_is_disturbed(
 
 
 @pytest.mark.parametrize(("disturbed", "turns"), [(0, [1, 2, 2, 1]), (2, 2 * [1, 2, 2, 1])])
-def test_turns_alternate_and_repeat_if_answer_changes(disturbed: int, turns: list[int]) -> None:
+def test_turns_alternate_and_repeat_if_answer_changes(disturbed, turns):
     training = Crowded(own_ms=10.0, cpu_ms=12.0, cores=2, workers=1, noise=0.0, slower=1.05)
     search, made = decided(training, disturbed, 1.4, 2, 100.0)
     repeated = [each.workers for k, each in enumerate(made) if each in made[:k]]
@@ -247,18 +228,18 @@ def test_turns_alternate_and_repeat_if_answer_changes(disturbed: int, turns: lis
     assert search.best.workers == 1
 
 
-def test_answer_without_alternative_takes_no_turn() -> None:
+def test_answer_without_alternative_takes_no_turn():
     training = Simulated(own_ms=100.0, cpu_ms=30.0, cores=8, workers=1, noise=0.0)
     search = searched(training, 8)
     assert (search.best.workers, search.rounds) == (1, 0)
 
 
-def test_repeated_trials_that_show_a_gain_continue_the_search() -> None:
+def test_repeated_trials_that_show_a_gain_continue_the_search():
     """Other programs use the cores in the first trials: more workers seem not to help."""
     training = Simulated(own_ms=1.0, cpu_ms=40.0, cores=8, workers=1, noise=0.0)
     search, numbers = search_from(1, 8, 1000.0), itertools.count(1)
 
-    def trial(setting: LoaderSetting) -> LoaderTrial:
+    def trial(setting):
         disturbed = training.step_ms(1) / training.step_ms(setting.workers)
         return trial_of(training, setting, disturbed if next(numbers) <= 2 else 1.0)
 
@@ -266,7 +247,7 @@ def test_repeated_trials_that_show_a_gain_continue_the_search() -> None:
     assert search.best.workers >= 7
 
 
-def test_no_trial_requires_more_than_linear_speedup() -> None:
+def test_no_trial_requires_more_than_linear_speedup():
     """Three workers instead of four needed; two trials have shown the best possible rate."""
     training = Simulated(own_ms=25.0, cpu_ms=0.0, blocked_ms=100.0, cores=2, workers=1, noise=0.003)
     search = searched(training, 2)
@@ -274,11 +255,11 @@ def test_no_trial_requires_more_than_linear_speedup() -> None:
     assert search.best.workers == 4
 
 
-def test_useless_depth_is_not_tried_with_more_workers() -> None:
+def test_useless_depth_is_not_tried_with_more_workers():
     """Batches are uneven, but steps wait for something else."""
 
     class InVain(Uneven):
-        def window(self, workers: int, factor: int):  # type: ignore[no-untyped-def]
+        def window(self, workers, factor):
             found = super().window(workers, 8)
             return replace(found, seconds=found.seconds * 1.2, wait_s=found.seconds * 0.2)
 

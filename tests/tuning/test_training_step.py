@@ -1,11 +1,7 @@
 """Changes made by training steps are undone."""
 
-from __future__ import annotations
-
 import copy
 import random
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,7 @@ from feedline.tuning.training_step import preserve_state
 CPU = torch.device("cpu")
 
 
-def model() -> nn.Module:
+def model():
     torch.manual_seed(0)
     layers = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(),
@@ -29,7 +25,7 @@ def model() -> nn.Module:
     return layers
 
 
-OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
+OPTIMIZERS = [
     lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     lambda parameters: torch.optim.AdamW(parameters, lr=torch.tensor(0.01), foreach=False),
     lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
@@ -37,23 +33,23 @@ OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
 ]
 
 
-def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> None:
+def train(net, optimizer, steps=2):
     for _ in range(steps):
 
-        def closure() -> torch.Tensor:
+        def closure():
             optimizer.zero_grad()
             outputs = net(torch.randn(4, 3, 8, 8))
             loss = functional.cross_entropy(outputs, torch.zeros(4, dtype=torch.int64))
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             return loss
 
-        optimizer.step(closure)  # type: ignore[arg-type]
+        optimizer.step(closure)
     for module in net.modules():
         module.training = not module.training
     net.register_buffer("more", torch.ones(3))
 
 
-def all_tensors(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def all_tensors(net, optimizer):
     """Parameters, buffers, gradients and the optimizer's state, by name."""
     state = [net.state_dict(keep_vars=True), list(optimizer.state.values())]
     found = {
@@ -70,9 +66,7 @@ def all_tensors(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, t
 @pytest.mark.parametrize("make", OPTIMIZERS)
 @pytest.mark.parametrize("trained", [False, True], ids=["new", "in training"])
 @pytest.mark.parametrize("fails", [False, True], ids=["runs", "raises"])
-def test_everything_is_restored(
-    make: Callable[[Any], torch.optim.Optimizer], trained: bool, fails: bool
-) -> None:
+def test_everything_is_restored(make, trained, fails):
     net = model()
     optimizer = make(net.parameters())
     if trained:
@@ -105,7 +99,7 @@ def test_everything_is_restored(
     assert drawn[1:] == (random.random(), np.random.rand())
 
 
-def test_schedulers_and_scalers_are_restored_by_state() -> None:
+def test_schedulers_and_scalers_are_restored_by_state():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     rate = torch.optim.lr_scheduler.StepLR(optimizer, 1)

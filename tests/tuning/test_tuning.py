@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -21,9 +20,8 @@ from feedline.throughput import windows
 from feedline.timing.stage_page import StageTimings
 from feedline.tuning import tune as tune_module
 from feedline.tuning.loaders import TunableLoader
-from feedline.tuning.result import TunedPhase
-from feedline.tuning.search import LoaderSetting, LoaderTrial, SearchSpace
-from feedline.tuning.tune import SearchProgress, StepBenchmark, search_settings, tune
+from feedline.tuning.search import LoaderSetting, SearchSpace
+from feedline.tuning.tune import StepBenchmark, search_settings, tune
 from processes import newcomers, own_family
 from tuning.samples import Far, images
 
@@ -41,28 +39,28 @@ class Ready(TunableLoader):
     search_space = SearchSpace()
     batch_size = 4
 
-    def __init__(self, most: int = 64) -> None:
+    def __init__(self, most=64):
         self.most = most
         self.given = 0
 
-    def next(self) -> Batch:
+    def next(self):
         self.given += 1
         return Batch(torch.zeros(4, 8), [1, 2, 3, 4])
 
-    def change(self, setting: LoaderSetting) -> int:
+    def change(self, setting):
         if setting.workers > self.most:
             raise ResourceError("there is no process for one more")
         return 0
 
-    def stage_timings(self) -> StageTimings:
+    def stage_timings(self):
         return StageTimings()
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def now(monkeypatch):
     """Simulated time in seconds, advanced by tests."""
     clock = [1000.0]
     clocks = ("monotonic", "perf_counter", "thread_time", "process_time_ns")
@@ -72,10 +70,8 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def searched(
-    now: list[float], loader: Ready, step_s: float, budget_s: float, **options: Any
-) -> TunedPhase:
-    def step(batch: Any) -> None:
+def searched(now, loader, step_s, budget_s, **options):
+    def step(batch):
         now[0] += step_s
 
     found = search_settings(loader, step, budget_s=budget_s, **options)
@@ -85,7 +81,7 @@ def searched(
 
 
 @pytest.mark.parametrize("step_s", [0.3, 3.0, 11.0, 600.0])
-def test_long_steps_end_within_a_step_of_the_budget(now: list[float], step_s: float) -> None:
+def test_long_steps_end_within_a_step_of_the_budget(now, step_s):
     begun = now[0]
     found = searched(now, Ready(), step_s, budget_s=60)
     assert now[0] - begun <= 60 + step_s
@@ -96,15 +92,15 @@ def test_long_steps_end_within_a_step_of_the_budget(now: list[float], step_s: fl
         assert f"{found.full_search_s:.0f} s" in found.reason
 
 
-def test_a_budget_that_is_over_lets_one_step_say_how_long_they_are(now: list[float]) -> None:
+def test_a_budget_that_is_over_lets_one_step_say_how_long_they_are(now):
     found = searched(now, Ready(), 4.0, budget_s=2)
     assert (found.best, found.status) == (None, "budget")
     assert found.full_search_s >= 5 * 8 * 4.0
 
 
-def test_files_are_read_before_no_longer_than_the_budget(now: list[float]) -> None:
+def test_files_are_read_before_no_longer_than_the_budget(now):
     class Slow(Ready):
-        def next(self) -> Batch:
+        def next(self):
             now[0] += 10.0
             return super().next()
 
@@ -114,13 +110,11 @@ def test_files_are_read_before_no_longer_than_the_budget(now: list[float]) -> No
     assert (found.best, found.status) == (None, "budget")
 
 
-def test_missing_resources_end_search_with_partial_result(
-    now: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_resources_end_search_with_partial_result(now, monkeypatch):
     monkeypatch.setattr(tune_module, "usable_cores", lambda: 8)
 
     class Waits(Ready):
-        def next(self) -> Batch:
+        def next(self):
             now[0] += 1.0
             return super().next()
 
@@ -130,9 +124,7 @@ def test_missing_resources_end_search_with_partial_result(
         searched(now, Waits(most=1), 0.01, budget_s=600)
 
 
-def test_workers_have_memory_for_the_batches_that_they_make(
-    now: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_have_memory_for_the_batches_that_they_make(now, monkeypatch):
     """Half of the free memory holds one more worker with its batches of 128 bytes."""
     monkeypatch.setattr(defaults, "available_memory_bytes", lambda: 2 * (60 + 2 * 128))
     monkeypatch.setattr(defaults, "WORKER_BYTES", 60)
@@ -141,11 +133,11 @@ def test_workers_have_memory_for_the_batches_that_they_make(
     class Waits(Ready):
         workers = 2
 
-        def change(self, setting: LoaderSetting) -> int:
+        def change(self, setting):
             self.workers = setting.workers
             return 0
 
-        def next(self) -> Batch:
+        def next(self):
             now[0] += 1.0 / self.workers
             return super().next()
 
@@ -153,8 +145,8 @@ def test_workers_have_memory_for_the_batches_that_they_make(
     assert max(trial.workers for trial in found.trials) == 3
 
 
-def test_progress_counts_trials_and_time_to_the_end(now: list[float]) -> None:
-    seen: list[SearchProgress] = []
+def test_progress_counts_trials_and_time_to_the_end(now):
+    seen = []
     found = searched(now, Ready(), 0.05, budget_s=60, on_progress=seen.append)
     assert seen[0].setting is None
     assert [each.trials for each in seen] == [0, *range(len(seen) - 1)]
@@ -164,11 +156,11 @@ def test_progress_counts_trials_and_time_to_the_end(now: list[float]) -> None:
     assert [each.seconds for each in seen] == sorted(each.seconds for each in seen)
 
 
-def test_a_trial_that_is_clearly_slower_ends_early(now: list[float]) -> None:
-    def steps(fastest: float | None) -> int:
+def test_a_trial_that_is_clearly_slower_ends_early(now):
+    def steps(fastest):
         given = 0
 
-        def step(batch: Any) -> None:
+        def step(batch):
             nonlocal given
             given += 1
             now[0] += 0.045 + 0.01 * (given // 6 % 2)
@@ -182,8 +174,8 @@ def test_a_trial_that_is_clearly_slower_ends_early(now: list[float]) -> None:
     assert steps(fastest=18.0) == steps(fastest=None)
 
 
-def test_held_batches_keep_their_type() -> None:
-    seen: list[Batch] = []
+def test_held_batches_keep_their_type():
+    seen = []
     loader = Ready()
     benchmark = StepBenchmark(loader, seen.append)
     assert math.isfinite(benchmark.ceiling(0.0))
@@ -192,18 +184,18 @@ def test_held_batches_keep_their_type() -> None:
     assert benchmark.batch_bytes == 4 * 8 * 4
 
 
-def first_numbers(loader: DataLoader[Any]) -> list[int]:
-    batch: torch.Tensor = next(iter(loader))
+def first_numbers(loader):
+    batch = next(iter(loader))
     return batch.flatten().tolist()
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_sufficient_workers_are_found_and_loader_is_restored() -> None:
+def test_sufficient_workers_are_found_and_loader_is_restored():
     with DataLoader(Far(0.005), 8, shuffle=True, seed=0, num_workers=1) as plain:
         expected = first_numbers(plain)
     with DataLoader(Far(0.005), 8, shuffle=True, seed=0, num_workers=1) as loader:
         state = loader.state_dict()
-        told: list[int] = []
+        told = []
         found = tune(
             loader, step_ms=12, budget_s=120, on_trial=lambda _, trial: told.append(trial.workers)
         )
@@ -222,10 +214,10 @@ def test_sufficient_workers_are_found_and_loader_is_restored() -> None:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_each_phase_of_a_schedule_is_tuned_with_its_batches() -> None:
-    steps: list[tuple[int, int]] = []
+def test_each_phase_of_a_schedule_is_tuned_with_its_batches():
+    steps = []
 
-    def step(batch: Any) -> None:
+    def step(batch):
         steps.append((batch[0].shape[-1], len(batch[0])))
         time.sleep(0.01)
 
@@ -237,8 +229,8 @@ def test_each_phase_of_a_schedule_is_tuned_with_its_batches() -> None:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_ctrl_c_returns_partial_result() -> None:
-    def told(size: int | None, trial: LoaderTrial) -> None:
+def test_ctrl_c_returns_partial_result():
+    def told(size, trial):
         raise KeyboardInterrupt
 
     with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
@@ -250,8 +242,8 @@ def test_ctrl_c_returns_partial_result() -> None:
     assert [trial.workers for trial in phase.trials] == [found.num_workers] == [1]
 
 
-def test_step_that_raises_leaves_loader_unchanged() -> None:
-    def step(batch: Any) -> None:
+def test_step_that_raises_leaves_loader_unchanged():
+    def step(batch):
         raise ArithmeticError("the step broke")
 
     with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
@@ -272,7 +264,7 @@ def test_step_that_raises_leaves_loader_unchanged() -> None:
         ({"step": 40}, "function of a batch"),
     ],
 )
-def test_untunable_loader_is_rejected(options: dict[str, Any], said: str) -> None:
+def test_untunable_loader_is_rejected(options, said):
     with (
         DataLoader(images(), 8, image_size=16, num_workers=1) as loader,
         pytest.raises(UsageError, match=said),
@@ -281,12 +273,12 @@ def test_untunable_loader_is_rejected(options: dict[str, Any], said: str) -> Non
 
 
 class Sevens(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         return iter([7] * 9)
 
 
-def test_loaders_with_fixed_workers_are_rejected() -> None:
-    anything: Any = [1, 2, 3]
+def test_loaders_with_fixed_workers_are_rejected():
+    anything = [1, 2, 3]
     with pytest.raises(UsageError, match=r"feedline\.DataLoader.*list"):
         tune(anything, step_ms=1)
     with (
@@ -305,7 +297,7 @@ def test_loaders_with_fixed_workers_are_rejected() -> None:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_a_loader_that_adapts_adapts_afterwards() -> None:
+def test_a_loader_that_adapts_adapts_afterwards():
     with DataLoader(images(), 8, image_size=16, num_workers="auto") as loader:
         tune(loader, step_ms=5, budget_s=2)
         assert loader.adapts
@@ -314,7 +306,7 @@ def test_a_loader_that_adapts_adapts_afterwards() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
-def test_one_image_size_with_two_batch_sizes_is_tuned_with_both() -> None:
+def test_one_image_size_with_two_batch_sizes_is_tuned_with_both():
     with DataLoader(images(), 8, schedule="8x1@8,8x1@32", drop_last=True, num_workers=1) as loader:
         found = tune(loader, step_ms=10, budget_s=120)
     assert [(phase.size, phase.batch_size) for phase in found.phases] == [(8, 8), (8, 32)]
@@ -327,7 +319,7 @@ def test_one_image_size_with_two_batch_sizes_is_tuned_with_both() -> None:
 
 
 @pytest.mark.usefixtures("quick_trials")
-def test_workers_of_torch_are_found_and_its_loader_is_restored() -> None:
+def test_workers_of_torch_are_found_and_its_loader_is_restored():
     generator = torch.Generator().manual_seed(3)
     loader = TorchDataLoader(Far(0.005), 8, shuffle=True, num_workers=1, generator=generator)
     states = torch.get_rng_state(), generator.get_state()
@@ -347,14 +339,14 @@ def test_workers_of_torch_are_found_and_its_loader_is_restored() -> None:
     assert not newcomers(before)
 
 
-def test_empty_loader_raises() -> None:
-    empty: Any = []
+def test_empty_loader_raises():
+    empty = []
     with pytest.raises(UsageError, match="no batch"):
         tune(TorchDataLoader(empty, 2, sampler=[], num_workers=1), step_ms=1)
 
 
 @pytest.mark.parametrize("kind", [DataLoader, TorchDataLoader])
-def test_a_dataset_that_raises_is_the_error_and_leaves_no_worker(kind: Any) -> None:
+def test_a_dataset_that_raises_is_the_error_and_leaves_no_worker(kind):
     before = own_family()
     loader = kind(Far(0.0, broken=True), 8, num_workers=2)
     with pytest.raises((ArithmeticError, SampleError), match="this sample cannot be made"):
@@ -364,13 +356,13 @@ def test_a_dataset_that_raises_is_the_error_and_leaves_no_worker(kind: Any) -> N
     assert not newcomers(before)
 
 
-def test_cpu_time_of_a_step_distinguishes_sleep_from_work() -> None:
-    def work(batch: Any) -> None:
+def test_cpu_time_of_a_step_distinguishes_sleep_from_work():
+    def work(batch):
         until = time.process_time() + 0.03
         while time.process_time() < until:
             pass
 
-    def cpu_s(step: Callable[[Any], object]) -> float:
+    def cpu_s(step):
         benchmark = StepBenchmark(Ready(), step)
         assert benchmark.step_cpu_s == 0.0
         benchmark.ceiling(0.1)
