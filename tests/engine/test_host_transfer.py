@@ -4,7 +4,7 @@ import pytest
 import torch
 from watched_slots import WatchedSlots, make
 
-from feedline.engine import pinned_memory
+from feedline.engine import devices
 from feedline.engine.device_transfer import HostTransfer
 from feedline.engine.normalise import Normalise
 
@@ -49,5 +49,5 @@ def test_pinned_batch_is_not_a_slot(failed):
 def test_memory_is_pinned_if_requested_and_an_accelerator_benefits(
     pin, accelerator, pins, monkeypatch
 ):
-    monkeypatch.setattr(pinned_memory, "accelerator_type", lambda: accelerator)
-    assert pinned_memory.should_pin(pin) == pins
+    monkeypatch.setattr(devices, "accelerator_type", lambda: accelerator)
+    assert devices.should_pin(pin) == pins
