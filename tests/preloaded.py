@@ -228,7 +228,8 @@ def _set_environment(request: dict[str, Any], search_path: list[str], random_sta
 
 def _run_program(args: list[str]) -> None:
     """Run a program as Python runs it from the command line."""
-    main = sys.modules["__main__"] = ModuleType("__main__")
+    # multiprocessing makes both one module when it is imported.
+    main = sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
     if args[0] == "-m":
         sys.modules.pop(args[1], None)
         runpy._run_module_as_main(args[1])  # type: ignore[attr-defined]
