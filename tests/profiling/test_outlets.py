@@ -265,13 +265,16 @@ def test_callback_that_raises_is_disabled(caplog):
     assert any(each.exc_info for each in caplog.records if each.levelname == "DEBUG")
 
 
-def test_tensorboard_writes_events_and_is_named_if_missing(tmp_path, monkeypatch):
-    pytest.importorskip("tensorboard")
-    list(watch([torch.zeros(4)] * 9, metrics=tensorboard_writer(tmp_path)))
-    assert list(tmp_path.glob("events*"))
+def test_missing_tensorboard_raises_with_install_hint(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UsageError, match="pip install tensorboard"):
         tensorboard_writer(tmp_path)
+
+
+def test_tensorboard_receives_names_and_steps(tmp_path):
+    pytest.importorskip("tensorboard")
+    list(watch([torch.zeros(4)] * 9, metrics=tensorboard_writer(tmp_path)))
+    assert list(tmp_path.glob("events*"))
 
 
 # A panel

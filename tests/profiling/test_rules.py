@@ -265,8 +265,11 @@ def test_cores_used_by_other_programs_are_reported():
     run = busy(machine=CORES, **queued)
     reported(run, "busy-machine", "slow-storage", first=False)
     ranks = {"cpu": 0.5, "timed_queued_ms": 12 * 320 * 0.4}
+    one_rank = busy(machine={**RANKS, "shared_by": 1}, **ranks)
+    reported(one_rank, "busy-machine", first=False)
     silent("busy-machine", busy(machine=CORES), busy(machine=RANKS, **ranks))
     silent("busy-machine", busy(machine=CORES, use={"other_cores": 0.1}, **queued))
+    reported(busy(machine=CORES, use={"other_cores": 1.0}, **queued), "busy-machine", first=False)
 
 
 def test_other_programs_on_cores_of_step_are_named():

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 import feedline
 from feedline.profile.report import build_report, rate_intervals
 from feedline.profile.terminal import (
+    DiagnosisView,
     HistoryView,
     ReportView,
     TimelinesView,
@@ -150,6 +151,7 @@ def test_long_table_is_truncated_with_a_note():
 def test_a_verdict_is_printed(capsys):
     show(UNKNOWN)
     printed = capsys.readouterr().out
+    assert printed.strip() == str(DiagnosisView(UNKNOWN)).strip()
     assert printed.startswith("Inconclusive")
     assert "There are too few steps." in printed
 

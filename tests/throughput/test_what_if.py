@@ -329,6 +329,21 @@ def test_measurement_error_widens_prediction():
     assert then(phase, "gpu=1").low == then(phase, "gpu=1").high
 
 
+def test_table_and_json_agree():
+    found = what_if([rates(112), rates()], "workers=4,cores=8")
+    text = str(found)
+    assert "what if workers=4, cores=8 (images/s)" in text
+    assert "112 px" in text
+    assert "bottleneck" in text
+    said = found.as_dict()
+    assert said["changes"] == {"workers": 4, "cores": 8, "gpu": None}
+    assert [phase["image_size"] for phase in said["phases"]] == [112, 224]
+    assert said["phases"][0]["factor"] == near(2.0)
+    unknown = what_if([rates(None, rows=None)], "workers=4")
+    assert "steps/s" in str(unknown)
+    assert "all batches" in str(unknown)
+
+
 @given(PHASES, st.integers(1, 64))
 def test_more_workers_and_more_cores_are_never_slower(phase, count):
     for name in ("workers", "cores"):
@@ -434,4 +449,5 @@ def test_no_number_of_workers_is_promised_for_uneven_batches():
     found = forecast([uneven], "224x1", workers=2)
     assert (found.phases[0].num_workers_needed, found.phases[0].bottleneck) == (None, "workers")
     assert found.as_dict()["phases"][0]["is_uneven"]
+    assert "unevenly" in str(found)
     assert not forecast([LARGE], "224x1").as_dict()["phases"][0]["is_uneven"]

@@ -226,6 +226,7 @@ def test_each_phase_of_a_schedule_is_tuned_with_its_batches():
         assert (loader.epoch, next(iter(loader))[0].shape) == (0, (32, 3, 8, 8))
     assert [(phase.size, phase.batch_size) for phase in found.phases] == [(8, 32), (16, 8)]
     assert list(dict.fromkeys(steps)) == [(8, 32), (16, 8)]
+    assert "8 px" in str(found)
 
 
 @pytest.mark.usefixtures("quick_trials")
