@@ -411,7 +411,9 @@ def test_sizes_that_were_not_measured_are_interpolated_by_pixels_or_extrapolated
     assert beyond.now.load.compute_ms == pytest.approx(40)
     assert beyond.now.load.work_ms == pytest.approx(60)
     assert "not measured" in beyond.basis
-    assert forecast([SMALL], "224x1").phases[0].basis == beyond.basis
+    found = forecast([SMALL], "224x1")
+    assert found.phases[0].basis == beyond.basis
+    assert "224 px: not measured" in str(found)
     assert rates_at([SMALL], 112).basis == ""
 
 
