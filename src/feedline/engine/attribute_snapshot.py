@@ -8,10 +8,10 @@ Guarantees: no user code runs; see `attribute_walk`. A comparison is exact: attr
 by identity, numbers and text by value, tensors also by torch's counter of in-place changes; lists,
 dicts, sets and those of `collections` by identity and length, and entry by entry up to 1000
 entries. The samples and labels of torchvision folders and the indices of Subsets are compared entry
-by entry at any length: some 20 ms for a list of a million. Transforms, from libraries or user-
-defined, are inspected like datasets; any other object one level deep, its public attributes only,
-because private ones are often caches. Changes at deeper levels, and the contents of arrays, are not
-detected.
+by entry at any length: some 20 ms for a list of a million. Transforms, from libraries or
+user-defined, are inspected like datasets; any other object one level deep, its public attributes
+only, because private ones are often caches. Changes at deeper levels, and the contents of arrays,
+are not detected.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ from feedline.engine.attribute_walk import (
 _TRANSFORMS = ("torchvision.", "timm.", "torch.nn.modules.container")
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _DICTS = (dict, OrderedDict, defaultdict, Counter)  # torch 2.2 has modules in an OrderedDict
+_CONTAINERS = (*CONTAINERS, *_DICTS, deque)
+_KEYED = (*_DICTS, *SETS)
 _OF_FOLDERS = ("samples", "targets", "imgs")
 
 
@@ -230,11 +232,11 @@ class AttributeSnapshot:
         kind = type(thing)
         if kind in BY_VALUE or id(thing) in self._seen or len(self._seen) > MAX_INSPECTED:
             return
-        if kind in (*CONTAINERS, *_DICTS, deque):
+        if kind in _CONTAINERS:
             self._note(len(thing), path)
             if deeper and len(thing) <= MAX_ENTRIES:
                 self._seen.add(id(thing))
-                for key in thing if kind in (*_DICTS, *SETS) else ():
+                for key in thing if kind in _KEYED else ():
                     self._note(key, path)
                 for key, part in _entries(thing):
                     self._add(part, (path, (key,)))

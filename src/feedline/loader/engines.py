@@ -100,7 +100,6 @@ class Engine:
     feed: Feed | None = None  # feed of the worker pool; None for engines without one
     batch: BatchSpec | None = None  # specification of the batch that `next` returned last
     skipped_now: Sequence[SkippedSample] = ()  # its skipped samples, until it is delivered
-    in_flight = 0  # number of batches in flight
     times_steps = False  # True if a device times the steps, and not the host's clock
 
     @property
@@ -112,6 +111,11 @@ class Engine:
     def workers(self) -> int:
         """Target number of worker processes."""
         return 0 if self.feed is None else self.feed.settings.workers
+
+    @property
+    def in_flight(self) -> int:
+        """Number of batches in flight."""
+        return 0
 
     @property
     def pids(self) -> dict[int, int]:
@@ -211,7 +215,7 @@ class WorkerEngine(Engine):
         self._needs_recovery = False
 
     @property
-    def in_flight(self) -> int:  # type: ignore[override]
+    def in_flight(self) -> int:
         return self.feed.num_in_flight + len(self._sent)
 
     def begin(self, restart: bool) -> None:

@@ -225,13 +225,12 @@ class SampledEpoch:
             if self._replayed_first is not None:
                 self._replayed_first.set_generators()
                 self._replayed, self._replayed_first = self._replayed_first, None
-            return self._call(next, self._keys, _END)
-        if self._before_first is not None:
+        elif self._before_first is not None:
             first = self._source.capture_rng_states()
             if first != self._before_first:
                 self.start["first"] = first.as_json()
             self._before_first = None
-        return draw(next, self._keys, _END)
+        return self._call(next, self._keys, _END)
 
     def start_at(self, step: int, digest: int) -> None:
         """Set the step of the next draw, and the digest of all earlier keys of the epoch."""
