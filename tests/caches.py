@@ -49,6 +49,20 @@ def photo(path: Path, number: int, label: int = 0) -> None:
     path.write_bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(pixels)))
 
 
+def smooth_photos(root: Path, count: int, width: int, seed: int) -> Path:
+    """Write root/a/NN.jpg and root/b/NN.jpg in turn: all different, 90 px high, up to 4 px
+    narrower than `width`. Return the root.
+    """
+    generator = np.random.default_rng(seed)
+    for number in range(count):
+        coarse = generator.integers(0, 256, (4, 5, 3), np.uint8)
+        image = Image.fromarray(coarse).resize((width - number % 5, 90), Image.Resampling.BICUBIC)
+        path = root / "ab"[number % 2] / f"{number:02}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        image.save(path, quality=95)
+    return root
+
+
 def made(source: Path, root: Path, format: str = "webdataset", **options: object) -> Manifest:
     """A cache, made in this process."""
     sizes = options.pop("sizes", SIZES)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from caches import made
+from caches import made, smooth_photos
 from caches import photos as write_photos
 from feedline.cache.build import build_cache
 
@@ -22,15 +22,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """Smooth images of 90 to 110 px, 12 of each of two classes, all different."""
-    root = tmp_path_factory.mktemp("photos")
-    generator = np.random.default_rng(1)
-    for number in range(24):
-        coarse = generator.integers(0, 256, (4, 5, 3), np.uint8)
-        image = Image.fromarray(coarse).resize((110 - number % 5, 90), Image.Resampling.BICUBIC)
-        path = root / "ab"[number % 2] / f"{number:02}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        image.save(path, quality=95)
-    return root
+    return smooth_photos(tmp_path_factory.mktemp("photos"), 24, width=110, seed=1)
 
 
 @pytest.fixture(scope="session")

@@ -7,16 +7,15 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import psutil
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 from torchvision.transforms import v2
 
 import preloaded
+from caches import smooth_photos
 from feedline import DataLoader, ImageFolder, TrainCrop, build_cache
 from feedline.errors import ImageError, ResourceError, StateError, UsageError
 from feedline.loader import cache_filling
@@ -36,15 +35,7 @@ OPTIONS = {"seed": 5, "shuffle": True, "image_size": 32, "num_workers": 1}
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """70 smooth images of 90 to 96 px in two classes: three shards of a cache."""
-    root = tmp_path_factory.mktemp("photos")
-    generator = np.random.default_rng(2)
-    for number in range(70):
-        coarse = generator.integers(0, 256, (4, 5, 3), np.uint8)
-        image = Image.fromarray(coarse).resize((96 - number % 5, 90), Image.Resampling.BICUBIC)
-        path = root / "ab"[number % 2] / f"{number:02}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        image.save(path, quality=95)
-    return root
+    return smooth_photos(tmp_path_factory.mktemp("photos"), 70, width=96, seed=2)
 
 
 @pytest.fixture(scope="module")
