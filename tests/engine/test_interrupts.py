@@ -43,7 +43,10 @@ class Numbers(Made):
 
 
 def interrupted(call, line):
-    """Result of a call, or the function of feedline in whose line it was interrupted."""
+    """Result of a call, or the function of feedline in whose line it was interrupted.
+
+    The garbage of other tests is not collected meanwhile: its finalizers would be interrupted.
+    """
     where, left = None, line
 
     def trace(frame, event, _):
@@ -59,6 +62,7 @@ def interrupted(call, line):
         return trace
 
     before = sys.gettrace()
+    gc.disable()
     sys.settrace(trace)
     try:
         return call(), None
@@ -67,6 +71,7 @@ def interrupted(call, line):
         return None, where
     finally:
         sys.settrace(before)
+        gc.enable()
 
 
 def lines(stride):
