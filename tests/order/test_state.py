@@ -118,7 +118,7 @@ def test_default_batch_size_equals_explicit_one():
     assert resume(state, named) == Position(epoch=1, step=2)
 
 
-VERSIONS = [1, 4, "2", None, True, math.nan]
+VERSIONS = [2, 4, "2", None, True, math.nan]
 
 
 @pytest.mark.parametrize(

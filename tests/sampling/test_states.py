@@ -191,36 +191,6 @@ def test_distributed_checkpoint_loads_a_state_into_a_loader_at_any_position(orde
             assert [plain(batch) for batch in other] == rest
 
 
-@pytest.mark.parametrize("order", ["shuffle", "stateful by generator", "sequential", "persistent"])
-@pytest.mark.parametrize("steps", [0, 2])
-def test_states_of_version_2_still_load(order, steps):
-    torch.manual_seed(3)
-    with loader(order, 1, num_workers=1) as first:
-        if steps:
-            list(first)
-        batches = iter(first)
-        for _ in range(steps):
-            next(batches)
-        state = first.state_dict()
-        rest = [plain(batch) for batch in batches]
-    start = state["start"]
-    for part in (state, start):
-        for name in ("sampler_state", "sampler", "first", "upcoming"):
-            value = part.pop(name, None)
-            if value is not None:
-                part[name] = value[0] if isinstance(value, tuple) else value
-    if start["random"] is None:
-        del start["random"]
-    else:
-        start["random"] = {"global": start["random"][0], "generators": start["random"][1:]}
-    del state["undrawn_seeds"], state["steps_to_skip"]
-    persistent_seed = 5 if order == "persistent" and steps else None
-    torch.manual_seed(4)
-    with loader(order, 2, num_workers=1) as other:
-        other.load_state_dict(through_json({**state, "version": 2, "base_seed": persistent_seed}))
-        assert one_epoch(other) == rest
-
-
 @pytest.mark.parametrize("rank", range(4))
 def test_any_state_of_four_ranks_resumes_on_two(rank):
     data = Drawing(48)

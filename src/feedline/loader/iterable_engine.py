@@ -121,14 +121,12 @@ class IterablePosition(LoaderPosition):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         position = Position.from_state(state)
-        for name in ("random", "raised"):
+        for name in ("random", "raised", "iterator_state", "dataset_state"):
             if name not in state:
                 raise damaged_state_error(state, name)
         if any(step >= position.step for step in state["raised"]):
             raise damaged_state_error(state, "raised")
-        states = {
-            name: pack(unpack(state.get(name))) for name in ("iterator_state", "dataset_state")
-        }
+        states = {name: pack(unpack(state[name])) for name in ("iterator_state", "dataset_state")}
         self.loaded_state = {**state, **states}
         self.raised = list(state["raised"])
         self.has_delivered, self.current = False, position

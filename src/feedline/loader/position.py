@@ -442,7 +442,7 @@ class SampledPosition(LoaderPosition):
         if (
             loaded_state
             and unmoved
-            and (epoch is None or loaded_state["start"].get("epoch") == sampler_epoch)
+            and (epoch is None or loaded_state["start"]["epoch"] == sampler_epoch)
         ):
             return state | {name: loaded_state[name] for name in _EPOCH}
         if epoch is None:
@@ -451,7 +451,13 @@ class SampledPosition(LoaderPosition):
         return state | epoch.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        position, state = Position.from_state(state), _complete(state)
+        position = Position.from_state(state)
+        for name in (*_EPOCH, "steps_to_skip"):
+            if name not in state:
+                raise damaged_state_error(state, name)
+        start = state["start"]
+        start = {**start, "sampler": pack(unpack(start["sampler"]))}
+        state = {**state, "start": start, "sampler_state": pack(unpack(state["sampler_state"]))}
         has_epoch = state["drawn_seed"] is not None
         if not has_epoch and (position.step or state["early"]):
             raise damaged_state_error(state, "drawn_seed")
@@ -460,23 +466,7 @@ class SampledPosition(LoaderPosition):
         epoch = self._source.reopen(state, position, comparable=comparable)
         self._source.load_seeds(state)
         self._epoch, self._loaded_state = epoch if has_epoch else None, state
-        self.restored_step, self.steps_to_skip = position.step, state.get("steps_to_skip", 0)
+        self.restored_step, self.steps_to_skip = position.step, state["steps_to_skip"]
         self.has_delivered, self.current = False, position
         if self._is_iterating:
             self._open_loaded_state(state)
-
-
-def _complete(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a checked state to the form of `state`: it may have version 2, or be from JSON."""
-    optional = ("drawn", "drawn_seed", "sampler_state", "upcoming")
-    complete = {**dict.fromkeys(optional), "early": [], **state}
-    if "undrawn_seeds" not in state:
-        base_seed = state.get("base_seed")  # of persistent workers, in version 2
-        complete["undrawn_seeds"] = int(base_seed not in (None, complete["drawn_seed"]))
-    start = {
-        **dict.fromkeys(("epoch", "random", "first", "seeded_states", "sampler")),
-        **state["start"],
-    }
-    complete["start"] = {**start, "sampler": pack(unpack(start["sampler"]))}
-    complete["sampler_state"] = pack(unpack(complete["sampler_state"]))
-    return complete

@@ -422,9 +422,9 @@ class EpochSource:
         step, digest = position.step, state["drawn"]
         sampler_state = unpack(state["sampler_state"])
         seed = state["drawn_seed"] if self._seed is None else self._user_seed(position.epoch)
-        early = frozenset(state.get("early", ()))
+        early = frozenset(state["early"])
         with self._unchanged_by_errors():
-            sampler_epoch = state["start"].get("epoch")
+            sampler_epoch = state["start"]["epoch"]
             if sampler_epoch is not None and not begin:
                 set_epoch(self.sampler, sampler_epoch)
             has_state = stateful_part(self.sampler) is not None and sampler_state is not None
@@ -460,7 +460,7 @@ class EpochSource:
         """Reopen the epoch of a state, with its random states and a state of the sampler."""
         rng_states, first = (
             None if saved is None else RandomStates.from_json(saved, self.sampler, self.generator)
-            for saved in map(state["start"].get, ("random", "first"))
+            for saved in (state["start"]["random"], state["start"]["first"])
         )
         undrawn = state["undrawn_seeds"]
         if rng_states is not None:

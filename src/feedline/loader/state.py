@@ -35,7 +35,6 @@ from feedline.order.schedule import is_count, is_image_size
 from feedline.system import find_attribute
 
 _VERSION = 3
-_READABLE_VERSIONS = (2, 3)
 _MAX_UNDRAWN = 1_000_000
 _ARGUMENTS = (
     "Build the loader with the arguments the state was saved with (with several ranks, batch_size "
@@ -85,6 +84,10 @@ def _is_optional_count(value: object) -> bool:
     return value is None or is_count(value)
 
 
+def _is_packed(value: object) -> bool:
+    return value is None or (isinstance(value, (tuple, list)) and len(value) == 1)
+
+
 _ENTRIES: dict[str, Callable[[Any], bool]] = {
     "epoch": is_count,
     "step": is_count,
@@ -93,7 +96,15 @@ _ENTRIES: dict[str, Callable[[Any], bool]] = {
     "early": _is_counts,
     "drawn_seed": _is_optional_count,
     "undrawn_seeds": lambda seeds: _is_optional_count(seeds) and (seeds or 0) <= _MAX_UNDRAWN,
-    "start": lambda start: isinstance(start, Mapping) and _is_optional_count(start.get("epoch")),
+    "start": lambda start: (
+        isinstance(start, Mapping)
+        and start.keys() == {"epoch", "random", "first", "seeded_states", "sampler"}
+        and _is_optional_count(start["epoch"])
+        and _is_packed(start["sampler"])
+    ),
+    "sampler_state": _is_packed,
+    "iterator_state": _is_packed,
+    "dataset_state": _is_packed,
     "random": lambda states: isinstance(states, (Mapping, list)),
     "raised": _is_counts,
     "made_by": lambda made_by: (
@@ -119,7 +130,7 @@ def damaged_state_error(state: Mapping[str, Any], name: str) -> StateError:
 def check_state(state: Mapping[str, Any]) -> None:
     """Raise StateError if a value is not a loader state, has another version, or is damaged."""
     version = state.get("version") if isinstance(state, Mapping) else type(state).__name__
-    if all(_differs(version, readable) for readable in _READABLE_VERSIONS):
+    if _differs(version, _VERSION):
         raise StateError(
             f"cannot resume: expected a loader state of version {_VERSION}, got {version!r}; "
             "pass the value of DataLoader.state_dict()"
@@ -210,8 +221,8 @@ def pack(value: Any) -> tuple[Any] | None:
 
 
 def unpack(packed: Any) -> Any:
-    """Unpack a state of user code; it is not packed in version 2, and a list after JSON."""
-    return packed[0] if isinstance(packed, (tuple, list)) and len(packed) == 1 else packed
+    """Unpack a state of user code, which is in a list if the state was stored as JSON."""
+    return None if packed is None else packed[0]
 
 
 def compare_made_by(state: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:

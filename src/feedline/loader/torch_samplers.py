@@ -19,7 +19,7 @@ import sys
 import warnings
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Sized
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -181,8 +181,6 @@ class RandomStates:
         """Read the text form, or raise a StateError."""
         generators = sampler_generators(sampler, generator)
         try:
-            if isinstance(text, Mapping):  # in a state of version 2
-                text = [text["global"], *text["generators"]]
             global_rng_state, *rng_states = map(_from_text, text)
             devices = [torch.device("cpu"), *(each.device for each in generators)]
             # Tried now, because an invalid one would otherwise fail in mid-epoch.
