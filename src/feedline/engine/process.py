@@ -165,6 +165,9 @@ def keep_freed_memory() -> None:
 def limit_threads() -> None:
     """Limit the imported libraries to one thread."""
     torch, cv2 = sys.modules.get("torch"), sys.modules.get("cv2")
+    decoders = sys.modules.get("feedline.images.pillow_codecs")
+    if decoders is not None:
+        decoders.limit_threads()
     if torch is not None:
         torch.set_num_threads(1)
     if cv2 is not None:
