@@ -2,15 +2,17 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 import preloaded
 from feedline.errors import UsageError
-from feedline.running.launch import python_command
+from feedline.running.launch import PatchSettings, python_command
 from feedline.timing.run_file import read_run
 from packages import needs
 from ranks import said_by_ranks
@@ -28,33 +30,27 @@ from torchvision import datasets
 from torchvision.transforms import v2
 
 torch.manual_seed(0)
-ranks = int(sys.argv[2])
-if ranks > 1:
-    dist.init_process_group("gloo")
+dist.init_process_group("gloo")
 steps = v2.Compose(
     [v2.ToImage(), v2.Resize(40), v2.CenterCrop(32), v2.ToDtype(torch.float32, scale=True)]
 )
 folder = datasets.ImageFolder(sys.argv[1], steps)
-sampler = DistributedSampler(folder) if ranks > 1 else None
-loader = DataLoader(folder, 2, shuffle=sampler is None, sampler=sampler, num_workers=1)
+sampler = DistributedSampler(folder)
+loader = DataLoader(folder, 2, sampler=sampler, num_workers=1)
 model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 2))
-if ranks > 1:
-    model = torch.nn.parallel.DistributedDataParallel(model)
+model = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 for epoch in range(2):
-    if sampler is not None:
-        sampler.set_epoch(epoch)
+    sampler.set_epoch(epoch)
     for images, labels in loader:
         loss = torch.nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         line = f"{epoch} {labels.tolist()} {loss.item().hex()}\\n"
-        rank = dist.get_rank() if ranks > 1 else 0
-        with open(f"{sys.argv[3]}-{rank}", "a") as file:
+        with open(f"{sys.argv[2]}-{dist.get_rank()}", "a") as file:
             file.write(line)
-if ranks > 1:
-    dist.destroy_process_group()
+dist.destroy_process_group()
 print(0)
 """
 
@@ -88,30 +84,26 @@ def summary_of(result):
 
 
 @needs("torchvision")
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_deterministic_training_has_the_same_losses_on_each_rank(ranks, tmp_path):
+def test_a_deterministic_training_has_the_same_losses_on_each_rank(tmp_path):
     images = write_images(tmp_path / "images")
-    train = script(tmp_path, TRAIN)
-    said_by_ranks(TRAIN, ranks, str(images), str(ranks), str(tmp_path / "torch"))
-    launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone"]
-    launcher += [] if ranks == 1 else [f"--nproc-per-node={ranks}"]
-    arguments = [*launcher, train, images, ranks, tmp_path / "feedline"]
+    said_by_ranks(TRAIN, 2, str(images), str(tmp_path / "torch"))
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    arguments = [*launcher, script(tmp_path, TRAIN), images, tmp_path / "feedline"]
     result = run([*FEEDLINE, "--run", "record", *arguments], tmp_path)
     assert result.returncode == 0, result.stderr
-    for rank in range(ranks):
-        losses = [(tmp_path / f"{name}-{rank}").read_text() for name in ("feedline", "torch")]
-        assert losses[0] == losses[1]
     lines = summary_of(result)
     assert len(lines) <= 10
+    assert "on 2 of 2 ranks" in lines[0]
     assert "image-row engine" in lines[1]
     assert "CenterCrop" in lines[1]
-    assert ("on 2 of 2 ranks" in lines[0]) == (ranks == 2)
     (folder,) = (tmp_path / "record").iterdir()
-    for rank in range(ranks):
+    for rank in range(2):
+        losses = [(tmp_path / f"{name}-{rank}").read_text() for name in ("feedline", "torch")]
+        assert losses[0] == losses[1]
         record = read_run(folder, rank)
-        assert (record.rank, record.world_size) == (rank, ranks)
+        assert (record.rank, record.world_size) == (rank, 2)
         assert {loader.kind for loader in record.loaders} == {"feedline"}
-        assert sum(each.samples or 0 for each in record.passes) == (14 if ranks == 1 else 8)
+        assert sum(each.samples or 0 for each in record.passes) == 8
 
 
 START_METHODS = ["spawn", "fork", "forkserver"] if sys.platform != "win32" else ["spawn"]
@@ -152,24 +144,20 @@ RANKS = """
 import multiprocessing
 import os
 
-def read(rank):
-    from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader
 
-    class Private(DataLoader):
-        def _get_iterator(self):
-            return super()._get_iterator()
+class Private(DataLoader):
+    def _get_iterator(self):
+        return super()._get_iterator()
 
-    kind = Private if rank == 1 else DataLoader
+def read(kind):
     for _ in range(2):
         list(kind(list(range(8)), 4))
 
 if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
-    for rank in range(3):
+    for rank, kind in enumerate([DataLoader, Private]):
         os.environ.update(RANK=str(rank), WORLD_SIZE="3")
-        if rank == 2:
-            os.environ["FEEDLINE_RUN"] = ""
-        child = context.Process(target=read, args=(rank,))
+        child = multiprocessing.Process(target=read, args=(kind,))
         child.start()
         child.join()
         assert child.exitcode == 0
@@ -185,22 +173,24 @@ def test_the_summary_says_which_ranks_were_not_replaced(tmp_path):
         assert text in head, head
 
 
-ENDS = {
-    "status": ("raise SystemExit(7)", 7),
-    "exception": ("raise KeyError('mine')", 1),
-    "none": ("", 0),
-    "message": ("sys.exit('enough')", 1),
-}
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_the_end_of_a_program_passes_through(end, tmp_path):
-    statement, status = ENDS[end]
-    text = f"import sys\n{statement}\n"
-    path = script(tmp_path, text)
-    plain, own = run([sys.executable, path], tmp_path), run([*FEEDLINE, path], tmp_path)
-    assert (own.returncode, own.stdout) == (status, plain.stdout)
-    assert plain.returncode == status
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (["status.py"], 7),
+        (["exception.py"], 1),
+        (["folder"], 1),
+        (["notes.txt"], 1),
+        (["-m", "missing_module"], 1),
+    ],
+)
+def test_the_end_of_a_program_passes_through(target, status, tmp_path):
+    (tmp_path / "folder").mkdir()
+    script(tmp_path, "print(1)\nraise SystemExit(7)\n", "status.py")
+    script(tmp_path, "raise KeyError('mine')\n", "exception.py")
+    script(tmp_path, "no program", "notes.txt")
+    plain, own = run([sys.executable, *target], tmp_path), run([*FEEDLINE, *target], tmp_path)
+    assert own.returncode == plain.returncode == status
+    assert own.stdout == plain.stdout
     *output, last = own.stderr.splitlines()
     assert output == plain.stderr.splitlines()
     assert last.startswith("feedline run:")
@@ -279,97 +269,79 @@ def test_the_sitecustomize_of_the_user_runs(tmp_path):
     assert result.stdout.strip() == str(tmp_path / "sitecustomize.py"), result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["missing.py"], "missing.py"),
-        (["tool.sh"], "tool.sh"),
-        (["tool"], "tool"),
-        (["--watch"], "SCRIPT"),
-        (["-m"], "-m"),
-        (["--workers", "3", "script.py"], "workers"),
-        (["--watch", "--off", "X", "script.py"], "--watch"),
-        (["--unknown", "script.py"], "--unknown"),
-    ],
-)
-def test_wrong_use_is_an_error(arguments, text, tmp_path):
+WRONG_USES = {
+    "missing.py": ["missing.py"],
+    "tool.sh": ["tool.sh"],
+    "tool": ["tool"],
+    "SCRIPT": ["--watch"],
+    "-m": ["-m"],
+    "workers": ["--workers", "3", "script.py"],
+    "--watch": ["--watch", "--off", "X", "script.py"],
+    "--unknown": ["--unknown", "script.py"],
+}
+USE_WRONGLY = """
+import contextlib
+import io
+import json
+import sys
+
+from feedline.cli.app import main
+
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        try:
+            main(["run", *arguments])
+        except SystemExit as left:
+            print(json.dumps([left.code, errors.getvalue()]))
+"""
+
+
+def test_wrong_use_is_an_error(tmp_path):
     script(tmp_path, "#!/bin/sh\nexit 0\n", "tool.sh")
     script(tmp_path, "\0", "tool")
     script(tmp_path, "")
-    result = run([*FEEDLINE, *arguments], tmp_path)
-    assert result.returncode == 2
-    assert result.stderr.startswith("error:")
-    assert text in result.stderr
+    arguments = json.dumps([*WRONG_USES.values()])
+    result = preloaded.run(
+        [sys.executable, "-c", USE_WRONGLY, arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    for line, text in zip(result.stdout.splitlines(), WRONG_USES, strict=True):
+        status, errors = json.loads(line)
+        assert status == 2
+        assert errors.startswith("error:")
+        assert text in errors
 
 
-@pytest.mark.parametrize("target", [["folder"], ["notes.txt"], ["-m", "missing_module"]])
-def test_python_refuses_other_programs_itself(target, tmp_path):
-    (tmp_path / "folder").mkdir()
-    script(tmp_path, "no program", "notes.txt")
-    plain, own = run([sys.executable, *target], tmp_path), run([*FEEDLINE, *target], tmp_path)
-    assert own.returncode == plain.returncode == 1
-    assert own.stderr.splitlines()[:-1] == plain.stderr.splitlines()
-
-
-WATCHED = """
-import torch
-from torch.utils.data import DataLoader
-
-class Mine(DataLoader):
-    def __iter__(self):
-        yield from super().__iter__()
-
-for kind in (DataLoader, Mine):
-    loader = kind(list(range(8)), 4, num_workers=1)
-    assert type(loader) is kind
-    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-"""
-
-
-def test_watch_records_loaders_of_torch(tmp_path):
-    result = run([*FEEDLINE, "--watch", "--run", "here", script(tmp_path, WATCHED)], tmp_path)
-    assert result.returncode == 0, result.stderr
-    runs = [read_run(folder) for folder in sorted((tmp_path / "here").iterdir())]
-    assert [[loader.kind for loader in each.loaders] for each in runs] == [["torch"], ["torch"]]
-    assert [sum(part.samples or 0 for part in each.passes) for each in runs] == [8, 8]
-    assert all("torch's loader" in line for line in summary_of(result)[1:5:2])
-
-
-OFF = """
-from torch.utils.data import DataLoader
-
-class Kept(list):
-    pass
-
-class Other(DataLoader):
-    pass
-
-for loader in DataLoader(Kept(range(8)), 4), DataLoader(list(range(8)), 4), Other([1, 2], 2):
-    list(loader)
-    print(type(loader).__mro__[1].__module__)
-"""
-
-
-def test_loaders_can_stay_those_of_torch(tmp_path):
-    some = ["--off", "Kept", "--off=Other", "--compare", "1"]
-    result = run([*FEEDLINE, *some, script(tmp_path, OFF)], tmp_path)
-    modules = result.stdout.splitlines()
-    assert modules == ["typing", "feedline.loader.dataloader", "torch.utils.data.dataloader"]
-    text = "\n".join(result.stderr.splitlines())
-    assert text.count("1 batch: torch ") == 1
-    assert "--off Kept" in text
-    assert "--off Other" in text
+def test_options_are_settings_of_the_program(tmp_path):
+    text = "from feedline.running.launch import read_settings; print(read_settings())"
+    path, run_folder = script(tmp_path, text), ["--run", "here"]
+    for options, expected in (
+        (["--watch"], PatchSettings(watch=True)),
+        (
+            ["--off", "A", "--off=B", "--compare", "1", "--workers", "auto", "--cache", "c"],
+            PatchSettings(off=("A", "B"), compare=1, workers="auto", cache=str(tmp_path / "c")),
+        ),
+    ):
+        result = run([*FEEDLINE, *run_folder, *options, path], tmp_path)
+        expected = replace(expected, folder=str(tmp_path / "here"))
+        assert re.sub(r"root=\d+", "root=None", result.stdout.strip()) == str(expected)
 
 
 def test_torchrun_may_start_feedline_run_on_each_rank(tmp_path):
-    text = "from torch.utils.data import DataLoader\nlist(DataLoader(list(range(8)), 4))\n"
+    text = "from feedline.running.launch import read_settings; print(read_settings().folder)"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
-    command = [*launcher, "--nproc-per-node=2", *FEEDLINE, script(tmp_path, text)]
-    result = run(command, tmp_path)
+    result = preloaded.run(
+        [*launcher, "--nproc-per-node=2", *FEEDLINE, script(tmp_path, text)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert result.returncode == 0, result.stderr
-    (folder,) = (tmp_path / "runs").glob("*/*")
-    assert {file.name for file in folder.iterdir()} == {"trace.json", "trace-rank1.json"}
-    assert result.stderr.count("feedline run: 1 loader") == 1
+    first, second = result.stdout.splitlines()
+    assert first == second
+    assert result.stderr.count("feedline run:") == 1
 
 
 COMPARED = """

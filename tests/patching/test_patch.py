@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 import feedline
 from feedline.errors import UsageError
 from feedline.images.lazy_images import undecoded
+from feedline.timing.run_file import read_run
 from packages import needs
 from torchvision_folder import write_images
 
@@ -198,6 +199,34 @@ def test_a_summary_lists_loaders_of_several_datasets_of_one_length(watch):
     assert sorted(counts) in (["20", "20", "30"], ["20", "30", "30"])  # three are described
 
 
+def test_watch_records_loaders_of_torch(tmp_path):
+    with feedline.patch(watch=True, run=tmp_path / "here") as patched:
+        for kind in EarlyLoader, Earlier:
+            loader = kind(NUMBERS, 4, num_workers=1)
+            assert type(loader) is kind
+            assert batches(loader) == BATCHES
+        lines = patched.summary().splitlines()
+    assert all("torch's loader" in line for line in lines[1:5:2])
+    runs = [read_run(folder) for folder in sorted((tmp_path / "here").iterdir())]
+    assert [[loader.kind for loader in each.loaders] for each in runs] == [["torch"], ["torch"]]
+    assert [sum(part.samples or 0 for part in each.passes) for each in runs] == [10, 10]
+
+
+class Kept(list[int]):
+    """A dataset that stays with torch's loader."""
+
+
+def test_loaders_can_stay_those_of_torch(capfd):
+    with feedline.patch(off=("Kept", "Earlier"), compare=1) as patched:
+        loaders = EarlyLoader(Kept(NUMBERS), 4), EarlyLoader(NUMBERS, 4), Earlier(NUMBERS, 4)
+        assert [batches(loader) for loader in loaders] == [BATCHES] * 3
+        assert [is_replaced(loader) for loader in loaders] == [False, True, False]
+        text = patched.summary()
+    assert capfd.readouterr().err.count("1 batch: torch ") == 1
+    assert "--off Kept" in text
+    assert "--off Earlier" in text
+
+
 @pytest.mark.parametrize("arguments", [{"workers": 3}, {"watch": True, "workers": "auto"}])
 def test_wrong_arguments_are_refused(arguments):
     with pytest.raises(UsageError):
@@ -256,22 +285,20 @@ def test_a_comparison_finds_differences(capfd):
 
 
 @needs("torchvision")
-@pytest.mark.parametrize("is_filled", [False, True])
-def test_a_comparison_reads_the_cache_if_the_program_will(is_filled, tmp_path, capfd):
+def test_a_comparison_reads_the_cache_if_the_program_will(tmp_path, capfd):
     from torchvision import datasets
     from torchvision import transforms as T
 
     write_images(tmp_path / "photos")
     steps = T.Compose([T.Resize((8, 8)), T.ToTensor()])
     data = datasets.ImageFolder(str(tmp_path / "photos"), steps)
-    cache = tmp_path / "caches"
-    for compare in [0, 0, 2] if is_filled else [2]:
-        with feedline.patch(cache=cache, compare=compare):
+    for compare, said in (2, "originals"), (0, ""), (2, "copies of the cache"):
+        with feedline.patch(cache=tmp_path / "caches", compare=compare):
             loader = EarlyLoader(data, 4)
             for _ in range(2 - bool(compare)):
                 list(loader)
             loader.close()
-    assert ("copies of the cache" if is_filled else "originals") in capfd.readouterr().err
+        assert said in capfd.readouterr().err
 
 
 def test_a_comparison_leaves_errors_to_the_program(capfd):
