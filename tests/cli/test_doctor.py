@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 from command_line import Ended, run_on_terminal
@@ -109,6 +110,22 @@ def test_folder_with_non_utf8_name_is_examined(tmp_path):
     done = preloaded.run([*COMMAND, odd], capture_output=True, timeout=120, env=environment())
     assert done.stderr == b""
     assert re.search(rb"warn +data-folder +.*empty", done.stdout)
+
+
+def test_first_reads_of_a_folder_that_hangs_are_abandoned(feedline, tiny_set, monkeypatch):
+    ends = threading.Event()
+
+    def hang(folder):
+        assert threading.current_thread() is not threading.main_thread(), "it has no deadline"
+        ends.wait()
+
+    monkeypatch.setattr("feedline.profile.doctor.DEADLINE_S", 0.05)
+    monkeypatch.setattr("feedline.profile.doctor.require_folder", hang)
+    monkeypatch.setattr("feedline.cache.source.list_splits", hang)
+    try:
+        assert list(statuses(feedline("doctor", tiny_set).out)) == list(CHECK_IDS)
+    finally:
+        ends.set()
 
 
 def test_closed_output_pipe_is_not_an_error():

@@ -329,6 +329,9 @@ def test_a_terminal_gets_one_line_that_is_gone_at_the_end(on_terminal, monkeypat
     assert "\n" not in terminal.getvalue()
     panel.update(6.0, at_end=True)
     assert terminal.getvalue().endswith("\x1b[2K")
+    count = terminal.getvalue().count("feedline")
+    drawn(steps, panel, 2)
+    assert terminal.getvalue().count("feedline") == count + 2, "drawn again in the next pass"
 
 
 def test_lines_are_printed_on_request_without_terminal(capsys):
@@ -338,7 +341,7 @@ def test_lines_are_printed_on_request_without_terminal(capsys):
     panel = create_panel(steps.recorder, True)
     assert panel is not None
     drawn(steps, panel, 95)
-    panel.update(96.0, at_end=True)
+    panel.update(196.0, at_end=True)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert all(each.startswith("feedline  ") and "data wait 10%" in each for each in lines)

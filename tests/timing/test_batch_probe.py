@@ -79,7 +79,10 @@ def test_a_batch_like_the_one_before_is_the_same_object():
 
 
 def test_batch_of_thousands_of_parts_is_sampled():
-    assert BatchProbe().inspect([[IMAGES] * 1000] * 1000).samples == 4
+    seen = BatchProbe().inspect([[IMAGES] * 1000] * 1000)
+    assert (seen.samples, seen.bytes) == (4, 254 * IMAGES.nbytes)
+    endless = range(10**15)  # a list of its numbers would raise MemoryError
+    assert BatchProbe().inspect([IMAGES, endless]).samples == 4
 
 
 def test_batch_probe_keeps_no_reference():

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-_MAX_PARTS = 64
-_MAX_VISITS = 256
+_MAX_PARTS = 256  # of a batch, with its containers
 _FEW = 4
 
 
@@ -111,14 +110,13 @@ def _parts(batch: Any) -> Iterator[Any]:
     """Yield the first tensors and arrays of a batch."""
     torch = sys.modules.get("torch")
     kinds = (np.ndarray,) if torch is None else (torch.Tensor, np.ndarray)
-    remaining, found, visits = [batch], 0, 0
-    while remaining and found < _MAX_PARTS and visits < _MAX_VISITS:
+    remaining, visits = [batch], 0
+    while remaining and visits < _MAX_PARTS:
         visits += 1
         part = remaining.pop()
         if isinstance(part, kinds):
-            found += 1
             yield part
         elif isinstance(part, Mapping):
-            remaining.extend(reversed(list(part.values())[:_MAX_PARTS]))
+            remaining.extend(reversed(list(part.values())))
         elif isinstance(part, Sequence) and not isinstance(part, (str, bytes, bytearray)):
             remaining.extend(reversed(part[:_MAX_PARTS]))
