@@ -1,20 +1,16 @@
 """Decoding: Pillow's pixels for valid images and their parts, an ImageError for others."""
 
 import io
-import os
 import random
 import struct
 import warnings
 import zlib
-from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps, features
 
-import feedline
 from feedline.errors import ImageError
 from feedline.images import pillow_codecs
 from feedline.images.codec_base import DecodeOptions, find_orientation
@@ -416,30 +412,3 @@ def test_headers_of_any_bytes_are_read_without_an_exception():
         assert 1 <= jpeg_orientation(data) <= 8
         assert jpeg_is_lossless(data) in (True, False)
         assert 1 <= find_orientation({"exif": data, "xmp": data}) <= 8
-
-
-@dataclass
-class ThreadsOfReader:
-    """Decodes an image; its samples are the number of threads that the reader was set to."""
-
-    image: bytes
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        Decoder().open(self.image)
-        module, _, name = codec_of(self.image).threads.rpartition(".")
-        return getattr(import_module(module), name)
-
-
-@pytest.mark.parametrize("name", sorted(VALID.keys() & {"avif", "heic"}))
-def test_workers_decode_with_one_thread(name):
-    dataset = ThreadsOfReader(VALID[name]())
-    own = dataset[0]
-    for start_method in ("spawn", "fork") if hasattr(os, "fork") else ("spawn",):
-        with feedline.DataLoader(
-            dataset, 1, num_workers=1, multiprocessing_context=start_method
-        ) as loader:
-            assert [batch.tolist() for batch in loader] == [[1]]
-    assert dataset[0] == own != 1

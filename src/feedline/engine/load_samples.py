@@ -36,7 +36,12 @@ from feedline.engine.messages import (
     heartbeat_table,
     stage_pages,
 )
-from feedline.engine.process import ignore_signals, keep_freed_memory, limit_threads
+from feedline.engine.process import (
+    ignore_signals,
+    keep_freed_memory,
+    limit_decoder_threads,
+    limit_threads,
+)
 from feedline.engine.shared_memory import SharedFile
 from feedline.order.batch_spec import Field, Item, Items
 from feedline.order.seeds import mix, row_seeds
@@ -153,6 +158,7 @@ def do_tasks(
         send(report)
         # After the report: a task that is in neither the table nor a report counts as lost.
         line[TASK] = 0
+        limit_decoder_threads()
 
 
 def record_stages(

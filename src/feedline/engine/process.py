@@ -31,6 +31,12 @@ THREAD_SETTINGS = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
+_DECODER_THREADS = {
+    "PIL.AvifImagePlugin": ("DEFAULT_MAX_THREADS", 0),
+    "pillow_heif.options": ("DECODE_THREADS", 4),
+    "pillow_jxl.JpegXLImagePlugin": ("DECODE_THREADS", -1),
+}
+"""By module: the name of its number of threads, and the default."""
 WORKER_ENVIRONMENT = {
     **dict.fromkeys(THREAD_SETTINGS, "1"),
     # By default glibc raises both to the largest block ever freed and never returns that memory:
@@ -165,12 +171,22 @@ def keep_freed_memory() -> None:
 def limit_threads() -> None:
     """Limit the imported libraries to one thread."""
     torch, cv2 = sys.modules.get("torch"), sys.modules.get("cv2")
-    decoders = sys.modules.get("feedline.images.pillow_codecs")
-    if decoders is not None:
-        decoders.limit_threads()
     if torch is not None:
         torch.set_num_threads(1)
     if cv2 is not None:
         # 0 means no threads. With 1, OpenCV would end its threads, and wait forever for threads of
         # the process that this one was forked from.
         cv2.setNumThreads(0)
+    limit_decoder_threads()
+
+
+def limit_decoder_threads() -> None:
+    """Limit the imported image decoders to one thread, unless the user has set their number.
+
+    Pillow imports the decoder of AVIF with the first such file, so call this again after a task. By
+    default most of them start a thread for each core, for each image.
+    """
+    for module, (name, default) in _DECODER_THREADS.items():
+        decoder = sys.modules.get(module)
+        if decoder is not None and getattr(decoder, name, None) == default:
+            setattr(decoder, name, 1)

@@ -1,10 +1,10 @@
 """Image formats that Pillow decodes.
 
-Guarantees: the pixels of `Image.open(file).convert(mode)`, for RGB like torchvision's loader; of an
-animation, its first frame. The header's pixel count is checked before memory of that size is
+Guarantees: the pixels of `Image.open(file).convert(mode)`, for RGB like torchvision's loader;
+of an animation, its first frame. The header's pixel count is checked before memory of that size is
 allocated. All errors of Pillow become ImageErrors; no warning is issued; Pillow's settings are not
-changed, except in workers, which decode with one thread (if a user set
-`ImageFile.LOAD_TRUNCATED_IMAGES` in this process, Pillow completes truncated files here too).
+changed (if a user set `ImageFile.LOAD_TRUNCATED_IMAGES` in this process, Pillow completes truncated
+files here too).
 
 Of a WebP only the requested part is decoded, by the libwebp bundled with Pillow. Pillow's own
 decoder always decodes the whole image to four channels and copies it three times, so it is the
@@ -26,7 +26,6 @@ import importlib
 import io
 import pickle
 import struct
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -65,19 +64,6 @@ edge need those beyond it; and its corner must be even."""
 _CONVERT = "convert it to JPEG or PNG"
 
 _warning_filters = threading.RLock()
-_has_one_thread = False
-
-
-def limit_threads() -> None:
-    """Decode each image with one thread from now on, in this process.
-
-    By default Pillow and pillow-jxl-plugin start a thread for each core, for each image. 64 threads
-    take twice as much CPU time as one for an image of 500 x 375 px (measured on two cores).
-    """
-    global _has_one_thread
-    _has_one_thread = True
-    for codec in PILLOW_CODECS:
-        codec.limit_threads()
 
 
 @dataclass(frozen=True)
@@ -88,7 +74,6 @@ class PillowCodec(Codec):
     requires: str = "pillow"  # package and version that has the reader
     is_quiet: bool = True  # False if damaged files make Pillow warn
     is_upright: bool = False  # True if Pillow itself rotates images by their orientation
-    threads: str = ""  # module and name of the reader's number of threads, if it has several
 
     def open_file(self, data: bytes, part: Part | None) -> Any:
         """Pillow's image of a file, of which a part is needed, not decoded yet."""
@@ -106,16 +91,7 @@ class PillowCodec(Codec):
 
     def _reader(self) -> Any:
         module, _, name = self.reader.rpartition(".")
-        reader = getattr(importlib.import_module(module), name)
-        if _has_one_thread:
-            self.limit_threads()
-        return reader
-
-    def limit_threads(self) -> None:
-        """Make the reader decode with one thread, if it was imported."""
-        module, _, name = self.threads.rpartition(".")
-        if module in sys.modules:
-            setattr(sys.modules[module], name, 1)
+        return getattr(importlib.import_module(module), name)
 
     def decode(self, data: bytes, options: DecodeOptions, part: Part | None) -> DecodedPixels:
         """Decode as `Codec` describes."""
@@ -487,19 +463,13 @@ PILLOW_CODECS: tuple[PillowCodec, ...] = (
         reader="pillow_jxl.JpegXLImagePlugin.JXLImageFile",
         requires="pillow-jxl-plugin",
         is_quiet=False,
-        threads="pillow_jxl.JpegXLImagePlugin.DECODE_THREADS",
     ),
     PillowCodec(
         "TIFF", (".tif", ".tiff"), _TIFF, reader=_plugin("Tiff"), is_quiet=False, is_upright=True
     ),
     _Ppm("PPM", (".ppm", ".pgm"), reader=_plugin("Ppm")),
     _IsoMedia(
-        "AVIF",
-        (".avif",),
-        (b"avif", b"avis"),
-        reader=_plugin("Avif"),
-        requires="pillow>=11.3",
-        threads="PIL.AvifImagePlugin.DEFAULT_MAX_THREADS",
+        "AVIF", (".avif",), (b"avif", b"avis"), reader=_plugin("Avif"), requires="pillow>=11.3"
     ),
     _IsoMedia(
         "HEIC",
@@ -507,7 +477,6 @@ PILLOW_CODECS: tuple[PillowCodec, ...] = (
         _HEIC,
         reader="pillow_heif.as_plugin.HeifImageFile",
         requires="pillow-heif",
-        threads="pillow_heif.options.DECODE_THREADS",
     ),
 )
 """Formats other than JPEG. If an ISO media file matches several (AVIF, HEIC), the first is used."""
