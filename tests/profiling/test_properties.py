@@ -12,7 +12,7 @@ from feedline.throughput.thresholds import THRESHOLDS
 from feedline.timing.run import Histogram, Pass, Process, ResourceUse, Run, SlowSample, StageTime
 from profiling.diagnosed_runs import LOADER, MACHINE
 
-ms = st.floats(0, 1e6, allow_nan=False)
+ms = st.just(0.0) | st.floats(1e-6, 1e6)  # clocks count nanoseconds
 few = st.integers(0, 400)
 maybe = st.none() | ms
 
@@ -141,7 +141,7 @@ runs = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(runs)
 def test_any_run_has_a_verdict_whose_advice_can_be_followed(run):
     verdict = diagnose(run)
@@ -168,7 +168,7 @@ def test_any_run_has_a_verdict_whose_advice_can_be_followed(run):
     assert not fine or len(rules) == 1
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(runs, st.integers(1, 512))
 def test_no_fix_gains_more_than_the_compute_bound_throughput_allows(run, samples):
     known = [replace(each, samples=samples * each.batches) for each in run.passes]
