@@ -23,20 +23,20 @@ def is_private(name):
     return name.startswith("_") and not name.startswith("__")
 
 
-def own_names(tree):
+def own_names(nodes):
     """Names that feedline defines: functions, classes, variables, attributes of `self`."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield from [node.attr] * (ast.unparse(node.value) in ("self", "cls"))
+            place = node.value
+            yield from [node.attr] * (isinstance(place, ast.Name) and place.id in ("self", "cls"))
 
 
-def used_names(tree):
+def used_names(nodes):
     """Private names that are imported, read as attributes, or written as whole strings."""
-    nodes = list(ast.walk(tree))
     parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in nodes:
         names = []
@@ -53,16 +53,17 @@ def used_names(tree):
 
 
 def test_every_private_name_in_the_sources_is_listed():
-    trees = {path: ast.parse(path.read_text()) for path in SOURCES.rglob("*.py")}
-    own = {name for tree in trees.values() for name in own_names(tree)}
+    sources = {path: list(ast.walk(ast.parse(path.read_text()))) for path in SOURCES.rglob("*.py")}
+    own = {name for nodes in sources.values() for name in own_names(nodes)}
     own |= {path.stem for path in SOURCES.rglob("_*.pyi")}  # native modules
     listed = {part for each in PRIVATE_NAMES for part in each.name.split(".")}
+    known = own | listed | DOCUMENTED
     unlisted = {
         f"{path.relative_to(SOURCES)}: {name}"
-        for path, tree in trees.items()
+        for path, nodes in sources.items()
         if path.stem != "private_names"
-        for name in used_names(tree)
-        if name not in own | listed | DOCUMENTED
+        for name in used_names(nodes)
+        if name not in known
     }
     assert not unlisted
 

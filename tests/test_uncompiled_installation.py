@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import feedline
+import preloaded
 
 SCRIPT = """
 import json, sys, warnings
@@ -33,11 +34,14 @@ def test_the_first_loader_warns_once_without_native_modules(is_compiled, tmp_pat
     native = sorted(package.glob("**/*.abi3.so"))
     if len(native) < 6:
         pytest.skip("not compiled")
-    ignored = shutil.ignore_patterns("__pycache__", *([] if is_compiled else ["*.so"]))
-    shutil.copytree(package, tmp_path / "feedline", ignore=ignored)
-    result = subprocess.run(
+    start, path = preloaded.run, package.parent
+    if not is_compiled:
+        start, path = subprocess.run, tmp_path
+        ignored = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(package, tmp_path / "feedline", ignore=ignored)
+    result = start(
         [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(path)},
         capture_output=True,
         text=True,
         check=True,

@@ -146,7 +146,7 @@ class WorkerPoolTests(PoolTests):
 
     def test_a_batch_of_very_many_samples_arrives(self):
         numbers = range(100_000)
-        with self.loader(numbers, batch_size=40_000, shuffle=True) as loader:
+        with self.loader(numbers, batch_size=40_000, shuffle=True, num_workers=1) as loader:
             for _ in range(2):
                 seen = [number for batch in loader for number in batch.tolist()]
                 assert sorted(seen) == list(numbers)
