@@ -4,8 +4,8 @@
 
 Cases: raw 128 px pixels as rows at 112 px, at about 20 us per row the worst case, with two workers,
 and in this process, where short turns are possible; JPEGs of 500 x 375 px as rows at 112 px; a
-TensorDataset of tiny images, without workers and with two; torch's DataLoader of JPEGs under
-feedline.watch and without. There is no training step, so only the loader is measured.
+TensorDataset of tiny images, and torch's DataLoader of JPEGs under feedline.watch and without, each
+without workers and with two. There is no training step, so only the loader is measured.
 
 Method: both loaders of a case exist at the same time and are read in turns of `--seconds`: on, off,
 off, on, and so on. Two consecutive turns give the ratio on / off of throughput, and of samples per
@@ -112,11 +112,12 @@ def cases(folder: Path) -> dict[str, Callable[[bool], Any]]:
     def own(dataset: Any, **options: Any) -> Callable[[bool], Any]:
         return lambda on: feedline.DataLoader(dataset, 64, **options)
 
-    def watched(on: bool) -> Any:
-        made: Any = TorchDataLoader(
-            theirs, 64, shuffle=True, num_workers=2, persistent_workers=True
-        )
-        return feedline.watch(made, panel=False) if on else made
+    def watched(**options: Any) -> Callable[[bool], Any]:
+        def build(on: bool) -> Any:
+            made: Any = TorchDataLoader(theirs, 64, shuffle=True, **options)
+            return feedline.watch(made, panel=False) if on else made
+
+        return build
 
     return {
         "raw 128 px rows at 112 px, 2 workers": own(raw, **rows),
@@ -124,7 +125,10 @@ def cases(folder: Path) -> dict[str, Callable[[bool], Any]]:
         "JPEGs as rows at 112 px, 2 workers": own(images, **rows),
         "tiny TensorDataset, no workers": own(tiny, shuffle=True),
         "tiny TensorDataset, 2 workers": own(tiny, shuffle=True, num_workers=2),
-        "torch's DataLoader of JPEGs under feedline.watch": watched,
+        "torch's DataLoader of JPEGs, no workers, watched": watched(),
+        "torch's DataLoader of JPEGs, 2 workers, watched": watched(
+            num_workers=2, persistent_workers=True
+        ),
     }
 
 
