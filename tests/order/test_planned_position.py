@@ -129,13 +129,18 @@ def test_lookahead_ends_with_the_schedule_or_never_and_after_it_with_the_epoch()
     assert places(islice(endless, 14)) == [*expected, *((3, step) for step in range(4))]
     position.restore(Position(epoch=7, step=1))
     assert places(position.upcoming()) == [(7, 1), (7, 2), (7, 3)]
+    position.restore(Position(epoch=1, step=1))
+    position.stops_after_epoch = True
+    assert places(position.upcoming()) == [(1, 1), (1, 2)]
 
 
 def test_start_beyond_prefetched_batches_raises():
     for endless in (False, True):
         position = PlannedPosition(ORDER, endless=endless)
-        position.upcoming()
-        for _ in range(3):
+        batches = position.upcoming()
+        for batch in islice(batches, STEPS[0]):
+            position.record_delivery(batch)
+        for _ in range(2):
             assert not position.begin()
             position.finish()
         for _ in range(2):

@@ -11,6 +11,7 @@ from feedline import build_cache
 from feedline.errors import UsageError
 from feedline.machine import FilePart, find_disk, stays_in_memory
 from feedline.profile import doctor_data
+from feedline.profile.doctor import examine
 from feedline.profile.doctor_data import (
     DECODED_BYTES_PER_S,
     DataFolder,
@@ -93,7 +94,7 @@ def test_invalid_folder_is_rejected(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     for name in ("file", "gone", "\0", "loop"):
         with pytest.raises(UsageError, match="cannot be listed"):
-            require_folder(str(tmp_path / name))
+            examine(str(tmp_path / name))
     require_folder(str(tmp_path))
 
 

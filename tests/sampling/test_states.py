@@ -645,9 +645,15 @@ def test_keys_of_a_state_count_by_value_and_in_sets_in_any_order(form):
 
 
 def test_integer_keys_keep_their_digest():
-    loader = DataLoader(DATA, 4, sampler=[5, 3, 0, 9, 1, 2, 8])
-    next(iter(loader))
-    assert loader.state_dict()["drawn"] == 2944524804
+    batches = [torch.tensor([5, 3, 0, 9]), torch.tensor([1, 2, 8])]
+    for options in (
+        {"batch_size": 4, "sampler": [5, 3, 0, 9, 1, 2, 8]},
+        {"batch_sampler": batches},
+        {"batch_sampler": [batch.numpy() for batch in batches]},
+    ):
+        loader = DataLoader(DATA, **options)
+        next(iter(loader))
+        assert loader.state_dict()["drawn"] == 2944524804
 
 
 class PlainDraws(Dataset[Any]):
