@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from feedline import system
-from feedline.errors import UsageError
+from feedline import ImageFolder, system
+from feedline.errors import DatasetError, ImageError, StorageError, UsageError
+from feedline.sources.files import read_file
 from feedline.system import (
     CoreLimits,
     MemoryLimits,
@@ -19,7 +20,7 @@ from feedline.system import (
     memory_limits,
     oom_kills,
     rank_and_world,
-    refuse_device_name,
+    refuse_unusable_path,
     throttled_s,
     usable_cores,
 )
@@ -315,9 +316,38 @@ def test_without_a_quota_that_counts_throttling_is_unknown(machine, stat):
 
 @pytest.mark.parametrize("name", ["con", "NUL", "aux.tar", "runs/com1/a"])
 def test_names_of_windows_devices_are_refused_there(name, tmp_path, monkeypatch):
-    refuse_device_name(name)
+    refuse_unusable_path(name)
     monkeypatch.setattr(sys, "platform", "win32")
-    refuse_device_name(tmp_path / "console")
+    refuse_unusable_path(tmp_path / "console")
     part = next(part for part in name.split("/") if part != "runs")
     with pytest.raises(UsageError, match=f"Windows reserves the name '{part}'"):
-        refuse_device_name(name)
+        refuse_unusable_path(name)
+
+
+def test_a_path_that_is_too_long_for_windows_is_refused_there(monkeypatch):
+    folder = "/" + "d" * 258
+    refuse_unusable_path(folder + "d", room=40)
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(system, "are_long_paths_enabled", lambda: False)
+    refuse_unusable_path(folder)
+    for path, room in ((folder + "d", 0), (folder[:221], 40)):
+        with pytest.raises(UsageError, match=f"this one has {len(path)}") as caught:
+            refuse_unusable_path(path, room=room)
+        assert "LongPathsEnabled" in caught.value.hint
+    refuse_unusable_path(folder[:219], room=40)
+    monkeypatch.setattr(system, "are_long_paths_enabled", lambda: True)
+    refuse_unusable_path(folder + "d", room=40)
+
+
+def test_an_image_with_a_path_too_long_for_windows_is_never_skipped(tmp_path, monkeypatch):
+    path = str(tmp_path / ("d" * 100) / ("d" * 100) / ("d" * 100) / "a.jpg")
+    with pytest.raises(ImageError, match="removed"):
+        read_file(os.fsencode(path))
+    with pytest.raises(DatasetError, match="no such folder"):
+        ImageFolder(os.path.dirname(path))
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(system, "are_long_paths_enabled", lambda: False)
+    with pytest.raises(StorageError, match="limits paths to 259 characters"):
+        read_file(os.fsencode(path))
+    with pytest.raises(DatasetError, match="limits paths to 259 characters"):
+        ImageFolder(os.path.dirname(path))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import errno
 import math
 import multiprocessing
@@ -41,6 +42,12 @@ BINARY: int = getattr(os, "O_BINARY", 0)
 
 _PORTS = [f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)]
 _DEVICES = ("con", "prn", "aux", "nul", *_PORTS)
+_LONGEST_PATH = 259  # MAX_PATH without the closing zero
+LONG_PATH_HINT = (
+    "use a folder with a shorter path, or enable long paths: set LongPathsEnabled to 1 under "
+    r"HKEY_LOCAL_MACHINE\SYSTEM\CurrentControlSet\Control\FileSystem and start Python again"
+)
+"""Hint of errors with a `long_path_problem`."""
 _LOCKED_BYTE = 1 << 30  # far behind what is written: on Windows others cannot read a locked byte
 _LOCKED_ERRORS = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
 _PEEK_EVERY_S = 0.02
@@ -334,8 +341,34 @@ def write_through(path: str | Path) -> None:
         os.close(descriptor)
 
 
-def refuse_device_name(path: str | os.PathLike[str]) -> None:
-    """Raise a UsageError if Windows reserves a name in a path for a device, as con or nul.txt."""
+def are_long_paths_enabled() -> bool:
+    """Return True if Windows lets this process use paths of more than 259 characters."""
+    if sys.platform == "win32":
+        enabled = getattr(ctypes.WinDLL("ntdll"), "RtlAreLongPathsEnabled", None)
+        return enabled is None or bool(enabled() & 0xFF)  # a BOOLEAN; Windows 10 and later
+    return True
+
+
+def long_path_problem(path: str | os.PathLike[str], *, room: int = 0) -> str:
+    """Return why Windows cannot use a path for its length; "" if it can, and elsewhere.
+
+    `room` is the length of the longest name that is put into the folder.
+    """
+    if sys.platform != "win32":
+        return ""
+    full = os.path.abspath(path)
+    if len(full) + room <= _LONGEST_PATH or full.startswith("\\\\?\\") or are_long_paths_enabled():
+        return ""
+    files = f", and names of files in it up to {room}" if room else ""
+    return f"Windows limits paths to {_LONGEST_PATH} characters; this one has {len(full)}{files}"
+
+
+def refuse_unusable_path(path: str | os.PathLike[str], *, room: int = 0) -> None:
+    """Raise a UsageError if Windows cannot use a path: one of its names is that of a device, as con
+    or nul.txt, or it is too long; see `long_path_problem`.
+    """
+    if problem := long_path_problem(path, room=room):
+        raise UsageError(f"{os.fspath(path)!r}: {problem}", hint=LONG_PATH_HINT)
     for part in Path(path).parts if sys.platform == "win32" else ():
         if part.partition(".")[0].strip().lower() in _DEVICES:
             raise UsageError(

@@ -38,14 +38,16 @@ from feedline.sources.manifest import (
 )
 from feedline.sources.remote_files import RemoteFolder
 from feedline.sources.remote_filesystem import is_url
-from feedline.system import refuse_device_name
+from feedline.system import refuse_unusable_path
+
+_ROOM = 80  # characters of the longest name: LEVEL/shard-NUMBER.tar.UUID.partial
 
 
 def open_destination(location: Any, token: str = "") -> Destination:
     """Open the destination at a path or URL. `token` is that of the lock, if it is held already."""
     if is_url(location):
         return _Store(location)
-    refuse_device_name(location)
+    refuse_unusable_path(location, room=_ROOM)
     return Destination(os.path.abspath(os.path.expanduser(os.fspath(location))), token)
 
 

@@ -39,6 +39,7 @@ from feedline.cli.run import run, separate_program
 from feedline.cli.train import train
 from feedline.cli.tune import tune
 from feedline.errors import FeedlineError, ResourceError, UsageError, python_argument
+from feedline.system import LONG_PATH_HINT, long_path_problem
 
 _FAILED, _WRONG_USE, _INTERRUPTED = 1, 2, 130
 # Arguments whose options have other names.
@@ -233,7 +234,10 @@ def _run(arguments: list[str]) -> int:
     except OSError as error:  # the disk is full, a folder is read-only, ...: no bug
         if debug:
             raise
-        complain(str(error), "error", "--debug shows the traceback")
+        if isinstance(error.filename, str) and (problem := long_path_problem(error.filename)):
+            complain(f"{error.filename}: {problem}", "error", LONG_PATH_HINT)
+        else:
+            complain(str(error), "error", "--debug shows the traceback")
         return _FAILED
 
 

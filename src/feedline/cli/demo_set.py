@@ -32,7 +32,7 @@ from PIL import Image
 
 from feedline.errors import DatasetError, UsageError
 from feedline.sources.cache_folder import remove_owned
-from feedline.system import refuse_device_name
+from feedline.system import refuse_unusable_path
 
 LONG_PX, SHORT_PX = 500, 375
 JPEG_QUALITY = 91
@@ -40,6 +40,7 @@ _PORTRAIT_SHARE = 0.25
 _SENSOR_NOISE = 5.0  # grey levels; with the quality above, this makes the files ImageNet's size
 _SPLITS = {"train": 0, "val": 1}
 _MARKER = ".feedline-demo.json"
+_ROOM = 40  # characters of the longest name, train/CLASS/CLASS-NUMBER.jpg
 _VERSION = 1  # of the pictures; raise it when they change
 
 _Plane = NDArray[Any]  # float32, shape (height, width)
@@ -211,7 +212,7 @@ def write_demo_set(
     `progress` is called with (pictures done, pictures in all) after each picture. If the folder has
     something else, a DatasetError names it, and it stays.
     """
-    refuse_device_name(folder)
+    refuse_unusable_path(folder, room=_ROOM)
     folder = folder.absolute()
     if folder.exists() and not folder.is_dir():
         raise DatasetError(f"{folder} is a file; name a folder for the demo set")

@@ -19,7 +19,7 @@ import typer
 
 from feedline.cli.output import STDOUT, is_replaceable
 from feedline.errors import UsageError
-from feedline.system import refuse_device_name
+from feedline.system import long_path_problem, refuse_unusable_path
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
@@ -115,7 +115,7 @@ def _writable(
         return path
     if path is None or (not is_replaceable(path) and os.access(path, os.W_OK)):
         return path
-    refuse_device_name(path)
+    refuse_unusable_path(path)
     problem = "it is a folder" if path.is_dir() else ""
     if not problem:
         from feedline.sources.files import partial_path  # loads numpy
@@ -126,7 +126,8 @@ def _writable(
             partial.touch()
             partial.unlink()
         except OSError as error:
-            problem = f"{path.absolute().parent}: {error.strerror}"
+            why = long_path_problem(partial) or error.strerror
+            problem = f"{path.absolute().parent}: {why}"
     if problem:
         raise UsageError(f"{option.opts[0]} {path} cannot be written: {problem}")
     return path

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.errors import ImageError, ResourceError, StorageError
-from feedline.system import BINARY, read_at, write_through
+from feedline.system import BINARY, LONG_PATH_HINT, long_path_problem, read_at, write_through
 
 MAX_FILE_BYTES = 1 << 30
 """Maximum length of a whole file, or of an image in one."""
@@ -130,6 +130,10 @@ def read_file(path: bytes) -> bytes:
     try:
         return retry_storage(partial(_read_whole, path), path)
     except OSError as error:
+        if problem := long_path_problem(os.fsdecode(path)):
+            raise StorageError(
+                f"cannot read {os.fsdecode(path)}: {problem}", hint=LONG_PATH_HINT
+            ) from error
         raise ImageError(
             f"it cannot be read: {error.strerror or error}"
             + (" (removed, or a wrong name)" if error.errno == 2 else "")

@@ -29,7 +29,7 @@ from feedline.sources.store import (
     make_stamp,
     path_starts,
 )
-from feedline.system import slashed
+from feedline.system import LONG_PATH_HINT, long_path_problem, slashed
 from feedline.text import plural
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -232,6 +232,10 @@ def _walk(top: str, root: str) -> Iterator[tuple[str, list[str]]]:
 
 def _raise_unlisted(error: OSError) -> NoReturn:
     folder = error.filename
+    if problem := long_path_problem(folder):
+        raise DatasetError(
+            f"the folder {folder!r} cannot be listed: {problem}", hint=LONG_PATH_HINT
+        ) from None
     if isinstance(error, FileNotFoundError):
         raise DatasetError(
             f"no such folder: {folder!r}",

@@ -37,6 +37,7 @@ from feedline.errors import DatasetError, UsageError
 from feedline.order.pixel_layout import MODES, PixelLayout
 from feedline.sources.files import open_nonblocking
 from feedline.sources.store import path_starts
+from feedline.system import LONG_PATH_HINT, long_path_problem
 from feedline.text import shell_command
 
 MANIFEST = "feedline-cache.json"
@@ -183,6 +184,8 @@ def read_manifest(root: str) -> Manifest:
             ) from None
         if not os.path.isdir(root):
             why = "it is a file" if os.path.exists(root) else "there is no such folder"
+            if problem := long_path_problem(path):
+                raise DatasetError(f"{root!r}: {problem}", hint=LONG_PATH_HINT) from None
             raise DatasetError(f"{root!r} is not a cache: {why}") from None
         raise DatasetError(f"{root!r} is not a cache: it has no {MANIFEST}") from None
     except OSError as error:

@@ -22,6 +22,7 @@ from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.sources.folder import TRAIN_NAME, VAL_NAMES, table_hint
 from feedline.sources.remote_filesystem import was_url
+from feedline.system import LONG_PATH_HINT, long_path_problem
 from feedline.train.augment import BatchAugmentation
 from feedline.train.config import differences, read_config
 from feedline.train.recipe import Recipe, RunSettings
@@ -52,6 +53,8 @@ def find_splits(root: Path, *, val: Path | None = None) -> Splits:
                 hint="copy the images or the cache to a local disk. In Python, "
                 "feedline.ImageFolder reads a cache at a URL",
             )
+        if problem := long_path_problem(folder):
+            raise DatasetError(f"{folder}: {problem}", hint=LONG_PATH_HINT)
         found = "a file, expected a folder" if folder.exists() else "no such folder"
         raise DatasetError(
             f"{folder}: {found}",

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from feedline.errors import SaveError, StateError, UsageError
-from feedline.system import lock_file, refuse_device_name, replacing, unwritten, write_through
+from feedline.system import lock_file, refuse_unusable_path, replacing, unwritten, write_through
 from feedline.text import shell_command
 from feedline.tuning.training_step import is_out_of_memory
 
@@ -47,6 +47,7 @@ _CHECKPOINT = "feedline training checkpoint"
 _VERSION = 4
 _NAMES = {_CHECKPOINT: CHECKPOINT_NAME, WEIGHTS: BEST_NAME}
 _RUNS = Path("runs")
+_ROOM = 40  # characters of the longest name, .environment.json.PID.partial
 _LOCK = ".lock"  # on Windows, which opens no folders
 _CHECKPOINTS = (CHECKPOINT_NAME, PREVIOUS_NAME, EPOCHS)
 
@@ -99,7 +100,7 @@ def check_run_folder(out: Path | None, *, checkpoint: Path | None) -> None:
     """Check that a run can be written to a folder, or to the default one, without making it."""
     if out is None:
         out = _RUNS if checkpoint is None else checkpoint.parent
-    refuse_device_name(out)
+    refuse_unusable_path(out, room=_ROOM)
     parent = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         why = "permission denied" if parent.is_dir() else "it is a file"
