@@ -272,6 +272,10 @@ def test_cores_used_by_other_programs_are_reported():
     reported(busy(machine=CORES, use={"other_cores": 1.0}, **queued), "busy-machine", first=False)
 
 
+def test_cpu_times_below_the_resolution_of_a_clock_are_not_divided_by():
+    silent("busy-machine", replace(busy(), timed_cpu_ms=2e-313, timed_queued_ms=100.0))
+
+
 def test_other_programs_on_cores_of_step_are_named():
     run = a_run(one_pass(compute_cpu_ms=15.0 * 100))
     reported(with_trainer(run, 0.3, 0.6), "busy-machine", gain=50 / 20, rel=0.1)

@@ -111,7 +111,7 @@ def summarise_workers(
     waiting = min(off_core, on_core * queued)
     if timed and run.timed_queued_ms is not None:
         waiting = min(off_core, run.timed_queued_ms / run.timed_ms)
-        queued = waiting / on_core if on_core > 0 else 0.0
+        queued = waiting / on_core if run.timed_cpu_ms > LEAST_MS else 0.0
     if work_ms * (1.0 - waiting) < 1000 * LEAST_MS:
         return None
     many = max(1, loader.workers or 1)
