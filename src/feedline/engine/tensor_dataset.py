@@ -176,7 +176,8 @@ def _take_rows(rows: NDArray[Any]) -> _Take:
         return lambda numbers: torch.from_numpy(rows.take(numbers, axis=0))
     if rows.ndim > 2:  # a batch would have strides of its own
         raise CompileError("A tensor is not contiguous.")
-    return lambda numbers: torch.from_numpy(rows[numbers])
+    # numpy promises no memory order of rows that an array selects.
+    return lambda numbers: torch.from_numpy(np.ascontiguousarray(rows[numbers]))
 
 
 def _is_mapped_file(tensor: torch.Tensor, nbytes: int) -> bool:
