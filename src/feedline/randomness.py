@@ -148,9 +148,14 @@ def _replace_numpys_generator(depth: int) -> memoryview | None:
 
 
 def _restore_all(
-    torch_state: torch.Tensor, python_state: Any, gauss_next: float | None, numpy_bits: object
+    torch_state: torch.Tensor,
+    python_state: Any,
+    gauss_next: float | None,
+    numpy_bits: object,
+    unseeded_words: bytes,
 ) -> None:
-    """Restore the states that `seeded` has read."""
+    """Restore the states that `seeded` has read, and the one that the program has not seeded."""
+    global _unseeded_words
     _set_torch_state(torch_state)
     if _python_memory is None:
         random.setstate(python_state)
@@ -158,6 +163,7 @@ def _restore_all(
         _python_memory[:] = python_state
         _python.gauss_next = gauss_next
     _numpy.set_bit_generator(numpy_bits)
+    _unseeded_words = unseeded_words
 
 
 class seeded:  # used as a statement
@@ -195,8 +201,8 @@ class seeded:  # used as a statement
                 return
             python_state = random.getstate() if _python_memory is None else bytes(_python_memory)
             # Numpy's generator is replaced, not copied: that is ten times as fast.
-            states = torch_state, python_state, _python.gauss_next, _numpy.get_bit_generator()
-            callbacks.append(partial(_restore_all, *states))
+            others = _python.gauss_next, _numpy.get_bit_generator(), _unseeded_words
+            callbacks.append(partial(_restore_all, torch_state, python_state, *others))
             numpy_memory = _replace_numpys_generator(depth)
             if self._states is None or _python_memory is None or numpy_memory is None:
                 seed_all(self._seed)

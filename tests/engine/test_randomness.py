@@ -138,6 +138,7 @@ SEEDED = """
 import itertools, json, random, sys
 import numpy as np, torch
 import feedline
+from feedline.randomness import seeded
 sys.path.insert(0, sys.argv[1])
 from sets import Drawing
 
@@ -164,6 +165,9 @@ if __name__ == "__main__":
     found["drawn"] = draws()
     random.randbytes(10_000_000)
     found["drawn 2,500,000"] = draws()
+    with seeded(1):  # a comparison of loaders, or a dataset that has a loader
+        draws()
+    found["after others"] = draws()
     for name, value in itertools.product(("numpy", "python"), (1, 2)):
         seeds = {"numpy": 1, name: value}
         found[f"{name} {value}"] = draws(**seeds)
@@ -183,7 +187,7 @@ def test_seeds_of_numpy_and_python_count_if_the_program_sets_them(tmp_path):
     programs = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
     first, second = (json.loads(program.communicate()[0]) for program in programs)
     assert first == second
-    assert first["unseeded"] == first["drawn"] == first["drawn 2,500,000"]
+    assert first["unseeded"] == first["drawn"] == first["drawn 2,500,000"] == first["after others"]
     for name in ("numpy", "python"):
         assert first[f"{name} 1"] != first[f"{name} 2"]
         assert first[f"seed, {name} 1"] == first[f"seed, {name} 2"]
