@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from feedline.errors import LoadTimeoutError, UsageError
 from feedline.loader.engines import Engine
 from feedline.loader.position import LoaderPosition
-from feedline.loader.state import Position, damaged_state_error, pack, unpack
+from feedline.loader.state import Position, damaged_state_error, pack, require_entries, unpack
 from feedline.loader.torch_samplers import RandomStates, has_state
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.schedule import Phase, Schedule
@@ -121,9 +121,7 @@ class IterablePosition(LoaderPosition):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         position = Position.from_state(state)
-        for name in ("random", "raised", "iterator_state", "dataset_state"):
-            if name not in state:
-                raise damaged_state_error(state, name)
+        require_entries(state, ("random", "raised", "iterator_state", "dataset_state"))
         if any(step >= position.step for step in state["raised"]):
             raise damaged_state_error(state, "raised")
         states = {name: pack(unpack(state[name])) for name in ("iterator_state", "dataset_state")}

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from feedline.errors import StateError, UsageError
 from feedline.loader.sampled_epoch import EpochSource, SampledEpoch
-from feedline.loader.state import Position, damaged_state_error, pack, unpack
+from feedline.loader.state import Position, damaged_state_error, pack, require_entries, unpack
 from feedline.loader.torch_samplers import epoch_of, sampler_rank_and_world_size, set_epoch
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import Order
@@ -452,9 +452,7 @@ class SampledPosition(LoaderPosition):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         position = Position.from_state(state)
-        for name in (*_EPOCH, "steps_to_skip"):
-            if name not in state:
-                raise damaged_state_error(state, name)
+        require_entries(state, (*_EPOCH, "steps_to_skip"))
         start = state["start"]
         start = {**start, "sampler": pack(unpack(start["sampler"]))}
         state = {**state, "start": start, "sampler_state": pack(unpack(state["sampler_state"]))}

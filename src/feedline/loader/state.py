@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import reprlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset
@@ -105,7 +105,7 @@ _ENTRIES: dict[str, Callable[[Any], bool]] = {
     "sampler_state": _is_packed,
     "iterator_state": _is_packed,
     "dataset_state": _is_packed,
-    "random": lambda states: isinstance(states, (Mapping, list)),
+    "random": lambda states: isinstance(states, list),
     "raised": _is_counts,
     "made_by": lambda made_by: (
         isinstance(made_by, Mapping)
@@ -137,6 +137,13 @@ def check_state(state: Mapping[str, Any]) -> None:
         )
     for name, is_valid in _ENTRIES.items():
         if (name in state or name in ("epoch", "step")) and not is_valid(state.get(name)):
+            raise damaged_state_error(state, name)
+
+
+def require_entries(state: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise StateError if a checked state has no entry of one of these names."""
+    for name in names:
+        if name not in state:
             raise damaged_state_error(state, name)
 
 
