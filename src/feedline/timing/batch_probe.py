@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,6 @@ def _parts(batch: Any) -> Iterator[Any]:
         if isinstance(part, kinds):
             yield part
         elif isinstance(part, Mapping):
-            remaining.extend(reversed(list(part.values())))
+            remaining.extend(reversed(list(islice(part.values(), _MAX_PARTS))))
         elif isinstance(part, Sequence) and not isinstance(part, (str, bytes, bytearray)):
             remaining.extend(reversed(part[:_MAX_PARTS]))
