@@ -12,7 +12,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from caches import EVERY_FORMAT, FORMATS, photos, shown
+from caches import FORMATS, photos, shown
 from feedline import ImageFolder
 from feedline.cache.build import build_cache
 from feedline.cache.level_encoder import LevelEncoder
@@ -26,7 +26,7 @@ lmdb = pytest.importorskip("lmdb")
 
 
 @pytest.mark.parametrize("raw", [False, True])
-@pytest.mark.parametrize("format", EVERY_FORMAT)
+@pytest.mark.parametrize("format", FORMATS)
 def test_cache_contains_all_samples_of_source(odd_photos, root, format, raw):
     source, before = ImageFolder(odd_photos), own_family()
     made = build_cache(odd_photos, root, (24, 16), format=format, raw=raw, workers=2)

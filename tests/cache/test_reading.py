@@ -17,7 +17,7 @@ from torch.utils.data import Subset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
-from caches import EVERY_FORMAT, FORMATS, photo
+from caches import FORMATS, photo
 from feedline import DataLoader, EvalCrop, ImageArray, ImageFolder, TrainCrop, views
 from feedline.cache.build import build_cache
 from feedline.errors import ImageError, UsageError
@@ -39,7 +39,7 @@ TRAIN = transforms.Compose(
 
 
 @pytest.mark.parametrize("raw", [False, True])
-@pytest.mark.parametrize("format", EVERY_FORMAT)
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("transform", [TrainCrop((0.3, 1.0)), EvalCrop(0.9)])
 def test_same_seed_shows_same_region_of_every_level(photos, built, format, raw, transform):
     source = ImageFolder(photos, transform)
@@ -77,7 +77,7 @@ def test_too_small_level_is_used_only_on_request(built):
         assert next(iter(loader))[0].shape == (8, 3, 56, 56)
 
 
-@pytest.mark.parametrize("format", EVERY_FORMAT)
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", *slow("spawn")])
 def test_batches_do_not_depend_on_start_method(built, format, start_method):
     def batches(**options):

@@ -12,7 +12,7 @@ import pytest
 from caches import FORMATS, images, made
 from feedline import DataLoader, ImageFolder
 from feedline.errors import ImageError
-from feedline.sources.files import open_nonblocking, read_file, read_part, read_small
+from feedline.sources.files import open_nonblocking, read_file, read_small
 
 HOLDER = """
 import fcntl, os, signal, sys
@@ -54,7 +54,6 @@ def opened(path):
 
 WAYS = {
     "file": lambda path: read_file(os.fsencode(path)),
-    "part": lambda path: read_part(os.fsencode(path), 0, 4),
     "small": lambda path: read_small(path, 100),
     "opener": opened,
 }
@@ -70,11 +69,10 @@ def test_a_file_with_a_lease_is_read(way, tmp_path):
         assert WAYS[way](file) == b"data"
 
 
-@pytest.mark.parametrize("way", ["file", "part"])
-def test_a_pipe_is_not_waited_for(way, tmp_path):
+def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ImageError):
-        WAYS[way](tmp_path / "pipe")
+        read_file(os.fsencode(tmp_path / "pipe"))
 
 
 def test_images_with_leases_come_in_batches(jpeg_folder, tmp_path):

@@ -56,8 +56,7 @@ from feedline.errors import DatasetError, UsageError
 from feedline.images.codec_base import DecodeOptions
 from feedline.images.codec_registry import mode_layout
 from feedline.images.rows import ImageSource
-from feedline.sources.cache_format_base import CACHE_FORMATS
-from feedline.sources.cache_formats import cache_format
+from feedline.sources.cache_formats import CACHE_FORMATS, cache_format
 from feedline.sources.files import sync_names
 from feedline.sources.manifest import (
     MANIFEST,

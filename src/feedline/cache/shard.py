@@ -59,9 +59,6 @@ class ShardDataset:
     transfer: ShardTransfer
     existing: ExistingCopies | None = None
 
-    def __post_init__(self) -> None:
-        self._format = cache_format(self.spec.format)  # pickled, so that a worker imports it
-
     def __len__(self) -> int:
         return len(self.shards)
 

@@ -13,7 +13,7 @@ remote_images.py    image files at URLs
 column_types.py     columns of tables as lists; conversion of labels to one array
 cache_store.py      caches of resized copies; remote_cache.py those at URLs
   manifest.py         files of a cache, its manifest and the columns of its samples
-  cache_formats.py    tar, LMDB and plain files; cache_format_base.py interface and registry
+  cache_formats.py    tar, LMDB and plain files; cache_format_base.py their interface
   cache_folder.py     one builder at a time; removal of files that a cache wrote, and of no others
 files.py            safe reading and atomic writing of local files
 remote_filesystem.py   fsspec filesystem of a URL: requests, retries, errors

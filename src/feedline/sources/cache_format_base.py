@@ -1,7 +1,5 @@
-"""Interface of a format of resized copies, and the registry of all formats.
-
-A format is one `CacheFormat` object: how copies are written, read, and checked without reading
-them. `register_cache_format` adds one, for Python; the command line offers the built-in ones.
+"""Interface of a format of resized copies: how they are written, read, and checked without
+reading them.
 
 Guarantees: a copy is returned as written, for its own sample and label: a checksum is compared at
 each read.
@@ -219,12 +217,3 @@ class CacheFormat:
     def remove_stale(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
         """Remove files of a resolution that the manifest does not list."""
         raise NotImplementedError
-
-
-CACHE_FORMATS: dict[str, CacheFormat] = {}
-
-
-def register_cache_format(format: CacheFormat) -> CacheFormat:
-    """Add a format under its name."""
-    CACHE_FORMATS[format.name] = format
-    return format

@@ -27,13 +27,11 @@ import numpy as np
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
 from feedline.sources.cache_folder import partial_files, refuse_link, remove_owned
 from feedline.sources.cache_format_base import (
-    CACHE_FORMATS,
     CacheFormat,
     CacheSample,
     CopyBytes,
     LevelReader,
     ShardWriter,
-    register_cache_format,
 )
 from feedline.sources.files import (
     open_nonblocking,
@@ -490,8 +488,9 @@ def _file_size(path: str) -> int:
         return -1
 
 
-for _format in (TarFormat(), LmdbFormat(), FileFormat()):
-    register_cache_format(_format)
+CACHE_FORMATS: dict[str, CacheFormat] = {
+    each.name: each for each in (TarFormat(), LmdbFormat(), FileFormat())
+}
 
 
 def cache_format(name: str) -> CacheFormat:

@@ -50,7 +50,7 @@ class CacheLocation:
     def manifest(self) -> Manifest:
         """Read the current manifest; raises a DatasetError."""
         manifest = read_manifest(self.root)
-        self._format = cache_format(manifest.format)  # pickled, so that a worker imports it
+        cache_format(manifest.format)  # a DatasetError if it is unknown
         return manifest
 
     def still_has(self, manifest: Manifest) -> bool:

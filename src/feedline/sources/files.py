@@ -181,29 +181,6 @@ def read_small(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     return data
 
 
-def read_part(path: str | bytes, first: int, length: int) -> bytes:
-    """Read a part of a file; raises an ImageError that does not name it, or a StorageError."""
-    check_size(length)
-
-    def read() -> bytes:
-        descriptor = open_nonblocking(path, 0)
-        try:
-            return _read_at(descriptor, first, length)
-        finally:
-            os.close(descriptor)
-
-    try:
-        data = retry_storage(read, path)
-    except OSError as error:
-        raise ImageError(f"its file cannot be read: {error.strerror or error}") from error
-    if len(data) < length:
-        raise ImageError(
-            f"its file ends {length - len(data)} bytes too early; it may have been truncated since "
-            "it was listed"
-        )
-    return data
-
-
 def _read_at(descriptor: int, first: int, length: int) -> bytes:
     """Read bytes at a position, fewer at the end of the file."""
     parts: list[bytes] = []

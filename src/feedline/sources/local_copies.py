@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from feedline.errors import ImageError, StorageError, UsageError
-from feedline.sources.files import read_part
+from feedline.errors import UsageError
+from feedline.sources.files import open_nonblocking
 from feedline.system import BINARY, slashed, write_at
 
 _DEFAULT_BYTES = 50_000_000_000
@@ -184,8 +184,12 @@ class LocalCopies:
         """Read the bytes at a position of a file, unchecked; None without any."""
         path = self._path(name)
         try:
-            data = read_part(path, first, length)
-        except (ImageError, StorageError):
+            with open(path, "rb", opener=open_nonblocking) as file:
+                file.seek(first)
+                data = file.read(length)
+        except OSError:
+            return None
+        if len(data) < length:
             return None
         now = time.monotonic()
         if now - self._touched.get(path, -_TOUCH_S) >= _TOUCH_S:
