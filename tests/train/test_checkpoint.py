@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 import preloaded
+from caches import flip
 from feedline.errors import StateError
+from feedline.train.prepare import load_weights
 from feedline.train.run_folder import (
     WEIGHTS,
     CheckpointWriter,
@@ -86,3 +89,54 @@ def test_other_files_are_rejected_with_their_kind(tmp_path):
     save_checkpoint(best, {"weights": torch.arange(3)}, kind=WEIGHTS)
     with pytest.raises(StateError, match=r"(?s)got feedline model weights.*name last\.pt"):
         load_checkpoint(best)
+
+
+def test_a_changed_bit_in_any_entry_is_damage(tmp_path):
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"weights": torch.arange(100.0), "step": 3, "random": torch.arange(8)})
+    whole = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        entries = [archive.read(name) for name in archive.namelist()]
+    assert len(entries) > 4
+    for entry in entries:
+        flip(path, whole.index(entry) + len(entry) // 2)
+        with pytest.raises(StateError, match="damaged"):
+            load_checkpoint(path)
+        path.write_bytes(whole)
+    assert load_checkpoint(path)["step"] == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("no memory"), torch.cuda.OutOfMemoryError("CUDA out of memory.")],
+    ids=type,
+)
+def test_missing_memory_is_no_damage(tmp_path, monkeypatch, error):
+    def full(*_, **__):
+        raise error
+
+    save_checkpoint(tmp_path / "last.pt", {"step": 1})
+    monkeypatch.setattr(torch, "load", full)
+    with pytest.raises(type(error)):
+        load_checkpoint(tmp_path)
+    model = torch.nn.Linear(2, 3)
+    content = {"state": {"ema": None, "model": model.state_dict()}}
+    monkeypatch.setattr(model, "load_state_dict", full)
+    with pytest.raises(type(error)):
+        load_weights(content, tmp_path, model, torch.optim.SGD(model.parameters()))
+
+
+@pytest.mark.parametrize("part", ["model", "ema", "optimizer"])
+def test_state_of_another_model_is_named(tmp_path, part):
+    def parts(rows):
+        model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(rows)))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        return model, {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, optimizer
+
+    model, state, optimizer = parts(1)
+    state = {**state, "ema": model.state_dict()}
+    load_weights({"state": state}, tmp_path, model, optimizer)
+    other = parts(2)[1]
+    state[part] = other["optimizer" if part == "optimizer" else "model"]
+    with pytest.raises(StateError, match=f"{tmp_path}: written with another version"):
+        load_weights({"state": state}, tmp_path, model, optimizer)

@@ -3,29 +3,21 @@ resume, by its newest intact checkpoint.
 
 Settings come from the command line, a TOML file and the run that is resumed.
 
-Guarantees: a checkpoint that passes `check_content` and `load_weights` restores without an error.
-Other content raises `DamagedCheckpoint`; the model given to `load_weights` must then not be used.
-Missing memory is not damage, and raises its own error. A checkpoint is read once; if it is damaged,
-an earlier one of its run is resumed, and the user is told.
+Guarantees: a checkpoint is read once. If it is damaged, an earlier one of its run is resumed, and
+the user is told. Missing memory is not damage, and raises its own error.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import GenericAlias, MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import msgspec
 import torch
-from msgspec import Meta
-from torch import Tensor, nn
+from torch import nn
 
 from feedline.errors import StateError, UsageError
-from feedline.loader.state import check_state
 from feedline.text import shell_command
 from feedline.train.config import (
     changed_on_resume,
@@ -36,9 +28,8 @@ from feedline.train.config import (
     share_batches,
 )
 from feedline.train.data import TrainData
-from feedline.train.history import EpochRecord
 from feedline.train.model import create_model
-from feedline.train.recipe import PLACES, Count, NotNegative, Recipe, Rows, RunSettings
+from feedline.train.recipe import PLACES, Recipe, RunSettings
 from feedline.train.run_folder import (
     BEST_NAME,
     CHECKPOINT_NAME,
@@ -46,131 +37,31 @@ from feedline.train.run_folder import (
     PREVIOUS_NAME,
     DamagedCheckpoint,
     check_run_folder,
-    damage_in,
     find_checkpoint,
     load_checkpoint,
 )
 from feedline.train.runtime import choose_device, choose_precision, memory_error, prepare_process
-from feedline.train.settings import setting_names
 from feedline.train.train_state import TrainState, create_optimizer
-
-_LARGEST = sys.float_info.max
-_PLAIN_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-"""Their state of a parameter has its shape, or is one number."""
-
-
-def _entry(**values: Any) -> Any:
-    """Type of an entry of a checkpoint with these values, for msgspec."""
-    return msgspec.defstruct("Entry", list(values.items()))
-
-
-_CONTENT = _entry(
-    recipe=dict[str, Any],
-    run=dict[str, Any],
-    ranks=Rows,
-    precision=Literal["float32", "bfloat16", "float16"],
-    dataset=_entry(classes=list[str], images=Count, files=str),
-    loader=_entry(
-        dataset=str,
-        length=Count,
-        seed=int,
-        sample_order=str,
-        drop_last=bool,
-        schedule=GenericAlias(
-            list,
-            _entry(image_size=Count, epochs=Count, global_batch_size=Count, strength=float),
-        ),
-        epoch=Count,
-    ),
-    state=_entry(
-        model=dict[str, Tensor],
-        optimizer=_entry(state=dict[int, dict[str, Any]], param_groups=list[dict[str, Any]]),
-        scaler=dict[str, float],
-        ema=dict[str, Tensor] | None,
-        step=Annotated[int, Meta(ge=0)],
-    ),
-    history=_entry(
-        records=list[EpochRecord],
-        current=_entry(
-            epoch=Count,
-            loss_sum=Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)],
-            steps=Count,
-            samples=Annotated[int, Meta(ge=0)],
-            seconds=NotNegative,
-            first_wait_s=NotNegative,
-            split=tuple[Count, float, float, float],
-        ),
-    ),
-    random=list[dict[str, Tensor]],
-)
-"""Type of a checkpoint."""
-
-
-def check_content(content: Mapping[str, Any], path: Path) -> None:
-    """Check that a checkpoint has all entries, with possible values (DamagedCheckpoint)."""
-    with damage_in(f"{path}: damaged"):
-        found = msgspec.convert(content, _CONTENT)
-        missing = [name for name in setting_names(Recipe) if name not in found.recipe]
-        if missing:
-            raise ValueError(f"no {', '.join(missing)}")
-        if Recipe(**found.recipe).as_dict() != found.recipe:
-            raise ValueError("the recipe is incomplete")
-        RunSettings.read(found.run)
-        check_state(content["loader"])
-        names = setting_names(EpochRecord)
-        if any(list(record) != names for record in content["history"]["records"]):
-            raise ValueError("the record of an epoch is incomplete")
-        done = len(found.history.records)
-        if found.history.current.epoch != done or found.loader.epoch - done not in (0, 1):
-            raise ValueError(f"epoch {found.history.current.epoch} after {done} finished ones")
-        if len(found.random) != found.ranks:
-            raise ValueError(f"random states of {len(found.random)} of {found.ranks} processes")
-        for states in found.random:
-            torch.Generator().set_state(states["cpu"])
+from feedline.tuning.training_step import is_out_of_memory
 
 
 def load_weights(
     content: Mapping[str, Any], path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Load the weights of a checkpoint, and check that they fit (DamagedCheckpoint)."""
+    """Load the weights of a checkpoint (StateError if they do not fit)."""
     state = content["state"]
-    options = [dict(group) for group in optimizer.param_groups]
-    with damage_in(f"{path}: damaged or written with another version of timm or torch"):
+    try:
         if state["ema"] is not None:
             model.load_state_dict(state["ema"])
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        for group, fresh in zip(optimizer.param_groups, options, strict=True):
-            for name, value in fresh.items():
-                if name not in group or not _is_alike(group[name], value):
-                    raise ValueError(f"optimizer's {name} is {group.get(name)!r}")
-        if isinstance(optimizer, _PLAIN_OPTIMIZERS):
-            _check_moments(optimizer)
-            if state["step"] and not optimizer.state:
-                raise ValueError(f"no optimizer's state after {state['step']} steps")
-
-
-def _is_alike(value: object, other: object) -> bool:
-    """Return True if two options of an optimizer are of the same kind, or one is None."""
-    if isinstance(value, list | tuple) and isinstance(other, list | tuple):
-        return len(value) == len(other) and all(map(_is_alike, value, other))
-    numbers = (int, float, Tensor)
-    if isinstance(value, numbers) and isinstance(other, numbers):
-        return isinstance(value, bool) == isinstance(other, bool)
-    return value is None or other is None or isinstance(value, type(other))
-
-
-def _check_moments(optimizer: torch.optim.Optimizer) -> None:
-    names: set[frozenset[str]] = set()
-    for parameter, moments in optimizer.state.items():
-        names.add(frozenset(moments))
-        for name, value in moments.items():
-            if value is None and isinstance(optimizer, torch.optim.SGD):
-                continue  # the momentum before the first step
-            if getattr(value, "shape", None) not in (parameter.shape, torch.Size([])):
-                raise ValueError(f"optimizer's {name} does not have the shape of its parameter")
-    if len(names) > 1:
-        raise ValueError("the optimizer's state of some parameters is incomplete")
+    except (RuntimeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
+        text = " ".join(str(error).split())
+        raise StateError(
+            f"{path}: written with another version of timm or torch: {text[:200]}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,23 +80,19 @@ class ResumedRun:
         return None if history["current"]["steps"] else len(history["records"])
 
     @classmethod
-    def read(cls, checkpoint: Path, damaged: Mapping[Path, str]) -> ResumedRun:
-        """Read a checkpoint, or the newest intact one of its run if it is damaged or missing.
-
-        `damaged` has the reasons of those that were read before and turned out to be damaged.
-        """
+    def read(cls, checkpoint: Path) -> ResumedRun:
+        """Read a checkpoint, or the newest intact one of its run if it is damaged or missing."""
         out, candidates = checkpoint.parent, [checkpoint]
         if checkpoint.name == CHECKPOINT_NAME:
             others = [out / PREVIOUS_NAME, *sorted(out.glob(EPOCHS), reverse=True)]
             candidates += [path for path in others if path.is_file()]
         reasons: list[str] = []
         for path in candidates:
-            if path in damaged or not path.is_file():
-                reasons.append(damaged.get(path, f"{path} is missing"))
+            if not path.is_file():
+                reasons.append(f"{path} is missing")
                 continue
             try:
                 content = load_checkpoint(path)
-                check_content(content, path)
             except DamagedCheckpoint as error:
                 reasons.append(error.message)
             else:
@@ -223,8 +110,6 @@ class Assignment:
     recipe: Recipe
     run: RunSettings
     resumed: ResumedRun | None
-    collect_again: Callable[..., Assignment]
-    """Collect the same settings; `damaged` are checkpoints to pass over, with the reasons."""
 
     @classmethod
     def collect(
@@ -233,18 +118,16 @@ class Assignment:
         run: RunSettings,
         *,
         config: Path | None = None,
-        damaged: Mapping[Path, str] = MappingProxyType({}),
     ) -> Assignment:
         """Collect the settings of a training from arguments, None if not given, and a TOML file.
 
         UsageError if a setting or the file cannot be used, StateError if no run can be resumed.
         """
-        again = partial(cls.collect, given, run, config=config)
         file, file_run = ({}, RunSettings()) if config is None else read_config(config)
         run = run.over(file_run)
         model = given.model if isinstance(given, Recipe) else given.get("model")
         checkpoint = find_checkpoint(run.resume, out=run.out, model=model or file.get("model"))
-        resumed = None if checkpoint is None else ResumedRun.read(checkpoint, damaged)
+        resumed = None if checkpoint is None else ResumedRun.read(checkpoint)
         if not isinstance(given, Recipe):
             given = make_recipe(given, file, {} if resumed is None else resumed.content["recipe"])
         whole = run if resumed is None else run.over(RunSettings.read(resumed.content["run"]))
@@ -258,7 +141,7 @@ class Assignment:
                     f"cannot resume: {option} of the run, {place}, is missing",
                     hint=f"{resume} {option}{value}",
                 )
-        return cls(given, whole, resumed, again)
+        return cls(given, whole, resumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,21 +165,7 @@ class PreparedRun:
 
 
 def prepare(assignment: Assignment, note: Callable[[str], object], *, world: int) -> PreparedRun:
-    """Find and check everything that a run on `world` ranks needs.
-
-    If its checkpoint turns out to be damaged, an earlier one of the run is resumed.
-    """
-    damaged: dict[Path, str] = {}
-    while True:
-        try:
-            return _prepare(assignment, note, world)
-        except DamagedCheckpoint as error:
-            assert assignment.resumed is not None
-            damaged[assignment.resumed.path] = error.message
-            assignment = assignment.collect_again(damaged=damaged)
-
-
-def _prepare(assignment: Assignment, note: Callable[[str], object], world: int) -> PreparedRun:
+    """Find and check everything that a run on `world` ranks needs."""
     recipe, run, resumed = assignment.recipe, assignment.run, assignment.resumed
     if run.data is None:
         raise UsageError(
