@@ -16,7 +16,7 @@ import numpy as np
 from PIL import ExifTags
 
 from feedline.errors import ImageError
-from feedline.images.crops import Part, check_part, cut
+from feedline.images.crops import Part
 from feedline.sources.store import Pixels
 
 DEFAULT_MAX_PIXELS = 178_956_970
@@ -25,7 +25,6 @@ DEFAULT_MAX_PIXELS = 178_956_970
 _EXIF_WHOLE_NUMBERS = {3: "H", 4: "I", 8: "h", 9: "i"}
 _EXIF_PREFIX = re.compile(rb"^(?:Exif\0\0){1,2}")
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
-_NO_PIXELS: Pixels = np.empty((0, 0, 0), np.uint8)
 
 
 @dataclass(frozen=True)
@@ -95,53 +94,6 @@ class Codec:
             ImageError: it cannot be decoded, or is too large.
         """
         raise NotImplementedError
-
-    def decoder(self, options: DecodeOptions) -> ImageDecoder:
-        """Create a decoder for one thread."""
-        return ImageDecoder(self, options)
-
-
-class ImageDecoder:
-    """Decoder of one format, for one thread: `open`, then `read`; see `codec_registry.Decoder`.
-
-    It decodes an image when it is opened, or, if the format decodes parts, when it is read.
-    """
-
-    reducible = False
-    """True if the opened image can be decoded at a reduced size."""
-
-    def __init__(self, codec: Codec, options: DecodeOptions) -> None:
-        self._codec, self._options = codec, options
-        # With exif=True the upright size is known only after decoding, so the whole is decoded.
-        self._decodes_parts = codec.decodes_parts and not options.exif
-        self._data = b""
-        self._size = 0, 0
-        self._pixels = _NO_PIXELS
-        self.is_clipped = False
-        """True if values of the decoded image were clipped; see `DecodedPixels`."""
-
-    def open(self, data: bytes) -> tuple[int, int]:
-        """Open a file. Return its height and width."""
-        size = self._codec.size(data)
-        if size is not None:
-            check_pixels(*size, self._options.max_pixels)
-            if self._decodes_parts:
-                self._data, self._size = data, size
-                return size
-        self._data = b""
-        self._pixels, self.is_clipped = self._codec.decode(data, self._options, None)
-        height, width = self._pixels.shape[:2]
-        return height, width
-
-    def read(self, reduction: int, part: Part | None) -> Pixels:
-        """Decode it, reduced by a factor, or a part of it."""
-        if self._data:
-            data, self._data = self._data, b""
-            check_part(part, *self._size)
-            pixels, self.is_clipped = self._codec.decode(data, self._options, part)
-            return pixels
-        pixels, self._pixels = self._pixels, _NO_PIXELS
-        return cut(pixels, part)
 
 
 def check_pixels(height: int, width: int, max_pixels: int) -> None:

@@ -16,15 +16,17 @@ or an ImageError.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from typing import Any, Literal, TypedDict
 
 from feedline.errors import ImageError
-from feedline.images.codec_base import DEFAULT_MAX_PIXELS, Codec, DecodeOptions, ImageDecoder
-from feedline.images.crops import Part, check_value
-from feedline.images.jpeg import JPEG
+from feedline.images.codec_base import DEFAULT_MAX_PIXELS, Codec, DecodeOptions, check_pixels
+from feedline.images.crops import Part, check_part, check_value, cut
+from feedline.images.jpeg import JpegDecoder, compiled_decoder
 from feedline.images.pillow_codecs import (
     PILLOW_CODECS,
+    PILLOW_JPEG,
     AddedFormat,
     added_formats,
     pillow_format,
@@ -32,7 +34,7 @@ from feedline.images.pillow_codecs import (
 from feedline.order.pixel_layout import MODES, PixelLayout
 from feedline.sources.store import Pixels
 
-CODECS: list[Codec] = [JPEG, *PILLOW_CODECS]
+CODECS: list[Codec] = [PILLOW_JPEG, *PILLOW_CODECS]
 """All formats, in the order of detection."""
 
 _BUILT_IN = tuple(CODECS)
@@ -102,10 +104,17 @@ class Decoder:
 
     def __init__(self, options: DecodeOptions | None = None) -> None:
         self._options = options or DecodeOptions()
-        self._decoders: dict[str, ImageDecoder] = {}
-        self._opened: ImageDecoder | None = None
+        self._read: Callable[[int, Part | None], Pixels] | None = None
+        self.reducible = False
+        """True if the opened image can be decoded at a reduced size: JPEGs, with few exceptions."""
         self.is_clipped = False
         """True if the last image read has 16 bits of grey, which the mode clipped to 8."""
+
+    @cached_property
+    def _jpegs(self) -> JpegDecoder | None:
+        """Decoder of parts of JPEGs; None if all JPEGs are decoded by Pillow."""
+        compiled = compiled_decoder()
+        return None if compiled is None else JpegDecoder(self._options, compiled)
 
     def open(self, data: bytes) -> tuple[int, int]:
         """Open a file from all of its bytes.
@@ -117,21 +126,25 @@ class Decoder:
             ImageError: the bytes are not a supported image, or too large. The message does not name
                 the file, which is unknown here.
         """
-        self._opened = None
-        codec = codec_of(data)
+        self._read, self.reducible, self.is_clipped = None, False, False
+        codec, options = codec_of(data), self._options
         if codec is None:
             raise ImageError(_unknown_format(data))
-        decoder = self._decoders.get(codec.name)
-        if decoder is None:
-            decoder = self._decoders[codec.name] = codec.decoder(self._options)
-        size = decoder.open(data)
-        self._opened = decoder
-        return size
-
-    @property
-    def reducible(self) -> bool:
-        """True if the opened image can be decoded at a reduced size: JPEGs, with few exceptions."""
-        return self._opened is not None and self._opened.reducible
+        if codec is PILLOW_JPEG and self._jpegs is not None:
+            size = self._jpegs.open(data)
+            if size is not None:
+                self._read, self.reducible = self._jpegs.read, True
+                return size
+        size = codec.size(data)
+        if size is not None:
+            check_pixels(*size, options.max_pixels)
+            # With exif=True the upright size is known only after decoding, so the whole is decoded.
+            if codec.decodes_parts and not options.exif:
+                self._read = partial(self._decode_part, codec, data, size)
+                return size
+        pixels = self._decode(codec, data, None)
+        self._read = lambda reduction, part: cut(pixels, part)
+        return pixels.shape[0], pixels.shape[1]
 
     def read(self, reduction: int = 1, part: Part | None = None) -> Pixels:
         """Decode the opened image, once.
@@ -149,11 +162,19 @@ class Decoder:
             ImageError: the image cannot be decoded.
             ValueError: the part does not lie in the image, or none is open.
         """
-        opened, self._opened = self._opened, None
-        if opened is None:
+        read, self._read = self._read, None
+        if read is None:
             raise ValueError("no image is open")
-        pixels = opened.read(reduction, part)
-        self.is_clipped = opened.is_clipped
+        return read(reduction, part)
+
+    def _decode_part(
+        self, codec: Codec, data: bytes, size: tuple[int, int], reduction: int, part: Part | None
+    ) -> Pixels:
+        check_part(part, *size)
+        return self._decode(codec, data, part)
+
+    def _decode(self, codec: Codec, data: bytes, part: Part | None) -> Pixels:
+        pixels, self.is_clipped = codec.decode(data, self._options, part)
         return pixels
 
 

@@ -2,13 +2,13 @@
 
 Guarantees: the pixels of a complete decode, bit for bit, by any of the decoders; the header's pixel
 count is checked before memory of that size is allocated. A file without an end marker raises an
-ImageError. So does one with data missing before its end marker, except if `_jpeg` decodes the part
-and the gap is below it, or separated from it by restart markers.
+ImageError. So does one with data missing before its end marker, except if the gap is below the
+part, or separated from it by restart markers, or if Pillow decodes the image.
 
 Relies on: `_jpeg`, compiled, which decodes a part with the libjpeg-turbo 3 that wheels of feedline
-contain, or with Pillow's. Without it simplejpeg decodes whole images, if it is installed. Pillow
-decodes what remains, e.g. CMYK, whatever libjpeg warns of, and lossless files at a reduced size. On
-ITU T.81 annex B for the positions of numbers.
+contain, or with Pillow's. Pillow decodes what remains, e.g. CMYK, whatever libjpeg warns of, and
+lossless files at a reduced size; without `_jpeg`, all images. On ITU T.81 annex B for the positions
+of numbers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,7 @@ import numpy as np
 from PIL import Image, _imaging
 
 from feedline.errors import ImageError
-from feedline.images.codec_base import (
-    Codec,
-    DecodeOptions,
-    ImageDecoder,
-    check_pixels,
-    find_orientation,
-    upright,
-)
+from feedline.images.codec_base import DecodeOptions, check_pixels, find_orientation, upright
 from feedline.images.crops import Part, cut
 from feedline.images.pillow_codecs import PILLOW_JPEG, converted
 from feedline.sources.store import Pixels
@@ -38,7 +31,6 @@ except ImportError:
     compiled = None  # type: ignore[assignment]
 
 _KEPT_BYTES = 64 << 20
-_FAST_COLOURS = frozenset(("YCbCr", "Gray", "RGB"))
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _TRUNCATED = ("Premature end of JPEG file", "premature end of data segment")
@@ -53,48 +45,39 @@ def compiled_decoder() -> compiled.Decoder | None:
     return None
 
 
-class JpegDecoder(ImageDecoder):
-    """Decodes JPEGs one after the other, in one thread, into reused memory.
+class JpegDecoder:
+    """Decodes parts of JPEGs, one after the other, in one thread, into reused memory.
 
     Reusing memory saves the page faults of fresh memory, 18% of a decode. It grows to the largest
     part, or image, up to 64 MiB; larger ones get their own memory.
     """
 
-    def __init__(self, options: DecodeOptions) -> None:
-        super().__init__(JPEG, options)
-        self._is_grey = options.mode == "L"
+    def __init__(self, options: DecodeOptions, decoder: compiled.Decoder) -> None:
+        self._options, self._compiled = options, decoder
         self._buffer = np.empty(1 << 20, np.uint8)
-        self._compiled = compiled_decoder()
+        self._data = b""
+        self._size = 0, 0
         self._orientation = 1
-        self._whole: Pixels | None = None  # by Pillow, if only it can decode the opened image
 
-    def open(self, data: bytes) -> tuple[int, int]:
-        """Read the header of a file's bytes."""
-        options = self._options
-        self._data, self._whole = b"", None
-        orientation = self._orientation = jpeg_orientation(data) if options.exif else 1
-        if self._compiled is None:
-            size = _read_header(data)
-        else:
-            size = self._compiled.open(data)
-            _raise_if_truncated(self._compiled.warning)
-        height, width = self._size = size or (0, 0)
-        self.reducible = bool(height) and options.mode != "I;16"
-        if self.reducible:
-            check_pixels(height, width, options.max_pixels)
-            self._data = data
-        else:
-            self._whole = PILLOW_JPEG.decode(data, options, None).pixels
-            return self._whole.shape[0], self._whole.shape[1]
-        return (width, height) if orientation >= 5 else (height, width)
+    def open(self, data: bytes) -> tuple[int, int] | None:
+        """Read the header of a file's bytes.
+
+        Returns its height and width, upright; None if Pillow must decode it.
+        """
+        size = self._compiled.open(data)
+        _raise_if_truncated(self._compiled.warning)
+        if size is None or self._options.mode == "I;16":
+            return None
+        height, width = size
+        check_pixels(height, width, self._options.max_pixels)
+        self._data, self._size = data, size
+        self._orientation = jpeg_orientation(data) if self._options.exif else 1
+        return (width, height) if self._orientation >= 5 else (height, width)
 
     def read(self, reduction: int, part: Part | None) -> Pixels:
         """Decode the opened image, once, as in `codec_registry.Decoder.read`."""
-        whole, self._whole = self._whole, None
-        if whole is not None:
-            return cut(whole, part)
         pixels = self._read(reduction, part)
-        if self._is_grey:
+        if self._options.mode == "L":
             return converted(Image.fromarray(np.ascontiguousarray(pixels)), "L")
         return pixels
 
@@ -105,16 +88,12 @@ class JpegDecoder(ImageDecoder):
         whole = None
         # libjpeg-turbo 3 decodes lossless files, and falsely claims to scale them.
         if reduction == 1 or not jpeg_is_lossless(data):
-            if self._compiled is None:
-                buffer = self._reserve(height * width * 3)
-                whole = _decode_fast(data, height, width, reduction, buffer)
-            else:
-                # Parts are in upright coordinates: a rotated image is cut after its rotation.
-                is_upright = self._orientation == 1
-                pixels = self._decode(self._compiled, reduction, part if is_upright else None)
-                if pixels is not None and is_upright:
-                    return pixels
-                whole = self._decode_again(data, reduction) if pixels is None else pixels
+            # Parts are in upright coordinates: a rotated image is cut after its rotation.
+            is_upright = self._orientation == 1
+            pixels = self._decode(reduction, part if is_upright else None)
+            if pixels is not None and is_upright:
+                return pixels
+            whole = self._decode_again(data, reduction) if pixels is None else pixels
         if whole is None:
             whole = PILLOW_JPEG.decode(data, DecodeOptions(self._options.max_pixels), None).pixels
             if reduction > 1:
@@ -125,16 +104,14 @@ class JpegDecoder(ImageDecoder):
             )
         return cut(upright(whole, self._orientation), part)
 
-    def _decode(
-        self, decoder: compiled.Decoder, reduction: int, part: Part | None
-    ) -> Pixels | None:
+    def _decode(self, reduction: int, part: Part | None) -> Pixels | None:
         """Decode a part of the opened image; None if another decoder must."""
         height, width = self._size
         everything = 0, 0, -(-height // reduction), -(-width // reduction)
         top, left, rows, columns = part or everything
         more_rows, more_columns = compiled.MARGINS
         buffer = self._reserve((rows + more_rows) * (columns + more_columns) * 3)
-        place = decoder.read(buffer, reduction, top, left, rows, columns)
+        place = self._compiled.read(buffer, reduction, top, left, rows, columns)
         if place is None:
             return None
         first, stride = place
@@ -147,11 +124,10 @@ class JpegDecoder(ImageDecoder):
         None if Pillow must decide, ImageError if truncated.
         """
         decoder = self._compiled
-        assert decoder is not None
         reads_codes, decoder.reads_codes = decoder.reads_codes, False
         try:
             decoder.open(data)
-            pixels = self._decode(decoder, reduction, None)
+            pixels = self._decode(reduction, None)
         finally:
             decoder.reads_codes = reads_codes
         _raise_if_truncated(decoder.warning)
@@ -172,38 +148,6 @@ def _raise_if_truncated(warning: str) -> None:
             f"the JPEG ends before its last pixel ({warning}), e.g. from an interrupted copy or "
             "download, or a damaged disk"
         )
-
-
-def _read_header(data: bytes) -> tuple[int, int] | None:
-    """Height and width; None if simplejpeg is missing or cannot decode it."""
-    try:
-        from simplejpeg import decode_jpeg_header  # only needed without `_jpeg`
-
-        height, width, colours, _ = decode_jpeg_header(data)
-    except (ImportError, ValueError, KeyError):  # KeyError: a nameless chroma layout, such as 4:4:1
-        return None
-    return (int(height), int(width)) if colours in _FAST_COLOURS else None
-
-
-def _decode_fast(
-    data: bytes, height: int, width: int, reduction: int, buffer: Pixels
-) -> Pixels | None:
-    """Decode a JPEG of 1 or 3 colours; None if Pillow must decide, ImageError if truncated."""
-    from simplejpeg import decode_jpeg
-
-    # simplejpeg takes the smallest scale that is no smaller than what is asked for, and it also has
-    # odd eighths, which are slower than a full decode: ask for the exact size.
-    exact = (
-        {"min_height": -(-height // reduction), "min_width": -(-width // reduction)}
-        if reduction > 1
-        else {}
-    )
-    try:
-        pixels: Pixels = decode_jpeg(data, "RGB", buffer=buffer, strict=True, **exact)
-        return pixels
-    except ValueError as error:
-        _raise_if_truncated(str(error))
-        return None
 
 
 def jpeg_orientation(data: bytes) -> int:
@@ -237,11 +181,3 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
             stop = at + 2 + (data[at + 2] << 8 | data[at + 3])
             yield marker, at + 4, stop
             at = stop
-
-
-class _JpegCodec(Codec):
-    def decoder(self, options: DecodeOptions) -> ImageDecoder:
-        return JpegDecoder(options)
-
-
-JPEG = _JpegCodec(PILLOW_JPEG.name, PILLOW_JPEG.extensions, PILLOW_JPEG.signatures)
