@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import random
 from dataclasses import dataclass, field
@@ -165,7 +164,7 @@ def test_distributed_checkpoint_loads_a_state_into_a_loader_at_any_position(orde
 
     def new(seed):
         if order == "schedule":
-            return DataLoader(Sized(), seed=3, schedule="8x2@4", shuffle=True)
+            return DataLoader(Sized(), seed=3, schedule="8x2@4", shuffle=True, num_workers=0)
         return loader(order, seed)
 
     def at(seed, steps):
@@ -295,6 +294,14 @@ def places(state, path=()):
     return found
 
 
+def with_entry(state, path, value):
+    """Copy of a state with another value at a path, or without the entry if it is "missing"."""
+    name, *rest = path
+    if not rest and value == "missing":
+        return {key: each for key, each in state.items() if key != name}
+    return {**state, name: with_entry(state[name], rest, value) if rest else value}
+
+
 DAMAGES = [None, "x", -1, 3.5, [], {}, True, 10**30, [1], b"x"]
 
 
@@ -313,17 +320,9 @@ def test_damaged_states_are_rejected_without_side_effects(order):
     refused = 0
     for path in places(state):
         for damage in ["missing", *DAMAGES]:
-            damaged = copy.deepcopy(state)
-            part = damaged
-            for key in path[:-1]:
-                part = part[key]
-            if damage == "missing":
-                del part[path[-1]]
-            else:
-                part[path[-1]] = damage
             other = loader(order, 1)
             try:
-                other.load_state_dict(damaged)
+                other.load_state_dict(with_entry(state, path, damage))
             except UsageError:
                 refused += 1
             else:
