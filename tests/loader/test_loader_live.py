@@ -97,10 +97,7 @@ def test_memory_of_whole_batches_grows_only_if_more_are_requested():
     tasks = BatchTasks(slots, max_user_batches=2)
     for settings, max_in_flight, memory in (
         (LiveSettings(workers=2), 6, 6),  # two for each, and those that may be held
-        (LiveSettings(workers=2, prefetch=3), 3, 6),
-        (LiveSettings(workers=2, prefetch=4), 4, 6),
-        (LiveSettings(workers=2, prefetch=7), 7, 9),
-        (LiveSettings(workers=3, prefetch_factor=3, prefetch=1), 1, 11),
+        (LiveSettings(workers=3, prefetch_factor=3), 11, 11),
         (LiveSettings(workers=1, prefetch_factor=3), 5, 11),
     ):
         assert (tasks.resize(settings), slots.num_slots) == (max_in_flight, memory)

@@ -97,13 +97,13 @@ def default_start_method() -> str:
 class LiveSettings:
     """Settings of a feed that can change while it runs.
 
-    `prefetch` is the maximum number of batches in flight, finished or not. Image rows: at most the
-    number of slots, which is the default. Whole batches: slots are added as needed, and the default
-    is `default_prefetch`, plus the batches that the user may hold.
+    The maximum number of batches in flight, finished or not: of rows, `prefetch`, at most the
+    number of slots, which is the default. Of whole batches, for which slots are added as needed,
+    `default_prefetch`, plus the batches that the user may hold.
     """
 
     workers: int  # 0 if the training process makes batches
-    prefetch: int | None = None
+    prefetch: int | None = None  # batches of rows in flight
     prefetch_factor: int = DEFAULT_PREFETCH_FACTOR  # whole batches that each worker makes ahead
     min_prefetched_batches: int = 0  # whole batches made ahead by all workers together
     task_ns: int = TASK_NS  # target work of a task of a batch of rows
@@ -114,5 +114,5 @@ class LiveSettings:
         return max(self.prefetch_factor * self.workers, self.min_prefetched_batches)
 
     def max_in_flight(self, num_slots: int) -> int:
-        """Maximum number of batches in flight for a number of slots."""
+        """Maximum number of batches of rows in flight for a number of slots."""
         return num_slots if self.prefetch is None else min(self.prefetch, num_slots)

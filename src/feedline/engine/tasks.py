@@ -121,10 +121,9 @@ class BatchTasks:
 
     def resize(self, settings: LiveSettings) -> int:
         """Provide slots for batches in flight and for those the user holds."""
-        # By default, slots that the user could hold but does not are used for batches ahead.
-        default = settings.default_prefetch + self._max_user_batches
-        max_in_flight = default if settings.prefetch is None else settings.prefetch
-        self.slots.grow(max(default, (settings.prefetch or 0) + self._max_user_batches))
+        # Slots that the user could hold but does not are used for batches ahead.
+        max_in_flight = settings.default_prefetch + self._max_user_batches
+        self.slots.grow(max_in_flight)
         return max_in_flight
 
     def begin(self, in_flight: InFlightBatch, settings: LiveSettings, row_ns: float) -> list[Span]:
