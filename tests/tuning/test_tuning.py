@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, TensorDataset
 
-from feedline import DataLoader
+from feedline import DataLoader, watch
 from feedline.engine import defaults
 from feedline.errors import ResourceError, SampleError, UsageError
 from feedline.throughput import windows
@@ -325,7 +325,7 @@ def test_workers_of_torch_are_found_and_its_loader_is_restored():
     loader = TorchDataLoader(Far(0.005), 8, shuffle=True, num_workers=1, generator=generator)
     states = torch.get_rng_state(), generator.get_state()
     before = own_family()
-    found = tune(loader, step_ms=15, budget_s=120)
+    found = tune(watch(loader), step_ms=15, budget_s=120)
     (phase,) = found.phases
     assert phase.best is not None
     # 40 ms of waiting for a batch, and a step of 15 ms: three workers; one is too few anywhere.

@@ -24,6 +24,7 @@ from feedline.loader import DataLoader
 from feedline.machine import OtherPrograms
 from feedline.order.schedule import Phase, is_count
 from feedline.private_names import find_private
+from feedline.profile.watch import WatchedLoader
 from feedline.system import usable_cores
 from feedline.throughput.step_model import Part, WorkerLimits, bottleneck
 from feedline.throughput.thresholds import THRESHOLDS
@@ -58,7 +59,7 @@ class SearchProgress:
 
 
 def tune(
-    loader: TorchDataLoader[Any],
+    loader: TorchDataLoader[Any] | WatchedLoader[Any],
     step: Step | None = None,
     *,
     step_ms: float | None = None,
@@ -78,7 +79,7 @@ def tune(
         loader: a feedline.DataLoader with workers, of which batches are consumed; afterwards it has
             its former position, and a running iteration continues with its next batch. Or a
             torch.utils.data.DataLoader, which is copied for each trial; then prefetch_factor, and
-            with a GPU pin_memory, are tried as well.
+            with a GPU pin_memory, are tried as well. Of a watched loader, the loader within.
         step: training step on a batch, including the copy to the device, that waits for its result
             (`torch.cuda.synchronize`). It really trains.
         step_ms: instead of `step`, duration of a step at the largest size; shorter at smaller ones
@@ -97,8 +98,9 @@ def tune(
         >>> found = feedline.tune(loader, train_step)                           # doctest: +SKIP
         >>> print(found)                                                        # doctest: +SKIP
     """
+    unwatched: Any = loader.iterable if isinstance(loader, WatchedLoader) else loader
     found = search_settings(
-        loader,
+        unwatched,
         step,
         step_ms=step_ms,
         budget_s=budget_s,
