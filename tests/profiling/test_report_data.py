@@ -22,7 +22,7 @@ from feedline.profile.report import (
 from feedline.profile.tables import report_tables
 from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder
-from feedline.timing.run import RankTimes, Run, SlowSample
+from feedline.timing.run import RankTimes, Run
 from profiling.diagnosed_runs import a_run, one_pass, times
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "report.schema.json"
@@ -128,16 +128,6 @@ def test_a_run_of_ten_hours_of_steps_stays_small():
     assert all(timeline.steps <= 32 for timeline in facts.timelines)
 
 
-def test_repeated_entries_are_listed_once_with_escaped_names():
-    odd = SlowSample(name="caf\udce9.jpg", ms=3.0)
-    slow = [odd, SlowSample(name="b", ms=2.0), replace(odd, ms=5.0)]
-    other = replace(LOADER, workers=4)
-    run = Run(machine=MACHINE, loaders=[LOADER, other, LOADER], slowest=slow)
-    facts = build_report(run, UNKNOWN)
-    assert [(each.name, each.ms) for each in facts.slowest] == [("caf\\udce9.jpg", 5.0), ("b", 2.0)]
-    assert facts.loaders == [LOADER, other]
-
-
 def test_events_of_another_clock_are_reported():
     run = named("worker 0")
     event = run.excerpts[0].events[0]
@@ -151,18 +141,6 @@ def test_an_interval_whose_images_are_not_known_has_no_rate():
     made.append(replace(made[1], begun_s=3.0, seconds=0.0))
     history = rate_intervals(made)
     assert [each.images_per_s for each in history] == [100.0, 200.0, None]
-
-
-def test_neighbours_of_one_size_are_joined_in_a_long_history():
-    made = points([100.0] * 300) + points([0.0] * 300, size=128)
-    for number, point in enumerate(made):
-        point.begun_s = number
-    made[-1].samples = None
-    history = rate_intervals(made)
-    assert len(history) == 200
-    assert (history[0].seconds, history[0].images_per_s) == (3.0, 100.0)
-    assert history[-1].images_per_s is None
-    assert made[0].seconds == 1.0, "the run is unchanged"
 
 
 @pytest.mark.parametrize(

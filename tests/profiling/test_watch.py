@@ -290,8 +290,7 @@ def test_the_same_loader_watched_in_each_epoch_is_one_with_its_epochs():
 
 
 def test_loader_rebuilt_each_epoch_is_one_and_is_released():
-    gone = []
-    descriptors = len(os.listdir("/proc/self/fd"))
+    gone, descriptors = [], []
     for _ in range(20):
         loader = DataLoader(Drawing(), 4)
         gone.append(weakref.ref(loader))
@@ -300,9 +299,10 @@ def test_loader_rebuilt_each_epoch_is_one_and_is_released():
             pass
         run = watched.run
         del loader, watched
+        descriptors.append(len(os.listdir("/proc/self/fd")))
     gc.collect()
     assert [each() for each in gone] == [None] * 20
-    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
+    assert descriptors[-1] == descriptors[9]
     assert (len(run.loaders), len(run.passes), run.tasks) == (1, 20, 120)
 
 

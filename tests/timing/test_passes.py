@@ -36,7 +36,7 @@ def test_points_stay_few_over_ten_hours():
     for k in range(1, 360_001):
         course.add(k / 10, 1, 32, 0.0, 64)
         if k % 1000 == 0:
-            assert len(course.points()) <= 400
+            assert len(course.points()) <= 200
     course.end(36_000.1)
     points = course.points()
     assert len(points) > 100

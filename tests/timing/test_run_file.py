@@ -15,6 +15,7 @@ from feedline.timing.run import (
     Pass,
     SlowSample,
     StageTime,
+    ThroughputPoint,
     TimelineSample,
 )
 from feedline.timing.run_file import (
@@ -95,12 +96,17 @@ def test_ranks_of_another_training_and_damaged_files_are_left_out(run, tmp_path)
 def test_merging_the_runs_of_two_starts_many_times_counts_each_step_once(run):
     run.passes = [replace(rank_run(run, 0, 1.0).passes[0], epoch=k) for k in range(150)]
     run.passes = copy.deepcopy(run.passes)
+    run.course = [ThroughputPoint(begun_s=k, seconds=1.0, batches=5) for k in range(150)]
+    run.seconds = 150.0
     for _ in range(3):
         merged = merge_runs(run, run)
         assert sum(each.wait.count for each in merged.passes) == 2 * 150 * 4
         assert sum(each.batches for each in merged.passes) == 2 * 150 * 5
         assert merged.stages[0].count == 2 * run.stages[0].count
         assert merged.sample_sizes == {3: (8, 1.0)}
+        assert merged.slowest == run.slowest
+        assert sum(each.batches for each in merged.course) == 2 * 150 * 5
+        assert (len(merged.course) <= 200, merged.course[-1].begun_s > 290) == (True, True)
 
 
 def test_a_truncated_file_is_damaged(run, tmp_path):

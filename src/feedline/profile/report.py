@@ -35,7 +35,6 @@ from feedline.text import (
     as_ratio,
     as_seconds,
     as_share,
-    encodable,
     finite,
     printable,
 )
@@ -44,10 +43,12 @@ from feedline.timing.run_file import read_run
 
 _METRICS_FILE = "metrics.jsonl"
 _MAX_METRICS_BYTES = 64 << 20
-_MAX_INTERVALS = 200
 _MAX_NOTES = 50
-_LONG_S = 1e9
-_OF_RUN = ("stages", "machine", "use", "started", "seconds", "rank", "world_size")
+_MIN_S = 1e-9  # of an interval that was measured
+_OF_RUN = (
+    *("stages", "slowest", "loaders", "settings", "machine", "use"),
+    *("started", "seconds", "rank", "world_size"),
+)
 _SHOWN = 0.0005  # share of the time: less is printed as 0.0%
 
 
@@ -212,9 +213,6 @@ def build_report(
         throughput_history=rate_intervals(run.course),
         epochs_trained=list(epochs),
         resumed_at_epoch=first_epoch if epochs and first_epoch > 0 else None,
-        slowest=_slowest(run.slowest),
-        loaders=list(dict.fromkeys(run.loaders)),
-        settings={encodable(name): encodable(value) for name, value in run.settings.items()},
         ranks=_ranks(run, diagnosis),
         notes=[*run.notes[:_MAX_NOTES], *([note] if note else []), *remarks],
     )
@@ -226,7 +224,7 @@ def _ranks(run: Run, diagnosis: Diagnosis) -> list[RankSummary]:
     return [
         RankSummary(
             rank=each.rank,
-            host=encodable(each.host),
+            host=each.host,
             steps=means.steps,
             step_ms=means.step_ms,
             wait_ms=means.wait_ms,
@@ -239,44 +237,19 @@ def _ranks(run: Run, diagnosis: Diagnosis) -> list[RankSummary]:
     ]
 
 
-def _slowest(samples: Sequence[SlowSample]) -> list[SlowSample]:
-    """Remove duplicate samples and sort them, slowest first."""
-    unique: dict[str, float] = {}
-    for each in sorted(samples, key=lambda each: -each.ms):
-        unique.setdefault(encodable(each.name), each.ms)
-    return [SlowSample(name=name, ms=ms) for name, ms in unique.items()]
-
-
 def rate_intervals(points: Sequence[ThroughputPoint]) -> list[RateInterval]:
-    """Convert recorded points to a throughput history, without impossible ones.
-
-    If there are too many, neighbours of one image size are merged.
-    """
-    possible = list(filter(_is_possible, points))
-    most, merged, joined = -(-len(possible) // _MAX_INTERVALS), list[ThroughputPoint](), 0
-    for point in possible:
-        if 0 < joined < most and merged[-1].image_size == point.image_size:
-            merged[-1].add(point)
-            joined += 1
-        else:
-            merged.append(replace(point))
-            joined = 1
+    """Convert recorded points to a throughput history, without those that took no time."""
     return [
         RateInterval(
             begun_s=point.begun_s,
             seconds=point.seconds,
-            images_per_s=None
-            if point.samples is None or point.samples < 0
-            else finite(min(point.samples, 10**18) / point.seconds),
-            wait_pct=finite(max(0.0, min(100.0, point.wait_ms / point.seconds / 10))),
+            images_per_s=None if point.samples is None else point.samples / point.seconds,
+            wait_pct=min(100.0, point.wait_ms / point.seconds / 10),
             image_size=point.image_size,
         )
-        for point in filter(_is_possible, merged)
+        for point in points
+        if point.seconds >= _MIN_S
     ]
-
-
-def _is_possible(point: ThroughputPoint) -> bool:
-    return 0 < point.seconds < _LONG_S and abs(point.begun_s) < _LONG_S and point.batches > 0
 
 
 def read_epoch_metrics(folder: Path) -> tuple[list[EpochMetrics], str]:

@@ -25,7 +25,7 @@ from typing import Any
 from feedline.errors import FeedlineError
 from feedline.timing.batch_probe import BatchInfo, BatchProbe, is_of_signal_handler
 from feedline.timing.run import Histogram, Pass, ThroughputPoint, sum_known, sum_or_none
-from feedline.timing.run_file import MAX_POINTS, limit_passes
+from feedline.timing.run_file import MAX_POINTS, join_points, limit_passes
 from feedline.timing.steps import DeviceClock, Step, device_event, host_step
 
 _log = logging.getLogger("feedline")
@@ -481,10 +481,4 @@ class ThroughputRecorder:
     def _join(self) -> None:
         """Join neighbours to points of twice the length."""
         self._length_s *= 2
-        joined: list[ThroughputPoint] = []
-        for point in self._points:
-            if joined and point.begun_s < joined[-1].begun_s + self._length_s:
-                joined[-1].add(point)
-            else:
-                joined.append(point)
-        self._points = joined
+        self._points = join_points(self._points, self._length_s)

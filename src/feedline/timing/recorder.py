@@ -40,7 +40,7 @@ from feedline.timing.run import (
     rank_times,
     sum_known,
 )
-from feedline.timing.run_file import MAX_RANKS, SLOWEST
+from feedline.timing.run_file import MAX_RANKS, slowest_samples
 from feedline.timing.stage_page import StageTimings, sum_timings
 
 _UPDATE_S = 0.25
@@ -311,10 +311,7 @@ class Recorder(PassRecorder):
 
 def _sum_totals(totals: Iterable[_Totals]) -> _Totals:
     timings, slowest, deaths = zip(*totals, strict=True)
-    by_name: dict[str, SlowSample] = {}
-    for sample in sorted(itertools.chain(*slowest), key=lambda sample: -sample.ms):
-        by_name.setdefault(sample.name, sample)
-    return sum_timings(timings), list(by_name.values())[:SLOWEST], sum(deaths)
+    return sum_timings(timings), slowest_samples(itertools.chain(*slowest)), sum(deaths)
 
 
 _exchanges: Counter[str] = Counter()

@@ -32,6 +32,7 @@ _FEW = 16
 _Octave = Annotated[int, Meta(ge=0, lt=OCTAVES)]
 _Count = Annotated[int, Meta(ge=0)]
 _Ms = Annotated[float, Meta(ge=0)]
+_Seconds = Annotated[float, Meta(ge=0, lt=1e9)]
 _Bin = Annotated[int, Meta(ge=0, lt=_BINS)]
 
 
@@ -295,11 +296,11 @@ class Pass(_StepSums):
 class ThroughputPoint:
     """Interval of the run, for its throughput history."""
 
-    begun_s: float
-    seconds: float = 0.0
+    begun_s: _Seconds
+    seconds: _Seconds = 0.0
     batches: int = 0  # delivered
-    samples: int | None = 0  # None if they could not be counted
-    wait_ms: float = 0.0  # sum of the data wait
+    samples: _Count | None = 0  # None if they could not be counted
+    wait_ms: _Ms = 0.0  # sum of the data wait
     image_size: int | None = None  # at its end
 
     def add(self, later: ThroughputPoint) -> None:

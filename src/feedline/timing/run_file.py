@@ -12,7 +12,7 @@ import copy
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,23 @@ import msgspec
 
 from feedline.errors import UsageError
 from feedline.system import replacing, unwritten
-from feedline.timing.run import RUN_VERSION, Pass, Run, StageTime, rank_times
+from feedline.timing.run import (
+    RUN_VERSION,
+    Pass,
+    Run,
+    SlowSample,
+    StageTime,
+    ThroughputPoint,
+    rank_times,
+)
 
 RUN_FILE = "trace.json"
 MAX_BYTES = 16 << 20
 """More than a run with the most passes, stages and events that a recorder keeps."""
 
-MAX_POINTS = 400  # of the throughput history
+MAX_POINTS = 200  # of the throughput history
 MAX_RANKS = 256  # whose times are read
-SLOWEST = 20  # samples that a run names
-
+_SLOWEST = 20  # samples that a run names
 _KIND = "feedline run"
 _MAX_VALUE = 1e18  # of any count or time
 _MAX_PASSES = 200
@@ -184,6 +191,25 @@ def limit_passes(passes: list[Pass], unfinished: Sequence[Pass] = ()) -> list[Pa
     return [*summed, *(each for each in old if id(each) in stay), *recent]
 
 
+def join_points(points: Iterable[ThroughputPoint], length_s: float) -> list[ThroughputPoint]:
+    """Join neighbours, so that each point begins at least this long after the one before it."""
+    joined: list[ThroughputPoint] = []
+    for point in points:
+        if joined and point.begun_s < joined[-1].begun_s + length_s:
+            joined[-1].add(point)
+        else:
+            joined.append(replace(point))
+    return joined
+
+
+def slowest_samples(samples: Iterable[SlowSample]) -> list[SlowSample]:
+    """Return the slowest samples, each once, slowest first."""
+    by_name: dict[str, SlowSample] = {}
+    for sample in sorted(samples, key=lambda sample: -sample.ms):
+        by_name.setdefault(sample.name, sample)
+    return list(by_name.values())[:_SLOWEST]
+
+
 def merge_runs(earlier: Run, later: Run) -> Run:
     """Merge the record of an interrupted training with that of its next start.
 
@@ -202,11 +228,13 @@ def merge_runs(earlier: Run, later: Run) -> Run:
         for each in later.passes
     ]
     course = [replace(each, begun_s=each.begun_s + after_s) for each in later.course]
+    course = [*earlier.course, *course]
+    if len(course) > MAX_POINTS:
+        course = join_points(course, (after_s + later.seconds) / (MAX_POINTS - 1))
     excerpts = [replace(each, begun_s=each.begun_s + after_s) for each in later.excerpts]
     stages: dict[str, StageTime] = {}
     for stage in (*earlier.stages, *later.stages):
         stages.setdefault(stage.name, StageTime(name=stage.name)).add(stage)
-    slowest = sorted([*earlier.slowest, *later.slowest], key=lambda sample: -sample.ms)
     decoded_px = sum((run.decoded_px or 0.0) * run.decoded for run in (earlier, later))
     merged = replace(
         later,
@@ -215,9 +243,9 @@ def merge_runs(earlier: Run, later: Run) -> Run:
         settings=later.settings or earlier.settings,
         loaders=loaders,
         passes=limit_passes(copy.deepcopy(earlier.passes) + passes),
-        course=[*earlier.course, *course][-MAX_POINTS:],
+        course=course,
         stages=sorted(stages.values(), key=lambda stage: -stage.total_ms),
-        slowest=slowest[:SLOWEST],
+        slowest=slowest_samples([*earlier.slowest, *later.slowest]),
         # The latest of each kind.
         excerpts=list({each.why: each for each in [*earlier.excerpts, *excerpts]}.values()),
         notes=list(dict.fromkeys([*earlier.notes, *later.notes])),

@@ -2,11 +2,11 @@
 
 Guarantees: torch's code runs unchanged and makes the same batches. The dataset and `collate_fn` are
 called through functions that record the time. The user's loader gets its own `worker_init_fn` back
-as soon as its workers have started. The timings are in anonymous memory if the kernel supports it,
-so nothing remains, however the processes end. In a timed task a step of a transform is called
-through a function that records its time; the training process is not modified.
-Relies on: names within torch's worker loop; if a release lacks them, or a worker cannot map the
-memory, nothing is recorded. Libraries that are not loaded when a worker starts are not timed.
+as soon as its workers have started. The timings are in memory that multiprocessing shares, whose
+file has no name, so nothing remains, however the processes end. In a timed task a step of a
+transform is called through a function that records its time; the training process is not modified.
+Relies on: names within torch's worker loop; if a release lacks them, nothing is recorded. Libraries
+that are not loaded when a worker starts are not timed.
 """
 
 from __future__ import annotations
@@ -14,20 +14,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import mmap
 import os
 import sys
-import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline.timing.stage_page import (
-    PAGE_BYTES,
     PAGE_WORDS,
     StagePage,
     StageTimings,
@@ -56,11 +54,9 @@ class TorchWorkers:
     """
 
     def __init__(self, workers: int) -> None:
-        self._worker_count = min(_MAX_WORKERS, max(1, workers))
         self.owner = os.getpid()
-        self._path, release = _create_file(self._worker_count * PAGE_BYTES)
-        self.pages = _map_pages(self._path, self._worker_count)
-        self._end = weakref.finalize(self, release)
+        self._memory: Any = RawArray("q", min(_MAX_WORKERS, max(1, workers)) * PAGE_WORDS)
+        self.pages = _as_pages(self._memory)
 
     def stage_timings(self) -> dict[int, StageTimings]:
         """Time per stage, by worker id."""
@@ -77,7 +73,7 @@ class TorchWorkers:
         if getattr(before, "func", None) is _start_worker:  # from a pass that is still starting
             yield
             return
-        mine = functools.partial(_start_worker, before, self._path, self._worker_count)
+        mine = functools.partial(_start_worker, before, self._memory)
         loader.worker_init_fn = mine
         try:
             yield
@@ -92,16 +88,16 @@ class TorchWorkers:
             _time_fetcher(fetcher, StagePage(self.pages[0]))
 
 
-def _start_worker(
-    init: Callable[[int], Any] | None, path: str, worker_count: int, worker: int
-) -> None:
+def _as_pages(memory: Any) -> NDArray[np.int64]:
+    return np.frombuffer(memory, np.int64).reshape(-1, PAGE_WORDS)
+
+
+def _start_worker(init: Callable[[int], Any] | None, memory: Any, worker: int) -> None:
     """Call the user's `worker_init_fn`, then start recording."""
     if init is not None:
         init(worker)
-    if worker >= worker_count:
-        return
-    with contextlib.suppress(Exception):  # then nothing is recorded
-        page = StagePage(_map_pages(path, worker_count)[worker])
+    with contextlib.suppress(Exception):  # then nothing is recorded; some workers have no page
+        page = StagePage(_as_pages(memory)[worker])
         kinds: Any = sys.modules["torch.utils.data"]._DatasetKind
         create = kinds.create_fetcher
         time_transforms()
@@ -179,38 +175,6 @@ class _TimedSamples:
         if stage_timer.each_sample:
             stage_timer.end_sample(None, "dataset")  # it has no index
         return made
-
-
-def _create_file(nbytes: int) -> tuple[str, Callable[[], None]]:
-    """Create a file of zeros for other processes. Return its path and a release function."""
-    owner = os.getpid()
-    if sys.platform == "linux":
-        try:
-            file: Any = open(os.memfd_create("feedline-timings"), "r+b")  # noqa: SIM115
-        except (AttributeError, OSError):  # an old C library, or refused by a sandbox
-            file = tempfile.TemporaryFile()  # noqa: SIM115
-        try:
-            os.posix_fallocate(file.fileno(), 0, nbytes)
-        except OSError:
-            file.close()
-            raise
-        return f"/proc/{owner}/fd/{file.fileno()}", file.close
-    handle, path = tempfile.mkstemp(prefix="feedline-pages-")
-    os.close(handle)
-    os.truncate(path, nbytes)
-
-    def remove() -> None:
-        if os.getpid() == owner:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-
-    return path, remove
-
-
-def _map_pages(path: str, worker_count: int) -> NDArray[np.int64]:
-    with open(path, "r+b") as file:
-        memory = mmap.mmap(file.fileno(), worker_count * PAGE_BYTES)
-    return np.frombuffer(memory, np.int64).reshape(worker_count, PAGE_WORDS)
 
 
 _DECODERS = {
