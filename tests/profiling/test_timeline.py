@@ -113,7 +113,7 @@ def test_worst_step_is_drawn_with_preceding_ones():
         wait = 50 if k == 6 else 1
         at = 20.0 * k + (50 if k > 6 else 0)
         steps += [("step", "compute", at, at + 10), ("step", "wait", at + 10, at + 10 + wait)]
-    timeline = worst_step(sample_timeline(*steps, ("worker 0", "make", 0, 300)), before=2)
+    timeline = worst_step(sample_timeline(*steps, ("worker 0", "make", 0, 300)))
     assert timeline is not None
     assert timeline.title == "the longest wait of a step, 50.0 ms"
     assert timeline.begun_s == 3.0 + 0.080

@@ -9,6 +9,7 @@ whole batches, in order, by free workers, like the engine.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import random
 from abc import ABC, abstractmethod
@@ -150,6 +151,12 @@ def now_and_then(usual_ms: float, chance: float, times: float, rows: int = 1) ->
         return [taken_ms / rows] * rows
 
     return work
+
+
+def periodic(usual_ms: float, every: int, times: float) -> Work:
+    """Batches of which one in `every` takes many times as long as usual."""
+    numbers = itertools.count(every // 2)
+    return lambda _: [usual_ms * (times if next(numbers) % every == 0 else 1.0)]
 
 
 def varied(mean_ms: float, rows: int = 1) -> Work:

@@ -13,9 +13,7 @@ from feedline.throughput.step_model import StepLoad, bottleneck
 from feedline.throughput.what_if import Changes, forecast, rates_at, what_if
 from feedline.throughput.windows import PoolRate, StepWindow, error_of, pool_rate
 from throughput.phases import load, point, rates
-from throughput.simulated import Simulated
-from throughput.test_controller import WORK
-from tuning.uneven import Uneven
+from throughput.simulated import WORK, Simulated, Stepped, periodic
 
 
 def test_all_names_in_any_order_and_with_spaces():
@@ -287,21 +285,19 @@ def test_steps_that_wait_for_uneven_batches_are_not_bound_by_the_step():
 
 
 @pytest.mark.parametrize(
-    "training", [Uneven(20, 20, 10, 20), Uneven(40, 10, 8, 60), Uneven(20, 20, 10, 30)], ids=str
+    ("batches", "own_ms"), [((20, 20, 10), 20), ((40, 10, 8), 60), ((20, 20, 10), 30)]
 )
-def test_simulated_uneven_training_lies_within_the_estimates(training):
-    window = replace(training.window(2, 2), error=0.0, usual_wait_s=0.0)
-    seen = pool_rate(window, cores=64)
-    phase = rates(None, seen)
-    for changes, measured_ms in (
-        ("workers=3", training.step_ms(3, 2)),
-        ("workers=8", training.step_ms(8, 2)),
-        ("gpu=2", replace(training, own_ms=training.own_ms / 2).step_ms(2, 2)),
-        ("gpu=0.5", replace(training, own_ms=training.own_ms * 2).step_ms(2, 2)),
-    ):
-        found = then(phase, changes)
-        measured = 32_000 / measured_ms
-        assert found.low <= measured <= found.high, changes
+def test_simulated_uneven_training_lies_within_the_estimates(batches, own_ms):
+    def training(workers=2, gpu=1.0):
+        made = {"work": periodic(*batches), "for_each": 2, "cores": 64, "window_s": 40.0}
+        return Stepped(own_ms=own_ms / gpu, workers=workers, **made)
+
+    window = replace(training().window(), error=0.0, usual_wait_s=0.0)
+    phase = rates(None, pool_rate(window, cores=64))
+    for name, value in (("workers", 3), ("workers", 8), ("gpu", 2), ("gpu", 0.5)):
+        found = then(phase, f"{name}={value}")
+        measured = 32_000 / training(**{name: value}).step_ms(2000)
+        assert found.low <= measured <= found.high, (name, value)
 
 
 @pytest.mark.parametrize("work", WORK, ids=str)

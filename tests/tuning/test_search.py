@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 
 from feedline.throughput.step_model import MemoryBudget, WorkerLimits
 from feedline.throughput.windows import StepWindow
 from feedline.tuning.search import LoaderSetting, LoaderTrial, Search, SearchSpace
-from throughput.simulated import WORK, Simulated
-from tuning.uneven import Uneven
+from throughput.simulated import WORK, Simulated, Stepped, periodic
 
 ALL_WORK = [
     *WORK,  # and hardly any work, or too much for the cores
@@ -41,11 +40,8 @@ def finish(search, trial):
 
 
 def trial_of(training, setting, disturbed=1.0):
-    if isinstance(training, Uneven):
-        window = training.window(setting.workers, setting.prefetch)
-    else:
-        training.workers = setting.workers
-        window = training.window()
+    training.workers = setting.workers
+    window = training.window()
     window = replace(window, seconds=disturbed * window.seconds, error=0.01)
     return LoaderTrial(setting=setting, window=window)
 
@@ -96,24 +92,37 @@ def test_number_of_workers_respects_memory_in_all(work, more):
     assert max(each.workers for each in made) == 3 + more
 
 
+def uneven_trial(own_ms, batches, setting):
+    """Trial over uneven batches, see `periodic`."""
+    training = Stepped(
+        own_ms=own_ms,
+        work=periodic(*batches),
+        for_each=setting.prefetch,
+        cores=64,
+        workers=setting.workers,
+        window_s=0.6 * own_ms,
+    )
+    training.step_ms(100)
+    return LoaderTrial(setting=setting, window=replace(training.window(), error=0.01))
+
+
 @pytest.mark.parametrize("every", [4, 10, 30])
 @pytest.mark.parametrize("times", [3.0, 10.0])
 @pytest.mark.parametrize("own_ms", [5.0, 20.0, 60.0])
-@pytest.mark.parametrize("start", [1, 4, 16])
-def test_uneven_batches_are_prefetched_deeper(every, times, own_ms, start):
-    training = Uneven(batch_ms=100.0, every=every, times=times, own_ms=own_ms)
+def test_uneven_batches_are_prefetched_deeper(every, times, own_ms):
+    trial = cache(partial(uneven_trial, own_ms, (100.0, every, times)))
     factors = (1, 2, 4)
-    space = SearchSpace(prefetch=factors[1:])
-    search = search_from(start, 16, 1000 / own_ms, space, prefetch=factors[0])
-    finish(search, partial(trial_of, training))
-    crews = range(1, 17)
-    grid = {(n, k): training.step_ms(n, k) for n in crews for k in factors}
-    best = min(grid.values())
-    found = search.best.setting
-    assert grid[found.workers, found.prefetch] <= 1.03 * best
-    enough = min(n for (n, _), ms in grid.items() if ms <= 1.03 * best)
-    assert found.workers <= enough + 1
-    assert len(search.trials) <= 9
+    settings = [LoaderSetting(workers=n, prefetch=k) for n in range(1, 17) for k in factors]
+    trials = list(map(trial, settings))
+    least_s = min(each.window.step_s for each in trials)
+    fast = [each for each in trials if each.window.step_s <= 1.03 * least_s]
+    for start in (1, 4, 16):
+        space = SearchSpace(prefetch=factors[1:])
+        search = search_from(start, 16, 1000 / own_ms, space, prefetch=factors[0])
+        finish(search, trial)
+        assert search.best.window.step_s <= 1.03 * least_s
+        assert search.best.workers <= min(each.workers for each in fast) + 1
+        assert len(search.trials) <= 9
 
 
 def test_even_batches_are_not_prefetched_deeper():
@@ -140,10 +149,9 @@ def test_batches_are_pinned_if_faster(quicker):
 @pytest.mark.parametrize("workers", [1, 2, 8])
 def test_workers_and_depth_grow_together_within_the_memory(batches, workers):
     """Uneven batches, with memory for a limited number of them."""
-    training = Uneven(batch_ms=100.0, every=10, times=10.0, own_ms=12.0)
     room = MemoryBudget(free=batches * 10, workers=workers, ahead=2, worker_bytes=0, batch_bytes=10)
     search = search_from(workers, 16, 1000 / 12.0, SearchSpace(prefetch=(4, 8)), room)
-    finish(search, partial(trial_of, training))
+    finish(search, partial(uneven_trial, 12.0, (100.0, 10, 10.0)))
     ahead = [each.workers * each.prefetch for each in search.trials]
     assert max(ahead) <= 2 * workers + batches
     assert len(search.trials) > 1 or not batches
@@ -256,15 +264,15 @@ def test_no_trial_requires_more_than_linear_speedup():
 
 
 def test_useless_depth_is_not_tried_with_more_workers():
-    """Batches are uneven, but steps wait for something else."""
+    """Steps wait as if batches were uneven, but for something else."""
 
-    class InVain(Uneven):
-        def window(self, workers, factor):
-            found = super().window(workers, 8)
-            return replace(found, seconds=found.seconds * 1.2, wait_s=found.seconds * 0.2)
+    def trial(setting):
+        found = uneven_trial(20.0, (60.0, 10, 1.0), replace(setting, prefetch=8))
+        seconds = found.window.seconds
+        window = replace(found.window, seconds=seconds * 1.2, wait_s=seconds * 0.2)
+        return LoaderTrial(setting=setting, window=window)
 
-    training = InVain(batch_ms=60.0, every=10, times=1.0, own_ms=20.0)
     search = search_from(4, 16, None, SearchSpace(prefetch=(4, 8)))
-    finish(search, partial(trial_of, training))
+    finish(search, trial)
     deep = [each.workers for each in search.trials if each.prefetch > 2]
     assert len(deep) == 1

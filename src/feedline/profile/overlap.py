@@ -20,6 +20,7 @@ from feedline.errors import UsageError
 from feedline.images.folder import ImageFolder
 from feedline.loader.dataloader import DataLoader
 from feedline.profile.bench_loaders import ImageSample
+from feedline.profile.facts import StepMeans
 from feedline.profile.page import picture, template
 from feedline.profile.tables import ReportTable
 from feedline.profile.terminal import TimelinesView, table_view
@@ -125,17 +126,14 @@ def _loop_times(run: Run, workers: int, ahead: int) -> LoopTimes:
         raise UsageError(
             "the loader recorded no steps", hint=f"unset {RECORD_SWITCH}, which disables records"
         )
-    entry = run.passes[-1]
-    steps = entry.compute.count
-    wait_ms, compute_ms = entry.wait.total_ms / steps, entry.compute.total_ms / steps
-    step_ms = wait_ms + compute_ms + (0.0 if entry.copy is None else entry.copy.total_ms / steps)
+    entry, means = run.passes[-1], StepMeans(run.passes[-1])
     return LoopTimes(
         workers=workers,
-        steps=steps,
-        images_per_s=1e3 * (entry.samples or 0) / entry.batches / step_ms,
-        step_ms=step_ms,
-        wait_ms=wait_ms,
-        compute_ms=compute_ms,
+        steps=means.steps,
+        images_per_s=1e3 * (entry.samples or 0) / entry.batches / means.step_ms,
+        step_ms=means.step_ms,
+        wait_ms=means.wait_ms,
+        compute_ms=means.compute_ms,
         load_ms=(entry.tasks_ms or 0.0) / (entry.batches + ahead),
         timeline=timeline,
     )

@@ -50,15 +50,10 @@ def _cpu_quota(facts: RunFacts) -> Finding | None:
     if gain is None and not held_up:
         return None
     quota = machine.quota_cores
-    has_quota = quota is not None and quota < machine.cores
-    limit = (
-        f"a CPU quota of {quota:g} cores"
-        if has_quota
-        else "the cores that the process may run on, or those that the batch system allots"
-    )
-    source = "docker --cpus, a pod's CPU limit, SLURM's --cpus-per-task"
-    if not has_quota:
-        source = f"taskset, os.sched_setaffinity, docker --cpuset-cpus, {source}"
+    limit = "the cores that the process may run on, or those that the batch system allots"
+    source = "docker --cpus or --cpuset-cpus, a pod's CPU limit, SLURM's --cpus-per-task, taskset"
+    if quota is not None and quota < machine.cores:
+        limit = f"a CPU quota of {quota:g} cores"
     return Finding(
         rule="cpu-quota",
         cause=f"This process may use {plural(facts.cores, 'core')} of {machine.cores}, and they "

@@ -43,8 +43,8 @@ NO_TIMELINE = "No single steps were recorded, so there is no timeline."
 _STEP = "step"
 _LONG_MS = 1e12
 _NOISE_MS = 0.001  # shorter intervals are ignored
-_MAX_TIMELINES, _MAX_EVENTS, _MAX_LANES = 4, 20_000, 200
 _MAX_WORKERS = 16  # drawn
+_STEPS_BEFORE = 2  # the longest wait
 _MIN_VISIBLE = 0.003  # share of a lane
 
 _Interval = tuple[float, float]
@@ -148,13 +148,10 @@ def legend(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
 def timelines_of(samples: Sequence[TimelineSample]) -> tuple[list[Timeline], list[str]]:
     """Return the timelines of a run's samples, and remarks on missing parts."""
     found, remarks = [], []
-    for each in samples[:_MAX_TIMELINES]:
-        if len(each.events) <= _MAX_EVENTS and len({e.lane for e in each.events}) <= _MAX_LANES:
-            latest = each.why == "latest"
-            made = timeline_of(each, "the latest steps") if latest else worst_step(each)
-            found += [made] if made else []
-        else:  # more than a recorder writes
-            remarks = ["timeline samples with too many events to draw are left out"]
+    for each in samples:
+        latest = each.why == "latest"
+        made = timeline_of(each, "the latest steps") if latest else worst_step(each)
+        found += [made] if made else []
     if outside := sum(timeline.left_out for timeline in found):
         remarks.append(
             f"{plural(outside, 'event')} outside the steps they belong to, not drawn: their process"
@@ -175,7 +172,7 @@ def timeline_of(
     return _cut(sample, title, begun, max(event.ended_ms for event in steps))
 
 
-def worst_step(sample: TimelineSample, before: int = 2) -> Timeline | None:
+def worst_step(sample: TimelineSample) -> Timeline | None:
     """Return the timeline of the longest-waiting step and some before it; None if none waited."""
     steps = _steps(sample)
     waits = [event for event in steps if event.stage == "wait" and _length(event) > _NOISE_MS]
@@ -183,7 +180,7 @@ def worst_step(sample: TimelineSample, before: int = 2) -> Timeline | None:
         return None
     worst = max(waits, key=_length)
     begins = [e.begun_ms for e in steps if e.stage == "compute" and e.begun_ms < worst.begun_ms]
-    begun = begins[-1 - before :][0] if begins else worst.begun_ms
+    begun = begins[-1 - _STEPS_BEFORE :][0] if begins else worst.begun_ms
     after = [e.ended_ms for e in steps if e.stage == "compute" and e.begun_ms >= worst.ended_ms]
     title = f"the longest wait of a step, {as_ms(_length(worst))}"
     return _cut(sample, title, begun, after[0] if after else worst.ended_ms)
