@@ -14,7 +14,7 @@ from torchvision.transforms.functional import hflip
 from feedline.errors import UsageError
 from feedline.images.canvas import Axis, Canvas, image_on
 from feedline.images.crops import Box, EvalCrop, TrainCrop, Window, WindowCrop, cut, scale_shape
-from feedline.images.resize import FILTERS, fill, fill_as, nearest_pixels
+from feedline.images.resize import FILTERS, fill, nearest_pixels
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import RandomStream
 
@@ -329,7 +329,7 @@ def test_window_equals_resized_whole_exactly(filter, mode):
         read = Read(image)
         made = image_on(canvas, read, filter, mode, (0, 0, 0))
         expected = np.empty((*canvas.size, 3), np.uint8)
-        fill_as(mode, expected, image, Window(*whole, *corner, False, filter))
+        fill(expected, image, Window(*whole, *corner, False, filter), mode)
         assert np.array_equal(made, expected)
         ((_, _, height, width),) = read.parts
         read_less += height * width < source[0] * source[1]

@@ -91,7 +91,7 @@ def test_every_part_and_window_has_pillow_bytes(task, filter, channels):
     shape, part, whole, corner, size, flip = task
     image = np.random.default_rng(2).integers(0, 256, (*shape, channels), dtype=np.uint8)
     source, row = cut(image, part), np.zeros((size, size, channels), np.uint8)
-    resize.fill_as("pillow", row, source, Window(*whole, *corner, flip, filter))
+    resize.fill(row, source, Window(*whole, *corner, flip, filter), "pillow")
     top, left = corner
     for channel in range(channels):
         picture = Image.fromarray(np.ascontiguousarray(source[..., channel]))
@@ -100,39 +100,19 @@ def test_every_part_and_window_has_pillow_bytes(task, filter, channels):
         assert np.array_equal(row[..., channel], window[:, ::-1] if flip else window)
 
 
-def down_first(image, part, whole, corner, size, flip):
-    """Transpose of torch's result for the transposed image; mirroring is separate."""
-    turned = [pair[::-1] for pair in (part[:2], part[2:], whole, corner)]
-    made = torchs(image.transpose(1, 0, 2), (*turned[0], *turned[1]), *turned[2:], size, False)
-    return made.transpose(1, 0, 2)[:, ::-1] if flip else made.transpose(1, 0, 2)
-
-
-@settings(max_examples=300, deadline=None)
-@given(tasks())
-@example(((120, 120), (0, 0, 120, 120), (15, 15), (0, 0), 15, True))
-@example(((90, 11), (0, 0, 90, 11), (30, 60), (0, 3), 29, True))
-@example(((90, 90), (3, 4, 80, 11), (120, 90), (0, 0), 90, False))
-def test_the_vertical_pass_may_come_first(task):
-    shape, part, whole, corner, size, flip = task
-    image = noise(*shape)
-    row = np.zeros((size, size, 3), np.uint8)
-    assert resample(cut(image, part), row, *whole, *corner, flip, True)
-    assert np.array_equal(row, down_first(image, part, whole, corner, size, flip))
-
-
 @settings(max_examples=200, deadline=None)
-@given(tasks(), st.sampled_from([1, 2, 4, 7, 8, 9, 20]), st.booleans())
-def test_any_number_of_channels_has_torch_bytes(task, channels, down_first):
+@given(tasks(), st.sampled_from([1, 2, 4, 7, 8, 9, 20]))
+def test_any_number_of_channels_has_torch_bytes(task, channels):
     shape, part, whole, corner, size, flip = task
     image = np.random.default_rng(0).integers(0, 256, (*shape, channels), dtype=np.uint8)
     row = np.zeros((size, size, channels), np.uint8)
-    assert resample(cut(image, part), row, *whole, *corner, flip, down_first)
+    assert resample(cut(image, part), row, *whole, *corner, flip)
     for channel in range(channels):  # torch's results of other numbers of channels are these, too
         grey = np.repeat(image[..., channel : channel + 1], 3, 2)
         alone = np.zeros((size, size, 3), np.uint8)
-        assert resample(cut(grey, part), alone, *whole, *corner, flip, down_first)
+        assert resample(cut(grey, part), alone, *whole, *corner, flip)
         assert np.array_equal(row[..., channel], alone[..., 0])
-    if not down_first and whole[1] > 1:  # torch repeats the first row of a single column
+    if whole[1] > 1:  # torch repeats the first row of a single column
         assert np.array_equal(row, torchs(image, part, whole, corner, size, flip))
 
 
@@ -175,9 +155,7 @@ def test_nothing_is_touched_beyond_the_image_and_the_row(height, width, size):
                 whole = (size + more, size + more)
                 assert resample(cut(image, part), row, *whole, more, more, flip)
                 assert np.array_equal(row, torchs(expected, part, whole, (more, more), size, flip))
-                assert resample(cut(image, part), row, *whole, more, more, flip, True)
-                other = down_first(expected, part, whole, (more, more), size, flip)
-                assert np.array_equal(row, other)
+                assert resample(cut(image, part), row, *whole, more, more, flip, 3)
 
 
 def test_unsupported_input_is_left_unchanged():
@@ -267,24 +245,26 @@ def boxes(draw):
         )
     (top, tall), (left, wide) = edges
     size = draw(st.integers(1, 70))
-    return (height, width), (top, left, tall, wide), size, draw(st.booleans()), draw(st.booleans())
+    return (height, width), (top, left, tall, wide), size, draw(st.booleans())
 
 
 @settings(max_examples=300, deadline=None)
-@given(boxes(), st.sampled_from(FILTERS), st.booleans())
-@example(((9, 9), (0.5, 0.25, 8.0, 8.5), 3, True, False), "bilinear", False)
-@example(((21, 21), (0.0, 0.0, 20.00001, 20.00001), 20, False, False), "bilinear", False)
-def test_a_box_between_pixels_has_the_same_bytes_without_the_compiled_resize(task, filter, whole):
-    shape, edges, size, flip, turned = task  # a weight of 1, others 0, in the last example
+@given(boxes(), st.sampled_from(FILTERS), st.booleans(), st.sampled_from(["bytes", "pillow"]))
+@example(((9, 9), (0.5, 0.25, 8.0, 8.5), 3, True), "bilinear", False, "bytes")
+@example(((21, 21), (0.0, 0.0, 20.00001, 20.00001), 20, False), "bilinear", False, "bytes")
+def test_a_box_between_pixels_has_the_same_bytes_without_the_compiled_resize(
+    task, filter, whole, mode
+):
+    shape, edges, size, flip = task  # a weight of 1, others 0, in the last example
     edges = None if whole else edges
     image = noise(*shape)
     rows = np.zeros((2, size, size, 3), np.uint8)
     for row, quick in zip(rows, (True, False), strict=True):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(resize, "compiled", resize.compiled if quick else None)
-            resize.fill(row, image, Box(0, 0, *shape, flip, edges, filter), down_first=turned)
+            resize.fill(row, image, Box(0, 0, *shape, flip, edges, filter), mode)
     assert np.array_equal(*rows)
-    if not turned and edges and filter == "bilinear":
+    if edges and filter == "bilinear":
         top, left, tall, wide = edges
         pillows = Image.fromarray(image).resize(
             (size, size), Image.Resampling.BILINEAR, box=(left, top, left + wide, top + tall)
@@ -294,17 +274,17 @@ def test_a_box_between_pixels_has_the_same_bytes_without_the_compiled_resize(tas
 
 
 @pytest.mark.parametrize("filter", FILTERS)
-@pytest.mark.parametrize("down_first", [False, True])
-def test_a_box_of_one_ulp_at_the_end_reads_no_row_after_the_last(filter, down_first):
+@pytest.mark.parametrize("mode", ["bytes", "pillow"])
+def test_a_box_of_one_ulp_at_the_end_reads_no_row_after_the_last(filter, mode):
     """The centres of its last rows and columns are rounded up to the end of the image."""
     image = Fenced(40 * 12 * 3).at_end.reshape(40, 12, 3)
     image[...] = noise(40, 12)
     rows, first = np.full((2, 7, 7, 3), 99, np.uint8), (np.nextafter(40, 0), np.nextafter(12, 0))
     placement = Box(0, 0, 40, 12, False, (*first, 40 - first[0], 12 - first[1]), filter)
-    resize.fill(rows[0], image, placement, down_first=down_first)
+    resize.fill(rows[0], image, placement, mode)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resize, "compiled", None)
-        resize.fill(rows[1], image, placement, down_first=down_first)
+        resize.fill(rows[1], image, placement, mode)
     assert np.array_equal(*rows)
     # As in Pillow no source pixel has a weight there.
     assert rows[0, -1, -1].any() == (filter != "box")

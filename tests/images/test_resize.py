@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as v2
 
 from feedline.images import resize
 from feedline.images.crops import Box, EvalCrop, Window, cut
-from feedline.images.resize import FILTERS, fill, fill_as
+from feedline.images.resize import FILTERS, fill
 from feedline.order.batch_spec import Item
 from torchvision_folder import TENSOR_LEVELS
 
@@ -43,7 +43,7 @@ def noise(height, width, seed=0):
 
 def made(image, placement, height, width, mode="pillow"):
     row = np.zeros((height, width, 3), np.uint8)
-    fill_as(mode, row, image, placement)
+    fill(row, image, placement, mode)
     return row
 
 
@@ -68,7 +68,7 @@ def test_torch_nearest_equals_torch(h, w, height, width):
 
 
 def resized(mode, image, size):
-    """torchvision's resize that a mode of `fill_as` follows."""
+    """torchvision's resize that a mode of `fill` follows."""
     picture = Image.fromarray(image)
     if mode == "pillow":
         return np.asarray(reference.resize(picture, list(size)))

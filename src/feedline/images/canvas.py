@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from feedline.images.crops import Filter, Part, Window
-from feedline.images.resize import FILTERS, KERNELS, ResizeMode, fill_as, nearest_pixels
+from feedline.images.resize import FILTERS, KERNELS, ResizeMode, fill, nearest_pixels
 from feedline.sources.store import Pixels
 
 Colour = tuple[int, int, int]
@@ -178,7 +178,7 @@ def image_on(
         return _padded(np.empty((0, 0, 3), np.uint8), canvas, np.array(colour, np.uint8))
     if filter in FILTERS:
         shown = np.empty((down.count, across.count, 3), np.uint8)
-        fill_as(mode, shown, _read_filter_input(canvas, read, filter), canvas.window(filter))
+        fill(shown, _read_filter_input(canvas, read, filter), canvas.window(filter), mode)
         if down.is_mirrored:
             shown = shown[::-1].copy()
     else:

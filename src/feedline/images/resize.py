@@ -6,12 +6,12 @@ to the caller, which makes it with `fill` and so raises the exact error. Pixels 
 checksum are never used.
 
 Guarantees: writes the row (height, width, 3) in place, also in shared memory, and nothing else; no
-warning for read-only or oddly strided images. Pixels, without a `ResizeMode`:
+warning for read-only or oddly strided images. Pixels:
 - bilinear, bicubic: the bytes of torch's antialiased uint8 resize (Pillow's algorithm with 16-bit
   weights); on average within 0.2 grey levels of torchvision's pipeline on PIL images;
 - box, hamming, lanczos: within 0.02 grey levels of Pillow;
-- nearest: the pixels of torch and Pillow.
-With a `ResizeMode`: the bytes of torchvision's own resize of tensors, or of Pillow's resize.
+- nearest: the pixels of torch and Pillow;
+- with another `ResizeMode` than "bytes": those of Pillow's resize, or of torchvision's version 1.
 
 Relies on: `_resample`, compiled, which makes those bytes in about half of torch's time, at any
 ratio and with any number of channels, so a worker of image rows never imports torch. If it was not
@@ -104,24 +104,18 @@ _WHOLE_LIMIT = 64
 """Largest resized whole of an elongated image, in multiples of the row's pixels."""
 
 ResizeMode: TypeAlias = Literal["pillow", "bytes", "floats"]
-"""`pillow`: as Pillow, and so torchvision and timm, resize PIL images. `bytes`: as version 2 of
-torchvision's transforms resizes uint8 tensors. `floats`: as version 1 resizes them, in floats that
-are rounded once."""
+"""`pillow`: as Pillow, and so torchvision and timm, resize PIL images, by weights of 22 bits.
+`bytes`: as torch, and so version 2 of torchvision's transforms, resizes uint8 tensors, by weights
+of 16 bits or fewer. `floats`: as version 1 resizes them, in floats that are rounded once."""
 
+_TORCH_FILTERS = ("bilinear", "bicubic")
 _PILLOW_CHOOSES = int(PIL.__version__.partition(".")[0]) >= 13
 
 Edges = tuple[float, float, float, float]
 """Top, left, height and width of the resized area."""
 
 
-def fill(
-    row: Pixels,
-    image: Pixels,
-    placement: Placement,
-    *,
-    down_first: bool = False,
-    pillow_precision: bool = False,
-) -> None:
+def fill(row: Pixels, image: Pixels, placement: Placement, mode: ResizeMode = "bytes") -> None:
     """Resize a part of an image into a row.
 
     Args:
@@ -130,9 +124,7 @@ def fill(
         image: the same dtype and channels, any strides, read only: the placement's `part` of an
             image, so the whole for a window.
         placement: geometry and filter.
-        down_first: for uint8, the vertical pass comes before the horizontal one, not after it as in
-            torch: the bytes between them are rounded, so a fifth of the row's bytes differ by 1.
-        pillow_precision: for uint8, weights have Pillow's 22 bits, not torch's 16 or fewer.
+        mode: arithmetic of uint8 pixels.
     """
     rows, columns, channels = row.shape
     from_height, from_width = image.shape[:2]
@@ -145,46 +137,33 @@ def fill(
     if filter not in FILTERS:
         _pick(image, row, Window(height, width, top, left, flip, filter), area)
         return
+    # The bytes between two passes are rounded, so their order matters.
+    less_height, less_width = from_height - height, from_width - width
+    is_pillow = mode == "pillow"
+    down_first = is_pillow and _PILLOW_CHOOSES and less_height > max(0, 2 * less_width)
+    is_bounded = height * width <= _WHOLE_LIMIT * rows * columns
+    in_floats = mode == "floats" and edges is None and filter in _TORCH_FILTERS and is_bounded
     if edges is None and (from_height, from_width) == (height, width):
         np.copyto(row, image[top : top + rows, left : left + columns])
     elif row.itemsize > 1:
         _resize_floats(image, area, Window(height, width, top, left, filter=filter), row)
+    elif in_floats:
+        resized = _resized_in_floats(image, height, width, filter)
+        np.copyto(row, resized[top : top + rows, left : left + columns])
     elif compiled is not None and _resample(
-        *(image, row, height, width, top, left, flip, down_first + 2 * pillow_precision),
+        *(image, row, height, width, top, left, flip, down_first + 2 * is_pillow),
         *(FILTERS.index(filter), *(() if edges is None else (edges,))),
     ):
         return
-    elif edges is not None:
-        _resize_edges(image, row, edges, filter, down_first, pillow_precision)
-    elif (height, width) == (rows, columns):
-        _resize(image, row, filter, down_first, pillow_precision)
-    elif height * width <= _WHOLE_LIMIT * rows * columns:
+    elif is_bounded:
         # The filter looks beyond the window's edge, so the whole is resized first.
         resized = np.empty((height, width, channels), np.uint8)
-        _resize(image, resized, filter, down_first, pillow_precision)
+        _resize(image, area, resized, filter, down_first, is_pillow)
         np.copyto(row, resized[top : top + rows, left : left + columns])
     else:  # a 1 x 3000 image would be resized to 256 x 768,000 pixels
         _resize_floats(image, area, Window(height, width, top, left, filter=filter), row)
     if flip:
         np.copyto(row, row[:, ::-1].copy())
-
-
-def fill_as(mode: ResizeMode, row: Pixels, image: Pixels, placement: Placement) -> None:
-    """Resize a part of an image into a row, in a given mode; otherwise like `fill`."""
-    rows, columns = row.shape[:2]
-    height, width = (rows, columns) if isinstance(placement, Box) else placement[:2]
-    edges = isinstance(placement, Box) and placement.edges is not None
-    in_floats = mode == "floats" and placement.filter in ("bilinear", "bicubic") and not edges
-    if in_floats and height * width <= _WHOLE_LIMIT * rows * columns:
-        top, left = (0, 0) if isinstance(placement, Box) else (placement.top, placement.left)
-        whole = _resized_in_floats(image, height, width, placement.filter)
-        whole = whole[top : top + rows, left : left + columns]
-        np.copyto(row, whole[:, ::-1] if placement.flip else whole)
-        return
-    less_height, less_width = image.shape[0] - height, image.shape[1] - width
-    down_first = _PILLOW_CHOOSES and less_height > max(0, 2 * less_width)
-    is_pillow = mode == "pillow"
-    fill(row, image, placement, down_first=is_pillow and down_first, pillow_precision=is_pillow)
 
 
 def _resample(image: Pixels, *arguments: Any) -> bool:
@@ -204,21 +183,25 @@ def _pick(image: Pixels, row: Pixels, window: Window, edges: Edges) -> None:
     np.take(image[down], across[::-1] if flip else across, 1, out=row, mode="clip")
 
 
-def _resize_edges(
-    image: Pixels, row: Pixels, edges: Edges, filter: Filter, down_first: bool, pillow: bool
+def _resize(
+    image: Pixels, area: Edges, target: Pixels, filter: Filter, down_first: bool, is_pillow: bool
 ) -> None:
-    """Resize an area with fractional edges."""
+    """Resize an area with fractional edges to the bytes of the compiled resize, without it."""
+    is_whole = area == (0.0, 0.0, *image.shape[:2])
+    if compiled is None and is_whole and not is_pillow and filter in _TORCH_FILTERS:
+        _resize_by_torch(image, target, filter)
+        return
     pixels = image.astype(np.int32)
     for axis in (0, 1) if down_first else (1, 0):
         taps, shares, precision = _whole_weights(
-            filter, image.shape[axis], edges[axis], edges[axis + 2], row.shape[axis], pillow
+            filter, image.shape[axis], area[axis], area[axis + 2], target.shape[axis], is_pillow
         )
         shape = (-1, 1, 1) if axis == 0 else (-1, 1)
         mixed = np.full_like(np.take(pixels, taps[:, 0], axis), 1 << precision - 1)
         for k in range(taps.shape[1]):
             mixed += np.take(pixels, taps[:, k], axis) * shares[:, k].reshape(shape)
         pixels = np.clip(mixed >> precision, 0, 255)
-    np.copyto(row, pixels.astype(np.uint8))
+    np.copyto(target, pixels.astype(np.uint8))
 
 
 def _whole_weights(
@@ -246,16 +229,8 @@ def _whole_weights(
     return np.minimum(taps, source - 1), whole, precision
 
 
-def _resize(source: Pixels, target: Pixels, filter: Filter, down_first: bool, pillow: bool) -> None:
+def _resize_by_torch(source: Pixels, target: Pixels, filter: Filter) -> None:
     """Resize all of `source` (h, w, channels) to all of `target` (H, W, channels)."""
-    if compiled is not None or pillow or filter not in ("bilinear", "bicubic"):
-        _resize_edges(source, target, (0.0, 0.0, *source.shape[:2]), filter, down_first, pillow)
-        return
-    if down_first:
-        turned = np.empty(target.transpose(1, 0, 2).shape, np.uint8)
-        _resize(np.ascontiguousarray(source.transpose(1, 0, 2)), turned, filter, False, False)
-        np.copyto(target, turned.transpose(1, 0, 2))
-        return
     if not source.flags.writeable or min(source.strides) < 0:  # torch warns, or refuses
         source = source.copy()
     import torch  # was imported with this module

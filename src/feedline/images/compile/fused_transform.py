@@ -55,7 +55,7 @@ from feedline.images.crops import (
     wanted_side,
     without_addresses,
 )
-from feedline.images.resize import ResizeMode, apply_lut, fill_as
+from feedline.images.resize import ResizeMode, apply_lut, fill
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
 from feedline.randomness import seeded, unbroken
@@ -386,7 +386,7 @@ class FusedTransform(FusedSteps):
         They are those of the placement's part of an image, in `into`, C-contiguous, or new memory.
         """
         pixels = np.empty((*self.shape_at(size), 3), np.uint8) if into is None else into
-        fill_as(self.resize_mode, pixels, image, placement)
+        fill(pixels, image, placement, self.resize_mode)
         end_stage("resize")
         return pixels
 
