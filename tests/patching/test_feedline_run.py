@@ -255,7 +255,8 @@ def test_arguments_and_search_path_are_those_of_python(as_module, tmp_path):
     path = script(package if as_module else tmp_path, FACTS)
     target = ["-m", "package.script"] if as_module else [path.name]
     arguments = [*target, "--watch", "-m", "--", "a b"]
-    plain, own = run([sys.executable, *arguments], tmp_path), run([*FEEDLINE, *arguments], tmp_path)
+    plain = run([sys.executable, *arguments], tmp_path)
+    own = run([*FEEDLINE, "--run", "here", *arguments], tmp_path)
     assert plain.returncode == own.returncode == 0, own.stderr
     assert json.loads(own.stdout) == json.loads(plain.stdout)
     assert json.loads(own.stdout)[0][1:] == arguments[len(target) :]

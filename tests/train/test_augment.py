@@ -1,13 +1,11 @@
 """Augmentation of whole batches: operations of torchvision and timm, drawn from a seed."""
 
-import random
-
-import numpy as np
 import pytest
 import torch
 
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
+from feedline.randomness import fingerprint
 from feedline.train.augment import BatchAugmentation, apply_policy, erase_and_mix
 from feedline.train.recipe import Recipe, TrainPhase
 
@@ -102,15 +100,11 @@ def test_a_policy_draws_for_groups_of_images():
 
 
 def test_no_random_state_changes():
-    def states():
-        numpy_state = np.random.get_state()
-        return torch.get_rng_state().numpy().tobytes(), numpy_state[1].tobytes(), random.getstate()
-
-    before = states()
+    before = fingerprint()
     images, labels = batch()
     changed(images, labels, 0, mixup=0.2, cutmix=1.0, reprob=1.0)
     apply_policy(pixels(), "rand", 1.0, 0)
-    assert states() == before
+    assert fingerprint() == before
 
 
 def test_a_batch_is_changed_by_its_phase_and_its_seed():

@@ -4,12 +4,10 @@ import csv
 import errno
 import json
 import os
-import random
 import shutil
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from tiny_training import Recorder, assert_same_training
@@ -18,6 +16,7 @@ from feedline.errors import FeedlineError, StateError, UsageError
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
 from feedline.profile.report import load_report
+from feedline.randomness import fingerprint
 from feedline.train.config import make_recipe, read_config
 from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
@@ -52,12 +51,9 @@ def uninterrupted(tiny_set, tmp_path_factory):
 
 
 def test_run_learns_and_records_history(tiny_set, tmp_path):
-    def random_states():
-        return random.getstate(), np.random.get_state()[1].tobytes()
-
-    report, before = Recorder(), random_states()
+    report, before = Recorder(), fingerprint()[1:]  # torch's is the training's
     result = run(tiny_set, tmp_path / "out", report, lr=0.01)
-    assert random_states() == before
+    assert fingerprint()[1:] == before
     assert result.stopped_by is None
     assert result.classes == ["class0", "class1"]
     assert report.steps == list(range(1, 16))

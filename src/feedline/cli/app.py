@@ -35,7 +35,7 @@ from feedline.cli.doctor import doctor
 from feedline.cli.evaluate import evaluate, export, predict
 from feedline.cli.output import complain, echo
 from feedline.cli.report import check, explain_overlap, report
-from feedline.cli.run import run, separate_program
+from feedline.cli.run import OPTIONS_FIRST, run
 from feedline.cli.train import train
 from feedline.cli.tune import tune
 from feedline.errors import FeedlineError, ResourceError, UsageError, python_argument
@@ -98,17 +98,6 @@ class _Command(TyperCommand):
         super().format_help(ctx, formatter)
 
 
-class _RunCommand(_Command):
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with_value = {
-            name for each in self.params for name in each.opts if not getattr(each, "is_flag", True)
-        }
-        parsed: list[str] = super().parse_args(
-            ctx, separate_program(args, with_value) if args else args
-        )
-        return parsed
-
-
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _tidy(super().get_params(ctx))
@@ -132,7 +121,8 @@ def _add(group: typer.Typer, panel: str | None, *functions: Callable[..., None])
     for function in functions:
         group.command(
             function.__name__.replace("_", "-"),
-            cls=_RunCommand if function is run else _Command,
+            cls=_Command,
+            context_settings=OPTIONS_FIRST if function is run else None,
             help=re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or ""),
             rich_help_panel=panel,
             no_args_is_help=function not in (doctor, explain_overlap),

@@ -7,21 +7,10 @@ from typing import Annotated
 
 import typer
 
-from feedline.errors import UsageError
 from feedline.running.launch import PatchSettings, start_program
 
-
-def separate_program(arguments: list[str], with_value: set[str]) -> list[str]:
-    """Mark where the program begins: its arguments are not options of `feedline run`.
-
-    `with_value` has the options that a value follows.
-    """
-    k = 0
-    while k < len(arguments) and arguments[k].startswith("-") and arguments[k] not in ("-m", "--"):
-        k += 2 if arguments[k] in with_value else 1
-    if arguments[k : k + 1] == ["--"]:
-        return arguments
-    return [*arguments[:k], "--", *arguments[k:]]
+OPTIONS_FIRST = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+"""Settings of the parser: options end at the program, of which -m is a part."""
 
 
 def run(
@@ -62,12 +51,6 @@ def run(
 
     Example: feedline run train.py --epochs 2
     """
-    if workers not in (None, "auto"):
-        raise UsageError(f"must be auto, got {workers!r}", argument="workers")
-    if watch and (workers or cache or off or compare):
-        raise UsageError(
-            "--watch replaces nothing: use it without --workers, --cache, --off and --compare"
-        )
     settings = PatchSettings(
         folder=None if folder is None else str(folder.absolute()),
         watch=watch,

@@ -32,7 +32,11 @@ _PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 @dataclass(frozen=True, kw_only=True)
 class PatchSettings:
-    """Settings of `feedline run` and `feedline.patch`."""
+    """Settings of `feedline run` and `feedline.patch`.
+
+    Raises:
+        UsageError: a value is invalid.
+    """
 
     folder: str | None = None  # absolute path of the folder of the run; None: nothing is written
     root: int | None = None  # id of the process that prints the summary; None: the first one
@@ -41,6 +45,17 @@ class PatchSettings:
     workers: str | None = None  # "auto" for loaders that adapt their number of workers, or None
     cache: str | None = None  # folder for caches of resized copies, one per dataset
     compare: int = 0  # batches of each loader that are first compared with torch's; 0 for none
+
+    def __post_init__(self) -> None:
+        if self.workers not in (None, "auto"):
+            raise UsageError(f"must be 'auto', got {self.workers!r}", argument="workers")
+        if self.compare < 0:
+            raise UsageError(f"must be at least 0, got {self.compare}", argument="compare")
+        if self.watch and (self.workers or self.cache or self.off or self.compare):
+            raise UsageError(
+                "replaces nothing, so off, workers, cache and compare do nothing",
+                argument="watch",
+            )
 
 
 def python_command(target: Sequence[str]) -> list[str]:

@@ -168,12 +168,6 @@ def patch(
         ...     main()
         >>> print(patched.summary())                                              # doctest: +SKIP
     """
-    if workers not in (None, "auto"):
-        raise UsageError(f'must be "auto" or None, got {workers!r}', argument="workers")
-    if watch and (workers or cache or off or compare):
-        raise UsageError("watch replaces nothing, so off, workers, cache and compare do nothing")
-    if compare < 0:
-        raise UsageError(f"must be at least 0, got {compare}", argument="compare")
     settings = PatchSettings(
         folder=None if run is None else str(Path(run).resolve()),
         watch=watch,
