@@ -180,7 +180,7 @@ class NVMLError(Exception):
 def nvml(monkeypatch):
     """A stand-in for the NVML package that returns these values, or fails at this call."""
 
-    def install(fails_at="", code=18, *, supported=True, texts=str):
+    def install(fails_at="", code=18, *, supported=True):
         def call(name, answer):
             def answers(*_):
                 if name == fails_at:
@@ -191,9 +191,6 @@ def nvml(monkeypatch):
 
             return answers
 
-        def text(said):
-            return said.encode() if texts is bytes else said
-
         figures = {
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=40 * 10**9, free=39 * 10**9),
             "nvmlDeviceGetCurrPcieLinkWidth": 8,
@@ -203,12 +200,12 @@ def nvml(monkeypatch):
             **figures,
             "nvmlInit": None,
             "nvmlShutdown": None,
-            "nvmlSystemGetDriverVersion": text("570.86.15"),
+            "nvmlSystemGetDriverVersion": "570.86.15",
             "nvmlSystemGetCudaDriverVersion": 12080,
             "nvmlDeviceGetCount": 1,
             "nvmlDeviceGetHandleByIndex": object(),
-            "nvmlDeviceGetName": text("NVIDIA A100-SXM4-40GB"),
-            "nvmlDeviceGetPciInfo": SimpleNamespace(busId=text("00000000:65:00.0")),
+            "nvmlDeviceGetName": "NVIDIA A100-SXM4-40GB",
+            "nvmlDeviceGetPciInfo": SimpleNamespace(busId="00000000:65:00.0"),
         }
         calls = {name: call(name, answer) for name, answer in answers.items()}
         module = SimpleNamespace(NVMLError=NVMLError, __spec__=SimpleNamespace(), **calls)
@@ -237,9 +234,8 @@ def test_amd_gpu_is_found(tmp_path, no_nvml):
     assert found.any
 
 
-@pytest.mark.parametrize("texts", [str, bytes])
-def test_nvml_reports_memory_and_cuda_version(tmp_path, nvml, texts):
-    nvml(texts=texts)
+def test_nvml_reports_memory_and_cuda_version(tmp_path, nvml):
+    nvml()
     found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER}))
     (gpu,) = found.nvidia
     assert (gpu.name, gpu.address) == ("NVIDIA A100-SXM4-40GB", f"0000{ADDRESS}")

@@ -16,7 +16,6 @@ from feedline.system import (
     MemoryLimits,
     available_memory_bytes,
     core_limits,
-    local_processes,
     memory_limits,
     oom_kills,
     rank_and_world,
@@ -99,6 +98,11 @@ LAUNCHERS = [
     ({"LOCAL_WORLD_SIZE": "3"}, 5),
     ({"LOCAL_WORLD_SIZE": "64"}, 1),
     ({"SLURM_NTASKS_PER_NODE": "3"}, 5),
+    ({"LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS_PER_NODE": "4"}, 8),
+    ({"LOCAL_WORLD_SIZE": "0", "SLURM_NTASKS_PER_NODE": "4"}, 4),
+    ({"SLURM_NTASKS_PER_NODE": "4(x2)"}, 16),
+    ({"LOCAL_WORLD_SIZE": "-2"}, 16),
+    ({"LOCAL_WORLD_SIZE": "9" * 5000}, 16),
     ({"SLURM_CPUS_PER_TASK": "99"}, 16),
     ({"SLURM_CPUS_PER_TASK": "0"}, 16),
     ({"SLURM_CPUS_PER_TASK": "many"}, 16),
@@ -235,31 +239,12 @@ def test_the_strictest_limit_of_memory_wins(machine, files, limit, available):
 
 
 @pytest.mark.parametrize(
-    ("environ", "processes"),
-    [
-        ({}, 1),
-        ({"LOCAL_WORLD_SIZE": "8"}, 8),
-        ({"LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS_PER_NODE": "4"}, 2),
-        ({"LOCAL_WORLD_SIZE": "0", "SLURM_NTASKS_PER_NODE": "4"}, 4),
-        ({"LOCAL_WORLD_SIZE": "-2"}, 1),
-        ({"SLURM_NTASKS_PER_NODE": "4(x2)"}, 1),
-        ({"LOCAL_WORLD_SIZE": "\u00b2"}, 1),
-        ({"LOCAL_WORLD_SIZE": "9" * 5000}, 1),
-    ],
-)
-def test_number_of_local_processes_is_read_from_launcher(environ, processes):
-    assert local_processes(environ) == processes
-
-
-@pytest.mark.parametrize(
     ("environ", "found"),
     [
         ({}, (0, 1)),
         ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
         ({"RANK": "3"}, (0, 1)),
-        ({"WORLD_SIZE": "8"}, (0, 1)),
         ({"RANK": "-1", "WORLD_SIZE": "8"}, (0, 1)),
-        ({"RANK": "\u00b2", "WORLD_SIZE": "8"}, (0, 1)),
         # SLURM's own names do not say that these processes train together.
         ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, (0, 1)),
     ],
@@ -281,37 +266,32 @@ def test_torch_distributed_has_priority_if_initialised(monkeypatch):
     assert rank_and_world({"RANK": "3", "WORLD_SIZE": "8"}) == (3, 8)
 
 
-def test_throttling_is_that_of_the_group_that_was_held_up_longest(machine):
-    def stat(periods, usec):
-        return f"usage_usec 9\nnr_periods {periods}\nnr_throttled 3\nthrottled_usec {usec}"
-
-    machine(
-        {
-            "/proc/self/cgroup": "0::/system.slice/job.scope",
-            f"{V2}/system.slice/job.scope/cpu.stat": stat(10, 1_500_000),
-            f"{V2}/system.slice/cpu.stat": stat(10, 4_000_000),
-            f"{V2}/cpu.stat": stat(0, 99_000_000),
-        }
-    )
-    assert throttled_s() == 4.0
-
-
-def test_throttling_of_cgroup_v1_is_in_nanoseconds(machine):
-    machine(
-        {
-            "/proc/self/cgroup": v1("cpu"),
-            f"{V2}/cpu/cpu.stat": "nr_periods 4\nnr_throttled 2\nthrottled_time 2500000000",
-        }
-    )
-    assert throttled_s() == 2.5
+NESTED = {
+    GROUPS: "0::/system.slice/job.scope",
+    f"{V2}/system.slice/job.scope/cpu.stat": "nr_periods 10\nthrottled_usec 1500000",
+    f"{V2}/system.slice/cpu.stat": "nr_periods 10\nthrottled_usec 4000000",
+    f"{V2}/cpu.stat": "nr_periods 0\nthrottled_usec 99000000",
+}
+IN_NANOSECONDS = {
+    GROUPS: v1("cpu"),
+    f"{V2}/cpu/cpu.stat": "nr_periods 4\nthrottled_time 2500000000",
+}
 
 
 @pytest.mark.parametrize(
-    "stat", ["", "nr_periods 0\nthrottled_usec 0", "nr_periods x", "nr_periods 3"]
+    ("files", "seconds"),
+    [
+        (NESTED, 4.0),
+        (IN_NANOSECONDS, 2.5),
+        ({}, None),
+        ({**ROOT, f"{V2}/cpu.stat": "nr_periods 0\nthrottled_usec 0"}, None),
+        ({**ROOT, f"{V2}/cpu.stat": "nr_periods x"}, None),
+        ({**ROOT, f"{V2}/cpu.stat": "nr_periods 3"}, None),
+    ],
 )
-def test_without_a_quota_that_counts_throttling_is_unknown(machine, stat):
-    machine({"/proc/self/cgroup": "0::/", f"{V2}/cpu.stat": stat})
-    assert throttled_s() is None
+def test_throttling_is_that_of_the_group_that_was_held_up_longest(machine, files, seconds):
+    machine(files)
+    assert throttled_s() == seconds
 
 
 @pytest.mark.parametrize("name", ["con", "NUL", "aux.tar", "runs/com1/a"])

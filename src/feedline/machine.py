@@ -374,7 +374,7 @@ def find_gpus(root: Path = _ROOT) -> Gpus:
         return replace(
             found,
             nvidia=tuple(_gpu_of_nvml(nvml, k) for k in range(nvml.nvmlDeviceGetCount())),
-            driver=_text(nvml.nvmlSystemGetDriverVersion()),
+            driver=nvml.nvmlSystemGetDriverVersion(),
             cuda=(cuda // 1000, cuda % 1000 // 10),
         )
     except nvml.NVMLError as error:
@@ -411,17 +411,13 @@ def _gpu_of_nvml(nvml: Any, number: int) -> Gpu:
 
     memory = known("nvmlDeviceGetMemoryInfo")
     return Gpu(
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        address=_text(nvml.nvmlDeviceGetPciInfo(handle).busId),
+        name=nvml.nvmlDeviceGetName(handle),
+        address=nvml.nvmlDeviceGetPciInfo(handle).busId,
         memory_bytes=None if memory is None else int(memory.total),
         free_bytes=None if memory is None else int(memory.free),
         lanes=known("nvmlDeviceGetCurrPcieLinkWidth"),
         most_lanes=known("nvmlDeviceGetMaxPcieLinkWidth"),
     )
-
-
-def _text(given: str | bytes) -> str:
-    return given.decode(errors="replace") if isinstance(given, bytes) else given
 
 
 class DeviceWatch:

@@ -40,16 +40,6 @@ def test_a_plan_removes_its_caches(tiny_set, temporary, signum):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_benchmark_ends(tiny_set, temporary, signum):
-    bench = ("bench", tiny_set, *SMALL, "--workers", 1, "--seconds", 60)
-    ended = interrupt(bench, bool, signum, TMPDIR=temporary)
-    assert ended.out == ""
-    assert ended.err.endswith("interrupted\n") == (signum == signal.SIGINT)
-    assert list(temporary.iterdir()) == []
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_overlap_is_measured_with_generated_images_that_are_removed(temporary):
     def is_measuring(family):

@@ -86,16 +86,6 @@ def test_other_set_or_foreign_files_are_rejected_and_untouched(tmp_path):
         write_demo_set(mine / "holiday.jpg", SMALL)
 
 
-def test_an_interruption_leaves_nothing(tmp_path):
-    def interrupt(done, total):
-        if done == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_demo_set(tmp_path / "demo", SMALL, progress=interrupt)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_leftovers_of_killed_run_are_removed_and_foreign_files_stay(tmp_path):
     dead = tmp_path / ".demo.partial-999999999"  # above the largest process id Linux gives
     (dead / "train" / "dots").mkdir(parents=True)

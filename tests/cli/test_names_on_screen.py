@@ -96,18 +96,6 @@ def test_names_are_escaped_by_doctor_and_caches(feedline, photos, tmp_path):
     assert_safe(ended)
 
 
-def test_manifest_of_another_machine_is_escaped(feedline, tiny_set, tmp_path):
-    cache = tmp_path / "cache"
-    assert feedline("cache", "build", tiny_set / "train", cache, "--sizes", 16).status == 0
-    file = cache / "feedline-cache.json"
-    manifest = json.loads(file.read_text())
-    manifest |= {"source": ["folder", HOSTILE], "feedline": HOSTILE}
-    file.write_text(json.dumps(manifest))
-    ended = feedline("cache", "info", cache, "--no-measure")
-    assert ended.status == 0, ended.err
-    assert_safe(ended)
-
-
 def test_names_in_training_are_escaped(feedline, photos, tmp_path):
     quick = ("--model", MODEL, "--schedule", "32x1", "--batch-size", 8, *PLAIN)
     out = tmp_path / f"run{HOSTILE}"

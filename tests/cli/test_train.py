@@ -111,10 +111,6 @@ def test_file_sets_phases_and_command_line_sets_the_rest(feedline, tiny_set, tmp
     assert "keep_checkpoints = 2\n" in written
     config.write_text("[run]\nkeep_checkpoint = 2\n")
     assert_refused(feedline(*arguments), "no setting 'keep_checkpoint'", "keep_checkpoints")
-    config.write_text("mix_up = 0.2\n")
-    assert_refused(feedline(*arguments), "no setting 'mix_up'", "mixup")
-    config.write_text("mixup = \n")
-    assert_refused(feedline(*arguments), "is not valid TOML")
     assert_refused(feedline("train", tiny_set, "--config", tmp_path / "none"), "cannot be read")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,10 @@ from torch.utils.data import Dataset
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from fastai.callback.core import Callback
-    from fastai.callback.mixup import MixUp
     from fastai.callback.progress import ProgressCallback
     from fastai.callback.schedule import Learner
     from fastai.data.core import DataLoaders
     from fastai.torch_core import set_seed
-
-
-def row(number: int) -> tuple[Tensor, Tensor, int]:
-    inputs = torch.randn(3, generator=torch.Generator().manual_seed(number))
-    return inputs, inputs.sum().reshape(1), number
 
 
 class Rows(Dataset[Any]):
@@ -35,7 +29,8 @@ class Rows(Dataset[Any]):
         return self.length
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor, int]:
-        return row(number)
+        inputs = torch.randn(3, generator=torch.Generator().manual_seed(number))
+        return inputs, inputs.sum().reshape(1), number
 
 
 class Seen(Callback):  # type: ignore[misc]
@@ -47,28 +42,16 @@ class Seen(Callback):  # type: ignore[misc]
         self.steps.append((self.training, self.n_iter, inputs, self.yb[-1].tolist()))
 
 
-class Squares(nn.Module):
-    reduction = "mean"
-
-    def forward(self, outputs: Tensor, targets: Tensor, *_: Tensor) -> Tensor:
-        losses = (outputs - targets) ** 2
-        return losses.mean() if self.reduction == "mean" else losses.mean(1)
+def squares(outputs: Tensor, targets: Tensor, *_: Tensor) -> Tensor:
+    return ((outputs - targets) ** 2).mean()
 
 
-def learner(
-    kind: Any,
-    folder: Path,
-    callbacks: Iterable[Any] = (),
-    rows: Any = None,
-    **options: Any,
-) -> Any:
+def learner(kind: Any, folder: Path, **options: Any) -> Any:
     set_seed(5)
-    train = kind(rows or Rows(26), 4, shuffle=True, **options)
+    train = kind(Rows(26), 4, shuffle=True, **options)
     loaders = DataLoaders(train, kind(Rows(10), 3, num_workers=options.get("num_workers", 0)))
     loaders.n_inp = 1
-    learn = Learner(
-        loaders, nn.Linear(3, 1), loss_func=Squares(), cbs=[Seen(), *callbacks], path=folder
-    )
+    learn = Learner(loaders, nn.Linear(3, 1), loss_func=squares, cbs=[Seen()], path=folder)
     learn.remove_cb(ProgressCallback)
     return learn
 
@@ -82,13 +65,6 @@ def fit(kind: Any, folder: Path, **options: Any) -> Any:
     with learn.no_logging():
         learn.fit(2, 0.01)
     return told(learn)
-
-
-def predictions(kind: Any, folder: Path) -> Any:
-    learn = learner(kind, folder)
-    given = kind(Rows(7), 3, num_workers=1)
-    found = learn.get_preds(dl=given, with_input=True, with_loss=True)
-    return [str(part) for part in found], told(learn)
 
 
 def lr_find(kind: Any, folder: Path) -> Any:
@@ -107,10 +83,6 @@ def pickled(kind: Any, folder: Path) -> Any:
 
 CASES: dict[str, Callable[[Any, Path], Any]] = {
     "workers": lambda kind, folder: fit(kind, folder, num_workers=2, drop_last=True),
-    "mixup": lambda kind, folder: fit(
-        kind, folder, callbacks=[MixUp()], rows=[row(number)[:2] for number in range(11)]
-    ),
-    "get_preds": predictions,
     "lr_find": lr_find,
     "pickled": pickled,
 }

@@ -17,7 +17,7 @@ pytestmark = [
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("case", ["workers", "mixup", "lr_find", "get_preds", *slow("pickled")])
+@pytest.mark.parametrize("case", ["workers", "lr_find", *slow("pickled")])
 def test_learner_matches_torch_dataloader(case, tmp_path):
     from learner_runs import CASES
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 import feedline
 from packages import needs
@@ -124,16 +124,6 @@ def seed_of(worker):
     return int(worker.seed)
 
 
-def naflex(_, *, is_training):
-    options = {"patch_size": 8, "train_seq_lens": (4, 9), "max_seq_len": 9, "batch_size": 4}
-    options |= {"no_aug": True, "pin_memory": False, "persistent_workers": False}
-    return epochs(
-        timm.data.create_naflex_loader(
-            Pictures(), is_training=is_training, num_workers=2, device=CPU, **options
-        )
-    )
-
-
 TRAIN = {"is_training": True, "num_workers": 2}
 LASTING = {"persistent_workers": True, "use_multi_epochs_loader": True}
 SIZES = {"input_size_choices": (16, 24), "batch_size_choices": (4, 2)}
@@ -149,43 +139,25 @@ CASES = {
     "ranks, one endless epoch, repeated": lambda timms: distributed(
         timms, num_aug_repeats=3, num_workers=1, **LASTING
     ),
-    "naflex": lambda timms: naflex(timms, is_training=True),
-    "naflex, evaluation": lambda timms: naflex(timms, is_training=False),
 }
 
 
-UNCOVERED = ("workers' seeds", "naflex", "naflex, evaluation")
-"""Cases of another loader, or refused by the integration."""
-SLOW = ("workers' seeds", "naflex, evaluation", "ranks", "training")
+SLOW = ("workers' seeds", "ranks", "training")
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize(
-    "case",
-    [
-        *(each for each in CASES if each not in (*SLOW, *UNCOVERED)),
-        *slow(*(each for each in SLOW if each not in UNCOVERED)),
-    ],
-)
-def test_create_loader_matches_timm(case):
-    found = []
-    for timms in (timm.data, integration):
-        torch.manual_seed(1)
-        random.seed(1)
-        np.random.seed(1)
-        found.append(CASES[case](timms))
-    assert found[0] == found[1]
+def seeded(case, timms):
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    return CASES[case](timms)
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("case", [*(each for each in CASES if each not in SLOW), *slow(*SLOW)])
 def test_timm_loaders_match_torch_dataloader(case, monkeypatch):
-    found = []
-    for kind in (DataLoader, feedline.DataLoader):
-        torch.manual_seed(1)
-        random.seed(1)
-        np.random.seed(1)
-        timms = built_of(kind, monkeypatch)
-        assert timms.MultiEpochsDataLoader.__base__ is kind
-        found.append(CASES[case](timms))
-    assert found[0] == found[1]
+    expected = seeded(case, timm.data)
+    if case != "workers' seeds":  # which the integration refuses
+        assert seeded(case, integration) == expected
+    built = built_of(feedline.DataLoader, monkeypatch)
+    assert built.MultiEpochsDataLoader.__base__ is feedline.DataLoader
+    assert seeded(case, built) == expected

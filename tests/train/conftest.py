@@ -1,12 +1,7 @@
 """A small data set, made once for the whole run."""
 
-from typing import TYPE_CHECKING
-
 import pytest
 from tiny_training import write_tiny_set
-
-if TYPE_CHECKING:
-    pass
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,19 +30,20 @@ def test_preset_and_schedule_replace_each_other():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"mix_up": 1}, r"(?s)no setting 'mix_up'.*close ones: mixup"),
-        ({"optimizer": "sgd"}, r"(?s)no setting 'optimizer'.*close ones: opt$"),
-        ({"aa": "rand-m9-mstd0.5"}, r"(?s)9 of 30.*aa=\"rand\"$"),
-        ({"aa": "tri"}, r"(?s)'none' or 'rand' or 'trivial'.*aa=\"trivial\"$"),
+        ({"mix_up": 1}, r"no setting 'mix_up'.*close ones: mixup"),
+        ({"optimizer": "sgd"}, r"no setting 'optimizer'.*close ones: opt$"),
+        ({"aa": "rand-m9-mstd0.5"}, r"9 of 30.*aa=\"rand\"$"),
+        ({"aa": "tri"}, r"'none' or 'rand' or 'trivial'.*aa=\"trivial\"$"),
         ({"epochs": 3}, "epochs needs"),
         ({"preset": "ffcv"}, "needs epochs"),
         ({"preset": "ffcv", "epochs": True}, "a whole number from 1"),
-        ({"preset": "ffc", "epochs": 3}, r"(?s)unknown preset 'ffc'.*ffcv"),
+        ({"preset": "ffc", "epochs": 3}, r"unknown preset 'ffc'.*ffcv"),
         ({"preset": "ffcv", "epochs": 3, "schedule": "64x1"}, "exclude each other"),
+        ({"keep_checkpoints": 2}, "'keep_checkpoints'.*belongs in the table"),
     ],
 )
 def test_invalid_configuration_is_rejected(settings, said):
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=f"(?s){said}"):
         make_recipe(settings)
 
 
@@ -56,8 +58,6 @@ def test_a_recipe_reads_back_from_toml(mixup, file, own, smoothing):
     if own:
         schedule = [{"size": 64, "epochs": 1, "smoothing": smoothing}]
     recipe = Recipe(schedule=schedule, mixup=mixup, initial_checkpoint=file)
-    import msgspec
-
     assert make_recipe({}, msgspec.toml.decode(as_toml(recipe, RunSettings()).encode())) == recipe
 
 
@@ -102,6 +102,8 @@ def test_run_options_round_trip_with_absolute_paths(tmp_path, monkeypatch):
             "keep_checkpoints must be a whole number from 0 to .*, got '2'",
         ),
         ("[run]\ndata = 3", "data must be a path, got 3"),
+        ("mixup = \n", "is not valid TOML"),
+        (" " * (1 << 21), "larger than 1 MiB"),
     ],
 )
 def test_invalid_run_setting_names_file(tmp_path, text, said):
@@ -110,13 +112,6 @@ def test_invalid_run_setting_names_file(tmp_path, text, said):
     with pytest.raises(UsageError, match=said) as error:
         read_config(file)
     assert str(file) in str(error.value)
-
-
-def test_run_setting_in_recipe_table_raises_with_its_table():
-    with pytest.raises(
-        UsageError, match=r"(?s)no setting 'keep_checkpoints'.*belongs in the table"
-    ):
-        make_recipe({}, {"keep_checkpoints": 2})
 
 
 def test_settings_lie_over_others_one_by_one():
@@ -131,10 +126,3 @@ def test_settings_lie_over_others_one_by_one():
     places = {"data": "photos", "out": "runs/1", "resume": Path("runs/0")}
     said = RunSettings(**places)
     assert (said.data, said.out, said.resume) == (Path("photos"), Path("runs/1"), "runs/0")
-
-
-def test_too_large_file_is_rejected(tmp_path):
-    file = tmp_path / "recipe.toml"
-    file.write_bytes(b" " * (1 << 21))
-    with pytest.raises(UsageError, match="larger than 1 MiB"):
-        read_config(file)

@@ -9,57 +9,43 @@ from feedline.train.model import load_trained
 from feedline.train.recipe import Recipe, RunSettings
 from feedline.train.run import train_model
 
-TINY = "test_resnet.r160_in1k"
-
 
 class _Full(torch.nn.Module):
-    """Has no memory for images of a size, in training or in evaluation."""
+    """Has no memory for training images of 40 px and validation images of 56 px."""
 
-    def __init__(self, inner, *, px, trains):
+    def __init__(self, inner):
         super().__init__()
-        self.inner, self.px, self.trains = inner, px, trains
+        self.inner = inner
 
     def forward(self, images):
-        if images.shape[-1] == self.px and self.training is self.trains and not images.is_meta:
+        if images.shape[-1] == (40 if self.training else 56) and not images.is_meta:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nmore")
         return self.inner(images)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _full_models():
-    """Register models with timm, which is only imported for these tests; see `needs`."""
+def _full_model():
+    """Register a model with timm, which is only imported for these tests; see `needs`."""
     import timm
 
-    timm.models.register_model(feedline_test_full_in_training)
-    timm.models.register_model(feedline_test_full_in_validation)
+    timm.models.register_model(feedline_test_full)
 
 
-def tiny_model(**settings):
+def feedline_test_full(pretrained=False, **settings):
     import timm
 
-    return timm.create_model(TINY, **settings)
+    return _Full(timm.create_model("test_resnet.r160_in1k", **settings))
 
 
-def feedline_test_full_in_training(pretrained=False, **settings):
-    """Fails in the second phase."""
-    return _Full(tiny_model(**settings), px=40, trains=True)
-
-
-def feedline_test_full_in_validation(pretrained=False, **settings):
-    """Fails in the validation of the second phase."""
-    return _Full(tiny_model(**settings), px=56, trains=False)
-
-
-def run(root, out, model, schedule):
-    recipe = Recipe(model=model, schedule=schedule, batch_size=8, val_image_size=32)
+def run(root, out, schedule):
+    recipe = Recipe(model="feedline_test_full", schedule=schedule, batch_size=8, val_image_size=32)
     asked = RunSettings(data=root, out=out, device="cpu", workers=0, warmup_shapes=False)
     train_model(recipe, asked)
 
 
 def test_a_step_without_memory_names_the_batch(tiny_set, tmp_path):
-    out, model = tmp_path / "out", "feedline_test_full_in_training"
     with pytest.raises(UsageError) as raised:
-        run(tiny_set, out, model, "32x1,40x1@10")
+        run(tiny_set, tmp_path / "out", "32x1,40x1@10")
     message = str(raised.value)
     assert "a batch of 10 images at 40 px (epoch 2) does not fit" in message
     assert "Tried to allocate 9 GiB" in message
@@ -71,7 +57,7 @@ def test_a_step_without_memory_names_the_batch(tiny_set, tmp_path):
 def test_validation_without_memory_names_its_size(tiny_set, tmp_path):
     phases = [{"size": 32, "epochs": 1}, {"size": 32, "epochs": 1, "val_image_size": 56}]
     with pytest.raises(UsageError) as raised:
-        run(tiny_set, tmp_path / "out", "feedline_test_full_in_validation", phases)
+        run(tiny_set, tmp_path / "out", phases)
     assert "in validation, a batch of 8 images at 56 px (epoch 2)" in str(raised.value)
     assert "--val-image-size" in raised.value.hint
     weights = load_trained(tmp_path / "out", torch.device("cpu"))

@@ -335,13 +335,6 @@ def test_share_of_several_processes_is_rejected(tiny_set, tmp_path, monkeypatch)
         run(tiny_set, tmp_path / "out", Recorder())
 
 
-def test_resume_auto_without_run_starts_a_new_one(tiny_set, tmp_path):
-    report = Recorder()
-    run(tiny_set, tmp_path / "new", report, resume="auto", schedule="32x1")
-    assert report.steps == [1, 2, 3, 4, 5]
-    assert any("no run to resume" in note for note in report.notes)
-
-
 def test_runs_without_a_name_are_numbered(tiny_set, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):

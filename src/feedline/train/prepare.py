@@ -3,7 +3,7 @@ resume, by its newest intact checkpoint.
 
 Settings come from the command line, a TOML file and the run that is resumed.
 
-Guarantees: a checkpoint is read once. If it is damaged, an earlier one of its run is resumed, and
+Guarantees: a checkpoint is loaded once. If it is damaged, an earlier one of its run is resumed, and
 the user is told. Missing memory is not damage, and raises its own error.
 """
 
