@@ -5,12 +5,10 @@ import pickle
 import struct
 
 import numpy as np
-import psutil
 import pytest
 
 from feedline import DataLoader, ImageList
 from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.sources.lmdb_reader import LmdbReader
 from row_of import row
 
 lmdb = pytest.importorskip("lmdb")
@@ -226,18 +224,3 @@ def test_lmdb_already_open_in_process_raises_with_hint(keyed):
     finally:
         environment.close()
     assert len(ImageList.from_lmdb(keyed)) == 12
-
-
-def test_a_reading_process_that_ends_between_requests_is_an_image_error(keyed):
-    with pytest.raises(ImageError, match="SIGKILL"):
-        keys_of_killed_reader(str(keyed))
-
-
-def keys_of_killed_reader(path):
-    before = psutil.Process().children()
-    with LmdbReader(path) as reader:
-        (process,) = set(psutil.Process().children()) - set(before)
-        process.kill()
-        while process.status() != psutil.STATUS_ZOMBIE:
-            pass
-        return list(reader.keys())

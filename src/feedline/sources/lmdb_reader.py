@@ -5,8 +5,8 @@ replaced, and its sample named; the training process would end, so it lists keys
 
 Guarantees: nothing is written, not even a lock file; a truncated LMDB raises an error. Each process
 opens an LMDB once, as LMDB requires, and closes it when the last reader and the last reference to
-its bytes are gone; a forked process uses the inherited one. The process of an `LmdbReader` ends
-with it, and with this process; it does not import torch.
+its bytes are gone; a forked process uses the inherited one. The other process does not import
+torch.
 
 Relies on: an LMDB that is not written to meanwhile: without a lock file readers share only the
 mapped file. The standard streams of that process have pickles of this package alone.
@@ -14,7 +14,6 @@ mapped file. The standard streams of that process have pickles of this package a
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
@@ -22,7 +21,6 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 from feedline.errors import DatasetError, ImageError, ResourceError
@@ -31,9 +29,8 @@ from feedline.system import describe_exit, python_program, search_path
 LMDB_FILE = "data.mdb"
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[2:]; "
-    "from feedline.sources.lmdb_reader import serve; serve(sys.argv[1])"
+    "from feedline.sources.lmdb_reader import answer_queries; answer_queries(sys.argv[1])"
 )
-_KEYS_AT_A_TIME = 1000
 
 _environments: weakref.WeakValueDictionary[str, OpenLmdb] = weakref.WeakValueDictionary()
 
@@ -108,101 +105,46 @@ def open_lmdb(path: str) -> OpenLmdb:
     return opened
 
 
-class LmdbReader:
-    """Reader of the LMDB at a path; a context manager. Raises an ImageError if it cannot be read,
-    also if that ends the process.
+def read_in_process(path: str, *queries: tuple[Sequence[bytes] | None, int | None]) -> list[Any]:
+    """Answer queries about the LMDB at a path in another process, each as a list.
+
+    A query is a sequence of keys and a length: the answer has the first bytes of each value, or
+    whole values if the length is None, and None for missing entries. (None, None) lists all keys,
+    in the order of their bytes. Raises an ImageError if the LMDB cannot be read, also if that ends
+    the process.
     """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        try:
-            self._process = subprocess.Popen(
-                [python_program(), "-c", _BOOT, path, *search_path()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-        except OSError as error:
-            raise ResourceError(f"cannot start a process that reads {path!r}: {error}") from error
-
-    def __enter__(self) -> LmdbReader:
-        try:
-            self._receive()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            with contextlib.suppress(OSError):  # a request that the ended process did not read
-                stream.close()
-        self._process.wait()
-
-    def keys(self) -> Iterator[bytes]:
-        """All keys, in the order of their bytes. Read them all before other requests."""
-        self._send(None)
-        while keys := self._receive():
-            yield from keys
-
-    def values(self, keys: Sequence[bytes], max_bytes: int | None = None) -> Iterator[bytes | None]:
-        """First bytes of the values of some keys, or whole values; None for missing entries."""
-        for start in range(0, len(keys), _KEYS_AT_A_TIME):
-            self._send((keys[start : start + _KEYS_AT_A_TIME], max_bytes))
-            yield from self._receive()
-
-    def _send(self, request: object) -> None:
-        assert self._process.stdin is not None
-        try:
-            pickle.dump(request, self._process.stdin)
-            self._process.stdin.flush()
-        except OSError as error:  # BrokenPipeError; on Windows also EINVAL
-            raise self._ended() from error
-
-    def _receive(self) -> Any:
-        assert self._process.stdout is not None
-        try:
-            answer = pickle.load(self._process.stdout)
-        except (EOFError, pickle.UnpicklingError) as error:
-            raise self._ended() from error
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def _ended(self) -> ImageError:
-        end = describe_exit("the process that read it", self._process.wait())
-        return ImageError(
-            f"the LMDB {self._path!r} cannot be read: {end}, probably because its "
-            "pages are damaged",
-            hint="copy or write it again",
-        )
-
-
-def serve(path: str) -> None:
-    """Answer the requests of an `LmdbReader`; the code of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the reader ends it
-    out = sys.stdout.buffer
+    command = [python_program(), "-c", _BOOT, path, *search_path()]
     try:
-        opened = OpenLmdb(path)
-        _answer(None)
-        while True:
-            request = pickle.load(sys.stdin.buffer)
-            if request is None:
-                keys = opened.keys()
-                while part := list(islice(keys, _KEYS_AT_A_TIME)):
-                    pickle.dump(part, out)
-                _answer([])
+        ended = subprocess.run(command, input=pickle.dumps(queries), stdout=subprocess.PIPE)
+    except OSError as error:
+        raise ResourceError(f"cannot start a process that reads {path!r}: {error}") from error
+    try:
+        answer: list[Any] | Exception = pickle.loads(ended.stdout)
+    except (EOFError, pickle.UnpicklingError) as error:
+        end = describe_exit("the process that read it", ended.returncode)
+        raise ImageError(
+            f"the LMDB {path!r} cannot be read: {end}, probably because its pages are damaged",
+            hint="copy or write it again",
+        ) from error
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def answer_queries(path: str) -> None:
+    """Answer the queries from standard input; the code of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends it
+    answer: list[Any] | Exception
+    try:
+        opened, answer = OpenLmdb(path), []
+        for keys, max_bytes in pickle.load(sys.stdin.buffer):
+            if keys is None:
+                answer.append(list(opened.keys()))
             else:
-                names, max_bytes = request
-                values = map(opened.get, names)
-                _answer([None if each is None else bytes(each[:max_bytes]) for each in values])
-    except (EOFError, BrokenPipeError):
-        os._exit(0)
+                values = map(opened.get, keys)
+                answer.append(
+                    [None if each is None else bytes(each[:max_bytes]) for each in values]
+                )
     except Exception as error:
-        _answer(error)
-
-
-def _answer(answer: object) -> None:
+        answer = error
     pickle.dump(answer, sys.stdout.buffer)
-    sys.stdout.buffer.flush()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,12 @@ from feedline.sources.column_types import (
     warn_of_repeats,
 )
 from feedline.sources.files import check_size
-from feedline.sources.lmdb_reader import LMDB_FILE, LmdbReader, OpenLmdb, open_lmdb
+from feedline.sources.lmdb_reader import LMDB_FILE, OpenLmdb, open_lmdb, read_in_process
 from feedline.sources.store import IndexedStore, PathTable, first_names, spread_evenly
 
 _PATTERN = re.compile(r"((?:[^%]|%%)*)%(0?)(\d{0,3})d((?:[^%]|%%)*)")
 _LOOKS = 10
+_MAX_LABEL_BYTES = 1 << 10
 
 
 class LmdbStore(IndexedStore):
@@ -98,27 +99,30 @@ def lmdb_samples(
         cause = "" if error.hint else ". It is not an LMDB, or was not copied completely"
         raise DatasetError(f"{error.message}{cause}", hint=error.hint) from error
     try:
-        with LmdbReader(where) as lmdb:
-            names, numbers = _keys_of(lmdb, where, explicit)
-            _look_at_some(lmdb, where, names, is_image, explicit=keys is not None)
-            checked = names if check else []
-            values = zip(checked, lmdb.values(checked, 0), strict=True)
-            missing = [_as_text(name) for name, value in values if value is None]
-            if missing:
-                raise DatasetError(
-                    f"{len(missing)} of {len(names)} keys are not in the LMDB {where!r}: "
-                    f"{first_names(missing)}"
-                )
-            texts = _texts_at(lmdb, where, labels, numbers) if isinstance(labels, str) else None
+        names, numbers = _keys_of(where, explicit)
+        some = [names[sample] for sample in spread_evenly(len(names), _LOOKS)]
+        checked = names if check else []
+        label_keys = _label_keys(labels, numbers) if isinstance(labels, str) else []
+        images, values, texts = read_in_process(
+            where, (some, None), (checked, 0), (label_keys, _MAX_LABEL_BYTES)
+        )
     except ImageError as error:
         raise DatasetError.of(error) from error
+    _check_some(where, dict(zip(some, images, strict=True)), is_image, explicit=keys is not None)
+    pairs = zip(checked, values, strict=True)
+    if missing := [_as_text(name) for name, value in pairs if value is None]:
+        raise DatasetError(
+            f"{len(missing)} of {len(names)} keys are not in the LMDB {where!r}: "
+            f"{first_names(missing)}"
+        )
 
     def describe(sample: int) -> str:
         return f"sample {sample}, {_as_text(names[sample])!r},"
 
     if labels is None:
         labels = np.zeros(len(names), np.int64)
-    elif texts is not None:
+    elif isinstance(labels, str):
+        texts = _as_texts(where, dict(zip(label_keys, texts, strict=True)))
         labels = convert_texts(f"the LMDB {where!r}", texts, classes, describe)
     elif callable(labels):
         labels = [labels(_as_text(name)) for name in names]
@@ -127,24 +131,26 @@ def lmdb_samples(
     return LmdbStore(where, names, converted.values), converted
 
 
-def _keys_of(
-    lmdb: LmdbReader, path: str, keys: str | Sequence[Any] | None
-) -> tuple[list[bytes], list[int] | None]:
+def _keys_of(path: str, keys: str | Sequence[Any] | None) -> tuple[list[bytes], list[int] | None]:
     """Keys of the samples, and their numbers if they have a pattern."""
+    there: list[bytes] = []
     numbers = None
     if keys is None:
-        names = list(lmdb.keys())
+        (there,) = read_in_process(path, (None, None))
+        names = there
     elif isinstance(keys, str):
-        numbers = _numbers(lmdb, path, keys)
+        fits = _pattern_of(keys)
+        (there,) = read_in_process(path, (None, None))
+        numbers = _numbers(path, keys, fits, there)
         names = [(keys % number).encode() for number in numbers]
     else:
         names = [_as_bytes(key, sample) for sample, key in enumerate(keys)]
     if not names:
-        asked = "" if keys is None else f" of {keys!r:.99}"
-        there = [_as_text(key) for key in lmdb.keys()][:3]  # noqa: SIM118
+        requested = "" if keys is None else f" of {keys!r:.99}"
+        some = ", ".join(repr(_as_text(key)) for key in there[:3])
         raise DatasetError(
-            f"the LMDB {path!r} has no entries{asked}"
-            + (f"; it has {', '.join(map(repr, there))}, ..." if there else "")
+            f"the LMDB {path!r} has no entries{requested}"
+            + (f"; it has {some}, ..." if some else "")
         )
     return names, numbers
 
@@ -161,8 +167,8 @@ def _as_bytes(key: Any, sample: int) -> bytes:
     return name
 
 
-def _numbers(lmdb: LmdbReader, path: str, pattern: str) -> list[int]:
-    """Numbers of a pattern that has an entry for each from the first to the last."""
+def _pattern_of(pattern: str) -> re.Pattern[bytes]:
+    """Regular expression for the keys of a pattern."""
     parts = _PATTERN.fullmatch(pattern)
     if parts is None:
         raise UsageError(
@@ -171,8 +177,12 @@ def _numbers(lmdb: LmdbReader, path: str, pattern: str) -> list[int]:
             hint="pass particular keys as a list",
         )
     before, after = (part.replace("%%", "%").encode() for part in (parts[1], parts[4]))
-    fits = re.compile(re.escape(before) + rb"(\d+)" + re.escape(after))
-    matches = ((key, fits.fullmatch(key)) for key in lmdb.keys())  # noqa: SIM118
+    return re.compile(re.escape(before) + rb"(\d+)" + re.escape(after))
+
+
+def _numbers(path: str, pattern: str, fits: re.Pattern[bytes], keys: Sequence[bytes]) -> list[int]:
+    """Numbers of a pattern that has an entry for each from the first to the last."""
+    matches = ((key, fits.fullmatch(key)) for key in keys)
     numbers = sorted(
         int(match[1])
         for key, match in matches
@@ -189,41 +199,42 @@ def _numbers(lmdb: LmdbReader, path: str, pattern: str) -> list[int]:
     return numbers
 
 
-def _texts_at(
-    lmdb: LmdbReader, path: str, pattern: str, numbers: Sequence[int] | None
-) -> list[str | None]:
-    """Texts of the entries of a pattern with numbers; None for missing ones."""
+def _label_keys(pattern: str, numbers: Sequence[int] | None) -> list[bytes]:
+    """Keys of the labels, a pattern with the numbers of the images."""
     if numbers is None or _PATTERN.fullmatch(pattern) is None:
         raise UsageError(
             f'{pattern!r} must be a pattern with one number, e.g. "label-%09d", and needs keys= '
             'with a pattern, e.g. keys="image-%09d"',
             argument="labels",
         )
+    return [(pattern % number).encode() for number in numbers]
+
+
+def _as_texts(path: str, entries: Mapping[bytes, bytes | None]) -> list[str | None]:
+    """Decode the values of some entries; None for missing ones."""
     texts: list[str | None] = []
-    values = lmdb.values([(pattern % number).encode() for number in numbers])
-    for number, value in zip(numbers, values, strict=True):
+    for key, value in entries.items():
         try:
+            if value is not None and len(value) == _MAX_LABEL_BYTES:
+                raise ValueError(f"it has {_MAX_LABEL_BYTES} bytes or more")
             texts.append(None if value is None else value.decode().strip())
-        except UnicodeDecodeError as error:
+        except ValueError as error:
             raise DatasetError(
-                f"the entry {pattern % number!r} of the LMDB {path!r} is not text: {error}"
+                f"the entry {_as_text(key)!r} of the LMDB {path!r} is not a label: {error}"
             ) from error
     return texts
 
 
-def _look_at_some(
-    lmdb: LmdbReader,
+def _check_some(
     path: str,
-    names: list[bytes],
+    entries: Mapping[bytes, bytes | None],
     is_image: Callable[[bytes], object],
     *,
     explicit: bool,
 ) -> None:
     """Check some entries: of explicit keys one must be an image, of all keys of an LMDB all."""
     problem = ""
-    samples = spread_evenly(len(names), _LOOKS)
-    values = lmdb.values([names[sample] for sample in samples])
-    for sample, value in zip(samples, values, strict=True):
+    for key, value in entries.items():
         if value is None or is_image(value):
             if explicit:
                 return
@@ -232,8 +243,9 @@ def _look_at_some(
             f"it starts with {bytes(value[:8])!r}. A value must be the bytes of an image file; "
             "arrays of pixels, msgpack, pyarrow and other records are not supported"
         )
-        name = _as_text(names[sample])
-        problem = problem or f"the entry {name!r} of the LMDB {path!r} is not an image: {why}"
+        problem = problem or (
+            f"the entry {_as_text(key)!r} of the LMDB {path!r} is not an image: {why}"
+        )
     if problem:
         hint = "" if explicit else "if other entries are images, pass their keys= explicitly"
         raise DatasetError(problem, hint=hint)
