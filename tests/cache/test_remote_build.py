@@ -17,7 +17,6 @@ from feedline.cache.build import add_size, build_cache
 from feedline.cache.plan import plan_cache
 from feedline.cache.source import CacheSource, open_source
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
-from feedline.sources import remote_reader
 from feedline.sources.manifest import MANIFEST, read_manifest
 from feedline.sources.remote_files import THREADS, RemoteFolder
 from feedline.sources.store import SampleStore
@@ -319,26 +318,6 @@ def test_size_is_added(bucket, train, source, tmp_path):
 
 
 # What cannot be
-
-
-@pytest.mark.slow
-def test_missing_object_is_broken_image_but_unreachable_store_is_not(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_reader, "IMAGE_PATIENCE_S", 0.0)
-    with serving() as server:
-        bucket = Bucket(server)
-        train = bucket.fill("train", source)
-        images = open_source(train)
-        bucket.there.remove("train/cats/0.jpg")
-        number = next(n for n in range(len(images)) if images.store.key(n) == "cats/0.jpg")
-        with pytest.raises(ImageError, match=r"cats/0\.jpg.*FileNotFoundError"):
-            images.read(number)
-
-        def stop(said):
-            server.stop()
-
-        with pytest.raises(DatasetError, match=rf"'{train}/cats/.*' cannot be read.*endpoint"):
-            far(train, tmp_path / "cache", on_error="skip", workers=0, progress=stop)
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [".lock"]
 
 
 def test_unsupported_build_raises_with_its_name(bucket, train, source, tmp_path, monkeypatch):

@@ -113,14 +113,13 @@ def test_single_numbers_with_gaps_warn_and_rows_do_not(images):
 )
 def test_bands_before_rows_and_columns_are_rejected_with_the_cure(bands, height, width):
     images = np.zeros((2, bands, height, width), np.uint16)
-    view = np.zeros((2, height, width, bands), np.uint16).transpose(0, 3, 1, 2)
-    for wrong in (images, view, images.transpose(0, 1, 3, 2)):
+    for wrong in (images, images.transpose(0, 1, 3, 2)):
         with pytest.raises(UsageError) as caught:
             ImageArray(wrong, [0, 1])
         assert caught.value.argument == "images"
         assert "transpose(0, 2, 3, 1)" in caught.value.hint
-    for right in (images.transpose(0, 2, 3, 1), view.transpose(0, 2, 3, 1)):
-        assert ImageArray(right, [0, 1]).images.shape == (2, height, width, bands)
+    right = images.transpose(0, 2, 3, 1)
+    assert ImageArray(right, [0, 1]).images.shape == (2, height, width, bands)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +132,6 @@ def test_bands_before_rows_and_columns_are_rejected_with_the_cure(bands, height,
 def test_images_with_channels_last_are_read(shape):
     images = np.zeros((2, *shape), np.float32)
     assert ImageArray(images, [0, 1]).images.shape == (2, *shape)
-    # The order in memory says that they are images of a tensor, transposed.
-    planes = np.zeros((2, shape[2], *shape[:2]), np.float32).transpose(0, 2, 3, 1)
-    if 1 not in shape:
-        assert ImageArray(planes, [0, 1]).images.shape == (2, *shape)
 
 
 def test_empty_images_are_rejected(images, labels):

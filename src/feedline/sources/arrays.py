@@ -153,17 +153,11 @@ _MAX_FEW_CHANNELS = 16
 def _has_channels_first(images: np.ndarray[Any, Any]) -> bool:
     """Return True if images (n, a, b, c) are probably (n, channels, height, width).
 
-    The order in memory decides for a view of the other layout: c, a, b is (channels, height, width)
-    that was transposed to channels last, and b, c, a the opposite. Otherwise images with up to 4
-    values in the last axis have channels last; and channels come first if only the last two axes
-    are equal, as in square images, or if the first is the only one of at most 16. So square
-    patches of many bands may have channels last.
+    Images with up to 4 values in the last axis have channels last. Channels come first if only the
+    last two axes are equal, as in square images, or if the first is the only one of at most 16. So
+    square patches of many bands may have channels last.
     """
     _, first, second, last = images.shape
-    by_stride = sorted(range(1, 4), key=lambda axis: -abs(images.strides[axis]))
-    is_ordered = 1 not in (first, second, last)  # the stride of an axis of length 1 is arbitrary
-    if is_ordered and by_stride in ([3, 1, 2], [2, 3, 1]):
-        return by_stride[-1] == 1
     if last <= _MAX_USUAL_CHANNELS:
         return False
     is_square = bool(second == last != first)

@@ -42,7 +42,9 @@ _MAX_RESERVED_BYTES = 64 << 20
 _PROCESSES = 32
 _BLOCK_BYTES = 4096
 
-_FILE = re.compile(r".*-[0-9a-f]{16}\.remote/(index|\d+)/[\w-]+\.(npy|part|tmp)")
+_FILE = re.compile(
+    r".*-[0-9a-f]{16}\.remote/(index|\d+)/[\w-]+\.(npy|part)(\.[0-9a-f]{32}\.partial)?"
+)
 """Path of a copy in the folder of all copies."""
 
 _HEADER = struct.Struct("<QQ")  # length and checksum of an image

@@ -16,8 +16,8 @@ import hashlib
 import logging
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from feedline.errors import DatasetError, UsageError, hide_secrets
 from feedline.sources.cache_format_base import NPY_HEADER_BYTES, CopyBytes, LevelReader
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.cache_store import CacheLocation, CacheStore
-from feedline.sources.files import MAX_FILE_BYTES
+from feedline.sources.files import MAX_FILE_BYTES, write_atomic
 from feedline.sources.local_copies import (
     DiskBudget,
     LocalCopies,
@@ -181,23 +181,14 @@ class _RemoteLocation(CacheLocation):
                 "local_bytes, or a local_dir with more space"
             )
         _log.info("fetching %s of the cache %s, %.1f MB", name, self, size / 1e6)
-        actual = xxhash.xxh3_64()
-        descriptor, temporary = tempfile.mkstemp(".tmp", f"{name}-", os.path.join(folder, INDEX))
-        try:
-            with open(descriptor, "wb") as file:
-                for data in self._blocks(f"{INDEX}/{name}.npy", size):
-                    actual.update(data)
-                    file.write(data)
-            if actual.hexdigest() != digest:
-                raise DatasetError(
-                    f"{INDEX}/{name}.npy of the cache {self} does not match its manifest: its "
-                    "digest differs (a damaged file, an incomplete copy, or files of two caches)",
-                    hint=repair_command(str(self)),
-                )
-            os.replace(temporary, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+        data = b"".join(self._blocks(f"{INDEX}/{name}.npy", size))
+        if xxhash.xxh3_64_hexdigest(data) != digest:
+            raise DatasetError(
+                f"{INDEX}/{name}.npy of the cache {self} does not match its manifest: its digest "
+                "differs (a damaged file, an incomplete copy, or files of two caches)",
+                hint=repair_command(str(self)),
+            )
+        write_atomic(Path(path), data, durable=False)
 
     def _blocks(self, name: str, size: int) -> Iterator[bytes]:
         """Yield a file of about this size in blocks."""

@@ -322,8 +322,6 @@ def _advice(error: BaseException) -> str:
             'permissions; read a public S3 bucket with storage_options={"anon": True}. '
             f"{_ADDRESS}"
         )
-    if isinstance(error, UsageError):
-        return "See the message above"
     if _is_permanent(error):
         return "Check the URL, and whether the target supports this, is full or read-only"
     return (
