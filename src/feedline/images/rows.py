@@ -160,7 +160,6 @@ class RowPipeline(Generic[Store]):
 
     def _begin(self) -> None:
         """Create what is not pickled."""
-        self._is_open = False
         self._threads = ThreadDecoder(self.options)
         self._warns_of_clipping = True
 
@@ -168,14 +167,11 @@ class RowPipeline(Generic[Store]):
         return len(self.store)
 
     def open(self, worker: int, workers: int) -> None:
-        """Start a worker with its id and the number of workers. Elsewhere the first row does it."""
-        self.store.open()
-        self._is_open = True
+        """Start a worker with its id and the number of workers."""
         self._warns_of_clipping = worker == 0
 
     def close(self) -> None:
         """Release resources after the last row in this process."""
-        self._is_open = False
         self.store.close()
 
     def fields(self, image_size: int | None) -> tuple[Field, ...]:
@@ -204,10 +200,8 @@ class RowPipeline(Generic[Store]):
 
     def prepare(self, samples: Sequence[int], image_size: int | None) -> None:
         """Prepare for rows that are about to be loaded: fetch remote images together."""
-        prepare = getattr(self.store, "prepare", None)
-        if prepare is not None:
-            assert image_size is not None, "stored images have no common size"
-            prepare(samples, self.wanted_side(image_size))
+        assert image_size is not None, "stored images have no common size"
+        self.store.prepare(samples, self.wanted_side(image_size))
 
     def load(self, item: Item, row: tuple[np.ndarray[Any, Any], ...]) -> None:
         """Fill one row: arrays as in `fields`, C-contiguous, written in place.
@@ -238,15 +232,12 @@ class RowPipeline(Generic[Store]):
         Returns the rows that were not made: damaged ones, and all if they are no raw pixels.
         """
         every = range(len(items.samples))
-        raw_copies = getattr(self.store, "raw_copies", None)
         is_plain = type(self).load is RowPipeline.load and not hasattr(self.transform, "retouch")
-        if not is_plain or raw_copies is None or self.layout != RGB or items.image_size is None:
+        if not is_plain or self.layout != RGB or items.image_size is None:
             return every
         if not all_within(items.samples, len(self)):
             return every
-        if not self._is_open:
-            self.open(0, 1)
-        copies = raw_copies(items.samples, self.wanted_side(items.image_size))
+        copies = self.store.raw_copies(items.samples, self.wanted_side(items.image_size))
         if copies is None:
             return every
         rows[1][...] = copies.labels
@@ -255,8 +246,6 @@ class RowPipeline(Generic[Store]):
     def _part(self, item: Item) -> tuple[Pixels, Placement]:
         """Visible part of the image, valid until the next one, and its placement."""
         check_index(item.sample, len(self))
-        if not self._is_open:
-            self.open(0, 1)
         try:
             wanted = wanted_side(self.transform, item.required_image_size)
             with storage_read:
@@ -358,7 +347,7 @@ class RowPipeline(Generic[Store]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_threads"], state["_is_open"]
+        del state["_threads"]
         return state | {"added_codecs": added_codecs()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -49,8 +49,8 @@ class SampleStore:
     """Images with their labels, by number. Pickled once and sent to every worker.
 
     `read`, `original_size` and `label` depend on their arguments alone; several threads may call
-    them at once. The default methods suit a store of local originals, which opens its files at the
-    first `read`, so that an error can name the sample.
+    them at once. A store opens its files at the first `read`, in each process and after `close`, so
+    that an error can name the sample. The default methods suit a store of local originals.
     """
 
     label_field: Field
@@ -65,14 +65,8 @@ class SampleStore:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def open(self) -> None:
-        """Acquire what a process needs to read, e.g. a descriptor, in place of what it has.
-
-        Called before it reads, in each worker again, and possibly several times.
-        """
-
     def close(self) -> None:
-        """Release it. Called when the process reads no more, even if nothing was opened."""
+        """Close files and connections. Called when the process reads no more."""
 
     def prepare(self, samples: Sequence[int], side: int) -> None:
         """Prepare for samples that are about to be read, e.g. fetch remote ones together.
@@ -238,9 +232,6 @@ class SelectedStore(SampleStore):
         store: Any = self.store
         labels: np.ndarray[Any, Any] = np.asarray(store.labels)[self.numbers]
         return labels
-
-    def open(self) -> None:
-        self.store.open()
 
     def close(self) -> None:
         self.store.close()
