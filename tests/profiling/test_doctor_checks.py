@@ -143,24 +143,6 @@ def test_machine_without_proc_and_sys_is_examined(jpeg_folder, tmp_path):
     assert (found["disk"].status, found["gpu"].status) == ("unknown", "note")
 
 
-def test_machine_with_invalid_limits_is_examined(tmp_path):
-    root = write_files(
-        tmp_path,
-        {
-            "/proc/self/cgroup": "0::/job\n\udcff",
-            "/proc/self/mountinfo": "nonsense",
-            "/sys/fs/cgroup/job/cpu.max": "much 0",
-            "/sys/fs/cgroup/job/memory.max": "-7",
-            "/sys/fs/cgroup/job/memory.current": "",
-            "/proc/driver/nvidia/version": "odd",
-        },
-    )
-    found = examine(root=root, environ={}).checks
-    assert found["usable-cores"].details["quota_cores"] is None
-    assert found["memory"].details["cgroup_limit_bytes"] is None
-    assert found["gpu"].status == "note"
-
-
 def test_quota_and_limit_are_detected_and_threads_warned_of(tmp_path):
     root = write_files(
         tmp_path,

@@ -1,8 +1,6 @@
 """Checks of the data folder: contents, disk, read rate, and whether it fits into memory."""
 
 import os
-import tempfile
-from pathlib import Path
 
 import psutil
 import pytest
@@ -314,21 +312,6 @@ def test_files_of_a_disk_are_read_from_the_disk(tmp_path):
     assert found is not None
     assert found.read_from == "disk"
     assert psutil.Process().io_counters().read_bytes - before >= found.bytes
-
-
-@pytest.fixture
-def in_memory():
-    if not os.path.ismount("/dev/shm"):
-        pytest.skip("no files in memory here")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
-
-
-@needs_calls
-def test_files_in_memory_are_not_taken_for_a_disk(in_memory):
-    found = measure_read_rate(written(in_memory, [100_000] * 12), readers=2, seconds=LONG_S)
-    assert found is not None
-    assert found.read_from in ("memory", "unknown")  # as the kernel says of a tmpfs
 
 
 def test_page_cache_is_unknown_without_system_call(tmp_path, monkeypatch):

@@ -479,14 +479,6 @@ def test_starts_of_one_run_are_one_run(tmp_path):
     assert sum(point.batches for point in run.course) == 30
 
 
-def test_many_starts_stay_one_bounded_run(tmp_path):
-    for _ in range(4):
-        start(tmp_path, 90)
-    run = read_run(tmp_path)
-    assert sum(entry.passes for entry in run.passes) == 360
-    assert len(run.passes) <= 200
-
-
 def test_a_damaged_record_of_an_earlier_start_is_noted(tmp_path):
     (tmp_path / "trace.json").write_text('{"what": "feedline ru')
     start(tmp_path, 1)

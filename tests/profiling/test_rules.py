@@ -2,14 +2,11 @@
 
 import math
 import re
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-import feedline
 from feedline.profile.diagnose import diagnose
 from feedline.timing.run import Event, Histogram, Pass, RankTimes, SlowSample, TimelineSample
 from profiling.diagnosed_runs import LOADER, a_run, finding_of, one_pass, rules_of, times
@@ -622,20 +619,6 @@ def test_the_size_of_a_float_is_that_of_its_type(size):
     run = a_run(passed, work=320.0, stages={"dataset": 0.5, "collate": 0.5}, machine=CORES)
     assert f"{size} times" in finding_of(run, "float-copy").cause
     assert "collate" not in rules_of(run)
-
-
-def test_sleeping_first_steps_on_cpu_are_not_new_shapes():
-    def batches():
-        for side in (8, 16):
-            for _ in range(40):
-                yield torch.zeros(4, 3, side, side)
-
-    watched, seen = feedline.watch(batches()), dict[int, int]()
-    for batch in watched:
-        seen[batch.shape[-1]] = count = seen.get(batch.shape[-1], 0) + 1
-        time.sleep(0.05 if count <= 3 else 0.001)
-    assert [len(each.first_steps_cpu_ms) for each in watched.run.passes] == [8, 8]
-    assert "new-shape" not in rules_of(watched.run)
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,7 @@ def test_a_generator_is_watched_once_and_a_list_repeatedly():
     assert list(watched) == []
     first, second = watched.run.passes
     assert (first.batches, first.image_size, first.samples) == (5, 8, 10)
+    assert len(first.first_steps_ms) == len(first.first_steps_cpu_ms) == 4
     assert (second.batches, second.ended) == (0, "exhausted")
     watched = watch([torch.zeros(4)] * 3, name="list")
     assert len(watched) == 3
