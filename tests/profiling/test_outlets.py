@@ -24,15 +24,12 @@ from feedline.profile.live import (
     tensorboard_writer,
 )
 from feedline.profile.save import MAX_EVENTS, Output, TraceFile
-from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder, WorkerObserver
-from feedline.timing.run import Loader
 from feedline.timing.run_file import read_run
 from feedline.timing.stage_page import StageTimings
 from sets import Drawing
 from slow import slow
-
-MS = 1_000_000
+from timing.simulated_pass import MS, SimulatedPass
 
 
 @pytest.fixture(autouse=True)
@@ -168,23 +165,16 @@ def test_a_timeline_has_steps_and_the_tasks_of_each_worker(tmp_path):
         assert all(e["dur"] >= 0 for e in events if e["ph"] == "X")
 
 
-class Steps:
-    """A recorder of steps on a simulated clock, with one worker."""
+class Steps(SimulatedPass):
+    """Steps with one worker."""
 
     def __init__(self):
-        self.recorder = Recorder()
         self.spent = StageTimings(tasks=1)
-        number = self.recorder.register_loader(
-            Loader(kind="other", name="x"), WorkerObserver(stage_timings=lambda: {0: self.spent})
-        )
-        self.now_ns = 10**12
-        self.record = self.recorder.begin(number, 0, self.now_ns)
+        super().__init__(Recorder(), workers=WorkerObserver(stage_timings=lambda: {0: self.spent}))
 
     def step(self, wait_ms=1, compute_ms=9):
-        asked_ns = self.now_ns + compute_ms * MS
-        self.now_ns = asked_ns + wait_ms * MS
+        self.batch(wait_ms, compute_ms)
         self.spent.latest = [(self.now_ns - 5 * MS, self.now_ns)]
-        self.record.add_batch(BatchInfo(64, 8, 100), asked_ns, self.now_ns)
 
 
 @pytest.mark.slow

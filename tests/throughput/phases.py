@@ -1,4 +1,4 @@
-"""Phases as if they had been measured."""
+"""Windows and phases as if they had been measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,24 @@ from typing import Any
 
 from feedline.throughput.step_model import StepLoad
 from feedline.throughput.what_if import Rates
-from feedline.throughput.windows import PoolRate
+from feedline.throughput.windows import PoolRate, StepWindow
+
+
+def a_window(**changes: Any) -> StepWindow:
+    """Whole batches that come unevenly: four workers, at work half of the time."""
+    usual: dict[str, Any] = {
+        "phase": "a",
+        "steps": 20,
+        "seconds": 2.0,
+        "wait_s": 0.5,
+        "tasks_s": 4.0,
+        "on_core": 1.0,
+        "queued": 0.0,
+        "workers": 4,
+        "tasks": 20,
+        "prefetch": 8,
+    }
+    return StepWindow(**(usual | changes))
 
 
 def load(**given: Any) -> StepLoad:

@@ -16,10 +16,9 @@ from feedline.throughput.step_model import (
     workers_needed,
 )
 from feedline.throughput.what_if import what_if
-from feedline.throughput.windows import StepWindow
 from feedline.tuning.search import LoaderSetting, LoaderTrial, Search
 from profiling.diagnosed_runs import a_run, one_pass
-from throughput.phases import load, point, rates
+from throughput.phases import a_window, load, point, rates
 from throughput.test_what_if import LOADS
 
 
@@ -31,16 +30,8 @@ def verdicts(wait_share):
     wait_ms = 50 * wait_share
     own_ms, work_ms = 50 - wait_ms, 4 * 50.0
     run = a_run(one_pass(wait=wait_ms, compute=own_ms), work=work_ms)
-    window = StepWindow(
-        phase=None,
-        steps=40,
-        seconds=2.0,
-        wait_s=2.0 * wait_share,
-        workers=4,
-        tasks_s=40 * work_ms / 1e3,
-        on_core=1.0,
-        queued=0.0,
-        tasks=40,
+    window = a_window(
+        steps=40, wait_s=2.0 * wait_share, tasks_s=40 * work_ms / 1e3, tasks=40, prefetch=0
     )
     search = Search(
         WorkerLimits(cores=8), LoaderSetting(workers=4, prefetch=2), ceiling=1e3 / own_ms

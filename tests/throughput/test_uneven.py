@@ -1,13 +1,12 @@
 """Batches that come unevenly, against trainings that are simulated from step to step."""
 
-from dataclasses import replace
-
 import pytest
 
 from feedline.throughput.controller import Controller
 from feedline.throughput.step_model import MemoryBudget, WorkerLimits
 from feedline.throughput.windows import StepWindow
 from slow import slow
+from throughput.phases import a_window
 from throughput.simulated import Stepped, now_and_then, varied
 
 SPIKES = now_and_then(100.0, 1 / 20, 10.0)  # 145 ms on average
@@ -124,28 +123,11 @@ def test_new_workload_is_tried_again():
     assert [each.kind for each in decisions(training, "prefetch")] == ["even", "back", "even"]
 
 
-def window(**changes):
-    """Whole batches that come unevenly: four workers, at work half of the time."""
-    usual = StepWindow(
-        phase="a",
-        steps=20,
-        seconds=2.0,
-        wait_s=0.5,
-        tasks_s=4.0,
-        on_core=1.0,
-        queued=0.0,
-        workers=4,
-        tasks=20,
-        prefetch=8,
-    )
-    return replace(usual, **changes)
-
-
 def first_change(limits, **changes):
     """First change after many such windows."""
     controller = Controller(limits)
     for _ in range(20):
-        if decision := controller.observe(window(**changes)):
+        if decision := controller.observe(a_window(**changes)):
             return decision
     return None
 
@@ -188,26 +170,26 @@ def test_order_of_trials(limits, changes, what, value):
 def test_nothing_is_tried_for_a_moment():
     controller = Controller(WorkerLimits(cores=16, for_each=2))
     for _ in range(100):
-        assert not controller.observe(window(wait_s=0.5, tasks_s=5.4))
+        assert not controller.observe(a_window(wait_s=0.5, tasks_s=5.4))
         for _ in range(30):
-            assert not controller.observe(window(wait_s=0.01, tasks_s=5.4))
+            assert not controller.observe(a_window(wait_s=0.01, tasks_s=5.4))
 
 
 def test_change_by_user_is_not_evaluated():
     controller = Controller(WorkerLimits(cores=16, for_each=2))
     tried = None
     while tried is None:
-        tried = controller.observe(window(error=0.5))
+        tried = controller.observe(a_window(error=0.5))
     assert (tried.what, tried.after) == ("prefetch", 32)
-    assert controller.observe(window(prefetch=32, error=0.5)) is None
+    assert controller.observe(a_window(prefetch=32, error=0.5)) is None
     for _ in range(20):
-        decision = controller.observe(window(prefetch=12, seconds=9.0, wait_s=0.0, error=0.5))
+        decision = controller.observe(a_window(prefetch=12, seconds=9.0, wait_s=0.0, error=0.5))
         assert decision is None or decision.kind != "back"
 
 
 def test_windows_are_joined():
-    one = window(seconds=1.0, steps=10, error=0.3, on_core=0.5, queued=None, wait_s=0.4)
-    other = window(seconds=3.0, steps=30, error=0.4, on_core=None, queued=0.1, wait_s=0.0)
+    one = a_window(seconds=1.0, steps=10, error=0.3, on_core=0.5, queued=None, wait_s=0.4)
+    other = a_window(seconds=3.0, steps=30, error=0.4, on_core=None, queued=0.1, wait_s=0.0)
     both = StepWindow.joined([one, other])
     assert (both.steps, both.seconds, both.wait_s, both.tasks_s) == (40, 4.0, 0.4, 8.0)
     assert (both.on_core, both.queued) == (0.5, 0.1)

@@ -3,7 +3,6 @@
 import itertools
 import sys
 import threading
-import time
 import tracemalloc
 from collections import Counter
 from contextlib import contextmanager
@@ -18,28 +17,7 @@ from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import Loader
 from feedline.timing.stage_page import StageTimings
 from feedline.timing.steps import DeviceClock
-
-MS = 1_000_000
-LOADER = Loader(kind="other", name="tests")
-
-
-class Told:
-    """An epoch recorded on a simulated clock that started with the recorder."""
-
-    def __init__(self, recorder, loader=LOADER, **options):
-        self.recorder = recorder
-        self.now_ns = time.monotonic_ns()
-        number = recorder.register_loader(loader)
-        self.record = recorder.begin(number, None, self.now_ns, **options)
-
-    def batch(self, wait_ms, compute_ms=0, batch=None):
-        """Compute, then wait for a batch."""
-        asked_ns = self.now_ns + compute_ms * MS
-        self.now_ns = asked_ns + wait_ms * MS
-        self.record.add_batch(batch or BatchInfo(64, 8, 1000, 500, False), asked_ns, self.now_ns)
-
-    def end(self, how="exhausted"):
-        self.recorder.end(self.record, how)
+from timing.simulated_pass import LOADER, MS, SimulatedPass
 
 
 @contextmanager
@@ -75,7 +53,7 @@ def only(recorder):
 
 
 def test_a_step_computes_and_then_waits_and_the_first_batch_is_the_start():
-    told = Told(Recorder())
+    told = SimulatedPass(Recorder())
     told.batch(wait_ms=500)
     told.batch(wait_ms=3, compute_ms=10)
     told.batch(wait_ms=5, compute_ms=20)
@@ -98,7 +76,7 @@ steps = st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 40), st
 def test_totals_are_consistent_for_any_loaders_and_sizes(epochs):
     recorder = Recorder()
     for loader, told in epochs:
-        a_pass = Told(recorder, Loader(kind="other", name="x", batch_size=loader))
+        a_pass = SimulatedPass(recorder, Loader(kind="other", name="x", batch_size=loader))
         for wait_ms, compute_ms, size, samples in told:
             a_pass.batch(wait_ms, compute_ms, BatchInfo(size, samples, 10, 0, None))
         a_pass.end()
@@ -124,9 +102,9 @@ def test_totals_are_consistent_for_any_loaders_and_sizes(epochs):
 
 def test_a_long_pass_stays_itself_while_many_short_ones_come_and_go():
     recorder = Recorder()
-    training = Told(recorder)
+    training = SimulatedPass(recorder)
     for _ in range(1000):
-        validation = Told(recorder, Loader(kind="other", name="validation"))
+        validation = SimulatedPass(recorder, Loader(kind="other", name="validation"))
         validation.batch(1)
         validation.end()
         training.batch(1)
@@ -140,7 +118,7 @@ def test_a_long_pass_stays_itself_while_many_short_ones_come_and_go():
 
 def test_a_size_that_comes_again_has_its_entry_again():
     recorder = Recorder()
-    told = Told(recorder)
+    told = SimulatedPass(recorder)
     for size in (64, 96):
         told.batch(1, batch=BatchInfo(size, 8))
     assert [entry.ended for entry in recorder.run().passes] == ["size changed", ""]
@@ -153,7 +131,7 @@ def test_a_size_that_comes_again_has_its_entry_again():
 
 
 def test_sizes_beyond_32_share_an_entry():
-    told = Told(Recorder())
+    told = SimulatedPass(Recorder())
     for size in range(500):
         told.batch(1, batch=BatchInfo(size, 8))
     passes = told.recorder.run().passes
@@ -163,7 +141,7 @@ def test_sizes_beyond_32_share_an_entry():
 
 def test_a_step_belongs_to_the_size_of_the_batch_that_it_computes_with():
     recorder = Recorder()
-    told = Told(recorder)
+    told = SimulatedPass(recorder)
     told.batch(0, batch=BatchInfo(64, 8))
     told.batch(1, 10, BatchInfo(96, 8))
     told.batch(2, 40, BatchInfo(96, 8))
@@ -177,7 +155,7 @@ def test_a_step_belongs_to_the_size_of_the_batch_that_it_computes_with():
 def test_steps_that_are_measured_late_go_to_their_own_size(late):
     """`late`: number of batches by which a step is reported late; 0 is just before its end."""
     recorder = Recorder()
-    told = Told(recorder, device_clock=True)
+    told = SimulatedPass(recorder, device_clock=True)
     sizes = [64, 64, 64, 96, 96, 96, 64]
     pending = []
     for k, size in enumerate(sizes):
@@ -199,12 +177,12 @@ def test_steps_that_are_measured_late_go_to_their_own_size(late):
 
 def test_late_steps_are_assigned_to_their_epoch():
     recorder = Recorder()
-    first = Told(recorder, device_clock=True)
+    first = SimulatedPass(recorder, device_clock=True)
     for _ in range(3):
         first.batch(0, batch=BatchInfo(64, 8))
     first.record.add_step(0.0, 0.0, 64.0)
     first.end()
-    second = Told(recorder, device_clock=True, before=first.record)
+    second = SimulatedPass(recorder, device_clock=True, before=first.record)
     second.batch(0, batch=BatchInfo(96, 8))
     second.record.add_step(0.0, 0.0, 64.0)
     second.batch(0, batch=BatchInfo(96, 8))
@@ -215,7 +193,7 @@ def test_late_steps_are_assigned_to_their_epoch():
 
 
 def test_unreported_batches_are_counted_but_not_timed():
-    told = Told(Recorder())
+    told = SimulatedPass(Recorder())
     told.batch(1)
     told.batch(1, 1)
     told.record.count_unreported(10)
@@ -233,7 +211,7 @@ def test_unreported_batches_are_counted_but_not_timed():
 @pytest.mark.slow
 def test_a_million_steps_of_alternating_sizes_stay_small():
     recorder = Recorder()
-    told = Told(recorder)
+    told = SimulatedPass(recorder)
     batches = [BatchInfo(size, 8, 1000) for size in (64, 96, 128)]
 
     def go(steps):
@@ -290,7 +268,7 @@ def test_the_longest_wait_has_an_excerpt_with_its_worker():
     recorder = Recorder()
     spent = StageTimings(tasks=1)
     recorder.register_loader(LOADER, WorkerObserver(stage_timings=lambda: {3: spent}))
-    told = Told(recorder)
+    told = SimulatedPass(recorder)
     for k in range(100):
         told.batch(80 if k == 60 else 0, 10)
         if k == 60:
@@ -305,7 +283,7 @@ def test_the_longest_wait_has_an_excerpt_with_its_worker():
 
 def test_returned_run_does_not_change():
     recorder = Recorder()
-    told = Told(recorder)
+    told = SimulatedPass(recorder)
     told.batch(1)
     told.batch(1, 1)
     within = recorder.run()
@@ -313,7 +291,7 @@ def test_returned_run_does_not_change():
     run = recorder.run()
     before = msgspec.json.encode([within, run])
     recorder.note("something")
-    told = Told(recorder, Loader(kind="other", name="another"))
+    told = SimulatedPass(recorder, Loader(kind="other", name="another"))
     for _ in range(400):
         told.batch(300, 1)
     told.end()
@@ -330,7 +308,7 @@ def test_notes_are_unique_and_limited():
 
 def test_run_can_be_requested_from_any_thread():
     recorder = Recorder()
-    told = Told(recorder)
+    told = SimulatedPass(recorder)
     with other_threads(recorder.flush):
         for _ in range(3000):
             told.batch(1, 1)
@@ -354,7 +332,7 @@ class Mark:
 
 
 def test_requesting_run_neither_duplicates_nor_drops_steps_of_a_device():
-    told = Told(Recorder(), device_clock=True)
+    told = SimulatedPass(Recorder(), device_clock=True)
     marks = itertools.count()
     clock = DeviceClock(lambda: Mark(float(next(marks))), told.record.add_step)
     with other_threads(clock.settle):
@@ -372,7 +350,7 @@ def test_a_worker_that_several_loaders_see_is_one_and_is_known_at_the_end():
     recorder = Recorder()
     for _ in range(3):
         recorder.register_loader(LOADER, WorkerObserver(pids=lambda: [11, 12]))
-    told = Told(recorder)
+    told = SimulatedPass(recorder)
     told.batch(1)
     assert recorder.latest()["workers"] == 2.0
     told.end()
@@ -383,7 +361,7 @@ def test_work_is_noted_for_the_pass_that_gets_batches():
     recorder = Recorder()
     spent = StageTimings()
     recorder.register_loader(LOADER, WorkerObserver(stage_timings=lambda: {0: spent}))
-    training, validation = Told(recorder), Told(recorder)
+    training, validation = SimulatedPass(recorder), SimulatedPass(recorder)
     validation.batch(1)
     training.batch(1)
     spent.tasks = 5

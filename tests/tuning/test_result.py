@@ -6,25 +6,17 @@ from xml.etree import ElementTree
 import pytest
 
 from feedline.errors import UsageError
-from feedline.throughput.windows import StepWindow
 from feedline.tuning import result
 from feedline.tuning.result import TunedPhase, TuningResult, curve_svg
 from feedline.tuning.search import LoaderSetting, LoaderTrial
+from throughput.phases import a_window
 
 _SVG = "{http://www.w3.org/2000/svg}"
 
 
 def trial(workers, steps_per_s, error=0.05):
-    window = StepWindow(
-        phase=None,
-        steps=100,
-        seconds=100 / steps_per_s,
-        wait_s=0.0,
-        tasks_s=1.0,
-        on_core=None,
-        queued=None,
-        workers=workers,
-        error=error,
+    window = a_window(
+        steps=100, seconds=100 / steps_per_s, wait_s=0.0, workers=workers, error=error
     )
     setting = LoaderSetting(workers=workers, prefetch=3, task_ms=50.0)
     return LoaderTrial(setting=setting, window=window)
@@ -53,19 +45,10 @@ def tuned(*phases):
     ("status", "text"), [("interrupted", "Ctrl-C"), ("budget", "30 s"), ("error", "KeyError: 3")]
 )
 def test_the_reason_for_an_empty_phase_names_the_end(status, text):
-    phase = TunedPhase(
-        size=None,
-        batch_size=4,
-        ceiling=None,
-        trials=(),
-        best=None,
-        is_compute_bound=False,
-        status=status,
-        full_search_s=30.0,
-        error="the step raised KeyError: 3" if status == "error" else "",
-    )
-    assert phase.reason.startswith("not measured: ")
-    assert text in phase.reason
+    error = "the step raised KeyError: 3" if status == "error" else ""
+    empty = replace(phase(None, {}, None), status=status, full_search_s=30.0, error=error)
+    assert empty.reason.startswith("not measured: ")
+    assert text in empty.reason
 
 
 def test_reason_names_the_bottleneck_unless_the_step_is_it():

@@ -9,8 +9,8 @@ from functools import cache, partial
 import pytest
 
 from feedline.throughput.step_model import MemoryBudget, WorkerLimits
-from feedline.throughput.windows import StepWindow
 from feedline.tuning.search import LoaderSetting, LoaderTrial, Search, SearchSpace
+from throughput.phases import a_window
 from throughput.simulated import WORK, Simulated, Stepped, periodic
 
 ALL_WORK = [
@@ -166,14 +166,11 @@ def test_no_worker_is_the_answer_if_steps_or_batches_are_tiny(own_ms, work_ms, h
 
     def trial(setting):
         wait_ms = hand_ms if setting.workers else work_ms
-        window = StepWindow(
-            phase=None,
+        window = a_window(
             steps=100,
             seconds=(own_ms + wait_ms) / 10,
             wait_s=wait_ms / 10,
             tasks_s=work_ms / 10,
-            on_core=1.0,
-            queued=0.0,
             workers=setting.workers,
             error=0.001,
         )
