@@ -61,7 +61,8 @@ def run(command, folder, environment=None):
     return start(
         [str(part) for part in command],
         cwd=folder,
-        env={**os.environ, **(environment or {})},
+        # torchrun leaves a folder of logs among the temporary files.
+        env={**os.environ, "TMPDIR": str(folder), **(environment or {})},
         capture_output=True,
         text=True,
         timeout=200,
