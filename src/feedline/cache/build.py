@@ -192,7 +192,7 @@ def build(job: CacheJob, progress: BuildCallback) -> Manifest:
         damaged: set[int] = set()
         if sound is not None:
             write_records(spec, sound)
-            damaged = damaged_shards(spec.root, sound)
+            damaged = damaged_shards(CacheIndex(spec.root, sound))
         todo = [
             shard
             for shard in shards
@@ -210,7 +210,7 @@ def build(job: CacheJob, progress: BuildCallback) -> Manifest:
         existing = None
         if sound is not None and destination.is_local and not job.pool.is_remote:
             # Without them, shards are rebuilt to equal bytes.
-            existing = ExistingCopies(spec.root, sound)
+            existing = ExistingCopies(CacheIndex(spec.root, sound))
         job.build_shards(expected, todo, progress, existing)
         return job.finish(shards, settings.per_shard)
 
@@ -271,7 +271,7 @@ def add_size(
             return manifest
         images = open_cache_source(where, manifest, source)
         index = CacheIndex(where, manifest)
-        _refuse_changes(manifest, images, index)
+        _refuse_changes(images, index)
         job = CacheJob(images, spec, pool, destination)
         with job.unfinished_work():
             expected = estimate(images, spec)
@@ -281,7 +281,7 @@ def add_size(
             job.check_disk_space(expected, todo)
             job.build_shards(expected, todo, progress)
             # The originals may have changed while they were read.
-            _refuse_changes(manifest, images, index, job.read_records(shards, *_COMPARED)[1])
+            _refuse_changes(images, index, job.read_records(shards, *_COMPARED)[1])
             return job.finish_level(shards, manifest)
 
 
@@ -340,13 +340,13 @@ def _rebuild(
     existing = index = None
     if not index_damage(where, manifest):
         index = CacheIndex(where, manifest)
-        _refuse_changes(manifest, images, index)
+        _refuse_changes(images, index)
         rows = {each.sample for each in found.damaged}
         if job.destination.is_local:
-            existing = ExistingCopies(where, manifest, rows)
+            existing = ExistingCopies(index, rows)
         if not format.merged_file:
             damaged = {int(index.keys[row]) // manifest.per_shard for row in rows}
-            damaged |= damaged_shards(where, manifest)
+            damaged |= damaged_shards(index)
             todo = [shard for shard in shards if shard.number in damaged]
     elif current_fingerprint(images, manifest) != manifest.fingerprint:
         raise DatasetError(
@@ -385,16 +385,14 @@ def _rebuild(
     return total * len(spec.levels)
 
 
-def _refuse_changes(
-    manifest: Manifest, source: CacheSource, index: CacheIndex, built: Columns | None = None
-) -> None:
+def _refuse_changes(source: CacheSource, index: CacheIndex, built: Columns | None = None) -> None:
     """Raise a DatasetError if a source, or shards `built` from it, differ from a cache's source."""
     if built is None:
-        difference = _source_difference(source, manifest, index)
+        difference = _source_difference(source, index)
     else:
         difference = _rows_difference(built, index)
     if difference:
-        sizes = ",".join(level.name for level in manifest.levels)
+        sizes = ",".join(level.name for level in index.manifest.levels)
         raise DatasetError(
             f"{source.where!r} has changed since the cache {index.root!r} was built: {difference}",
             hint="update the cache first, with the other options of its build: `feedline cache "
@@ -402,13 +400,16 @@ def _refuse_changes(
         )
 
 
-def _source_difference(source: CacheSource, manifest: Manifest, index: CacheIndex) -> str:
+def _source_difference(source: CacheSource, index: CacheIndex) -> str:
     """Describe the first difference between a source and the source of a cache; "" if equal.
 
     No image is read: a Dataset may decode an image to return its label, so its labels are compared
     after the build.
     """
-    form = source.store.label_field.dtype, source.store.label_field.shape
+    manifest, form = (
+        index.manifest,
+        (source.store.label_field.dtype, source.store.label_field.shape),
+    )
     if form != manifest.label:
         return f"its labels are {form}, before {manifest.label}"
     if len(source) != manifest.samples_in_source:

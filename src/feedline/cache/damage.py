@@ -169,7 +169,7 @@ def _check_copies(
     """Check copies of one resolution."""
     level, numbers = manifest.levels[samples.level], range(samples.start, samples.stop)
     try:
-        reader = location.reader(manifest, level, location.index(manifest))
+        reader = location.reader(location.index(manifest), level)
     except DatasetError as error:
         return [(sample, error.message) for sample in numbers]
     decoder = Decoder() if decode else None
@@ -241,7 +241,7 @@ def _add_names(
         return []
     try:
         index = location.index(manifest)
-        readers = {level.side: location.reader(manifest, level, index) for level in manifest.levels}
+        readers = {level.side: location.reader(index, level) for level in manifest.levels}
         return [
             each._replace(name=index.name(each.sample), file=readers[each.level].path(each.sample))
             for each in damaged

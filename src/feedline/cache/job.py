@@ -316,7 +316,7 @@ class CacheJob:
         index, sides = CacheIndex(spec.root, manifest), {level.side for level in spec.levels}
         for level in manifest.levels:
             if level.side in sides:
-                cache_format(manifest.format).remove_stale(spec.root, manifest, level, index)
+                cache_format(manifest.format).remove_stale(index, level)
         for name in (INDEX, *(level.name for level in spec.levels)):
             for folder, _, files in os.walk(root / name, topdown=False):
                 for file in (*files, "."):

@@ -30,7 +30,7 @@ from feedline.images.crops import Transform, wanted_side
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from feedline.sources.cache_formats import cache_format
-from feedline.sources.manifest import Level, Manifest, load_entries
+from feedline.sources.manifest import Level, Manifest
 from feedline.sources.remote_cache import open_location
 from feedline.system import usable_cores
 from feedline.text import ProgressCallback, as_bytes
@@ -227,10 +227,10 @@ def cache_info(root: str | os.PathLike[str], *, measure: bool = True) -> CacheIn
     """
     location = open_location(root)
     manifest, where = location.manifest(), str(location)
-    index_folder = location.index(manifest).root
+    index = location.index(manifest)
     levels: list[LevelInfo] = []
     for level in manifest.levels:
-        lengths = load_entries(index_folder, level, manifest.samples)[:, 2]
+        lengths = index.entries(level)[:, 2]
         # 7/8 of its side, a multiple of 16, unless the next smaller resolution serves that size.
         crop_px = max(8, level.side * 7 // 8 // 16 * 16)
         if levels and levels[-1].level.side >= crop_px:

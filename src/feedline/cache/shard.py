@@ -30,7 +30,7 @@ from feedline.sources.cache_folder import refuse_link, sees_lock
 from feedline.sources.cache_format_base import CacheSample
 from feedline.sources.cache_formats import cache_format
 from feedline.sources.files import report_disk_errors, write_atomic
-from feedline.sources.manifest import COLUMNS, ENTRY, CacheIndex, Manifest, checksum, load_entries
+from feedline.sources.manifest import COLUMNS, ENTRY, CacheIndex, Manifest, checksum
 from feedline.sources.remote_files import RemoteFolder
 
 Columns: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
@@ -172,14 +172,11 @@ class ExistingCopies:
     `damaged` are reused; with None, those of unchanged stamps.
     """
 
-    def __init__(
-        self, root: str, manifest: Manifest, damaged: Collection[int] | None = None
-    ) -> None:
-        self._damaged = damaged
-        self._index = CacheIndex(root, manifest)
+    def __init__(self, index: CacheIndex, damaged: Collection[int] | None = None) -> None:
+        self._damaged, self._index, manifest = damaged, index, index.manifest
         reader = cache_format(manifest.format).reader
-        self._readers = [reader(root, manifest, level, self._index) for level in manifest.levels]
-        self._rows = {self._index.name(row): row for row in range(manifest.samples)}
+        self._readers = [reader(index, level) for level in manifest.levels]
+        self._rows = {index.name(row): row for row in range(manifest.samples)}
 
     def has(self, name: str, stamp: int) -> bool:
         """Return True if an image is unchanged and has copies."""
@@ -307,9 +304,7 @@ def _encode_record(columns: Columns) -> bytes:
 def write_records(spec: Spec, manifest: Manifest) -> None:
     """Write the records of a finished cache's shards again, from its index."""
     index = CacheIndex(spec.root, manifest)
-    entries = {
-        level.name: load_entries(spec.root, level, manifest.samples) for level in manifest.levels
-    }
+    entries = {level.name: index.entries(level) for level in manifest.levels}
     shards = index.keys // manifest.per_shard
     for shard in range(len(manifest.levels[0].shards)):
         rows = slice(*np.searchsorted(shards, [shard, shard + 1]).tolist())
@@ -324,10 +319,10 @@ def write_records(spec: Spec, manifest: Manifest) -> None:
         write_atomic(Path(spec.root, record_name(spec, shard)), _encode_record(record))
 
 
-def damaged_shards(root: str, manifest: Manifest) -> set[int]:
-    """Return the shards of a cache with missing or truncated files; its index must be intact."""
-    find = cache_format(manifest.format).damaged_shards
-    return set().union(*(find(root, manifest, level) for level in manifest.levels))
+def damaged_shards(index: CacheIndex) -> set[int]:
+    """Return the shards of a cache with missing or truncated files."""
+    find = cache_format(index.manifest.format).damaged_shards
+    return set().union(*(find(index, level) for level in index.manifest.levels))
 
 
 def shard_matches(source: CacheSource, spec: Spec, shard: ShardRange) -> bool:

@@ -18,12 +18,10 @@ from feedline.errors import ImageError
 from feedline.sources.manifest import (
     CacheIndex,
     Level,
-    Manifest,
     checksum,
     checksum_seed,
     level_size,
     level_sizes,
-    load_entries,
     member,
     repair_command,
 )
@@ -75,15 +73,14 @@ class LevelReader:
     is_mapped = False
     """True if a raw copy is a view of mapped memory, so that many cost no memory."""
 
-    def __init__(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
+    def __init__(self, index: CacheIndex, level: Level) -> None:
         self.level = level
-        self._cache = root  # in messages
-        self._folder = os.path.join(root, level.name)
-        self._manifest = manifest
-        self._layout = manifest.layout
+        self._cache = index.root  # in messages
+        self._folder = os.path.join(index.root, level.name)
+        self._layout = index.manifest.layout
         self._pixel_bytes = self._layout.channels * np.dtype(self._layout.dtype).itemsize
         self._index = index
-        self._entries = load_entries(root, level, manifest.samples)
+        self._entries = index.entries(level)
 
     def prepare(self, samples: Sequence[int]) -> None:
         """Prepare for copies that are about to be read; no effect for local ones."""
@@ -185,7 +182,6 @@ class CacheFormat:
     file_names = ""
     """Pattern of the paths of its files below a resolution's folder, with "/". Only these are ever
     removed."""
-    is_file_per_image = False
     supports_remote = False
     """True if shards are files that are uploaded one by one and read by ranges."""
 
@@ -205,15 +201,15 @@ class CacheFormat:
         """Return path and reason of missing or truncated files by shard, without reading them."""
         return {}
 
-    def damaged_shards(self, root: str, manifest: Manifest, level: Level) -> set[int]:
-        """Return the shards with missing or truncated files; the index must be intact."""
-        damage = set(self.file_damage(root, level))
+    def damaged_shards(self, index: CacheIndex, level: Level) -> set[int]:
+        """Return the shards with missing or truncated files."""
+        damage = set(self.file_damage(index.root, level))
         return set(range(len(level.shards))) if self.merged_file and damage else damage
 
     def disk_bytes(self, root: str, level: Level) -> int:
         """Disk space of a resolution, in bytes."""
         return level.bytes
 
-    def remove_stale(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
-        """Remove files of a resolution that the manifest does not list."""
+    def remove_stale(self, index: CacheIndex, level: Level) -> None:
+        """Remove files and entries of a resolution that are not of the cache."""
         raise NotImplementedError

@@ -50,8 +50,6 @@ from feedline.sources.manifest import (
     UNFINISHED,
     CacheIndex,
     Level,
-    Manifest,
-    load_entries,
     member,
     shard_name,
 )
@@ -91,7 +89,7 @@ class TarReader(LevelReader):
         mapped = self._maps.get(shard) or self._map(shard)
         name, following = self._member(sample), ""
         at, end = first - _BLOCK, len(mapped) - 2 * _BLOCK
-        keys = self._index.keys[sample : sample + 2] // self._manifest.per_shard
+        keys = self._index.keys[sample : sample + 2] // self._index.manifest.per_shard
         if len(keys) == 2 and keys[0] == keys[1]:  # the next sample's header has its own check
             following = f"{self._member(sample + 1)}.{self.level.ending}"
             end = int(self._entries[sample + 1, 1]) - _BLOCK
@@ -218,9 +216,9 @@ class TarFormat(CacheFormat):
                 damage[shard] = str(path), error.strerror or str(error)
         return damage
 
-    def remove_stale(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
+    def remove_stale(self, index: CacheIndex, level: Level) -> None:
         shards = frozenset(map(shard_name, range(len(level.shards))))
-        remove_owned(Path(root, level.name), self.file_names, shards)
+        remove_owned(Path(index.root, level.name), self.file_names, shards)
 
 
 class _MappedArray:
@@ -364,8 +362,8 @@ class LmdbFormat(TarFormat):
     def disk_bytes(self, root: str, level: Level) -> int:
         return max(0, _file_size(os.path.join(root, level.name, LMDB_FILE)))
 
-    def remove_stale(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
-        folder = Path(root, level.name)
+    def remove_stale(self, index: CacheIndex, level: Level) -> None:
+        folder = Path(index.root, level.name)
         remove_owned(folder, self.file_names, {LMDB_FILE})
         names = {member(key) for key in index.keys.tolist()}
         # Space for the pages that a deletion rewrites.
@@ -403,13 +401,17 @@ def _label_folder(label: Any, classes: Sequence[str] | None) -> str:
     return folder.replace(".", "%2E", 1) if folder.startswith(".") else folder or "%"
 
 
+def _file_of(index: CacheIndex, row: int) -> str:
+    """`file_name` of a row of a cache."""
+    classes = index.manifest.classes
+    return file_name(int(index.keys[row]), index.name(row), index.labels[row], classes)
+
+
 class _FileReader(LevelReader):
     """Copies in one file each."""
 
     def path(self, sample: int) -> str:
-        index, classes = self._index, self._manifest.classes
-        name = file_name(int(index.keys[sample]), index.name(sample), index.labels[sample], classes)
-        return os.path.join(self._folder, f"{name}.{self.level.ending}")
+        return os.path.join(self._folder, f"{_file_of(self._index, sample)}.{self.level.ending}")
 
     def _bytes(self, sample: int, shard: int, first: int, length: int) -> CopyBytes:
         path = self.path(sample)
@@ -452,32 +454,26 @@ class FileFormat(CacheFormat):
     file_names = r"[^/]+/\d{9}(-[\w.-]+)?\.(jpg|npy)"
     reader = _FileReader
     writer = _FileWriter
-    is_file_per_image = True
 
-    def damaged_shards(self, root: str, manifest: Manifest, level: Level) -> set[int]:
+    def damaged_shards(self, index: CacheIndex, level: Level) -> set[int]:
         files = (
             os.path.join(folder, name)
-            for folder, _, names in os.walk(os.path.join(root, level.name))
+            for folder, _, names in os.walk(os.path.join(index.root, level.name))
             for name in names
         )
         if sum(map(_file_size, files)) == level.bytes:
             return set()
-        index = CacheIndex(root, manifest)
-        reader = self.reader(root, manifest, level, index)
-        sizes = load_entries(root, level, manifest.samples)[:, 2].tolist()
+        reader = self.reader(index, level)
         return {
-            int(index.keys[row]) // manifest.per_shard
-            for row, size in enumerate(sizes)
+            int(index.keys[row]) // index.manifest.per_shard
+            for row, size in enumerate(index.entries(level)[:, 2].tolist())
             if _file_size(reader.path(row)) != size
         }
 
-    def remove_stale(self, root: str, manifest: Manifest, level: Level, index: CacheIndex) -> None:
-        names = (
-            file_name(key, index.name(row), index.labels[row], manifest.classes)
-            for row, key in enumerate(index.keys.tolist())
-        )
-        keep = {f"{name}.{level.ending}" for name in names}
-        remove_owned(Path(root, level.name), self.file_names, keep)
+    def remove_stale(self, index: CacheIndex, level: Level) -> None:
+        rows = range(index.manifest.samples)
+        keep = {f"{_file_of(index, row)}.{level.ending}" for row in rows}
+        remove_owned(Path(index.root, level.name), self.file_names, keep)
 
 
 def _file_size(path: str) -> int:

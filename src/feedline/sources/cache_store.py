@@ -61,9 +61,9 @@ class CacheLocation:
         """Columns of the cache; raises their errors."""
         return CacheIndex(self.root, manifest)
 
-    def reader(self, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:
+    def reader(self, index: CacheIndex, level: Level) -> LevelReader:
         """Reader of one of its resolutions; raises DatasetError."""
-        return cache_format(manifest.format).reader(self.root, manifest, level, index)
+        return cache_format(index.manifest.format).reader(index, level)
 
     def describe(self) -> str:
         """Source of the copies, and the folder where fetched ones are stored."""
@@ -81,7 +81,7 @@ class CacheStore(SampleStore):
         self.enlarge = enlarge
         self.manifest: Manifest = location.manifest()
         self._open_index()
-        self.index.check_sizes(self.manifest)
+        self.index.check_sizes()
         self.location.close()  # workers open it for themselves
 
     def _open_index(self) -> None:
@@ -128,7 +128,7 @@ class CacheStore(SampleStore):
             )
 
     def reader(self, level: Level) -> LevelReader:
-        return self.location.reader(self.manifest, level, self.index)
+        return self.location.reader(self.index, level)
 
     def close(self) -> None:
         for reader in self._readers.values():

@@ -312,10 +312,10 @@ def checksum_seed(key: int, label: bytes) -> int:
 
 
 class CacheIndex:
-    """Memory-mapped columns of a cache, by its folder and manifest."""
+    """Memory-mapped columns of a cache, by the folder that holds them and its manifest."""
 
     def __init__(self, root: str, manifest: Manifest) -> None:
-        self.root = root
+        self.root, self.manifest = root, manifest
         samples = manifest.samples
         self.labels = load_column(root, "labels", samples, *manifest.label)
         self.keys = load_column(root, "keys", samples, *COLUMNS["keys"])
@@ -325,18 +325,22 @@ class CacheIndex:
         total = int(self._name_ends[-1]) if samples else 0
         self._names = load_column(root, "names", total, "uint8", ())
 
-    def check_sizes(self, manifest: Manifest) -> None:
+    def check_sizes(self) -> None:
         """Check the originals' sizes, on which crops are drawn, against their digest.
 
         Each copy's checksum covers labels, keys and positions, and is checked at each read; of
         sizes only gross damage is detected there. For 1.3 million samples these are 10 MB and 3 ms.
         """
         path = os.path.join(self.root, INDEX, "sizes.npy")
-        if digest_of(path) != manifest.digests.get("sizes"):
+        if digest_of(path) != self.manifest.digests.get("sizes"):
             raise DatasetError(
                 f"the cache's index {path!r} is damaged or from another cache: its digest differs",
                 hint=repair_command(self.root),
             )
+
+    def entries(self, level: Level) -> Array:
+        """Positions of a resolution's images."""
+        return load_column(self.root, f"level-{level.name}", self.manifest.samples, *ENTRY)
 
     def name(self, sample: int) -> str:
         """Path or name of a sample in the source."""
@@ -393,11 +397,6 @@ def _npy_header(data: bytes) -> tuple[tuple[str, tuple[int, ...]], int]:
         raise ValueError("it is not an array in numpy's format")
     dtype, shape = match[1].decode(), match[2].decode()
     return (dtype, tuple(int(side) for side in shape.split(",") if side.strip())), match.end()
-
-
-def load_entries(root: str, level: Level, samples: int) -> Array:
-    """Positions of a resolution's images."""
-    return load_column(root, f"level-{level.name}", samples, *ENTRY)
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:

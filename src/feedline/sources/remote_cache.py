@@ -199,10 +199,9 @@ class _RemoteLocation(CacheLocation):
         first = BLOCK_BYTES * len(starts)
         yield self._read_rest(name, first, size - first + _MAX_HEADER_BYTES)
 
-    def reader(self, manifest: Manifest, level: Level, index: CacheIndex) -> LevelReader:
-        folder = self._folder(manifest)
-        copies = LocalCopies(folder, self._budget) if self._stores_copies else None
-        return _RemoteShards(folder, manifest, level, index, self.url, self._reader, copies)
+    def reader(self, index: CacheIndex, level: Level) -> LevelReader:
+        copies = LocalCopies(index.root, self._budget) if self._stores_copies else None
+        return _RemoteShards(index, level, self.url, self._reader, copies)
 
     def describe(self) -> str:
         """URL of the cache, and the folder of stored images."""
@@ -230,15 +229,13 @@ class _RemoteShards(ImageFetcher, LevelReader):
 
     def __init__(
         self,
-        root: str,
-        manifest: Manifest,
-        level: Level,
         index: CacheIndex,
+        level: Level,
         url: str,
         reader: RemoteReader,
         copies: LocalCopies | None,
     ) -> None:
-        LevelReader.__init__(self, root, manifest, level, index)
+        LevelReader.__init__(self, index, level)
         ImageFetcher.__init__(self, reader)
         self._cache = hide_secrets(url)
         self._url, self._copies = url, copies
