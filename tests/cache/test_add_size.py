@@ -167,11 +167,6 @@ CHANGES = {
         lambda few: (few / "dogs" / "2.jpg").rename(few / "dogs" / "20.jpg"),
         r"sample 8 is 'dogs/20\.jpg', before 'dogs/2\.jpg'",
     ),
-    "moved": (
-        lambda few: (few / "cats" / "5.jpg").rename(few / "dogs" / "5a.jpg"),
-        r"sample 5 is 'dogs/0\.jpg', before 'cats/5\.jpg'",
-    ),
-    "added": (lambda few: photo(few / "dogs" / "9.jpg", 2), r"it has 13 samples, before 12"),
 }
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from caches import FORMATS, contents, made, photo, photos
 from feedline.cache import destination
-from feedline.cache.build import add_size
 from feedline.cache.shard import ShardTransfer
 from feedline.sources.cache_formats import _LmdbMerger
 from feedline.sources.lmdb_reader import LMDB_FILE
@@ -127,14 +126,6 @@ def test_transferred_unit_is_recorded_only_after_it_is_on_disk(
     monkeypatch.undo()
     made(source, tmp_path / "here", format)
     assert contents(root) == contents(tmp_path / "here")
-
-
-def test_added_level_is_recorded_after_it_is_on_disk(disk, source, tmp_path):
-    root = tmp_path / "cache"
-    made(source, root)
-    watch(disk, root, ("20",))
-    add_size(root, 20, workers=0)
-    assert disk.checked == 3
 
 
 def test_lmdb_is_flushed_before_its_tar_files_are_removed(disk, source, tmp_path, monkeypatch):

@@ -120,18 +120,17 @@ def test_pixels_outlive_the_dataset(built):
 
 
 def test_state_resumes_over_levels_and_reports_other_pixels(photos, built):
-    options = {"schedule": "24x1,48x1", "num_workers": 1}
+    options = {"schedule": "24x1,48x1", "num_workers": 0}
     with DataLoader(ImageFolder(built()), 7, **options) as loader:
-        batches = [batch[0].clone() for _ in range(2) for batch in loader]
-    with DataLoader(ImageFolder(built()), 7, **options) as loader:
-        for _ in zip(range(3), loader, strict=False):
-            pass
+        rows = (batch[0].clone() for _ in range(2) for batch in loader)
+        _ = [next(rows) for _ in range(3)]
         state = json.loads(json.dumps(loader.state_dict()))
+        wanted = list(rows)
     with DataLoader(ImageFolder(built()), 7, **options) as loader:
         loader.load_state_dict(state)
         rest = [batch[0].clone() for _ in range(2) for batch in loader]
-    assert len(rest) == len(batches) - 3
-    assert all(map(torch.equal, rest, batches[3:]))
+    assert len(rest) == len(wanted) > 0
+    assert all(map(torch.equal, rest, wanted))
     with DataLoader(ImageFolder(photos), 7, **options) as loader:
         state = loader.state_dict()
     with (
@@ -162,18 +161,11 @@ def test_a_torchvision_folder_reads_a_cache(photos, built, collate):
                 assert [label for _, label in wanted] == [label for _, label in found]
 
 
-def test_a_cache_serves_subsets_and_other_class_numbers(photos, built):
+def test_a_cache_serves_subsets(photos, built):
     folder = TorchvisionFolder(str(photos), TRAIN)
     chosen = [23, 1, 1, 14]
     with DataLoader(Subset(folder, chosen), 4, seed=0, shuffle=False, cache=built()) as loader:
         assert next(iter(loader))[1].tolist() == [folder.targets[k] for k in chosen]
-    data = ImageFolder(photos, TrainCrop((1.0, 1.0), flip=0.0))
-    with DataLoader(data, 24, image_size=24, seed=0, shuffle=False, cache=built()) as loader:
-        images = next(iter(loader))[0]
-        cached = ImageFolder(built(), data.transform)
-        for sample in range(24):
-            wanted = row(cached, sample, 24, 0)[0]
-            assert np.array_equal(images[sample].permute(1, 2, 0).numpy(), wanted)
 
 
 def test_dataset_without_copies_is_rejected(photos, built, tmp_path):

@@ -14,8 +14,7 @@ from pictures import LABELS, pictures
 
 from caches import contents, kill_after_a_unit, made, photo, photos, stop_after_a_unit
 from feedline.cache.build import add_size, build_cache
-from feedline.cache.plan import plan_cache
-from feedline.cache.source import CacheSource, open_source
+from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
 from feedline.sources.manifest import MANIFEST, read_manifest
 from feedline.sources.remote_files import THREADS, RemoteFolder
@@ -346,14 +345,6 @@ def test_unsupported_build_raises_with_its_name(bucket, train, source, tmp_path,
     assert bucket.contents("cache") == {}
 
 
-def test_truncated_shard_is_named_in_error(bucket, here, tmp_path):
-    shutil.copytree(here / "24", tmp_path / "data")
-    whole = (tmp_path / "data" / "000001.tar").read_bytes()
-    (tmp_path / "data" / "000001.tar").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DatasetError, match=rf"shard '{bucket.url}/data/000001\.tar' .*truncated"):
-        open_source(bucket.fill("data", tmp_path / "data"))
-
-
 # Images that are fetched ahead
 
 
@@ -399,16 +390,3 @@ def test_images_are_prefetched_up_to_a_limit_and_only_if_needed():
     ahead.close()
     store.gate.set()
     assert len(store.requested) <= THREADS
-
-
-@pytest.mark.slow
-def test_a_plan_is_measured_on_some_images_of_a_store(train, source, monkeypatch):
-    monkeypatch.setattr("feedline.cache.rates._MIN_TURN_S", 0.0)
-    plans = [
-        plan_cache(given, "16x1,24x1", sizes=(16, 24), images=20, workers=0, seconds=0.01)
-        for given in (train, source)
-    ]
-    far, here = plans
-    assert (far.source, far.kind, far.images_measured, far.images) == (train, "folder", 20, 80)
-    assert far.originals.bytes == here.originals.bytes
-    assert [choice.bytes for choice in far.choices] == [choice.bytes for choice in here.choices]

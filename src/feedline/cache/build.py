@@ -406,10 +406,8 @@ def _source_difference(source: CacheSource, index: CacheIndex) -> str:
     No image is read: a Dataset may decode an image to return its label, so its labels are compared
     after the build.
     """
-    manifest, form = (
-        index.manifest,
-        (source.store.label_field.dtype, source.store.label_field.shape),
-    )
+    manifest, label = index.manifest, source.store.label_field
+    form = label.dtype, label.shape
     if form != manifest.label:
         return f"its labels are {form}, before {manifest.label}"
     if len(source) != manifest.samples_in_source:
