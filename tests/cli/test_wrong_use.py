@@ -25,6 +25,7 @@ WRONG = [
     ("",),
     ("cache",),
     ("train x --wings",),
+    ("run --wings x", "no such option: --wings"),
     ("demo-data",),
     ("demo-data d --num-classes 40", "error: --num-classes must be from 2 to 12, got 40"),
     # Benchmarks

@@ -106,6 +106,19 @@ def test_a_changed_bit_in_any_entry_is_damage(tmp_path):
     assert load_checkpoint(path)["step"] == 3
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.serialization, "set_crc32_options"), reason="torch always writes checksums"
+)
+def test_a_program_that_turns_checksums_off_has_them_in_checkpoints(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        save_checkpoint(tmp_path / "last.pt", {"weights": torch.arange(100.0)})
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert load_checkpoint(tmp_path)["weights"].tolist() == list(range(100))
+
+
 @pytest.mark.parametrize(
     "error",
     [MemoryError("no memory"), torch.cuda.OutOfMemoryError("CUDA out of memory.")],

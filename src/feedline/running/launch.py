@@ -77,6 +77,8 @@ def python_command(target: Sequence[str]) -> list[str]:
             raise UsageError("-m needs the name of a module")
         return list(target)
     path = first if os.path.exists(first) else shutil.which(first)
+    if path is None and first.startswith("-"):
+        raise UsageError(f"no such option: {first}", hint="see `feedline run --help`")
     if path is None:
         raise UsageError(
             f"no such script: {first!r}",

@@ -183,7 +183,7 @@ def save_checkpoint(
     """
     try:
         with replacing(path) as partial:
-            with open(partial, "wb") as file:
+            with open(partial, "wb") as file, _checksums():
                 torch.save({"kind": kind, "version": _VERSION, **content}, file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -194,6 +194,21 @@ def save_checkpoint(
         raise SaveError(f"{path} cannot be written: {why}") from error
     # The name has to reach the disk too, or a power cut brings the old file back.
     write_through(path.parent)
+
+
+@contextmanager
+def _checksums() -> Iterator[None]:
+    """Context manager: torch.save writes checksums, also if the program has turned them off."""
+    settings = torch.serialization
+    if not hasattr(settings, "set_crc32_options"):  # an older torch always writes them
+        yield
+        return
+    before = settings.get_crc32_options()
+    settings.set_crc32_options(True)
+    try:
+        yield
+    finally:
+        settings.set_crc32_options(before)
 
 
 def load_checkpoint(path: Path, *, kind: str = _CHECKPOINT) -> dict[str, Any]:
