@@ -1,8 +1,6 @@
-"""The page in a real browser: light, dark, grey, and at the width of a phone."""
+"""The page in a real browser, also at the width of a phone."""
 
 import shutil
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from runs import named, recorded, verdict
@@ -31,13 +29,6 @@ LEARNED = [
     )
     for k in range(1, 9)
 ]
-
-KINDS = [
-    *("making", "starts", "copying", "nobody", "unknown", "others", "behind"),
-    *("compute", "shape"),
-]
-
-Opened = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +63,8 @@ def opened(browser, pages):
     """Open a page; requests and console messages are recorded in `asked` and `said`."""
     contexts = []
 
-    def open(name, *, width=1200, scheme="light"):
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    def open(name, *, width=1200):
+        context = browser.new_context(viewport={"width": width, "height": 900})
         contexts.append(context)
         tab = context.new_page()
         tab.asked, tab.said = [], []
@@ -107,45 +98,3 @@ def test_nothing_overflows_the_page(opened, name, width):
         ".filter(e => e.getBoundingClientRect().right > innerWidth).length"
     )
     assert wide == 0
-
-
-CONTRASTS = """() => {
-  const light = c => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4 }
-  const grey = ([r, g, b]) => 0.2126 * light(r) + 0.7152 * light(g) + 0.0722 * light(b)
-  const parsed = text => text.match(/[\\d.]+/g).map(Number)
-  const page = grey(parsed(getComputedStyle(document.body).backgroundColor))
-  const found = []
-  for (const each of document.querySelectorAll('p, li, dd, dt, td, th, h1, h2, summary, text')) {
-    const style = getComputedStyle(each)
-    const mine = grey(parsed(each.tagName === 'text' ? style.fill : style.color))
-    const ratio = (Math.max(mine, page) + 0.05) / (Math.min(mine, page) + 0.05)
-    found.push(ratio)
-  }
-  return found
-}"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast_in_light_and_dark_mode(opened, scheme):
-    tab = opened("usual", scheme=scheme)
-    back = tab.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert back == {"light": "rgb(255, 255, 255)", "dark": "rgb(13, 17, 23)"}[scheme]
-    ratios = tab.evaluate(CONTRASTS)
-    assert len(ratios) > 50
-    assert min(ratios) >= 4.5  # the least contrast of text by WCAG 2.2, level AA
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_kinds_of_idleness_are_distinguishable_without_colour(opened, scheme):
-    tab = opened("usual", scheme=scheme)
-    tab.evaluate(
-        """kinds => {
-          document.body.innerHTML = document.querySelector('svg').outerHTML + kinds.map(kind =>
-            `<svg id="${kind}" width="42" height="42" style="display:block">` +
-            `<rect class="${kind}" width="42" height="42"/></svg>`).join('')
-          document.documentElement.style.filter = 'grayscale(1)'
-        }""",
-        KINDS,
-    )
-    pictures = {tab.locator(f"#{kind}").screenshot() for kind in KINDS}
-    assert len(pictures) == len(KINDS)

@@ -139,7 +139,7 @@ def peak_of_a_training(rows, size):
     return memory.peak_bytes()
 
 
-@pytest.mark.parametrize(("bound", "size"), [(3 * MB, 48), *slow((10 * MB, 32))])
+@pytest.mark.parametrize(("bound", "size"), [(2 * MB, 48), *slow((10 * MB, 32))])
 def test_the_largest_batch_that_leaves_the_headroom_is_found(bound, size):
     told = []
     memory = BoundedMemory(bound)
