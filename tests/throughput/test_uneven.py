@@ -145,7 +145,6 @@ def budget(free, worker_bytes=0, batch_bytes=0):
     ("limits", "changes", "what", "value"),
     [
         ({"for_each": 2}, {}, "prefetch", 32),
-        ({"for_each": 5}, {}, "prefetch", 80),
         ({"for_each": 2, "memory": budget(6, batch_bytes=1)}, {}, "prefetch", 14),
         ({"for_each": 2, "memory": budget(0, batch_bytes=1)}, {}, "workers", 6),
         ({"for_each": 2, "memory": budget(4, worker_bytes=1)}, {}, "prefetch", 16),
@@ -154,7 +153,6 @@ def budget(free, worker_bytes=0, batch_bytes=0):
         ({"memory": budget(0, worker_bytes=1)}, {}, None, None),
         ({}, ROWS, "task_ms", 12.5),
         ({}, ROWS | {"task_ms": 7.0}, "task_ms", 2.0),
-        ({}, ROWS | {"task_ms": 2.0}, "workers", 6),
         ({}, ROWS | {"tasks": 400}, "workers", 6),  # of 10 ms: as long as they can be
         ({"for_each": 2}, {"wait_s": 0.05}, None, None),
         # Nearly always busy, if only waiting for cores: nothing to even out.

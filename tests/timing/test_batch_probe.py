@@ -31,8 +31,6 @@ class Lazy(Sequence[Any]):
     "batch",
     [
         (IMAGES, LABELS),
-        [IMAGES, LABELS],
-        {"image": IMAGES, "label": LABELS},
         UserDict(image=IMAGES, label=LABELS),
         Pair(IMAGES, LABELS),
         [{"image": IMAGES}, "names", (LABELS,)],
@@ -52,7 +50,6 @@ def test_the_usual_forms_are_seen(batch):
         (torch.zeros(5, 7), BatchInfo(None, 5, 140, 0, None)),
         (torch.tensor(3.0), BatchInfo(None, None, 4, 0, None)),
         ("text", BatchInfo()),
-        (None, BatchInfo()),
         ([], BatchInfo()),
         (Lazy(), BatchInfo()),
         ([torch.eye(3).to_sparse()], BatchInfo(None, None, 0, 0, None)),

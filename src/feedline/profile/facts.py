@@ -108,15 +108,21 @@ class RunFacts(_PassMeans):
         self.waited = late / max(1, self.steps)
         """Share of the steps that waited longer than a tenth of the mean step."""
 
-        starts_ms, self.restarts, rebuilt_ms, rebuilt = _starts(run)
+        starts, rebuilt = (
+            [each.start_ms for each in run.passes if each.start_ms.count],
+            _rebuilt(run),
+        )
+        # If several passes are summed up, the first is assumed to have the longest start.
+        first_ms = starts[0].longest_ms if starts else 0.0
+        self.restarts = max(0, sum(each.count for each in starts) - 1)
+        self.rebuilds = sum(each.start_ms.count for each in rebuilt)
         self.between_ms, rebuilding_ms = _between_ms(run.passes, rebuilt)
         """Time between passes: evaluation, checkpoints; not to rebuild loaders."""
-        self.starts_ms = starts_ms + rebuilding_ms
+        self.starts_ms = max(0.0, sum(each.total_ms for each in starts) - first_ms) + rebuilding_ms
         """From requesting to receiving the first batch of all passes but the first (`restarts` in
         number), and to rebuild loaders."""
-        self.rebuilt_ms = rebuilt_ms + rebuilding_ms
+        self.rebuilt_ms = sum(each.start_ms.total_ms for each in rebuilt) + rebuilding_ms
         """Part of that to rebuild loaders, up to their first batch (`rebuilds` in number)."""
-        self.rebuilds = sum(each.start_ms.count for each in rebuilt)
 
         cpu, queued = _rates(trainer)
         worker_cpu, worker_queued = _rates(self.worker_processes)
@@ -304,27 +310,17 @@ def find_slow_rank(run: Run) -> SlowRank | None:
     return SlowRank(rank=rank, part=part, excess_ms=excess_ms, hidden_ms=0.0 if own else excess_ms)
 
 
-def _starts(run: Run) -> tuple[float, int, float, list[Pass]]:
-    """Time and number of all starts but the first, and time and passes of rebuilt loaders."""
-    total = rebuilt_ms = 0.0
-    count, rebuilt = 0, list[Pass]()
-    seen: set[tuple[int, int]] = set()
-    identities: list[tuple[object, ...]] = []
+def _rebuilt(run: Run) -> list[Pass]:
+    """First pass over each loader that was built again."""
+    rebuilt, seen, identities = list[Pass](), set[tuple[int, int]](), list[tuple[object, ...]]()
     for each in run.passes:
-        if not each.start_ms.count:
-            continue
-        own, starts = each.start_ms.total_ms, each.start_ms.count
-        loader, identity = (each.loader, each.built), _identity(run.loaders, each)
-        if not seen:
-            # If several passes are summed up, the first is assumed to have the longest start.
-            own, starts = max(0.0, own - each.start_ms.longest_ms), starts - 1
-        elif loader not in seen and identity in identities:
-            rebuilt_ms += own
-            rebuilt.append(each)
-        seen.add(loader)
-        identities.append(identity)
-        total, count = total + own, count + starts
-    return total, count, rebuilt_ms, rebuilt
+        if each.start_ms.count:
+            loader, identity = (each.loader, each.built), _identity(run.loaders, each)
+            if loader not in seen and identity in identities:
+                rebuilt.append(each)
+            seen.add(loader)
+            identities.append(identity)
+    return rebuilt
 
 
 def _identity(loaders: list[Loader], one: Pass) -> tuple[object, ...]:

@@ -198,7 +198,6 @@ def _epoch_starts_of(facts: RunFacts) -> tuple[int, float, str]:
 def _loader_rebuilt(facts: RunFacts) -> Finding | None:
     if facts.rebuilds <= 0:
         return None
-    sizes = {phase.image_size for phase in facts.phases}
     loaders = len({(each.loader, each.built) for each in facts.run.passes})
     return Finding(
         rule="loader-rebuilt",
@@ -206,12 +205,8 @@ def _loader_rebuilt(facts: RunFacts) -> Finding | None:
         evidence=f"{plural(loaders, 'loader')} in {facts.run.seconds:.0f} s; each change took "
         f"{as_ms(facts.rebuilt_ms / facts.rebuilds)} to the first batch, "
         f"{as_share(facts.rebuilt_ms / max(facts.total_ms, facts.rebuilt_ms, 1.0))} of the time",
-        fix="Build one loader before the loop, with persistent_workers=True"
-        + (
-            "; feedline.DataLoader(schedule=...) changes the image size without a new one."
-            if len(sizes) > 1
-            else "."
-        ),
+        fix="Build one loader before the loop, with persistent_workers=True; "
+        "feedline.DataLoader(schedule=...) changes the image size without a new one.",
         gain=gain_of_saved(facts, facts.rebuilt_ms - facts.rebuilds * _refill_ms(facts)),
     )
 

@@ -266,12 +266,10 @@ class RecordedPass(WatchedPass[_T]):
     ) -> None:
         self._over = True  # until the start has succeeded
         start_ns = time.monotonic_ns()
-        self._starting, self._is_first = contextlib.ExitStack(), True
-        with contextlib.ExitStack() as undo:
-            undo.enter_context(self._starting)
-            iterator = probe.start(iterable, self._starting, iterate)
-            super().__init__(iterator, outputs)
-            undo.pop_all()
+        with contextlib.ExitStack() as starting:
+            iterator = probe.start(iterable, starting, iterate)
+            self._starting, self._is_first = starting.pop_all(), True
+        super().__init__(iterator, outputs)
         probe.running += 1
         self._probe = probe
         # The loop may have the only reference to this pass, and none to the loader, whose workers'
