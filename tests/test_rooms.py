@@ -114,17 +114,30 @@ def test_no_modules_import_each_other_in_a_circle():
     assert list(TopologicalSorter(graph).static_order())
 
 
+def packages_in(nodes):
+    """Packages that some of the nodes of a module import."""
+    tops = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            tops |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            tops.add(node.module.split(".")[0])
+    return tops
+
+
+@pytest.mark.parametrize("room", ["images", "images.compile", "loader", "sources", "engine"])
+def test_no_module_imports_torchvision_or_timm_when_it_is_loaded(room):
+    for name in filter(lambda name: room_of(name) == room, MODULES):
+        tops = packages_in(ast.parse(MODULES[name].read_text()).body)
+        assert not tops & {"torchvision", "timm"}, name
+
+
 def test_worker_pools_import_neither_images_nor_torch():
     for name in MODULES:
         if room_of(name) in ("engine", "order", "timing", "system", "private_names", "errors"):
             if name.removeprefix("feedline.engine.") in WITH_TORCH:
                 continue
-            tops = set()
-            for node in ast.walk(ast.parse(MODULES[name].read_text())):
-                if isinstance(node, ast.Import):
-                    tops |= {alias.name.split(".")[0] for alias in node.names}
-                elif isinstance(node, ast.ImportFrom) and node.module:
-                    tops.add(node.module.split(".")[0])
+            tops = packages_in(ast.walk(ast.parse(MODULES[name].read_text())))
             assert not tops & {"torch", "torchvision", "PIL", "cv2", "simplejpeg"}, name
             for _, imported in imports_of(name):
                 assert imported.removeprefix("feedline.engine.") not in WITH_TORCH, name

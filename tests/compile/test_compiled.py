@@ -1,7 +1,6 @@
 """`feedline.compile`: results for paths, bytes and images."""
 
 import copy
-import os
 import pickle
 
 import numpy as np
@@ -230,19 +229,6 @@ def test_unreadable_file_is_named_in_error(reader, pictures, pairs, tmp_path):
                 read(data)
 
 
-def test_paths_of_other_files_are_rejected(tmp_path):
-    compiled = feedline.compile(usual_pipeline())
-    os.mkfifo(tmp_path / "pipe")
-    for path, said in (
-        ("nowhere/a.jpg", r"'nowhere/a\.jpg' cannot be loaded: .*No such file"),
-        (tmp_path, "cannot be loaded: it is a folder"),
-        ("a\0b", "embedded null"),
-        (tmp_path / "pipe", "it is a named pipe"),
-    ):
-        with pytest.raises(ImageError, match=said):
-            compiled(path)
-
-
 def test_pillow_settings_apply_at_call_time(pictures, monkeypatch):
     compiled = feedline.compile(usual_pipeline())
     data = pictures["plain.jpg"].read_bytes()
@@ -336,12 +322,6 @@ def test_exception_of_step_is_unchanged_with_a_note_of_the_path(pictures):
             compiled(opened(pictures["plain.jpg"]))
 
 
-@pytest.mark.parametrize("wrong", [None, [v1.ToTensor()], v1.ToTensor])
-def test_non_callable_is_rejected(wrong):
-    with pytest.raises(UsageError, match=r"feedline\.compile\(transform\) expects a function"):
-        feedline.compile(wrong)
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_copy_behaves_equally(pictures, copied):
     compiled = feedline.compile(random_pipeline(32, own_step))
@@ -350,6 +330,13 @@ def test_copy_behaves_equally(pictures, copied):
     results = [seeded(2, each, pictures["plain.jpg"]) for each in (compiled, other)]
     assert torch.equal(*results)
     assert other.explain() == compiled.explain()
+
+
+@pytest.mark.parametrize("wrong", [None, [v1.ToTensor()], v1.ToTensor])
+@pytest.mark.parametrize("compiler", [feedline.compile, feedline.views, feedline.pair])
+def test_non_callable_is_rejected(compiler, wrong):
+    with pytest.raises(UsageError, match=rf"feedline\.{compiler.__name__}\(.*expects a function"):
+        compiler(wrong)
 
 
 def test_nested_compiled_transform_is_unwrapped(pictures):

@@ -198,15 +198,6 @@ def test_broken_files_and_pairs_that_do_not_fit_are_named_or_skipped(
         assert said.replace("\\", "") in str(loader.skipped)
 
 
-def test_fused_steps_are_described_without_a_size_that_the_schedule_replaces(root):
-    data = ImageFolder(str(root), v2.Compose([v2.RandomResizedCrop(64), v2.ToImage()]))
-    for options, size in (({}, "size=(64, 64)"), ({"schedule": "32x1"}, "size=by schedule")):
-        with feedline.DataLoader(data, 2, num_workers=0, **options) as loader:
-            (fused,) = [line for line in loader.explain().splitlines() if line.startswith("fused")]
-        assert size in fused
-        assert ("(64, 64)" in fused) is (not options)
-
-
 # Images with masks
 
 

@@ -14,7 +14,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 import feedline
 import image_inputs
-from pair_inputs import FILL, mask_of, preset, usual, values
+from pair_inputs import FILL, preset, usual, values
 from torchvision_folder import TENSOR_LEVELS
 
 BICUBIC = InterpolationMode.BICUBIC
@@ -206,10 +206,3 @@ def test_pair_pickles_and_accepts_a_pair(pairs):
         (same, same_mask), _ = seeded(3, other, *pairs[0])
         assert torch.equal(ours, same)
         assert torch.equal(mask, same_mask)
-
-
-def test_the_mask_has_one_channel_and_the_palettes_indices(pairs):
-    joint = feedline.pair(v2.Compose([v2.Identity()]))
-    _, mask = joint(*pairs[0])
-    assert type(mask) is tv_tensors.Mask
-    assert np.array_equal(mask[0].numpy(), np.asarray(mask_of(0, 120, 90)))

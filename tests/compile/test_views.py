@@ -10,7 +10,6 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import feedline
-from feedline.errors import UsageError
 from feedline.images.compile.compile_pipeline import compile_transform
 from feedline.order.batch_spec import Item
 from feedline.order.seeds import extend
@@ -93,18 +92,3 @@ def test_a_step_that_has_another_image_decoded_disturbs_no_view(pictures):
     both = [seeded(2, lambda each=each: each(pictures["plain.jpg"])) for each in views]
     # The resize draws nothing more, and `nested` neither.
     assert all(map(torch.equal, *both))
-
-
-def test_the_explanation_names_views_together_and_the_part_that_is_decoded():
-    same = random_pipeline(32)
-    said = feedline.views(same, same, random_pipeline(12, own_step), own_step).explain()
-    assert "1, 2" in said.splitlines()[0]
-    assert "once, whole" in said
-    assert "smallest rectangle" in feedline.views(same).explain()
-
-
-def test_none_or_no_transforms_are_rejected():
-    with pytest.raises(UsageError, match="no transform given"):
-        feedline.views()
-    with pytest.raises(UsageError, match="expects a function"):
-        feedline.views([usual_pipeline(), usual_pipeline()])

@@ -260,16 +260,6 @@ def test_user_cache_is_used_if_folder_is_not_writable(pets, tmp_path, monkeypatc
     assert ImageFolder(path).fingerprint() == first
 
 
-def test_unwritable_location_leaves_nothing(tmp_path):
-    (tmp_path / "file").write_text("")
-    columns = {"blob": np.arange(3)}
-    assert archives._write_index(str(tmp_path / "there"), {}, columns)
-    assert not archives._write_index(str(tmp_path / "file/below"), {}, columns)
-    (tmp_path / "taken").mkdir()
-    assert not archives._write_index(str(tmp_path / "taken"), {}, columns)
-    assert not list(tmp_path.glob("*.partial"))
-
-
 @pytest.mark.parametrize("kind", ALL)
 def test_an_archive_that_is_changed_later_is_noticed(pets, tmp_path, kind):
     path = ALL[kind](pets, tmp_path / kind)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from feedline import DataLoader, EvalCrop, ImageArray, ImageFolder, ImageList, build_cache
+from feedline import DataLoader, EvalCrop, ImageArray, ImageList, build_cache
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.order.batch_spec import Field
 from feedline.sources.manifest import read_manifest
@@ -293,21 +293,6 @@ def batches(loader):
     return [(images.clone(), labels.clone()) for images, labels in loader]
 
 
-def test_cache_is_built_from_a_list_and_read_for_it(jpeg_folder, tmp_path):
-    data = listed(jpeg_folder, [k / 2 for k in range(12)], transform=EvalCrop())
-    build_cache(data, tmp_path / "cache", (24,), raw=True, workers=0)
-    manifest = read_manifest(str(tmp_path / "cache"))
-    assert (manifest.samples, manifest.source) == (12, ("files", str(jpeg_folder)))
-    whole = ImageFolder(tmp_path / "cache")
-    assert whole.targets.tolist() == data.targets.tolist()
-    assert whole.classes == []
-    some = listed(jpeg_folder, [7, 7, 8], [NAMES[4], NAMES[4], NAMES[1]])
-    with DataLoader(some, 3, image_size=16, cache=tmp_path / "cache") as loader:
-        images, labels = next(iter(loader))
-    assert labels.tolist() == [7, 7, 8]
-    assert images.shape == (3, 3, 16, 16)
-
-
 @pytest.mark.slow
 def test_a_cache_fills_itself_of_a_list_with_repeats(jpeg_folder, tmp_path):
     names = [*NAMES, NAMES[0]]
@@ -385,27 +370,6 @@ def test_polars_enum_is_numbered_in_one_way_and_categorical_sorted(tmp_path):
         assert [(data.classes, data.targets.tolist()) for data in ways] == [
             (classes, numbers)
         ] * len(ways)
-
-
-def test_metadata_of_enum_is_used_and_checked(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = pyarrow.table({"path": ["a", "b"], "label": ["b", "é"]})
-    for text, classes in (
-        (b"2;\xc3\xa91;b3;c;d", ["é", "b", "c;d"]),
-        (b"x", None),
-        (b"-1;a", None),
-    ):
-        field = pyarrow.field("label", pyarrow.string(), metadata={"_PL_ENUM_VALUES": text})
-        parquet.write_table(
-            table.cast(pyarrow.schema([table.schema.field("path"), field])),
-            tmp_path / "a.parquet",
-        )
-        if classes is None:
-            with pytest.raises(UsageError, match="categories"):
-                ImageList.from_parquet(tmp_path / "a.parquet")
-        else:
-            assert ImageList.from_parquet(tmp_path / "a.parquet").classes == classes
 
 
 ROWS_OF_TWO = [[1, 2], [3, 4]]
@@ -613,9 +577,3 @@ def test_parquet_file_with_images_names_from_hf(jpeg_folder, tmp_path):
         with pytest.raises(UsageError, match="'image'") as caught:
             ImageList.from_parquet(tmp_path / "train.parquet", **options)
         assert "ImageList.from_hf" in caught.value.advice
-
-
-@pytest.mark.parametrize("method", ["from_webdataset", "from_lmdb", "from_hf"])
-def test_unknown_argument_is_named_with_method(method):
-    with pytest.raises(TypeError, match=rf"{method}\(\).*'labell'"):
-        getattr(ImageList, method)("missing", labell="cls")

@@ -100,20 +100,6 @@ def test_a_part_does_not_depend_on_the_images_before(library):
             assert alone is None or np.array_equal(after, alone)
 
 
-@compiled
-def test_tables_of_another_image_are_never_used():
-    tableless, decoder = without(by_pillow(), 0xDB), Decoder()
-
-    def decoded(data):
-        decoder.open(data)
-        return decoder.read()
-
-    for _ in range(100):
-        decoded(by_pillow())
-        with pytest.raises(ImageError):
-            decoded(tableless)
-
-
 PROGRESSIVE = by_pillow(progressive=True)
 INCOMPLETE = {
     **{

@@ -100,15 +100,6 @@ def test_labels_by_a_function_of_the_key(tmp_path, images):
 # ------------------------------------------------------------------- invalid input
 
 
-def test_a_folder_that_cannot_be_written_is_read(keyed):
-    keyed.chmod(0o500)
-    try:
-        row(ImageList.from_lmdb(keyed), 3)
-    finally:
-        keyed.chmod(0o700)
-    assert os.listdir(keyed) == ["data.mdb"]
-
-
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_pickles_are_not_unpickled(tmp_path, images, protocol):
     class Trap:
@@ -161,12 +152,6 @@ def test_missing_keys_are_named(keyed, numbered):
         ImageList.from_lmdb(numbered, "image-%09d")
 
 
-def test_key_with_two_classes_is_kept_with_warning(keyed):
-    with pytest.warns(UserWarning, match="sample 0.*repeated as sample 1 with another"):
-        data = ImageList.from_lmdb(keyed, ["00000000"] * 2, [0, 1])
-    assert data.targets.tolist() == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -205,15 +190,6 @@ def test_invalid_lmdb_raises(tmp_path, keyed):
     (keyed / "data.mdb").write_bytes(data[: len(data) // 2])
     with pytest.raises(DatasetError, match="not copied completely"):
         ImageList.from_lmdb(keyed)
-
-
-def test_named_databases_are_not_images(tmp_path, images):
-    environment = lmdb.open(str(tmp_path / "a"), map_size=1 << 24, max_dbs=2)
-    with environment.begin(write=True) as writing:
-        writing.put(b"0", images[0], db=environment.open_db(b"train", txn=writing))
-    environment.close()
-    with pytest.raises(DatasetError, match=r"the entry 'train' of .* is not an image"):
-        ImageList.from_lmdb(tmp_path / "a")
 
 
 def test_lmdb_already_open_in_process_raises_with_hint(keyed):

@@ -34,12 +34,6 @@ def path(request):
     resize.compiled.use_path(PATHS[-1])
 
 
-def test_unsupported_instruction_set_is_rejected():
-    assert PATHS[0] == "scalar"
-    with pytest.raises(ValueError, match="mmx"):
-        resize.compiled.use_path("mmx")
-
-
 def noise(height, width, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
@@ -217,21 +211,6 @@ def test_arrays_of_other_shapes_and_types_are_rejected():
         resample(image, row, *numbers[1:])
     with pytest.raises(TypeError):
         resample(image, row, "0", *numbers[1:])
-
-
-def test_rows_may_be_strided_or_identical():
-    large = noise(80, 90)
-    for image in (
-        large[::2],
-        large[:, 3:50],
-        large[7:60, 11:80],
-        np.broadcast_to(large[:1], (9, 90, 3)),
-    ):
-        height, width = image.shape[:2]
-        row = np.zeros((24, 24, 3), np.uint8)
-        part = (1, 2, height - 1, width - 2)
-        assert resample(cut(image, part), row, 32, 30, 5, 4, True)
-        assert np.array_equal(row, torchs(image, part, (32, 30), (5, 4), 24, True))
 
 
 @st.composite

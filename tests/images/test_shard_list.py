@@ -215,8 +215,6 @@ def test_duplicate_keys_raise(tmp_path, images):
         ({"label": 7}, "label must be the extension of a text file"),
         ({"image": ""}, "image must be file extensions"),
         ({"incomplete": "ignore"}, 'incomplete must be "raise" or "skip"'),
-        ({"decode": "quick"}, "decode"),
-        ({"transform": 5}, "transform"),
     ],
 )
 def test_invalid_arguments(shards, options, said):

@@ -161,11 +161,10 @@ def test_a_format_that_is_not_read_is_named_by_every_source(tmp_path, format):
     for read in reads:
         with pytest.raises(ImageError) as caught:
             read()
-        assert f"it is {format}" in str(caught.value)
+        assert format in str(caught.value)
         assert path.name in str(caught.value)
-        assert "repair" not in str(caught.value)
     ((_, reason),) = broken_images([path], workers=1)
-    assert f"it is {format}" in reason
+    assert format in reason
 
 
 @pytest.mark.parametrize(("name", "workers"), [("OWN", 0), ("JXL", 0), ("OWN", 2)])

@@ -228,7 +228,7 @@ class ImageList(ImageFiles[ListStore]):
             UsageError: it is not such a dataset, has no such column, or other classes; and as
                 `ImageList`.
         """
-        decoding = _decode_options("from_hf", {"exif": True, **options})
+        decoding = decode_options(**{"exif": True, **options})
         transform = check_transform(transform)
         rows, labels, names = hf_rows(dataset, image, label)
         if names is not None and classes is not None and ordered(classes) != names:
@@ -279,7 +279,7 @@ class ImageList(ImageFiles[ListStore]):
                 duplicate key or a name that leads out of it; a sample lacks its image or label.
             UsageError: an argument is invalid; and as `ImageList`.
         """
-        decoding = _decode_options("from_webdataset", options)
+        decoding = decode_options(**options)
         transform = check_transform(transform)
         store, labels, skipped_samples = webdataset_samples(
             shards, image, label, incomplete, classes
@@ -323,7 +323,7 @@ class ImageList(ImageFiles[ListStore]):
                 are not images; a key has two labels; with `check`, a key is missing.
             UsageError: an argument is invalid; and as `ImageList`.
         """
-        decoding = _decode_options("from_lmdb", options)
+        decoding = decode_options(**options)
         transform = check_transform(transform)
         store, converted = lmdb_samples(path, keys, labels, classes, check=check, is_image=codec_of)
         return cls._of_store(store, converted, store.path, transform, decoding)
@@ -403,9 +403,3 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
             f"{', '.join(IMAGE_EXTENSIONS)}"
         )
     return found
-
-
-def _decode_options(method: str, options: DecodeArguments) -> DecodeOptions:
-    if unknown := options.keys() - DecodeArguments.__annotations__.keys():
-        raise TypeError(f"ImageList.{method}() got an unexpected keyword argument {min(unknown)!r}")
-    return decode_options(**options)

@@ -35,7 +35,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
-from PIL import Image, ImageFile
+from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
@@ -369,15 +369,7 @@ class _OtherFormat(PillowCodec):
                 "programs for files of a dataset",
                 hint=_CONVERT,
             )
-        image = Image.OPEN[self.name][0](io.BytesIO(data), "")
-        if isinstance(image, ImageFile.StubImageFile) or self.name == "MPEG":
-            try:
-                image.load()
-            except OSError:
-                raise ImageError(
-                    f"it is {self.name}, which Pillow cannot decode", hint=_CONVERT
-                ) from None
-        return image
+        return Image.OPEN[self.name][0](io.BytesIO(data), "")
 
 
 def pillow_format(data: bytes) -> PillowCodec | None:
