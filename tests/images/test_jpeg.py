@@ -14,7 +14,6 @@ from feedline.errors import ImageError
 from feedline.images import jpeg
 from feedline.images.codec_base import DecodeOptions
 from feedline.images.codec_registry import Decoder
-from feedline.images.crops import cut
 from feedline.images.jpeg import compiled_decoder
 from fenced import Fenced
 from jpegs import (
@@ -243,21 +242,32 @@ def test_concurrent_use_of_decoder_raises():
 MEANT = ("a decoder serves one thread at a time", "no image is open")
 
 
+@pytest.fixture(params=["compiled", "simplejpeg"])
+def way(request, monkeypatch):
+    if request.param == "simplejpeg":
+        monkeypatch.setattr(jpeg, "compiled", None)
+    elif compiled_decoder() is None:
+        pytest.skip("not compiled, or no libjpeg-turbo")
+
+
 def wanted(data, part, by=1, **options):
     decoder = Decoder(DecodeOptions(**options))
     decoder.open(data)
     return decoder.read(by, part)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", KINDS)
-def test_pillow_decodes_every_kind_without_the_native_module(kind, monkeypatch):
-    monkeypatch.setattr(jpeg, "compiled", None)
+def test_both_decoders_give_same_region(kind):
     data = KINDS[kind]()
-    for part in (None, *some_parts(HEIGHT, WIDTH, 3)):
-        assert np.array_equal(wanted(data, part), cut(whole(data), part))
+    for by in (1, 2, 4, 8):
+        expected = whole(data, by)
+        assert np.array_equal(wanted(data, None, by), expected)
+        for part in some_parts(*expected.shape[:2], 10, seed=by):
+            assert np.array_equal(wanted(data, part, by), cut_out(expected, part))
 
 
-@compiled
+@pytest.mark.usefixtures("way")
 def test_file_without_end_raises_for_any_region():
     data = encoded()
     for length in (len(data) // 3, len(data) * 9 // 10, len(data) - 1):
@@ -274,7 +284,7 @@ def test_missing_data_raises_only_if_required():
         wanted(short, (HEIGHT - 10, 0, 10, 10))
 
 
-@compiled
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", ["420", "progressive 4:2:0", "a restart each row"])
 def test_damage_in_the_wanted_part_is_decided_as_for_the_whole(kind):
     data, part = KINDS[kind](), (10, 20, 40, 60)
@@ -305,7 +315,7 @@ def part_or_none(data, part, at_once):
     return image.copy()
 
 
-@compiled
+@pytest.mark.usefixtures("way")
 def test_pillow_only_formats_are_also_scaled():
     data = by_pillow(progressive=True)
     odd = data[:-2] + b"abcd" * 50 + data[-2:]
@@ -341,7 +351,7 @@ def lossless(height, width):
     )
 
 
-@compiled
+@pytest.mark.usefixtures("way")
 def test_lossless_jpeg_is_scaled():
     columns = np.repeat(np.arange(128, 168, dtype=np.uint8), 3).reshape(1, 40, 3)
     expected = np.broadcast_to(columns, (30, 40, 3))

@@ -83,7 +83,7 @@ SOURCES = [
 @pytest.mark.parametrize("exif", [False, True])
 @pytest.mark.parametrize(
     ("source", "decoder"),
-    [*((source, "compiled") for source in SOURCES), (read_folder, "Pillow")],
+    [*((source, "compiled") for source in SOURCES), (read_folder, "simplejpeg")],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_every_source_reads_the_pixels_of_pillow(
@@ -94,7 +94,7 @@ def test_every_source_reads_the_pixels_of_pillow(
     exif,
     monkeypatch,
 ):
-    if decoder == "Pillow":
+    if decoder == "simplejpeg":
         monkeypatch.setattr(jpeg, "compiled", None)
     data = source(folder, tmp_path, exif=exif)
     is_crop = isinstance(data.transform, EvalCrop)

@@ -111,10 +111,9 @@ class Decoder:
         """True if the last image read has 16 bits of grey, which the mode clipped to 8."""
 
     @cached_property
-    def _jpegs(self) -> JpegDecoder | None:
-        """Decoder of parts of JPEGs; None if all JPEGs are decoded by Pillow."""
-        compiled = compiled_decoder()
-        return None if compiled is None else JpegDecoder(self._options, compiled)
+    def _jpegs(self) -> JpegDecoder:
+        """Decoder of JPEGs that need not be decoded by Pillow."""
+        return JpegDecoder(self._options, compiled_decoder())
 
     def open(self, data: bytes) -> tuple[int, int]:
         """Open a file from all of its bytes.
@@ -130,7 +129,7 @@ class Decoder:
         codec, options = codec_of(data), self._options
         if codec is None:
             raise ImageError(_unknown_format(data))
-        if codec is PILLOW_JPEG and self._jpegs is not None:
+        if codec is PILLOW_JPEG:
             size = self._jpegs.open(data)
             if size is not None:
                 self._read, self.reducible = self._jpegs.read, True

@@ -6,9 +6,9 @@ ImageError. So does one with data missing before its end marker, except if the g
 part, or separated from it by restart markers, or if Pillow decodes the image.
 
 Relies on: `_jpeg`, compiled, which decodes a part with the libjpeg-turbo 3 that wheels of feedline
-contain, or with Pillow's. Pillow decodes what remains, e.g. CMYK, whatever libjpeg warns of, and
-lossless files at a reduced size; without `_jpeg`, all images. On ITU T.81 annex B for the positions
-of numbers.
+contain, or with Pillow's. Without it simplejpeg decodes whole images, if it is installed. Pillow
+decodes what remains, e.g. CMYK, whatever libjpeg warns of, and lossless files at a reduced size. On
+ITU T.81 annex B for the positions of numbers.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ except ImportError:
     compiled = None  # type: ignore[assignment]
 
 _KEPT_BYTES = 64 << 20
+_FAST_COLOURS = frozenset(("YCbCr", "Gray", "RGB"))
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _TRUNCATED = ("Premature end of JPEG file", "premature end of data segment")
@@ -46,13 +47,14 @@ def compiled_decoder() -> compiled.Decoder | None:
 
 
 class JpegDecoder:
-    """Decodes parts of JPEGs, one after the other, in one thread, into reused memory.
+    """Decodes JPEGs, one after the other, in one thread, into reused memory; without a `decoder`
+    of parts by simplejpeg.
 
     Reusing memory saves the page faults of fresh memory, 18% of a decode. It grows to the largest
     part, or image, up to 64 MiB; larger ones get their own memory.
     """
 
-    def __init__(self, options: DecodeOptions, decoder: compiled.Decoder) -> None:
+    def __init__(self, options: DecodeOptions, decoder: compiled.Decoder | None) -> None:
         self._options, self._compiled = options, decoder
         self._buffer = np.empty(1 << 20, np.uint8)
         self._data = b""
@@ -64,8 +66,11 @@ class JpegDecoder:
 
         Returns its height and width, upright; None if Pillow must decode it.
         """
-        size = self._compiled.open(data)
-        _raise_if_truncated(self._compiled.warning)
+        if self._compiled is None:
+            size = _read_header(data)
+        else:
+            size = self._compiled.open(data)
+            _raise_if_truncated(self._compiled.warning)
         if size is None or self._options.mode == "I;16":
             return None
         height, width = size
@@ -88,12 +93,18 @@ class JpegDecoder:
         whole = None
         # libjpeg-turbo 3 decodes lossless files, and falsely claims to scale them.
         if reduction == 1 or not jpeg_is_lossless(data):
-            # Parts are in upright coordinates: a rotated image is cut after its rotation.
-            is_upright = self._orientation == 1
-            pixels = self._decode(reduction, part if is_upright else None)
-            if pixels is not None and is_upright:
-                return pixels
-            whole = self._decode_again(data, reduction) if pixels is None else pixels
+            if self._compiled is None:
+                buffer = self._reserve(height * width * 3)
+                whole = _decode_whole(data, height, width, reduction, buffer)
+            else:
+                # Parts are in upright coordinates: a rotated image is cut after its rotation.
+                is_upright = self._orientation == 1
+                pixels = self._decode(self._compiled, reduction, part if is_upright else None)
+                if pixels is not None and is_upright:
+                    return pixels
+                if pixels is None:
+                    pixels = self._decode_again(self._compiled, data, reduction)
+                whole = pixels
         if whole is None:
             whole = PILLOW_JPEG.decode(data, DecodeOptions(self._options.max_pixels), None).pixels
             if reduction > 1:
@@ -104,30 +115,33 @@ class JpegDecoder:
             )
         return cut(upright(whole, self._orientation), part)
 
-    def _decode(self, reduction: int, part: Part | None) -> Pixels | None:
+    def _decode(
+        self, decoder: compiled.Decoder, reduction: int, part: Part | None
+    ) -> Pixels | None:
         """Decode a part of the opened image; None if another decoder must."""
         height, width = self._size
         everything = 0, 0, -(-height // reduction), -(-width // reduction)
         top, left, rows, columns = part or everything
         more_rows, more_columns = compiled.MARGINS
         buffer = self._reserve((rows + more_rows) * (columns + more_columns) * 3)
-        place = self._compiled.read(buffer, reduction, top, left, rows, columns)
+        place = decoder.read(buffer, reduction, top, left, rows, columns)
         if place is None:
             return None
         first, stride = place
         pixels: Pixels = np.ndarray((rows, columns, 3), np.uint8, buffer, first, (stride, 3, 1))
         return pixels
 
-    def _decode_again(self, data: bytes, reduction: int) -> Pixels | None:
+    def _decode_again(
+        self, decoder: compiled.Decoder, data: bytes, reduction: int
+    ) -> Pixels | None:
         """Decode all of an image by libjpeg alone, which tells what is wrong with it.
 
         None if Pillow must decide, ImageError if truncated.
         """
-        decoder = self._compiled
         reads_codes, decoder.reads_codes = decoder.reads_codes, False
         try:
             decoder.open(data)
-            pixels = self._decode(reduction, None)
+            pixels = self._decode(decoder, reduction, None)
         finally:
             decoder.reads_codes = reads_codes
         _raise_if_truncated(decoder.warning)
@@ -148,6 +162,38 @@ def _raise_if_truncated(warning: str) -> None:
             f"the JPEG ends before its last pixel ({warning}), e.g. from an interrupted copy or "
             "download, or a damaged disk"
         )
+
+
+def _read_header(data: bytes) -> tuple[int, int] | None:
+    """Height and width; None if simplejpeg is missing or cannot decode the image."""
+    try:
+        from simplejpeg import decode_jpeg_header  # only needed without `_jpeg`
+
+        height, width, colours, _ = decode_jpeg_header(data)
+    except (ImportError, ValueError, KeyError):  # KeyError: a nameless chroma layout, such as 4:4:1
+        return None
+    return (int(height), int(width)) if colours in _FAST_COLOURS else None
+
+
+def _decode_whole(
+    data: bytes, height: int, width: int, reduction: int, buffer: Pixels
+) -> Pixels | None:
+    """Decode by simplejpeg; None if Pillow must decide, ImageError if truncated."""
+    from simplejpeg import decode_jpeg
+
+    # simplejpeg uses the smallest scale that is no smaller than the request, and it also has odd
+    # eighths, which are slower than a full decode: request the exact size.
+    exact = (
+        {"min_height": -(-height // reduction), "min_width": -(-width // reduction)}
+        if reduction > 1
+        else {}
+    )
+    try:
+        pixels: Pixels = decode_jpeg(data, "RGB", buffer=buffer, strict=True, **exact)
+        return pixels
+    except ValueError as error:
+        _raise_if_truncated(str(error))
+        return None
 
 
 def jpeg_orientation(data: bytes) -> int:

@@ -10,7 +10,7 @@ import warnings
 from functools import cache
 
 NATIVE_MODULES = {
-    "_jpeg": "Pillow decodes whole images instead of crops",
+    "_jpeg": "simplejpeg or Pillow decodes whole images instead of crops",
     "_png": "Pillow decodes PNGs, in about five times the time",
     "_resample": "torch crops and resizes, in about twice the time, and each worker imports it",
     "_lut": "numpy converts pixels to floats",

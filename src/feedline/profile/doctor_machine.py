@@ -338,7 +338,7 @@ def check_decoders(missing_modules: Mapping[str, object]) -> CheckResult:
     from PIL import features
 
     crop_only, png = "_jpeg" not in missing_modules, "_png" not in missing_modules
-    isal = package_version("isal")
+    simplejpeg, isal = package_version("simplejpeg"), package_version("isal")
     turbo = features.version_feature("libjpeg_turbo") if features.check("libjpeg_turbo") else None
     library, reads_codes = f"Pillow {PIL.__version__} with ", False
     library += f"libjpeg-turbo {turbo}" if turbo else "a libjpeg other than libjpeg-turbo"
@@ -356,13 +356,14 @@ def check_decoders(missing_modules: Mapping[str, object]) -> CheckResult:
         "reads_codes": reads_codes,
         "pillow": PIL.__version__,
         "libjpeg_turbo": turbo,
-        "simplejpeg": package_version("simplejpeg"),
+        "simplejpeg": simplejpeg,
         "compiled_png": png,
         "isal": isal,
     }
     line = f"{library} decodes only the crop of a JPEG"
     if not crop_only:  # the check "compiled-parts" reports the fix
-        line = f"{library} decodes whole JPEGs"
+        line = f"simplejpeg {simplejpeg}, or {library}" if simplejpeg else library
+        line += " decodes whole JPEGs"
     elif not reads_codes:
         line += ", but reads the Huffman codes itself, more slowly than feedline, which does not "
         line += "know the internal structures of this version"
