@@ -111,24 +111,20 @@ class FeedlineError(Exception):
     @property
     def message(self) -> str:
         """Message without the hint."""
-        return self._message(python_argument)
+        return self.parts(python_argument)[0]
 
     @property
     def advice(self) -> str:
         """Hint with the arguments that would help; "" if no argument would."""
-        return self._advice(python_argument)
+        return self.parts(python_argument)[1]
 
     def parts(self, spell: Callable[..., str]) -> tuple[str, str]:
         """Message and hint, with arguments as `spell(name)` or `spell(name, value)` writes them."""
-        return self._message(spell), self._advice(spell)
-
-    def _message(self, spell: Callable[..., str]) -> str:
         message = super().__str__()
-        return f"{spell(self.argument)} {message}" if self.argument else message
-
-    def _advice(self, spell: Callable[..., str]) -> str:
+        if self.argument:
+            message = f"{spell(self.argument)} {message}"
         fixes = ", ".join(spell(name, value) for name, value in self.fix.items())
-        return ": ".join(part for part in (self.hint, fixes) if part)
+        return message, ": ".join(part for part in (self.hint, fixes) if part)
 
 
 def python_argument(name: str, value: object = None) -> str:
