@@ -127,7 +127,8 @@ def test_export_does_not_overwrite_other_files(feedline, trained, tmp_path):
     before = (trained / "best.pt").read_bytes()
     file = tmp_path / "model.safetensors"
     file.touch()
-    for target in (trained / "best.pt", tmp_path / "model.onnx", tmp_path, file / "x.safetensors"):
+    others = (trained / "best.pt", tmp_path / "model.onnx", tmp_path, file / "x.safetensors")
+    for target in (*others, ""):
         assert_refused(feedline("export", trained, target), str(target))
     assert (trained / "best.pt").read_bytes() == before
     assert not (tmp_path / "model.onnx").exists()

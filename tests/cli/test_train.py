@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import shutil
+import sys
 import warnings
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from command_line import assert_refused
 
 from feedline.loader.saved_settings import SavedSettings
+from feedline.train.config import read_config
 
 MODEL = "test_resnet.r160_in1k"
 QUICK = ("--model", MODEL, "--schedule", "32x1", "--batch-size", 8, "--workers", 0)
@@ -156,6 +158,19 @@ def test_broken_image_raises_or_is_skipped_by_option(feedline, tiny_set, tmp_pat
     assert ended.status == 0, ended.err
     assert str(last) in ended.out
     assert (tmp_path / "c" / "last.pt").is_file()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are text there")
+def test_folder_whose_name_is_not_utf8_is_trained_on_and_resumed(feedline, tiny_set, tmp_path):
+    odd, out = tmp_path / os.fsdecode(b"\xff\xfe"), tmp_path / "run"
+    shutil.copytree(tiny_set, odd)
+    ended = feedline("train", odd, *QUICK, "--out", out)
+    assert ended.status == 0, ended.err
+    ended = feedline("train", "--resume", out, "--schedule", "32x2")
+    assert ended.status == 0, ended.err
+    data = read_config(out / "recipe.toml")[1].data
+    assert data is not None
+    assert data.name == r"\udcff\udcfe"
 
 
 def test_damaged_cached_copy_prints_repair_command(feedline, tiny_set, tmp_path):

@@ -17,7 +17,7 @@ import msgspec
 
 from feedline.errors import StateError, UsageError
 from feedline.sources.files import read_small
-from feedline.text import shell_command
+from feedline.text import encodable, shell_command
 from feedline.train.recipe import Recipe, RunSettings, TrainPhase
 from feedline.train.run_folder import RECIPE_NAME
 from feedline.train.settings import check_names, setting_names
@@ -98,7 +98,10 @@ def make_recipe(given: Mapping[str, Any], *under: Mapping[str, Any]) -> Recipe:
 
 
 def as_toml(recipe: Recipe, run: RunSettings) -> str:
-    """Settings as TOML for `read_config`, without the folder of the run and the resumed run."""
+    """Settings as TOML for `read_config`, without the folder of the run and the resumed run.
+
+    Bytes of a path that are not UTF-8 are escaped: TOML cannot have them.
+    """
     settings = recipe.as_dict()
     schedule = settings.pop("schedule")
     if isinstance(schedule, str):
@@ -109,7 +112,11 @@ def as_toml(recipe: Recipe, run: RunSettings) -> str:
         if table:
             lines += ["", name] if name else []
             # Text, numbers and lists are as in JSON, except for one character.
-            given = {name: value for name, value in table.items() if value is not None}
+            given = {
+                name: encodable(value) if isinstance(value, str) else value
+                for name, value in table.items()
+                if value is not None
+            }
             values = (msgspec.json.encode(value).decode() for value in given.values())
             lines += [f"{key} = {value}" for key, value in zip(given, values, strict=True)]
     return "\n".join(lines).replace("\x7f", "\\u007f") + "\n"

@@ -188,7 +188,7 @@ def export_safetensors(trained: TrainedModel, file: Path) -> None:
     timm reads: number of classes, input size, mean, standard deviation, crop and interpolation.
     """
     if file.suffix != _EXPORT:
-        hint = f"name a file such as {file.with_suffix(_EXPORT)}"
+        hint = f"name a file such as model{_EXPORT}"
         raise UsageError(f"cannot export to {file}: expected the suffix {_EXPORT}", hint=hint)
     from safetensors.torch import save_file
 
