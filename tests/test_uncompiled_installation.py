@@ -37,7 +37,7 @@ def test_the_first_loader_warns_once_without_native_modules(is_compiled, tmp_pat
     start, path = preloaded.run, package.parent
     if not is_compiled:
         start, path = subprocess.run, tmp_path
-        ignored = shutil.ignore_patterns("__pycache__", "*.so")
+        ignored = shutil.ignore_patterns("*.so")
         shutil.copytree(package, tmp_path / "feedline", ignore=ignored)
     result = start(
         [sys.executable, "-c", SCRIPT],
