@@ -57,6 +57,26 @@ def pipeline_of(dataset):
     return compiled.pipeline
 
 
+def refusal(dataset):
+    """Reason why a dataset is not compiled."""
+    compiled = compile_dataset(dataset)
+    assert compiled.pipeline is None
+    assert (compiled.fused, compiled.unchanged) == ((), ())
+    (reason,) = compiled.reasons
+    assert reason.endswith(".")
+    return reason
+
+
+class Strange:
+    """An object whose attributes and text cannot be read."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError(name)
+
+    def __repr__(self):
+        raise RuntimeError
+
+
 def compiled_folder(root, *steps):
     """A folder of torchvision with a transform of some steps, and its compiled dataset."""
     transform = steps[0] if len(steps) == 1 else v1.Compose(list(steps))

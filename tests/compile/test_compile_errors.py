@@ -13,31 +13,15 @@ from torchvision.transforms import InterpolationMode, v2
 from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.compile_pipeline import TableBuilder
 from feedline.images.compile.library_steps import CompileError
+from torchvision_folder import Strange, refusal
 
 CROP = v1.RandomResizedCrop(32)
 FLOATS = v1.ToTensor()
 SIZE, EXACT = (32, 32), InterpolationMode.NEAREST_EXACT
 
 
-def refused(dataset):
-    recognition = compile_dataset(dataset)
-    assert recognition.pipeline is None
-    assert (recognition.fused, recognition.unchanged) == ((), ())
-    (reason,) = recognition.reasons
-    assert reason.endswith(".")
-    return reason
-
-
 class OwnCrop(v1.RandomResizedCrop):
     pass
-
-
-class Strange:
-    def __getattribute__(self, name):
-        raise RuntimeError(name)
-
-    def __repr__(self):
-        raise RuntimeError
 
 
 def hooked(step):
@@ -97,7 +81,7 @@ PIPELINES = {
 def test_pipeline_is_rejected_with_its_reason(root, case):
     steps, reason = PIPELINES[case]
     dataset = ImageFolder(root, v1.Compose(steps))
-    given = refused(dataset)
+    given = refusal(dataset)
     assert re.search(reason, given), given
 
 
@@ -113,4 +97,4 @@ def test_sequential_with_hooks_is_one_opaque_step(root):
     whole = nn.Sequential(v1.RandomResizedCrop(32))
     assert compile_dataset(ImageFolder(root, v1.Compose([whole, FLOATS]))).pipeline is not None
     whole.register_forward_pre_hook(lambda *_: None)
-    assert "Sequential" in refused(ImageFolder(root, v1.Compose([whole, FLOATS])))
+    assert "Sequential" in refusal(ImageFolder(root, v1.Compose([whole, FLOATS])))

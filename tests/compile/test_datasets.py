@@ -20,10 +20,17 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from feedline import DataLoader
-from feedline.images.compile.compile_dataset import compile_dataset
 from feedline.images.compile.datasets import class_names, folder_fingerprint
 from feedline.order.batch_spec import Item
-from torchvision_folder import image, item_row, pipeline_of, pixel_error, write_images
+from torchvision_folder import (
+    Strange,
+    image,
+    item_row,
+    pipeline_of,
+    pixel_error,
+    refusal,
+    write_images,
+)
 
 FIXED = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])
 RANDOM = v1.Compose([v1.RandomResizedCrop(32), v1.ToTensor()])
@@ -371,14 +378,6 @@ def without_attribute(root):
     return dataset
 
 
-class Strange:
-    def __getattribute__(self, name):
-        raise RuntimeError(name)
-
-    def __repr__(self):
-        raise RuntimeError
-
-
 class OwnSubset(Subset):
     pass
 
@@ -461,15 +460,6 @@ def test_dataset_is_rejected_with_its_reason(root, case):
     make, reason = REJECTED[case]
     given = refusal(make(root))
     assert re.search(reason, given), given
-
-
-def refusal(dataset):
-    compiled = compile_dataset(dataset)
-    assert compiled.pipeline is None
-    assert (compiled.fused, compiled.unchanged) == ((), ())
-    (reason,) = compiled.reasons
-    assert reason.endswith(".")
-    return reason
 
 
 def test_replaced_parts_of_the_libraries_reject_a_dataset(root, monkeypatch):

@@ -66,11 +66,7 @@ def test_paths_take_little_memory_and_are_pickled_out_of_band_without_other_buff
     frozen = [bytes(buffer.raw()) for buffer in buffers]
     other = pickle.loads(body, buffers=frozen)
     assert np.array_equal(item_row(source, 8, seed=4)[0], item_row(other, 8, seed=4)[0])
-    assert (other.fingerprint(), repr(other), len(other)) == (
-        source.fingerprint(),
-        repr(source),
-        49_000,
-    )
+    assert (other.fingerprint(), len(other)) == (source.fingerprint(), 49_000)
 
 
 def test_transform_identity_covers_everything_that_affects_pixels(root):

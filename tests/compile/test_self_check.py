@@ -147,12 +147,6 @@ CHANGES = {
         """,
         "v1 train",
     ),
-    "another flip": (
-        "torchvision 0.30",
-        "torchvision.transforms.functional.hflip",
-        "def hflip(img): return vflip(img)",
-        "v1 train",
-    ),
     "another resize of tensors": (
         "torchvision 0.30",
         "torchvision.transforms._functional_tensor.resize",

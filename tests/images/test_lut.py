@@ -75,19 +75,3 @@ def test_invalid_arguments_raise_and_write_nothing(case):
     with pytest.raises((ValueError, BufferError)):
         resize.apply_lut(image, tables, target)
     assert not target.any()
-
-
-@pytest.mark.skipif(resize.compiled_lut is None, reason="not compiled")
-def test_compiled_lookup_rejects_invalid_arguments():
-    image, tables = given(6, 5, "float32")
-    target = np.zeros((3, 6, 5), np.float32)
-    with pytest.raises(TypeError, match="3 arguments"):
-        resize.compiled_lut.apply_lut(image, tables)
-    with pytest.raises(TypeError):
-        resize.compiled_lut.apply_lut(image, tables, None)
-    complex_tables = tables.astype("complex128")
-    with pytest.raises(ValueError, match="1, 2, 4 or 8 bytes"):
-        resize.compiled_lut.apply_lut(image, complex_tables, target.astype("complex128"))
-    target.flags.writeable = False
-    with pytest.raises((ValueError, BufferError)):
-        resize.compiled_lut.apply_lut(image, tables, target)

@@ -70,19 +70,6 @@ def test_blur_by_boxes_equals_pillow_exactly(shape):
             assert np.array_equal(target, np.asarray(theirs))
 
 
-def test_the_target_may_be_the_image_itself():
-    kernel = np.full(5, 0.2, np.float32)
-    for change in (
-        *(lambda i, t, k=kind: photometric.adjust(i, t, k, 0.3) for kind in CHANGES),
-        lambda i, t: photometric.blur(i, t, kernel, kernel),
-        lambda i, t: photometric.blur_boxes(i, t, 1.0, 2.7),
-    ):
-        image, other = noise(20, 30), np.empty((20, 30, 3), np.uint8)
-        change(image, other)
-        change(image, image)
-        assert np.array_equal(image, other)
-
-
 def test_invalid_arguments_raise_and_write_nothing():
     image, target = noise(9, 9), np.full((9, 9, 3), 7, np.uint8)
     kernel = np.full(3, 1 / 3, np.float32)
@@ -133,17 +120,6 @@ def test_sharpness_equals_pillow_exactly(shape, factor):
     photometric.sharpen(image, target, factor)
     theirs = functional.adjust_sharpness(Image.fromarray(image), factor)
     assert np.array_equal(target, np.asarray(theirs))
-
-
-def test_histogram_and_lookup_match_pillow():
-    image = noise(37, 41)
-    counts = np.empty((3, 256), np.uint32)
-    photometric.count(image, counts)
-    assert counts.ravel().tolist() == Image.fromarray(image).histogram()
-    levels = np.random.default_rng(1).permutation(768).astype(np.uint8)
-    theirs = np.asarray(Image.fromarray(image).point(levels.tolist()))
-    photometric.look_up(image, image, levels.tobytes())
-    assert np.array_equal(image, theirs)
 
 
 @pytest.mark.parametrize("taps", [1, 2])

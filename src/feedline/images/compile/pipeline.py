@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias, cast
@@ -29,13 +28,12 @@ from feedline.images.compile.fused_transform import (
 )
 from feedline.images.compile.image_input import ReadOptions, decode_with_pillow
 from feedline.images.compile.library_steps import CompileError, PerSizeResolver
-from feedline.images.crops import Placement, Transform, format_shape
+from feedline.images.crops import Placement, Transform
 from feedline.images.rows import RowPipeline, sample_label
 from feedline.order.batch_spec import Field, Item
 from feedline.order.requested_size import SampleRequest
 from feedline.order.seeds import extend
 from feedline.randomness import seeded, unbroken
-from feedline.sources.folder import FileStore
 from feedline.sources.store import Pixels, SampleStore
 from feedline.timing.stage_timer import end_stage
 
@@ -156,16 +154,6 @@ class SamplePipeline(RowPipeline[SampleStore]):
         form = self.store.describe_copies()
         return str(self.options) + (form and f", {form}")
 
-    def __repr__(self) -> str:
-        where = repr(self.store)
-        if isinstance(self.store, FileStore):
-            where = repr(os.fsdecode(self.store.folder))
-        return f"{type(self).__name__}({where}, {len(self)} images: {self._text()})"
-
-    def _text(self) -> str:
-        """Names of the steps."""
-        raise NotImplementedError
-
     def describe(self) -> FusedSteps:
         raise NotImplementedError
 
@@ -247,10 +235,6 @@ class ImagePipeline(SamplePipeline):
     def transform_identity(self) -> str:
         return self.fused.identity() + self._form()
 
-    def _text(self) -> str:
-        output = self.fused.tail.dtype or "samples"
-        return f"{self.fused}, to {output} of {format_shape(self.fused.shape)}"
-
     def describe(self) -> FusedSteps:
         fused = self.fused
         if not fused.no_rows:
@@ -295,9 +279,6 @@ class ViewsPipeline(SamplePipeline):
     def transform_identity(self) -> str:
         views = "; ".join(view.identity() for view in self.views)
         return f"views: {views}{self._form()}"
-
-    def _text(self) -> str:
-        return "; ".join(map(str, self.views))
 
     def describe(self) -> FusedSteps:
         different = dict.fromkeys(self.views)
@@ -419,10 +400,6 @@ class PipelinePerSize(SamplePipeline):
         return "; ".join(
             f"at {size} px: {self.at(size).transform_identity()}" for size in self._sizes
         )
-
-    def _text(self) -> str:
-        sizes = ", ".join(map(str, self._sizes))
-        return f"{self.at(self._sizes[0])._text()}, at {sizes} px"
 
 
 def _join(described: Iterable[tuple[str, FusedSteps]], *, repeats: bool = True) -> FusedSteps:
