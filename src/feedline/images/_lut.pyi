@@ -10,4 +10,8 @@ def apply_lut(
     target: np.ndarray[Any, Any],
     /,
 ) -> None:
-    """Like `lut.apply_lut`, for aligned values of 1, 2, 4 or 8 bytes; ValueError for others."""
+    """Like `resize.apply_lut`, for aligned values of 1, 2, 4 or 8 bytes.
+
+    Raises:
+        ValueError: wrong shape, dtype or layout.
+    """

@@ -1,4 +1,4 @@
-"""Base class of image formats, their decoders, and the conversions that these share.
+"""Base class of image formats, settings for decoding, and conversions that formats share.
 
 Positions of numbers in an Exif block are from Exif 2.32 section 4.6.
 """

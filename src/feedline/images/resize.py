@@ -307,20 +307,10 @@ def apply_lut(image: Pixels, tables: NDArray[Any], target: NDArray[Any]) -> None
         image: uint8 (height, width, 3), C-contiguous.
         tables: (3, 256), C-contiguous.
         target: (3, height, width) of the tables' dtype, C-contiguous, not overlapping the image.
-
-    Raises:
-        ValueError: wrong shape, dtype or layout.
     """
     if compiled_lut is not None:
         compiled_lut.apply_lut(image, tables, target)
         return
-    height, width = target.shape[-2:]
-    arrays = image, tables, target
-    fits = [each.shape for each in arrays] == [(height, width, 3), (3, 256), (3, height, width)]
-    fits = fits and (image.dtype, tables.dtype) == (np.uint8, target.dtype)
-    if not (fits and all(each.flags.c_contiguous for each in arrays)):
-        found = ", ".join(f"{each.dtype} {each.shape}" for each in arrays)
-        raise ValueError(f"image, tables and target do not match or are not contiguous: {found}")
     for channel, table in enumerate(tables):
         # A uint8 is never out of the table's bounds, and "raise" would make numpy buffer.
         np.take(table, image[..., channel], out=target[channel], mode="clip")
