@@ -50,7 +50,7 @@ def with_settings(*settings: type) -> Callable[[_Command], _Command]:
     """Return a decorator: a command gets an option for each `setting` of some dataclasses.
 
     Their values are keyword arguments, None if not given. Panels have the order of the settings;
-    the command's own options are at the end of a panel.
+    the command's own options are at the end of a panel, because they come last.
     """
     made = [
         inspect.Parameter(
@@ -68,16 +68,9 @@ def with_settings(*settings: type) -> Callable[[_Command], _Command]:
     def decorate(command: _Command) -> _Command:
         own = inspect.signature(command, eval_str=True).parameters.values()
         found = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        panels = list(dict.fromkeys([None, *map(_panel_of, made), *map(_panel_of, found)]))
-        ordered = sorted([*made, *found], key=lambda each: panels.index(_panel_of(each)))
-        signature = inspect.Signature(
-            [
-                each.replace(kind=inspect.Parameter.KEYWORD_ONLY) if _panel_of(each) else each
-                for each in ordered
-            ]
-        )
-        command.__signature__ = signature  # type: ignore[attr-defined]
-        command.__annotations__ = {each.name: each.annotation for each in ordered}
+        options = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*made, *found)]
+        command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in options}
         return command
 
     return decorate
@@ -97,11 +90,6 @@ def _plain(hint: Any) -> Any:
     """Return the first type of a union; text for literals, which are checked later."""
     plain = hint if get_origin(hint) in (None, Literal) else get_args(hint)[0]
     return str if get_origin(plain) is Literal else plain
-
-
-def _panel_of(parameter: inspect.Parameter) -> str | None:
-    option = getattr(parameter.annotation, "__metadata__", (None,))[0]
-    return getattr(option, "rich_help_panel", None)
 
 
 def _writable(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -131,11 +132,16 @@ def tune(
 
 
 def _run(search: TuneSearch, step_ms: float | None, budget_s: float) -> TuningResult:
+    """Search, and end the workers of feedline's loaders."""
     from feedline.cli.progress import ProgressBar
+    from feedline.loader import DataLoader
     from feedline.tuning.result import worker_name
+    from feedline.tuning.tune import search_settings
 
+    loader = search.loader
+    own = loader if isinstance(loader, DataLoader) else contextlib.nullcontext()
     # The bar would use the cores that are being measured.
-    with ProgressBar("training step without loading", clock="text", steady=True) as bar:
+    with own, ProgressBar("training step without loading", clock="text", steady=True) as bar:
 
         def on_progress(now: SearchProgress) -> None:
             where = f"{now.size} px: " if now.size else ""
@@ -148,7 +154,15 @@ def _run(search: TuneSearch, step_ms: float | None, budget_s: float) -> TuningRe
             total = now.trials + now.trials_left
             bar.update(now.trials, total=total, what=f"{where}{what}", end=end)
 
-        return search.run(on_progress, step_ms=step_ms, budget_s=budget_s)
+        found = search_settings(
+            loader,
+            search.step,
+            step_ms=step_ms,
+            budget_s=budget_s,
+            on_progress=on_progress,
+            warmup_batches=search.warmup_batches,
+        )
+    return replace(found, files=search.files) if search.files else found
 
 
 def _print_result(

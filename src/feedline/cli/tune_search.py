@@ -7,14 +7,13 @@ from the page cache. Workers end with a search. Ctrl-C returns the results so fa
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import re
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -43,21 +42,17 @@ from feedline.train.recipe import Recipe
 from feedline.train.runtime import choose_device, choose_precision, prepare_process
 from feedline.train.train_state import TrainState, create_optimizer, train_step
 from feedline.tuning.batch_size import BatchSizes, find_batch_size
-from feedline.tuning.result import TuningResult
 from feedline.tuning.training_step import BatchTrial, Step
-from feedline.tuning.tune import SearchProgress, search_settings
 
 _MAX_PREFETCH = 8
 _MEMORY_SHARE = 0.1  # of the available memory, for prefetched batches
 _MIN_BATCHES = 4  # of the images that are drawn
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
-ProgressCallback = Callable[[SearchProgress], object]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TuneSearch:
-    """A search that is ready to run; the last fields have their defaults for a function."""
+    """A search, prepared; the last fields have their defaults for a function."""
 
     loader: TorchDataLoader[Any]
     step: Step | None
@@ -66,22 +61,6 @@ class TuneSearch:
     images: ImageFolder | None = None
     schedule: str | None = None  # with batch sizes
     batch_sizes: BatchSizes | None = None  # of `--batch-size auto`
-
-    def run(
-        self, on_progress: ProgressCallback, *, step_ms: float | None, budget_s: float
-    ) -> TuningResult:
-        """Search, and end the workers of feedline's loaders."""
-        own = self.loader if isinstance(self.loader, DataLoader) else contextlib.nullcontext()
-        with own:
-            found = search_settings(
-                self.loader,
-                self.step,
-                step_ms=step_ms,
-                budget_s=budget_s,
-                on_progress=on_progress,
-                warmup_batches=self.warmup_batches,
-            )
-        return replace(found, files=self.files) if self.files else found
 
 
 def folder_search(
