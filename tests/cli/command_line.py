@@ -1,15 +1,11 @@
 """Running a command in a test."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
@@ -26,11 +22,11 @@ class Ended:
     err: str
 
     @property
-    def output(self) -> str:
+    def output(self):
         return self.out + self.err
 
 
-def assert_refused(ended: Ended, *words: str) -> None:
+def assert_refused(ended, *words):
     """Wrong use is an error with these words."""
     assert ended.status == 2, ended
     assert "Traceback" not in ended.err
@@ -39,13 +35,8 @@ def assert_refused(ended: Ended, *words: str) -> None:
 
 
 def interrupt(
-    arguments: Sequence[object],
-    is_ready: Callable[[list[psutil.Process]], object],
-    signum: signal.Signals,
-    *,
-    script: str = "from feedline.cli.app import main; main()",
-    **env: object,
-) -> Ended:
+    arguments, is_ready, signum, *, script="from feedline.cli.app import main; main()", **env
+):
     """Send a signal to a script, with arguments, once its processes are ready; all end by it."""
     run = preloaded.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
@@ -69,9 +60,7 @@ def interrupt(
     return Ended(run.returncode, out, err)
 
 
-def run_on_terminal(
-    command: Sequence[object], env: dict[str, str], **streams: Any
-) -> tuple[Any, bytes, bytes]:
+def run_on_terminal(command, env, **streams):
     """Run a command whose stdout and stderr, unless given, are a pseudo-terminal.
 
     Return the ended process, its piped output and the terminal's.

@@ -168,9 +168,7 @@ def test_folder_whose_name_is_not_utf8_is_trained_on_and_resumed(feedline, tiny_
     assert ended.status == 0, ended.err
     ended = feedline("train", "--resume", out, "--schedule", "32x2")
     assert ended.status == 0, ended.err
-    data = read_config(out / "recipe.toml")[1].data
-    assert data is not None
-    assert data.name == r"\udcff\udcfe"
+    assert read_config(out / "recipe.toml")[1].data.name == r"\udcff\udcfe"
 
 
 def test_damaged_cached_copy_prints_repair_command(feedline, tiny_set, tmp_path):

@@ -111,7 +111,6 @@ def test_without_a_terminal_a_stop_is_confirmed(tiny_set, tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    assert run.stdout is not None
     lines = iter(run.stdout.readline, "")
     first = next(line for line in lines if line.startswith("epoch 2/100000"))
     assert first.rstrip().endswith("left")

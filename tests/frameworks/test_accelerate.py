@@ -1,7 +1,5 @@
 """Loaders that Accelerate prepares, saves and restores."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import warnings

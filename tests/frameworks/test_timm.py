@@ -1,7 +1,5 @@
 """timm's loaders yield the same batches with feedline's class as with torch's."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import sys
@@ -65,8 +63,6 @@ def built_of(kind, monkeypatch):
     """timm's loader module with `kind` instead of torch's class."""
     monkeypatch.setattr(torch.utils.data, "DataLoader", kind)
     spec = importlib.util.find_spec("timm.data.loader")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)  # workers unpickle from it
     spec.loader.exec_module(module)

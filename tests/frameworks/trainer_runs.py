@@ -1,17 +1,13 @@
 """Trainings by transformers' Trainer, with torch's loaders and with feedline's."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
@@ -20,35 +16,34 @@ from feedline.errors import UsageError
 from feedline.integrations.accelerate import prepare
 from feedline.integrations.transformers import Stepwise
 
-Put = Callable[[Any, Any], Any]  # returns the Trainer's loader, from an Accelerator and a loader
 ROWS, VALID, BATCH, STEPS = 24, 9, 2, 12
 
 
-def text(number: int) -> dict[str, Any]:
+def text(number):
     return {"input_ids": [number] * (1 + number * 7 % 5), "labels": float(number)}
 
 
 class Texts(Dataset[Any]):
     """Texts of several lengths that say their numbers."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length):
         self.length = length
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.length
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
+    def __getitem__(self, number):
         if number >= self.length:
             raise IndexError(number)
         return text(number)
 
 
 class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         return map(text, range(ROWS))
 
 
-def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+def collate(rows):
     tokens = [row["input_ids"] + [-1] * (5 - len(row["input_ids"])) for row in rows]
     return {"input_ids": torch.tensor(tokens), "labels": torch.tensor([r["labels"] for r in rows])}
 
@@ -56,12 +51,12 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
 class Net(nn.Module):
     """Notes the numbers of each batch; in training with a draw from the random state."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
-        self.seen: list[tuple[float | None, list[int]]] = []
+        self.seen = []
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def forward(self, input_ids, labels):
         drawn = float(torch.rand(())) if self.training else None
         self.seen.append((drawn, input_ids[:, 0].tolist()))
         guess = input_ids[:, 0] / ROWS * self.weight
@@ -69,13 +64,9 @@ class Net(nn.Module):
 
 
 class Users(transformers.Trainer):
-    """A Trainer with user-defined loaders."""
+    """A Trainer with user-defined loaders: of a `kind`, with a `seed`, prepared by `put`."""
 
-    kind: type
-    put: Put
-    seed: dict[str, int]
-
-    def _own(self, dataset: Any, **order: bool) -> Any:
+    def _own(self, dataset, **order):
         arguments = self.args
         if isinstance(dataset, IterableDataset):
             order = {}
@@ -92,10 +83,10 @@ class Users(transformers.Trainer):
         )
         return type(self).put(self.accelerator, loader)
 
-    def get_train_dataloader(self) -> Any:
+    def get_train_dataloader(self):
         return self._own(self.train_dataset, shuffle=True)
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+    def get_eval_dataloader(self, eval_dataset=None):
         return self._own(self.eval_dataset if eval_dataset is None else eval_dataset)
 
     get_test_dataloader = get_eval_dataloader
@@ -104,38 +95,30 @@ class Users(transformers.Trainer):
 class Save(transformers.TrainerCallback):
     """Save one checkpoint after an update."""
 
-    def __init__(self, update: int) -> None:
+    def __init__(self, update):
         self.update = update
 
-    def on_step_end(self, _: Any, state: Any, control: Any, **__: Any) -> None:
+    def on_step_end(self, _, state, control, **__):
         control.should_save = state.global_step == self.update
 
 
-def users(kind: type, put: Put, **seed: int) -> type:
+def users(kind, put, **seed):
     return type("Users", (Users,), {"kind": kind, "put": put, "seed": seed})
 
 
-def as_ever(accelerator: Any, loader: Any) -> Any:
+def as_ever(accelerator, loader):
     return accelerator.prepare(loader)
 
 
-def bare(_: Any, loader: Any) -> Any:
+def bare(_, loader):
     return loader
 
 
-def stepwise(_: Any, loader: Any) -> Any:
+def stepwise(_, loader):
     return Stepwise(loader)
 
 
-def trained(
-    trainer_class: type,
-    folder: Path,
-    *,
-    data: Any = None,
-    resume: int = 0,
-    workers: int = 0,
-    **options: Any,
-) -> list[Any]:
+def trained(trainer_class, folder, *, data=None, resume=0, workers=0, **options):
     """Result of a training, and of another from the checkpoint after update `resume`."""
     found = []
     for again in range(1 + bool(resume)):
@@ -172,7 +155,7 @@ def trained(
 
 
 UNSEEDED = {"use_seedable_sampler": False}  # else the Trainer has Accelerate make stock loaders
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "defaults": {"resume": 5},
     "drop_last": {"data": Texts(21), "dataloader_drop_last": True, "workers": 2},
     "prefetch": {"dataloader_prefetch_factor": 4, "workers": 1, "accelerator_config": UNSEEDED},
@@ -192,10 +175,10 @@ CASES: dict[str, dict[str, Any]] = {
     "stream": {"data": Stream(), "max_steps": 8, "resume": 2},
     "evaluated": {"eval_strategy": "steps", "eval_steps": 5, "workers": 1},
 }
-SEEDED: dict[str, Put] = {"Stepwise": stepwise, "prepare": prepare}
+SEEDED = {"Stepwise": stepwise, "prepare": prepare}
 
 
-def both(way: str, case: str, folder: Path) -> list[Any]:
+def both(way, case, folder):
     """Results of torch's class and feedline's in a case."""
     found = []
     for kind in (TorchDataLoader, feedline.DataLoader):
@@ -207,14 +190,14 @@ def both(way: str, case: str, folder: Path) -> list[Any]:
     return found
 
 
-def whole_and_rest(way: str, folder: Path) -> list[list[list[int]]]:
+def whole_and_rest(way, folder):
     """Numbers of two epochs of a seeded loader, and those after the second update."""
     trainer_class = users(feedline.DataLoader, SEEDED[way], seed=3)
     runs = trained(trainer_class, folder / f"seed {way}", workers=1, resume=2)
     return [[rows for _, rows in seen] for seen, *_ in runs]
 
 
-def on_a_rank(folder: Path) -> str:
+def on_a_rank(folder):
     """Result of one of two ranks."""
     found = {case: both("prepare", case, folder) for case in CASES}
     found["Stepwise"] = whole_and_rest("Stepwise", folder)

@@ -226,7 +226,6 @@ def test_ctrl_c_ends_a_program_as_without_feedline(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "[0, 1, 2, 3]\n"
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=100)

@@ -4,18 +4,14 @@ This script runs a training for each line of its input, each in forks, one a ran
 their exit statuses: torch and timm are imported only once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tiny_training import Recorder
 
@@ -29,7 +25,7 @@ from feedline.train.run import train_model
 __all__ = ["Forks", "forks", "job", "said_in"]
 
 
-def job(recipe: dict[str, Any], data: Path, folder: Path, **of: Any) -> dict[str, Any]:
+def job(recipe, data, folder, **of):
     """Request for a process, JSON-serialisable.
 
     Args:
@@ -51,10 +47,9 @@ def job(recipe: dict[str, Any], data: Path, folder: Path, **of: Any) -> dict[str
     }
 
 
-def said_in(folder: Path, rank: int = 0) -> dict[str, Any]:
+def said_in(folder, rank=0):
     """Report of a rank that was not killed."""
-    said: dict[str, Any] = json.loads((folder / f"rank{rank}.json").read_text())
-    return said
+    return json.loads((folder / f"rank{rank}.json").read_text())
 
 
 @dataclass(frozen=True)
@@ -63,21 +58,18 @@ class Forks:
 
     script: subprocess.Popen[str]
 
-    def run(self, asked: dict[str, Any]) -> int:
+    def run(self, asked):
         """Train in a fork; return its exit status, negative for a signal."""
         return self.run_ranks(asked, 1)[0]
 
-    def run_ranks(self, asked: dict[str, Any], ranks: int) -> list[int]:
+    def run_ranks(self, asked, ranks):
         """Train on several processes, connected as by torchrun."""
-        assert self.script.stdin is not None
-        assert self.script.stdout is not None
         print(json.dumps([ranks, asked]), file=self.script.stdin, flush=True)
-        statuses: list[int] = json.loads(self.script.stdout.readline())
-        return statuses
+        return json.loads(self.script.stdout.readline())
 
 
 @contextmanager
-def forks() -> Iterator[Forks]:
+def forks():
     """The running script as a context."""
     import preloaded  # which a script that torchrun starts does not find
 
@@ -91,11 +83,11 @@ def forks() -> Iterator[Forks]:
         yield Forks(script)
 
 
-def _noted(seen: list[Any], step: int, signum: int) -> None:
+def _noted(seen, step, signum):
     """Record each batch with the weights after it; send a signal after an optimizer step."""
     real = training.train_step
 
-    def train_step(learner: Any, images: Any, *batch: Any, **part: Any) -> Any:
+    def train_step(learner, images, *batch, **part):
         before = learner.step
         loss = real(learner, images, *batch, **part)
         weights = sum(float(each.detach().double().sum()) for each in learner.model.parameters())
@@ -107,14 +99,14 @@ def _noted(seen: list[Any], step: int, signum: int) -> None:
     training.train_step = train_step
 
 
-def _trained(asked: dict[str, Any]) -> None:
+def _trained(asked):
     rank, world = rank_and_world()
     ranks.CHECK_S = asked["check_s"]
-    seen: list[Any] = []
+    seen = []
     signalled = world - 1 if asked["signalled"] is None else asked["signalled"]
     _noted(seen, asked["after"] if rank == signalled else 0, asked["signum"])
     report, folder = Recorder(), Path(asked["folder"])
-    place: dict[str, Any] = {"data": Path(asked["root"]), "out": folder / "out"}
+    place = {"data": Path(asked["root"]), "out": folder / "out"}
     recipe, settings = Recipe(**asked["recipe"]), RunSettings(**place, **asked["settings"])
     file = folder / f"rank{rank}.json"
     try:
@@ -134,7 +126,7 @@ def _trained(asked: dict[str, Any]) -> None:
     file.write_text(json.dumps(said))
 
 
-def _main() -> None:
+def _main():
     import timm  # noqa: F401  before the forks, each of which would take 3 s to load it
 
     for line in sys.stdin:

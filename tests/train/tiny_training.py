@@ -1,21 +1,14 @@
 """A small data set, a report that remembers, and whether two runs ended alike."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import simplejpeg
 import torch
 
-from feedline.train.history import EpochRecord, TrainPosition, TrainReport
-from feedline.train.recipe import Recipe
+from feedline.train.history import TrainReport
 from feedline.train.run_folder import load_checkpoint
 
 
-def write_tiny_set(folder: Path, *, classes: int = 2, train: int = 20, val: int = 6) -> Path:
+def write_tiny_set(folder, *, classes=2, train=20, val=6):
     """A set of 48 px JPEGs; class k is brighter than class k - 1."""
     rng = np.random.default_rng(0)
     for split, count in (("train", train), ("val", val)):
@@ -34,52 +27,40 @@ def write_tiny_set(folder: Path, *, classes: int = 2, train: int = 20, val: int 
 class Recorder(TrainReport):
     """A report that stores its input, and can interfere after a given step."""
 
-    def __init__(self, *, after: int | None = None, do: Callable[[], None] = lambda: None) -> None:
-        self.notes: list[str] = []
-        self.plans: list[tuple[int, int, int, int]] = []
-        self.standings: list[TrainPosition] = []
-        self.stops = 0
-        self.begun: list[tuple[int, int, int]] = []
-        self.steps: list[int] = []
-        self.validated: list[int] = []
-        self.records: list[EpochRecord] = []
+    def __init__(self, *, after=None, do=lambda: None):
+        self.notes = []
+        self.begun = []
+        self.steps = []
+        self.validated = []
+        self.records = []
         self._after, self._do = after, do
 
-    def note(self, text: str) -> None:
+    def note(self, text):
         self.notes.append(text)
 
-    def planned(
-        self, recipe: Recipe, *, images: int, val_images: int, records: Sequence[EpochRecord]
-    ) -> None:
-        self.plans.append((recipe.epochs, images, val_images, len(records)))
-
-    def begin(self, now: TrainPosition) -> None:
+    def begin(self, now):
         self.begun.append((now.epoch, now.size_px, now.step))
 
-    def stepped(self, now: TrainPosition) -> None:
+    def stepped(self, now):
         self.steps.append(now.step)
-        self.standings.append(now)
         if now.step == self._after:
             self._do()
 
-    def validating(self, *, done: int) -> None:
+    def validating(self, *, done):
         self.validated.append(done)
 
-    def ended(self, record: EpochRecord, *, epochs: int) -> None:
+    def ended(self, record, *, epochs):
         self.records.append(record)
 
-    def stopping(self, signum: int) -> None:
-        self.stops += 1
 
-
-def assert_same_training(one: Path, two: Path) -> None:
+def assert_same_training(one, two):
     """Both runs ended with the same weights, statistics, optimizer, rate and random state."""
     a, b = load_checkpoint(one), load_checkpoint(two)
     for name in ("state", "random", "loader"):
         assert_equal(a[name], b[name], name)
 
 
-def assert_equal(a: Any, b: Any, where: str) -> None:
+def assert_equal(a, b, where):
     if isinstance(a, torch.Tensor):
         assert torch.equal(a, b), where
     elif isinstance(a, dict):
