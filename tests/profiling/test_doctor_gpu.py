@@ -22,27 +22,86 @@ from feedline.profile.doctor_gpu import (
     read_torch_build,
 )
 
-CUDA_12 = TorchBuild(version="2.5.0+cu124", cuda="12.4", hip=None)
-ONE = Gpus(nvidia=(Gpu(name="A"),), driver="570.1", nvidia_cards=1)
+
+def with_driver(driver="570.86.15", cuda=None):
+    return Gpus(nvidia=(Gpu(name="A"),), driver=driver, cuda=cuda, nvidia_cards=1)
 
 
-def statuses(gpus, build, **environ):
-    found = (check_gpu(gpus, environ), check_driver(gpus, build), check_pcie_link(gpus))
-    return [result.status for result in found]
+def built(cuda=None, hip=None, version="2.5.0"):
+    return TorchBuild(version=version, cuda=cuda, hip=hip)
+
+
+def linked(lanes):
+    """Two cards, one of which uses some of its 16 lanes."""
+    cards = {"0000:65:00.0": lanes, "0000:66:00.0": 16}
+    return Gpus(
+        nvidia=tuple(
+            Gpu(name="A", address=address, lanes=lanes, most_lanes=16)
+            for address, lanes in cards.items()
+        )
+    )
+
+
+def copy_rate(pinned, problem=""):
+    return CopyRate(
+        device="NVIDIA A", pinned_bytes_per_s=pinned, pageable_bytes_per_s=8e9, problem=problem
+    )
+
+
+CUDA_12, ONE, NONE = built("12.4"), with_driver(), Gpus()
+AMD = Gpus(amd_cards=1, amd_driver=True)
+SILENT = Gpus(problem="NVML: no answer")
 
 
 @pytest.mark.parametrize(
-    ("gpus", "expected"),
+    ("check", "arguments", "status"),
     [
-        (Gpus(), ["note", "unknown", "unknown"]),
-        (Gpus(nvidia_cards=1), ["warn", "unknown", "unknown"]),
-        (Gpus(amd_cards=1, amd_driver=True), ["note", "unknown", "unknown"]),
-        (ONE, ["ok", "ok", "unknown"]),
-        (Gpus(problem="NVML: no answer"), ["fail", "unknown", "unknown"]),
+        (check_gpu, [NONE, {}], "note"),
+        (check_gpu, [Gpus(nvidia_cards=1), {}], "warn"),
+        (check_gpu, [AMD, {}], "note"),
+        (check_gpu, [SILENT, {}], "fail"),
+        (check_gpu, [ONE, {"CUDA_VISIBLE_DEVICES": "1,0"}], "ok"),
+        (check_gpu, [ONE, {"CUDA_VISIBLE_DEVICES": ""}], "warn"),
+        (check_gpu, [ONE, {"CUDA_VISIBLE_DEVICES": "-1"}], "warn"),
+        (check_driver, [NONE, CUDA_12], "unknown"),
+        (check_driver, [SILENT, CUDA_12], "unknown"),
+        (check_driver, [ONE, built("12.8")], "ok"),
+        (check_driver, [with_driver("524.1"), built("12.1")], "fail"),
+        (check_driver, [with_driver("450.80.02"), built("11.8")], "ok"),
+        (check_driver, [with_driver(cuda=(12, 8)), built("13.0")], "fail"),
+        (check_driver, [with_driver(cuda=(12, 4)), built("12.8")], "ok"),  # minor versions agree
+        (check_driver, [with_driver("900.1"), built("19.0")], "unknown"),
+        (check_driver, [ONE, built(None)], "ok"),
+        (check_driver, [ONE, built("odd")], "unknown"),
+        (check_pcie_link, [NONE], "unknown"),
+        (check_pcie_link, [ONE], "unknown"),
+        (check_pcie_link, [linked(16)], "ok"),
+        (check_pcie_link, [linked(8)], "note"),
+        (check_pcie_link, [linked(4)], "warn"),
+        (check_torch, [None, NONE], "fail"),
+        (check_torch, [CUDA_12, NONE], "ok"),
+        (check_torch, [CUDA_12, ONE], "ok"),
+        (check_torch, [built(), ONE], "fail"),
+        (check_torch, [built(hip="6.2"), AMD], "ok"),
+        (check_torch, [CUDA_12, AMD], "fail"),
+        (check_torch, [built(), Gpus(amd_cards=1)], "ok"),
+        (check_torch, [built("12.1", version="2.1.2"), NONE], "fail"),
+        (check_torch, [built(version="strange"), NONE], "fail"),
+        (check_copy_rate, [copy_rate(25e9)], "ok"),
+        (check_copy_rate, [copy_rate(None, "CUDA would not pin")], "warn"),
+        (check_copy_rate, ["CUDA driver initialization failed"], "fail"),
     ],
 )
-def test_gpus_without_driver_or_answer_are_faults(gpus, expected):
-    assert statuses(gpus, CUDA_12) == expected
+def test_gpus_drivers_builds_and_copies_are_judged(check, arguments, status):
+    assert check(*arguments).status == status
+
+
+def test_the_narrowest_link_and_the_problem_of_copies_are_named():
+    link = check_pcie_link(linked(8))
+    assert link.details["links"]["0000:65:00.0"] == {"lanes": 8, "most_lanes": 16}
+    assert "8 of 16 lanes" in link.summary
+    for measured in (copy_rate(None, "would not pin"), "would not pin"):
+        assert "would not pin" in check_copy_rate(measured).summary
 
 
 def test_memory_is_shown_if_nvml_reports_it():
@@ -51,44 +110,6 @@ def test_memory_is_shown_if_nvml_reports_it():
     found = check_gpu(Gpus(nvidia=(gpu, gpu), driver="570.1", cuda=(12, 8)), {})
     assert found.summary == "2 x A100, 39.0 GB of 40.0 GB free"
     assert "--gpus all" in check_gpu(Gpus(nvidia_cards=1), {}).fix
-
-
-@pytest.mark.parametrize(
-    ("visible", "status"), [("0", "ok"), ("1,0", "ok"), ("", "warn"), ("-1", "warn")]
-)
-def test_hidden_gpus_are_a_warning(visible, status):
-    assert statuses(ONE, CUDA_12, CUDA_VISIBLE_DEVICES=visible)[0] == status
-
-
-@pytest.mark.parametrize(
-    ("driver", "cuda", "built", "status"),
-    [
-        ("570.86.15", None, "12.8", "ok"),
-        ("524.1", None, "12.1", "fail"),
-        ("450.80.02", None, "11.8", "ok"),
-        ("570.86.15", (12, 8), "13.0", "fail"),
-        ("570.86.15", (12, 4), "12.8", "ok"),  # minor versions of CUDA are compatible
-        ("900.1", None, "19.0", "unknown"),
-        ("570.86.15", None, None, "ok"),
-        ("570.86.15", None, "odd", "unknown"),
-    ],
-)
-def test_a_driver_that_is_too_old_for_torch_fails(driver, cuda, built, status):
-    found = Gpus(nvidia=(Gpu(name="A"),), driver=driver, cuda=cuda, nvidia_cards=1)
-    build = TorchBuild(version="2.5.0", cuda=built, hip=None)
-    assert statuses(found, build)[1] == status
-
-
-@pytest.mark.parametrize(
-    ("lanes", "most", "status"), [(16, 16, "ok"), (8, 16, "note"), (4, 16, "warn")]
-)
-def test_narrow_link_is_reported(lanes, most, status):
-    gpu = Gpu(name="A", address="0000:65:00.0", lanes=lanes, most_lanes=most)
-    wide = Gpu(name="B", address="0000:66:00.0", lanes=16, most_lanes=16)
-    found = check_pcie_link(Gpus(nvidia=(wide, gpu)))
-    assert found.status == status
-    assert found.details["links"]["0000:65:00.0"] == {"lanes": lanes, "most_lanes": most}
-    assert f"{lanes} of {most} lanes" in found.summary
 
 
 # torch
@@ -135,29 +156,6 @@ def test_inspecting_a_build_runs_no_code(tmp_path):
     assert not left.exists()
 
 
-NVIDIA = Gpus(nvidia=(Gpu(name="NVIDIA A"),), driver="580.65.06", nvidia_cards=1)
-AMD = Gpus(amd_cards=1, amd_driver=True)
-
-
-@pytest.mark.parametrize(
-    ("version", "cuda", "hip", "gpus", "status"),
-    [
-        ("2.5.0+cu124", "12.4", None, Gpus(), "ok"),
-        ("2.5.0+cu124", "12.4", None, NVIDIA, "ok"),
-        ("2.5.0+cpu", None, None, NVIDIA, "fail"),
-        ("2.5.0+rocm6", None, "6.2", AMD, "ok"),
-        ("2.5.0+cu124", "12.4", None, AMD, "fail"),
-        ("2.5.0+cpu", None, None, Gpus(amd_cards=1), "ok"),
-        ("2.1.2", "12.1", None, Gpus(), "fail"),
-        ("strange", None, None, Gpus(), "fail"),
-    ],
-)
-def test_incompatible_build_fails(version, cuda, hip, gpus, status):
-    build = TorchBuild(version=version, cuda=cuda, hip=hip)
-    assert check_torch(build, gpus).status == status
-    assert check_torch(None, gpus).status == "fail"
-
-
 @pytest.mark.parametrize(
     ("build", "gpus", "hidden", "usable"),
     [
@@ -165,7 +163,7 @@ def test_incompatible_build_fails(version, cuda, hip, gpus, status):
         (CUDA_12, ONE, {"CUDA_VISIBLE_DEVICES": ""}, False),
         (CUDA_12, Gpus(), {}, False),
         (None, ONE, {}, False),
-        (TorchBuild(version="2.5.0", cuda="13.0", hip=None), ONE, {}, False),
+        (built("13.0"), ONE, {}, False),
     ],
 )
 def test_gpu_is_usable_without_faults(build, gpus, hidden, usable):
@@ -173,26 +171,6 @@ def test_gpu_is_usable_without_faults(build, gpus, hidden, usable):
 
 
 # Copies
-
-
-def copy_rate(pinned, problem=""):
-    return CopyRate(
-        device="NVIDIA A", pinned_bytes_per_s=pinned, pageable_bytes_per_s=8e9, problem=problem
-    )
-
-
-@pytest.mark.parametrize(
-    ("measured", "status"),
-    [
-        (copy_rate(25e9), "ok"),
-        (copy_rate(None, "CUDA would not pin"), "warn"),
-        ("CUDA driver initialization failed", "fail"),
-    ],
-)
-def test_copy_rates_or_the_problem_are_reported(measured, status):
-    result = check_copy_rate(measured)
-    assert result.status == status
-    assert (measured if isinstance(measured, str) else measured.problem) in result.summary
 
 
 @pytest.fixture

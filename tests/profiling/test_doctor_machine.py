@@ -45,57 +45,58 @@ def limits(**changes):
     return CoreLimits(**{**EIGHT, **changes})
 
 
+GIB = 1 << 30
+NEEDED = pool_bytes(8, BATCH_SLOTS * slot_bytes())
+ALL_8, FOUR_OF_8 = limits(), limits(quota=4.0)
+
+
+def memory(available, limit=None):
+    return MemoryLimits(machine=64 * GIB, limit=limit, available=available)
+
+
+def threads(given):
+    return {"OMP_NUM_THREADS": given}
+
+
 @pytest.mark.parametrize(
-    ("changes", "status", "fix"),
+    ("check", "arguments", "status", "fix"),
     [
-        ({}, "ok", ""),
-        ({"affinity": 4}, "note", ""),
-        ({"quota": 0.5}, "warn", "docker run --cpus"),
-        ({"processes": 4}, "note", ""),
-        ({"processes": 16}, "warn", "--nproc-per-node"),
-        ({"allotted": 4, "affinity": 2}, "warn", "srun"),
-        ({"allotted": 4, "quota": 3.5}, "warn", "srun"),
+        (check_cores, [ALL_8], "ok", ""),
+        (check_cores, [limits(affinity=4)], "note", ""),
+        (check_cores, [limits(quota=0.5)], "warn", "docker run --cpus"),
+        (check_cores, [limits(processes=4)], "note", ""),
+        (check_cores, [limits(processes=16)], "warn", "--nproc-per-node"),
+        (check_cores, [limits(allotted=4, affinity=2)], "warn", "srun"),
+        (check_cores, [limits(allotted=4, quota=3.5)], "warn", "srun"),
+        (check_other_programs, [ALL_8, 4.0], "warn", "stop other programs"),
+        (check_other_programs, [ALL_8, 3.9], "note", ""),
+        (check_other_programs, [ALL_8, 0.7], "ok", ""),
+        (check_memory, [memory(60 * GIB), 8], "ok", ""),
+        (check_memory, [memory(7 * GIB, limit=8 * GIB), 8], "note", ""),
+        (check_memory, [memory(NEEDED), 8], "ok", ""),
+        (check_memory, [memory(NEEDED - 1), 8], "fail", "docker run --memory"),
+        (check_openmp, [ALL_8, {}], "ok", ""),
+        (check_openmp, [FOUR_OF_8, {}], "warn", "OMP_NUM_THREADS=4"),  # libgomp knows no quota
+        (check_openmp, [FOUR_OF_8, threads("4")], "ok", ""),
+        (check_openmp, [FOUR_OF_8, threads("1")], "note", ""),
+        (check_openmp, [FOUR_OF_8, threads("4,2")], "ok", ""),
+        (check_openmp, [FOUR_OF_8, threads("8,1")], "warn", "OMP_NUM_THREADS=4"),
+        (check_openmp, [FOUR_OF_8, threads("0")], "warn", "OMP_NUM_THREADS=4"),
+        (check_openmp, [FOUR_OF_8, threads("9" * 5000)], "warn", "OMP_NUM_THREADS=4"),
     ],
 )
-def test_few_cores_and_inconsistent_shares_are_failures(changes, status, fix):
-    found = check_cores(limits(**changes))
-    assert found.status == status
+def test_cores_memory_and_threads_are_judged(check, arguments, status, fix):
+    found = check(*arguments)
+    assert (found.status, bool(found.fix)) == (status, bool(fix))
     assert fix in found.fix
     assert json.loads(json.dumps(found.details, allow_nan=False)) == found.details
 
 
-@pytest.mark.parametrize(
-    ("cores", "other_cores", "status"),
-    [(2, 2.0, "warn"), (2, 1.0, "warn"), (2, 0.4, "note"), (2, 0.1, "ok"), (16, 1.0, "ok")],
-)
-def test_other_programs_on_the_usable_cores_are_a_warning(cores, other_cores, status):
-    result = check_other_programs(limits(machine=cores, affinity=cores), other_cores)
-    assert (result.status, result.details["other_cores"]) == (status, other_cores)
-
-
-# Memory
-
-GIB = 1 << 30
-
-
-NEEDED = pool_bytes(8, BATCH_SLOTS * slot_bytes())
-
-
-@pytest.mark.parametrize(
-    ("limit", "available", "status"),
-    [
-        (None, 60 * GIB, "ok"),
-        (8 * GIB, 7 * GIB, "note"),
-        (None, NEEDED, "ok"),
-        (None, NEEDED - 1, "fail"),
-    ],
-)
-def test_memory_check_fails_exactly_if_loader_would(limit, available, status):
-    check = check_memory(MemoryLimits(machine=64 * GIB, limit=limit, available=available), 8)
-    assert check.status == status
-    assert check.details["cgroup_limit_bytes"] == limit
-    assert check.details["page_cache_may_hold_bytes"] == int(0.8 * available)
-    assert ("limit of the cgroup 8.6 GB" in check.summary) == (limit is not None)
+def test_memory_is_that_of_the_cgroup():
+    check = check_memory(memory(7 * GIB, limit=8 * GIB), 8)
+    assert check.details["cgroup_limit_bytes"] == 8 * GIB
+    assert check.details["page_cache_may_hold_bytes"] == int(0.8 * 7 * GIB)
+    assert "limit of the cgroup 8.6 GB" in check.summary
 
 
 def test_batch_memory_equals_allocation_of_loader():
@@ -156,27 +157,6 @@ def test_open_files_are_unknown_without_listing(tmp_path):
 
 
 # Threads
-
-ALL_8, FOUR_OF_8 = limits(), limits(quota=4.0)
-
-
-@pytest.mark.parametrize(
-    ("limits", "given", "status"),
-    [
-        (ALL_8, None, "ok"),
-        (FOUR_OF_8, None, "warn"),  # libgomp knows of no quota
-        (FOUR_OF_8, "4", "ok"),
-        (FOUR_OF_8, "1", "note"),
-        (FOUR_OF_8, "4,2", "ok"),
-        (FOUR_OF_8, "8,1", "warn"),
-        (FOUR_OF_8, "0", "warn"),
-        (FOUR_OF_8, "9" * 5000, "warn"),
-    ],
-)
-def test_more_threads_than_cores_are_a_warning(limits, given, status):
-    check = check_openmp(limits, {} if given is None else {"OMP_NUM_THREADS": given})
-    assert check.status == status
-    assert (check.fix == "export OMP_NUM_THREADS=4") == (status == "warn")
 
 
 @pytest.fixture
