@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import fields, is_dataclass, replace
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -65,7 +65,7 @@ def any_value(kind: Any) -> Any:
     parts = get_args(kind)
     if get_origin(kind) is Literal:
         return st.sampled_from(parts)
-    if get_origin(kind) is UnionType:
+    if get_origin(kind) in (UnionType, Union):
         return st.one_of(map(any_value, parts))
     return st.lists(any_value(parts[0]), max_size=3)
 

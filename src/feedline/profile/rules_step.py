@@ -284,12 +284,6 @@ def inconclusive(facts: RunFacts) -> Finding | None:
             f"{causes.get(ended, 'the loader is short')}",
             f"Run at least {least} steps.{hint}",
         )
-    elif facts.step_ms <= 0:
-        found = (
-            "The steps took no measurable time.",
-            plural(facts.steps, "step"),
-            "Run the training step in the loop.",
-        )
     else:
         return None
     return Finding(rule="inconclusive", cause=found[0], evidence=found[1], fix=found[2])

@@ -23,13 +23,6 @@ from feedline.timing.run import Loader
 
 _SLOWEST, _LOADERS, _EPOCHS, _MAX_ROWS = 12, 8, 20, 100
 
-_ENGINES = {
-    "image rows": "image-row engine",
-    "samples": "sample engine",
-    "tensors": "tensor engine",
-    "dataset": "dataset engine",
-    "iterable": "torch's engine",
-}
 _LABELS = {
     "name": "class",
     "made_by": "engine",
@@ -220,7 +213,7 @@ def _fields(facts: Any, **shown: str) -> dict[str, str]:
 def _loader(loader: Loader) -> dict[str, str]:
     return _fields(
         loader,
-        made_by=_ENGINES.get(loader.made_by, loader.made_by),
+        made_by=loader.engine,
         collate=loader.collate or ("torch's default" if loader.kind == "torch" else ""),
         accepts="",
     )

@@ -21,13 +21,6 @@ from feedline.timing.run_file import read_run, run_file
 
 _MOST_LOADERS = 3
 _LONGEST = 240
-_ENGINES = {
-    "image rows": "image-row",
-    "samples": "sample",
-    "tensors": "tensor",
-    "iterable": "torch's",
-}
-"""Adjectives of engines, as in `explain()`."""
 
 
 def print_summary(settings: PatchSettings) -> None:
@@ -100,11 +93,10 @@ def _describe_engine(loader: Loader) -> str:
     because = f"; {loader.because}" if loader.because else ""
     if loader.kind != "feedline":
         return f"torch's loader{because}"
-    engine = f"{_ENGINES.get(loader.made_by, loader.made_by)} engine"
     if not loader.fused:
-        return f"{engine}{because}"
+        return f"{loader.engine}{because}"
     because = f"; not the image-row engine: {loader.because}" if loader.because else ""
-    return f"{engine}; fused: {_names(loader.fused)}{because}"
+    return f"{loader.engine}; fused: {_names(loader.fused)}{because}"
 
 
 def _names(steps: str) -> str:

@@ -29,6 +29,14 @@ _MIN_MS = 2.0**-10  # about a microsecond: all shorter durations share the first
 _BINS = 32 * _PER_OCTAVE  # up to 70 minutes: all longer durations share the last one
 _FEW = 16
 
+_ENGINES = {
+    "": "",
+    "image rows": "image-row engine",
+    "samples": "sample engine",
+    "tensors": "tensor engine",
+    "iterable": "torch's engine",
+}
+
 _Octave = Annotated[int, Meta(ge=0, lt=OCTAVES)]
 _Count = Annotated[int, Meta(ge=0)]
 _Ms = Annotated[float, Meta(ge=0)]
@@ -218,6 +226,11 @@ class Loader:
     because: str = ""
     uncompiled: bool = False
     accepts: tuple[str, ...] | None = None
+
+    @property
+    def engine(self) -> str:
+        """Name of feedline's engine, as in `explain()`; "" for other loaders."""
+        return _ENGINES.get(self.made_by, f"{self.made_by} engine")
 
 
 @dataclass(kw_only=True, slots=True)
