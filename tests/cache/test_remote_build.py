@@ -1,8 +1,5 @@
 """Caches that are built from and into object stores: the same to the byte as on a disk."""
 
-import contextlib
-import functools
-import http.server
 import json
 import os
 import shutil
@@ -21,6 +18,7 @@ from feedline.sources.remote_files import THREADS, RemoteFolder
 from feedline.sources.store import SampleStore
 from image_inputs import encoded
 from processes import eventually
+from range_server import RangeServer, whole_file
 from s3_server import Bucket, serving
 from slow import slow
 
@@ -140,27 +138,13 @@ def test_parquet_files_in_a_store_are_a_source(bucket, tmp_path):
     assert_same(bucket.contents("other"), contents(tmp_path / "local"), stamps=True)
 
 
-class Handler(http.server.SimpleHTTPRequestHandler):
-    """Lists folders; gives whole files only."""
-
-    def log_message(self, *_):
-        pass
-
-    def copyfile(self, *files):
-        with contextlib.suppress(ConnectionError):  # the client has disconnected
-            super().copyfile(*files)
-
-
 @pytest.fixture
 def web(tmp_path):
-    """The URL of a web server that serves tmp_path."""
-    handler = functools.partial(Handler, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
-        thread = threading.Thread(target=serving.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{serving.server_port}"
-        serving.shutdown()
-        thread.join()
+    """The URL of a web server that serves tmp_path, whole files only."""
+    server = RangeServer(tmp_path)
+    server.fault = whole_file
+    yield server.url
+    server.stop()
 
 
 def test_class_folders_that_a_web_server_lists_are_a_source_without_its_password(web, tmp_path):

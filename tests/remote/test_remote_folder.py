@@ -1,20 +1,17 @@
 """Folders at URLs: listing, retries, errors, and parts of files that travel together."""
 
-import functools
-import http.server
 import os
 import pickle
-import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from range_server import RangeServer
 
 from feedline.errors import DatasetError, UsageError, hide_secrets
 from feedline.sources.remote_files import RemoteFolder
 from feedline.sources.remote_filesystem import is_url
 from feedline.sources.remote_reader import BLOCK_BYTES, GAP_BYTES, Range, join_ranges
+from range_server import RangeServer
 
 pytest.importorskip("aiohttp")
 
@@ -114,36 +111,16 @@ def test_a_folder_is_walked_as_on_a_disk(tmp_path):
     assert [folder for folder, _, _ in here] == ["", "a", "a/b", "c", "c/d"]
 
 
-class Handler(http.server.SimpleHTTPRequestHandler):
-    """Lists folders, and disconnects at a deep one."""
-
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
-        if self.path.rstrip("/").endswith("deep"):
-            self.send_error(403)
-        else:
-            super().do_GET()
-
-
-def test_a_folder_that_cannot_be_listed_is_not_passed_over(tmp_path):
+def test_a_folder_that_cannot_be_listed_is_not_passed_over(server, tmp_path):
     (tmp_path / "a" / "deep").mkdir(parents=True)
-    (tmp_path / "a" / "x").write_text("")
-    handler = functools.partial(Handler, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
-        thread = threading.Thread(target=serving.serve_forever)
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{serving.server_port}"
-            steps = RemoteFolder(url).walk()
-            assert next(steps) == ("", ["a"], [])
-            assert next(steps) == ("a", ["deep"], ["x"])
-            with pytest.raises(DatasetError, match=rf"'{url}/a/deep' cannot be listed: .*403"):
-                next(steps)
-        finally:
-            serving.shutdown()
-            thread.join()
+    for name in ("x", "deep/y"):
+        (tmp_path / "a" / name).write_text("")
+    server.fault = lambda answer: "deep" in answer.path and answer.give(403, b"") is None
+    steps = RemoteFolder(server.url).walk()
+    assert next(steps) == ("", ["a"], ["some"])
+    assert next(steps) == ("a", ["deep"], ["x"])
+    with pytest.raises(DatasetError, match=rf"'{server.url}/a/deep' cannot be listed: .*403"):
+        next(steps)
 
 
 def test_the_objects_of_a_process_share_a_filesystem_and_a_pickle_holds_none(server):

@@ -1,4 +1,4 @@
-"""A small HTTP server on the loopback interface, faults for it, and a clock without waiting."""
+"""A small web server on the loopback interface, faults for it, and a clock without waiting."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import torch
 
@@ -21,7 +22,7 @@ class Answer(BaseHTTPRequestHandler):
     """Answer to a range request, or a fault.
 
     Attributes:
-        whole: content of the file.
+        whole: content of the file, or links to the files of a folder.
         first, stop: requested bytes.
     """
 
@@ -30,16 +31,20 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         owner = self.server.owner
-        path = owner.root / self.path.lstrip("/")
+        path = owner.root / unquote(self.path).lstrip("/")
         with owner.lock:
             owner.requests.append((self.path, self.headers.get("Range", "")))
             owner.in_flight += 1
             owner.most_in_flight = max(owner.most_in_flight, owner.in_flight)
         try:
-            if not path.is_file():
+            if path.is_dir():
+                names = (f"{each.name}/" if each.is_dir() else each.name for each in path.iterdir())
+                self.whole = "".join(f'<a href="{quote(name)}">' for name in names).encode()
+            elif path.is_file():
+                self.whole = path.read_bytes()
+            else:
                 self.give(404, b"")
                 return
-            self.whole = path.read_bytes()
             wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "bytes=0-"))
             last = int(wanted[2] or len(self.whole))
             self.first, self.stop = int(wanted[1]), min(last + 1, len(self.whole))
