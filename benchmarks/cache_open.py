@@ -39,9 +39,9 @@ from process_pool import ProcessPool, ProcessState
 from report import machine, save, spread, table, versions
 
 from feedline import DataLoader, ImageFolder, __version__
-from feedline.sources.folder import FolderIndex, folder_store
+from feedline.sources.folder import folder_store
 from feedline.sources.manifest import COLUMNS, ENTRY, INDEX, MANIFEST, Level, Manifest, digest_of
-from feedline.sources.store import path_starts
+from feedline.sources.store import PathTable, path_starts
 
 PACKAGES = ("feedline", "torch", "torchvision", "numpy", "xxhash")
 SIDES = (128, 192, 256)
@@ -193,7 +193,7 @@ def torchvision_samples(folder: str, samples: int) -> list[tuple[str, int]]:
     ]
 
 
-def folder_index(samples: int) -> FolderIndex:
+def folder_index(samples: int) -> PathTable:
     """Index as feedline lists a folder."""
     files = names(samples)
     classes = class_names(len(files))
@@ -201,7 +201,7 @@ def folder_index(samples: int) -> FolderIndex:
     text = "".join(f"{name}/{file}\0" for name, own in pairs for file in own).encode()
     blob = np.frombuffer(text, np.uint8)
     labels = np.repeat(np.arange(len(files), dtype=np.int32), [len(own) for own in files])
-    return FolderIndex(blob, path_starts(blob), labels, classes)
+    return PathTable(blob, path_starts(blob), labels, classes)
 
 
 class Labels(ImageFolder):

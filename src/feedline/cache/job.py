@@ -202,19 +202,19 @@ class CacheJob:
         free = shutil.disk_usage(spec.root).free
         if needed <= free:
             return
-        if is_local:
-            each = zip(spec.levels, needed_by, strict=True)
-            sizes = ", ".join(f"{level} {as_bytes(size)}" for level, size in each)
-            need, place = f"the cache needs about {as_bytes(needed)} ({sizes})", spec.root
-            hint = (
-                "use fewer or smaller sizes, a lower quality, JPEG instead of raw, or another disk"
-            )
-        else:
-            need = f"{parallel} shards of each size, built in parallel before they are uploaded, "
-            need += f"need about {as_bytes(needed)}"
+        what, place = "the cache needs", spec.root
+        hint = "use fewer or smaller sizes, a lower quality, JPEG instead of raw, or another disk"
+        if not is_local:
+            what = f"{parallel} shards of each size, built before they are uploaded, need"
             place = tempfile.gettempdir()
             hint = "set $TMPDIR to another folder, or use fewer workers"
-        raise ResourceError(f"{need}, but {place!r} has only {as_bytes(free)} free", hint=hint)
+        each = zip(spec.levels, needed_by, strict=True)
+        sizes = ", ".join(f"{level} {as_bytes(size)}" for level, size in each)
+        raise ResourceError(
+            f"{what} about {as_bytes(needed)} ({sizes}), but {place!r} has only {as_bytes(free)} "
+            "free",
+            hint=hint,
+        )
 
     def build_shards(
         self,

@@ -246,7 +246,7 @@ class DatasetStore(SampleStore):
         return {**self.__dict__, "_last": None}
 
 
-def _warn_of_other_labels(rows: FileStore[Any], files: FileStore[Any]) -> None:
+def _warn_of_other_labels(rows: FileStore, files: FileStore) -> None:
     """Warn if rows of a repeated image have other labels than the first, which a cache stores."""
     if len(files) == len(rows):
         return

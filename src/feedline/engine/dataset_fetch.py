@@ -139,10 +139,12 @@ class SourceWithInit:
         return self._init.user_objects()
 
     def open(self, worker: int, workers: int) -> None:
-        """Initialise a worker."""
+        """Initialise a worker, and open the rows, which `worker_init_fn` may change."""
         self._init.initialise(worker, workers)
         if self._init.worker_init_fn is not None:
             self._init.worker_init_fn(worker)
+        if (open_rows := getattr(self._rows, "open", None)) is not None:
+            open_rows(worker, workers)
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -34,7 +34,6 @@ from feedline.sources.cache_store import CacheStore
 from feedline.sources.folder import (
     EmptyClassError,
     FileStore,
-    FolderIndex,
     checked_extensions,
     folder_store,
     scan_folder,
@@ -46,6 +45,7 @@ from feedline.sources.manifest import is_cache
 from feedline.sources.remote_cache import open_location
 from feedline.sources.remote_filesystem import NoCacheError, is_url
 from feedline.sources.remote_images import RemoteStore, local_files_error, url_folder_store
+from feedline.sources.store import PathTable
 
 ENOUGH_IMAGES = 1000
 """Their mean cost is within about 2% of that of all images; warming up takes a second."""
@@ -60,7 +60,7 @@ class ImageFiles(ImageSource[Store]):
     """Class names by index; empty if labels are not classes, or for a cache without names."""
 
     @property
-    def files(self) -> FileStore[Any]:
+    def files(self) -> FileStore:
         """Files of the images.
 
         Raises:
@@ -81,7 +81,7 @@ class ImageFiles(ImageSource[Store]):
         return {name: number for number, name in enumerate(self.classes)}
 
 
-class ImageFolder(ImageFiles["FileStore[Any] | ArchiveStore | CacheStore"]):
+class ImageFolder(ImageFiles["FileStore | ArchiveStore | CacheStore"]):
     """Images under root/CLASS/, indexed like torchvision.datasets.ImageFolder.
 
     A row is "image", uint8 (size, size, 3), RGB, unless `mode` says otherwise, and "label", int64,
@@ -155,7 +155,7 @@ class ImageFolder(ImageFiles["FileStore[Any] | ArchiveStore | CacheStore"]):
         )
         self.root = str(location)
         checked = check_transform(transform)
-        store: FileStore[FolderIndex] | ArchiveStore | CacheStore
+        store: FileStore | ArchiveStore | CacheStore
         endings = checked_extensions(extensions)
         if not location.is_local or is_cache(self.root):
             try:
@@ -206,7 +206,7 @@ class ImageFolder(ImageFiles["FileStore[Any] | ArchiveStore | CacheStore"]):
         )
 
 
-def _first_hidden(index: FolderIndex) -> str:
+def _first_hidden(index: PathTable) -> str:
     """First class or path with a name that begins with a dot, e.g. "._1.jpg"; "" without one."""
     hidden = [name for name in index.classes if name.startswith(".")]
     names = b"\0" + index.blob.tobytes()

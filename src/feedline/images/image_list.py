@@ -24,7 +24,7 @@ from feedline.sources.folder import IMAGE_EXTENSIONS, FileStore
 from feedline.sources.lmdb_store import LmdbStore, lmdb_samples
 from feedline.sources.remote_images import RemoteStore
 from feedline.sources.rows import RowStore, hf_rows
-from feedline.sources.store import PathTable, first_names
+from feedline.sources.store import first_names
 from feedline.sources.tables import (
     Table,
     checked_paths,
@@ -38,7 +38,7 @@ from feedline.sources.webdataset import WebDatasetStore, webdataset_samples
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-ListStore = FileStore[PathTable] | RowStore | WebDatasetStore | LmdbStore
+ListStore = FileStore | RowStore | WebDatasetStore | LmdbStore
 
 
 class ImageList(ImageFiles[ListStore]):

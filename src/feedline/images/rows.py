@@ -131,7 +131,7 @@ class RowPipeline(Generic[Store]):
         other._begin()
         return other
 
-    def originals(self) -> FileStore[Any]:
+    def originals(self) -> FileStore:
         """Files of the images, possibly at URLs, of which a cache may hold copies; UsageError if
         the images are in an archive, a cache or elsewhere.
         """

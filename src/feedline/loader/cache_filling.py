@@ -77,7 +77,7 @@ class CacheContents:
 
     root: str  # folder of the cache
     originals: str  # folder of the originals
-    files: FileStore[Any]  # originals; its kind is "folder" or, for some of the files, "files"
+    files: FileStore  # originals; its kind is "folder" or, for some of the files, "files"
     classes: list[str] | None  # class names by number; None if unknown
     sides: tuple[int, ...]  # shorter sides of the resolutions in pixels, smallest first
     exif: bool  # images are rotated by their Exif orientation

@@ -38,7 +38,6 @@ import numpy as np
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.sources.files import OpenFiles, check_size, open_nonblocking, write_atomic
 from feedline.sources.folder import (
-    FolderIndex,
     check_classes,
     folder_index,
     group_by_folder,
@@ -46,7 +45,7 @@ from feedline.sources.folder import (
     warn_ignored,
 )
 from feedline.sources.local_copies import user_cache_folder
-from feedline.sources.store import IndexedStore, path_starts, printable
+from feedline.sources.store import IndexedStore, PathTable, path_starts, printable
 from feedline.system import read_at
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
@@ -100,8 +99,6 @@ def check_no_archive(url: str) -> None:
 class ArchiveStore(IndexedStore):
     """Images of a .zip or .tar file whose folder `inside` contains the classes; a `SampleStore`."""
 
-    paths: FolderIndex
-
     def __init__(self, path: str, inside: str, endings: tuple[str, ...]) -> None:
         self.archive, self.inside = path, inside
         self._status, columns, values = indexed_file(
@@ -112,7 +109,7 @@ class ArchiveStore(IndexedStore):
             _is_valid,
         )
         blob = columns["blob"]
-        index = FolderIndex(blob, path_starts(blob), columns["labels"], values["classes"])
+        index = PathTable(blob, path_starts(blob), columns["labels"], values["classes"])
         super().__init__(index)
         # int64 (n, 5): first byte and length in the archive, size of the file, method (_TAR, or the
         # zip file's) and checksum.

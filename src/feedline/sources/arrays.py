@@ -189,15 +189,10 @@ def checked_labels(labels: object, count: int) -> np.ndarray[Any, Any]:
     if 0 in array.shape:
         raise UsageError(f"labels of shape {array.shape} are empty: an axis has length 0")
     if array.dtype.name not in _LABEL_DTYPES:
-        cure = "astype(numpy.int64)" if array.dtype.kind in "iu" else "astype(numpy.float32)"
         raise UsageError(
             f"labels must be numbers of a dtype that torch supports, got {array.dtype} of shape "
-            f"{array.shape}: "
-            + (
-                f"pass labels.{cure}"
-                if array.dtype.kind in "iuf"
-                else "number the classes, as numpy.unique(labels, return_inverse=True)[1] does"
-            )
+            f"{array.shape}: pass labels.astype(numpy.int64) or labels.astype(numpy.float32), or "
+            "number the classes, as numpy.unique(labels, return_inverse=True)[1] does"
         )
     # torch takes the machine's own byte order only.
     return array.astype(array.dtype.newbyteorder("="), copy=False)

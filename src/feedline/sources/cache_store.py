@@ -185,7 +185,7 @@ class CacheStore(SampleStore):
 class CachedFiles(SampleStore):
     """Files whose copies a cache has by their paths below the dataset's folder; a `SampleStore`."""
 
-    def __init__(self, files: FileStore[Any], cache: CacheStore) -> None:
+    def __init__(self, files: FileStore, cache: CacheStore) -> None:
         self.files, self.cache = files, cache
         self.labels, self.label_field = files.labels, files.label_field
         self._rows = _rows(printable(files.paths.blob.tobytes()), cache)

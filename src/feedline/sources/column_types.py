@@ -256,21 +256,13 @@ def _array(values: Sequence[Any], describe: Describe) -> Array | None:
             )
         forms.append((kind, array.shape))
         if forms[0] != forms[-1]:
-            lengths = " and ".join(map(str, _lengths(values[0], value)))
             raise UsageError(
-                f"labels of mixed types: {describe(0)} has {values[0]!r:.99} "
+                f"labels of mixed types or lengths: {describe(0)} has {values[0]!r:.99} "
                 f"({type(values[0]).__name__}) and {describe(sample)} has {value!r:.99} "
-                f"({type(value).__name__}); convert them to one type"
-                + (f". Rows must have the same length, got {lengths}" if lengths else "")
+                f"({type(value).__name__}); convert them to one type and length"
             )
         arrays.append(array.astype(np.int64) if array.dtype.kind == "u" else array)
     return np.stack(arrays) if forms and forms[0][0] != "text" else None
-
-
-def _lengths(*rows: Any) -> list[int]:
-    """Lengths of rows; none if one is a single value, or if they are equal."""
-    lengths = [len(row) for row in rows if hasattr(row, "__len__") and not isinstance(row, str)]
-    return lengths if len(set(lengths)) == len(rows) else []
 
 
 def _numbers(array: Array, describe: Describe) -> Array:

@@ -14,8 +14,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import NoReturn
 
 import numpy as np
 
@@ -46,30 +45,20 @@ VAL_NAMES = ("val", "valid", "validation", "test")
 
 _SHARDS = (".tar", ".parquet")
 
-Paths = TypeVar("Paths", bound=PathTable)
 Listing = tuple[Sequence[str], Sequence[str]]
 """Names of the sub-folders and of the files of a folder."""
 
 
-@dataclass(frozen=True, eq=False)
-class FolderIndex(PathTable):
-    """Files of class folders. Labels, int32, are indices of the sorted class names."""
-
-    classes: list[str]
-
-
-class FileStore(IndexedStore, Generic[Paths]):
+class FileStore(IndexedStore):
     """Image files below a folder; a `SampleStore`.
 
     The folder, in the file system's bytes, is an absolute path that ends with a separator.
     """
 
-    paths: Paths
-
-    def __init__(self, paths: Paths, folder: bytes) -> None:
+    def __init__(self, paths: PathTable, folder: bytes) -> None:
         super().__init__(paths)
         self.folder = folder
-        self.kind = "folder" if isinstance(paths, FolderIndex) else "files"
+        self.kind = "folder" if paths.classes else "files"
 
     def read(self, sample: int, side: int) -> bytes:
         return read_file(self.path(sample))
@@ -96,24 +85,24 @@ class FileStore(IndexedStore, Generic[Paths]):
             return 0
         return make_stamp(status.st_size, status.st_mtime_ns)
 
-    def select(self, numbers: Numbers) -> FileStore[PathTable]:
+    def select(self, numbers: Numbers) -> FileStore:
         """Select files by index, in this order."""
         return FileStore(self.paths.select(numbers), self.folder)
 
-    def without_repeats(self) -> FileStore[Any]:
+    def without_repeats(self) -> FileStore:
         """Remove repeated files. A folder has none."""
-        if isinstance(self.paths, FolderIndex):
+        if self.paths.classes:
             return self
         firsts = self.paths.firsts()
         return self if len(firsts) == len(self) else self.select(firsts)
 
 
-def folder_store(root: str, index: FolderIndex) -> FileStore[FolderIndex]:
+def folder_store(root: str, index: PathTable) -> FileStore:
     """Files of a folder of class folders, by its absolute path and its index."""
     return FileStore(index, os.fsencode(os.path.join(root, "")))
 
 
-def scan_folder(root: str, extensions: Sequence[str] | None = None) -> FolderIndex:
+def scan_folder(root: str, extensions: Sequence[str] | None = None) -> PathTable:
     """List the images under root/CLASS/, at any depth; arguments and errors are `ImageFolder`'s."""
     endings = checked_extensions(extensions)
     classes = _class_names(root, endings)
@@ -149,7 +138,7 @@ def folder_index(
     classes: list[str],
     listings: Iterable[Iterable[tuple[str, list[str]]]],
     endings: tuple[str, ...],
-) -> FolderIndex:
+) -> PathTable:
     """Create the index of a folder with these sorted classes.
 
     `listings` has the folders of each class, in their order: a prefix such as "CLASS/inner/", and
@@ -182,7 +171,7 @@ def folder_index(
         raise _no_images(where, empty, len(classes), endings, other)
     blob = np.frombuffer(b"".join(parts), np.uint8)
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
-    return FolderIndex(blob=blob, starts=path_starts(blob), labels=labels, classes=classes)
+    return PathTable(blob=blob, starts=path_starts(blob), labels=labels, classes=classes)
 
 
 def group_by_folder(paths: Iterable[str]) -> list[tuple[str, list[str]]]:
@@ -342,7 +331,7 @@ def splits_in(folders: Collection[str], look: Callable[[str], Listing]) -> list[
     return []
 
 
-def splits_of(index: FolderIndex) -> list[str]:
+def splits_of(index: PathTable) -> list[str]:
     """Return those of an index's classes that are split folders; see `splits_in`."""
 
     def look(name: str) -> Listing:

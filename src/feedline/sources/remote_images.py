@@ -23,8 +23,6 @@ import numpy as np
 from feedline.errors import ImageError, UsageError, hide_secrets
 from feedline.sources.folder import (
     FileStore,
-    FolderIndex,
-    Paths,
     check_classes,
     folder_index,
     group_by_folder,
@@ -42,7 +40,7 @@ from feedline.sources.remote_reader import ImageFetcher, Range, RemoteReader
 from feedline.sources.store import Numbers, PathTable, make_stamp
 
 
-class RemoteStore(ImageFetcher, FileStore[Paths]):
+class RemoteStore(ImageFetcher, FileStore):
     """Images at URLs; a `SampleStore`.
 
     The `folder` of the paths is the beginning of their URLs, up to a slash, or nothing. No copies
@@ -55,7 +53,7 @@ class RemoteStore(ImageFetcher, FileStore[Paths]):
 
     def __init__(
         self,
-        paths: Paths,
+        paths: PathTable,
         folder: bytes,
         reader: RemoteReader,
         budget: DiskBudget | None,
@@ -76,7 +74,7 @@ class RemoteStore(ImageFetcher, FileStore[Paths]):
         self._prefetched = {}
         self._reader.close()
 
-    def select(self, numbers: Numbers) -> RemoteStore[Any]:
+    def select(self, numbers: Numbers) -> RemoteStore:
         files = super().select(numbers)
         status = None if self._status is None else self._status[numbers]
         return RemoteStore(files.paths, files.folder, self._reader, self._budget, status)
@@ -170,7 +168,7 @@ def url_store(
     local_dir: str | os.PathLike[str] | None,
     local_bytes: int | None,
     storage_options: Mapping[str, Any] | None,
-) -> RemoteStore[PathTable]:
+) -> RemoteStore:
     """Images by the parts of their URLs after `folder`, which ends with a slash or is "".
 
     The other arguments are those of `feedline.ImageFolder`.
@@ -189,7 +187,7 @@ def url_folder_store(
     *,
     budget: DiskBudget | None = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> RemoteStore[FolderIndex]:
+) -> RemoteStore:
     """Images of a folder of class folders, listed at any depth; raises like `scan_folder`.
 
     `endings` are file extensions in lower case; without a `budget` no copies are stored.

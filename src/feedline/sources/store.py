@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -149,12 +149,14 @@ class PathTable:
 
     `blob` is uint8: the relative path of each sample, in the bytes of the file system
     (os.fsencode), each ended by a zero byte. `starts` is int64 (n + 1): the start of each path, and
-    the length of `blob`. `labels` are numbers (n, ...), of any dtype.
+    the length of `blob`. `labels` are numbers (n, ...), of any dtype; with `classes`, the sorted
+    names of class folders, int32 indices of these.
     """
 
     blob: np.ndarray[Any, np.dtype[np.uint8]]
     starts: np.ndarray[Any, np.dtype[np.int64]]
     labels: np.ndarray[Any, Any]
+    classes: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, names: Sequence[bytes], labels: np.ndarray[Any, Any]) -> PathTable:

@@ -340,7 +340,7 @@ def _path_text(path: Any, sample: int) -> str:
 
 def path_store(
     names: list[str], labels: np.ndarray[Any, Any], root: Any, **remote: Any
-) -> tuple[str, FileStore[PathTable]]:
+) -> tuple[str, FileStore]:
     """Files by their paths, absolute or below `root`, or by their URLs; and their common folder.
     `remote` are the arguments of `ImageList` for URLs.
     """

@@ -178,7 +178,7 @@ def folder_fingerprint(dataset: object) -> str | None:
         return None
 
 
-def file_store(selection: FolderSelection) -> FileStore[PathTable]:
+def file_store(selection: FolderSelection) -> FileStore:
     """Files and labels of selected folders."""
     folders, indices = selection.folders, selection.indices
     samples: Sequence[Any] = _samples_of(folders[0])
