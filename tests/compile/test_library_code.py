@@ -92,21 +92,29 @@ def test_replaced_function_is_named_and_not_called(root, monkeypatch, owner, nam
 
 
 METHODS = [
+    *((DatasetFolder, "__getitem__"), (nn.Module, "__call__")),
     *((v1.RandomResizedCrop, "forward"), (v1.RandomResizedCrop, "get_params")),
     *((v2.RandomResizedCrop, "forward"), (v2.RandomResizedCrop, DRAW)),
     (timm.data.transforms.RandomResizedCropAndInterpolation, "__call__"),
 ]
 
 
-@pytest.mark.parametrize(("step", "name"), METHODS)
+class Derived(ImageFolder):
+    pass
+
+
+@pytest.mark.parametrize(("kind", "name"), METHODS)
 @pytest.mark.parametrize("replacement", REPLACEMENTS)
-def test_replaced_method_is_named(root, monkeypatch, step, name, replacement):
-    dataset = ImageFolder(root, v1.Compose([step(32), v1.ToTensor()]))
-    assert compile_dataset(dataset).pipeline is not None
-    monkeypatch.setattr(step, name, replacement(getattr(step, name)))
-    recognition = compile_dataset(dataset)
-    assert recognition.pipeline is None
-    assert f"{name} was replaced by " in recognition.reasons[0]
+def test_replaced_method_is_named(root, monkeypatch, kind, name, replacement):
+    """Of a step, or of a base class of a step or of the dataset."""
+    steps = STEPS if kind in (DatasetFolder, nn.Module) else [kind(32), v1.ToTensor()]
+    datasets = [folder_kind(root, v1.Compose(steps)) for folder_kind in (ImageFolder, Derived)]
+    assert all(compile_dataset(dataset).pipeline is not None for dataset in datasets)
+    monkeypatch.setattr(kind, name, replacement(getattr(kind, name)))
+    for dataset in datasets:
+        recognition = compile_dataset(dataset)
+        assert recognition.pipeline is None
+        assert f"{kind.__name__}.{name} was replaced by " in recognition.reasons[0]
 
 
 def test_replaced_method_only_affects_its_step(root, monkeypatch):
@@ -121,21 +129,6 @@ def test_replaced_method_only_affects_its_step(root, monkeypatch):
 def test_a_method_of_another_step_is_a_replacement(monkeypatch):
     monkeypatch.setattr(v1.Resize, "forward", v1.CenterCrop.forward)
     assert "Resize.forward was replaced by " in replaced_method(v1.Resize)
-
-
-@pytest.mark.parametrize("replacement", REPLACEMENTS)
-@pytest.mark.parametrize(
-    ("kind", "name"), [(DatasetFolder, "__getitem__"), (nn.Module, "__call__")]
-)
-def test_replaced_base_class_method_is_named(root, monkeypatch, kind, name, replacement):
-    class Derived(ImageFolder):
-        pass
-
-    monkeypatch.setattr(kind, name, replacement(getattr(kind, name)))
-    for folder_kind in (ImageFolder, Derived):
-        recognition = compile_dataset(folder_kind(root, v1.Compose(STEPS)))
-        assert recognition.pipeline is None
-        assert f"{kind.__name__}.{name} was replaced by " in recognition.reasons[0]
 
 
 def test_a_class_that_replaces_a_step_is_not_compiled(monkeypatch):

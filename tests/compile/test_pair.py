@@ -85,16 +85,15 @@ def assert_same(pipeline, pairs, levels, seeds=6):
             assert TENSOR_LEVELS or apart.mean() <= 0.1 * levels
 
 
-@pytest.mark.parametrize("name", [*GEOMETRY, *OF_PILLOW])
-def test_pillow_images_match_within_one_level_and_masks_exactly(name, pairs):
-    pipeline = v2.Compose([*(GEOMETRY | OF_PILLOW)[name](), *values()])
-    assert "unchanged" not in feedline.pair(pipeline).explain()
-    assert_same(pipeline, pairs[:4], 0)
-
-
-@pytest.mark.parametrize("name", GEOMETRY)
-def test_tensors_match_exactly(name, pairs):
-    pipeline = v2.Compose([v2.ToImage(), *GEOMETRY[name](), *values()])
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        *((name, []) for name in (*GEOMETRY, *OF_PILLOW)),
+        *((name, [v2.ToImage()]) for name in GEOMETRY),
+    ],
+)
+def test_pillow_images_and_tensors_match_exactly(name, first, pairs):
+    pipeline = v2.Compose([*first, *(GEOMETRY | OF_PILLOW)[name](), *values()])
     assert "unchanged" not in feedline.pair(pipeline).explain()
     assert_same(pipeline, pairs[:4], 0)
 
