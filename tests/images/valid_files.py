@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import functools
 import io
-import shutil
-import subprocess
 import warnings
 import zlib
 from importlib.util import find_spec
@@ -28,8 +26,6 @@ _XMP = (
     'syntax-ns#"><rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" {}</rdf:RDF>'
     "</x:xmpmeta>"
 )
-_LAYOUTS = ("3x1", "1x3", "4x2", "2x4", "2x3", "1x1,2x1,1x1", "2x1,1x2,1x2", "2x2,2x1,1x1")
-"""Sampling factors that only cjpeg writes."""
 
 
 def picture(mode: str = "RGB") -> Image.Image:
@@ -88,12 +84,6 @@ def chroma_layouts() -> dict[str, bytes]:
     layouts["rgb"] = encoded("JPEG", keep_rgb=True)
     layouts["cmyk"] = encoded("JPEG", "CMYK")
     layouts["progressive"] = encoded("JPEG", progressive=True)
-    if cjpeg := shutil.which("cjpeg"):
-        for factors in _LAYOUTS:
-            command = [cjpeg, "-sample", factors]
-            layouts[factors] = subprocess.run(
-                command, input=encoded("PPM"), capture_output=True, check=True
-            ).stdout
     return layouts
 
 
