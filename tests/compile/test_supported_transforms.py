@@ -171,17 +171,6 @@ def test_timm_policies_with_other_functions_run_themselves():
     assert pixel_step(policy) is None
 
 
-def test_all_steps_of_dino_views_are_fused(root):
-    jitter = v1.RandomApply([v1.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8)
-    colours = v1.Compose([v1.RandomHorizontalFlip(), jitter, v1.RandomGrayscale(0.2)])
-    blur = v1.RandomApply([v1.Compose([v1.GaussianBlur(9, (0.1, 2.0))])], p=0.1)
-    steps = [v1.RandomResizedCrop(32), colours, blur, v1.RandomSolarize(128, 0.2), *FLOATS]
-    recognition = compile_dataset(ImageFolder(str(root), v1.Compose(steps)))
-    assert recognition.unchanged == ()
-    assert recognition.pipeline is not None
-    assert recognition.pipeline.writes_rows
-
-
 def test_steps_on_tensors_run_themselves(root):
     steps = [v2.ToImage(), v2.RandomResizedCrop(32), v2.ColorJitter(0.4), v2.ToDtype(torch.float32)]
     recognition = compile_dataset(ImageFolder(str(root), v2.Compose(steps)))

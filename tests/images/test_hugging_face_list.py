@@ -148,16 +148,3 @@ def test_a_path_in_a_row_is_read_only_below_the_stated_root(jpeg_folder, tmp_pat
     assert "root=" in caught.value.advice
     with pytest.raises(UsageError, match="must be a local folder"):
         ImageList.from_hf(inside, root="s3://bucket/images")
-
-
-@pytest.mark.parametrize("kind", ["binary", "large_binary", "binary_view"])
-def test_the_hint_for_a_column_of_bytes_works(jpeg_folder, kind):
-    pyarrow = pytest.importorskip("pyarrow")
-    data = [(jpeg_folder / name).read_bytes() for name in ("cats/0.jpg", "dogs/0.jpg")]
-    column = pyarrow.array(data, getattr(pyarrow, kind)())
-    dataset = datasets.Dataset(pyarrow.table({"image": column, "label": [0, 1]}))
-    with pytest.raises(UsageError) as caught:
-        ImageList.from_hf(dataset)
-    code = caught.value.advice.partition("convert it with ")[2]
-    converted = eval(code, {"dataset": dataset, "datasets": datasets})
-    assert np.array_equal(row(ImageList.from_hf(converted), 1)[0][..., 0].shape, (16, 16))
