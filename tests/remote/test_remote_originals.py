@@ -7,6 +7,14 @@ from pathlib import Path
 
 import fsspec
 import pytest
+
+import feedline
+from caches import contents, flip
+from caches import made as build
+from caches import photos as make_photos
+from feedline import DataLoader, ImageFolder, ImageList
+from feedline.errors import DatasetError, ImageError, UsageError
+from feedline.sources import local_copies, remote_reader
 from range_server import (
     OPTIONS,
     RangeServer,
@@ -16,14 +24,6 @@ from range_server import (
     unavailable,
     whole_file,
 )
-
-import feedline
-from caches import contents, flip
-from caches import made as build
-from caches import photos as make_photos
-from feedline import DataLoader, ImageFolder, ImageList
-from feedline.errors import DatasetError, ImageError, UsageError
-from feedline.sources import local_copies, remote_reader
 from row_of import row
 
 pytest.importorskip("aiohttp")
@@ -300,7 +300,7 @@ def test_damaged_local_copy_is_fetched_again(remote, server, wanted, tmp_path):
 
 
 @pytest.mark.parametrize("body", [b"<html>Log in</html>", None], ids=["a page", "a half"])
-def test_response_that_is_not_an_image_is_not_stored(remote, server, wanted, tmp_path, body):
+def test_response_that_is_not_an_image_is_replaced(remote, server, wanted, body):
     wrong = []
 
     def instead(answer):

@@ -225,15 +225,6 @@ class LocalCopies:
                     error.strerror or error,
                 )
 
-    def erase(self, name: str, first: int, length: int) -> None:
-        """Overwrite bytes with zeros, if there is a copy."""
-        with contextlib.suppress(OSError):
-            descriptor = os.open(self._path(name), _WRITE & ~os.O_CREAT)
-            try:
-                write_at(descriptor, bytes(length), first)
-            finally:
-                os.close(descriptor)
-
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, name.rpartition(".")[0] + ".part")
 
@@ -258,9 +249,6 @@ class ImageCopies(LocalCopies):
         if 0 < len(data) <= _MAX_IMAGE_BYTES:
             header = _HEADER.pack(len(data), _checksum(data, identity))
             self.write(*_slot(number), header + data)
-
-    def erase_image(self, number: int) -> None:
-        self.erase(*_slot(number), _HEADER.size)
 
 
 def _slot(number: int) -> tuple[str, int]:

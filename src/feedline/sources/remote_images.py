@@ -89,11 +89,9 @@ class RemoteStore(ImageFetcher, FileStore):
     def reload(self, sample: int, refused: bytes) -> bytes | None:
         """Fetch a file again after its bytes could not be decoded; None if they are the same.
 
-        A proxy's error page, or half of an upload, may have been fetched instead. No copy of that
-        is stored, so that it does no harm once the server works again.
+        A proxy's error page, or half of an upload, may have been fetched instead. A copy of that is
+        replaced here once the server works again.
         """
-        if self._copies is not None:
-            self._copies.erase_image(sample)
         try:
             data = self.fetch_image(sample, self._range(sample), 0.0)
         except RemoteError:

@@ -94,8 +94,7 @@ class SampleStore:
     def reload(self, sample: int, refused: bytes) -> bytes | None:
         """Fetch a remote image again, because these bytes from `read` cannot be decoded.
 
-        A local copy of them is dropped. None if the remote bytes are the same or unavailable, or
-        the store is local.
+        They replace a local copy. None if they are the same or unavailable, or the store is local.
         """
         return None
 
