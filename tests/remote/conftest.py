@@ -1,10 +1,10 @@
 """Served photographs and caches of them, and time that passes without waiting."""
 
 import pytest
-from range_server import Clock, RangeServer
 
 from caches import made, photos
 from feedline.sources import remote_filesystem, remote_reader
+from range_server import Clock, RangeServer
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from range_server import OPTIONS, batches, copies, same
 from torchvision import transforms
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
@@ -11,6 +10,7 @@ from caches import made as build
 from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder
 from feedline.errors import UsageError
+from range_server import OPTIONS, batches, copies, same
 
 pytest.importorskip("aiohttp")
 

@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
+from feedline import DataLoader, ImageFolder, ImageList
+from feedline.errors import FeedlineError
+from processes import all_workers
 from range_server import (
     OPTIONS,
     altered,
@@ -27,10 +31,6 @@ from range_server import (
     shorter,
     unavailable,
 )
-
-from feedline import DataLoader, ImageFolder, ImageList
-from feedline.errors import FeedlineError
-from processes import all_workers
 from row_of import row
 from slow import slow
 

@@ -11,6 +11,12 @@ import threading
 import numpy as np
 import pytest
 import xxhash
+
+from feedline import DataLoader, ImageFolder
+from feedline.errors import DatasetError, ImageError
+from feedline.sources import local_copies, remote_cache, remote_reader
+from feedline.sources.manifest import MANIFEST
+from processes import eventually
 from range_server import (
     OPTIONS,
     altered,
@@ -19,12 +25,6 @@ from range_server import (
     same,
     shorter,
 )
-
-from feedline import DataLoader, ImageFolder
-from feedline.errors import DatasetError, ImageError
-from feedline.sources import local_copies, remote_cache, remote_reader
-from feedline.sources.manifest import MANIFEST
-from processes import eventually
 from row_of import row
 
 pytest.importorskip("aiohttp")

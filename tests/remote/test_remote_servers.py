@@ -6,7 +6,6 @@ import socket
 import subprocess
 
 import pytest
-from range_server import RangeServer, batches, same
 
 from caches import flip
 from feedline import ImageFolder, ImageList
@@ -15,6 +14,7 @@ from feedline.cache.rates import cache_info
 from feedline.errors import DatasetError, FeedlineError, ImageError
 from feedline.sources.remote_cache import open_cache
 from processes import eventually
+from range_server import RangeServer, batches, same
 from row_of import row
 from s3_server import Bucket, serving
 from slow import slow
