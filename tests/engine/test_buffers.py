@@ -140,3 +140,12 @@ def test_held_batches_use_all_spare_slots_and_no_more(setup, max_user_batches):
     del made, labels
     kept.clear()
     assert slots.num_exported == 0
+
+
+def test_an_address_is_in_allocated_memory_only_before_its_end():
+    space = BatchAllocator(np.empty(128, np.uint8))
+    for nbytes in (64, 640):  # the second does not fit into the memory
+        start, part = space.allocate(nbytes)
+        address = part.ctypes.data
+        assert space.offset_of(address + nbytes - 1) == start + nbytes - 1
+        assert space.offset_of(address + nbytes) is None

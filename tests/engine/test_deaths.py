@@ -167,9 +167,11 @@ def test_a_sample_whose_workers_are_killed_from_outside_is_named_and_not_skipped
     with loader_of(source, 2, shuffle=False, on_error=on_error) as loader:
         batches = iter(loader)
         seen = [next(batches)[1].tolist() for _ in range(2)]
-        for _ in range(2):  # the same batch again
+        for errors in (1, 2):  # the same batch again
             with pytest.raises(WorkerError, match=f"(?s)sample-41.*SIGKILL.*{words}"):
                 next(batches)
+            # The first kill, in a task of several rows, does not count.
+            assert len(loader.worker_deaths) == 4 * errors
         assert seen == [list(range(16)), list(range(16, 32))]
         assert not loader.skipped
 

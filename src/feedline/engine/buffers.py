@@ -265,9 +265,7 @@ class WholeBatchBuffers(BatchBuffers):
 
     def set_memory(self, slot: int, memory: SharedFile) -> None:
         """Use a worker's new memory for a slot; the last reader frees the previous memory."""
-        before, self._memory[slot] = self._memory[slot], memory
-        if before is not None:
-            before.close()
+        self._memory[slot] = memory
 
     def view(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
         """First `nbytes` bytes of a slot, which has memory."""
