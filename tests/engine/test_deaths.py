@@ -176,6 +176,15 @@ def test_a_sample_whose_workers_are_killed_from_outside_is_named_and_not_skipped
         assert not loader.skipped
 
 
+def test_kills_on_one_sample_after_another_have_no_limit(tmp_path):
+    kills = dict.fromkeys((3, 20, 40, 60, 80), "kill")
+    source = Deadly(kills, first_time_only=tmp_path)
+    # Each row is a task, so that the row of each kill is known to be alone.
+    with loader_of(source, 2, shuffle=False, task_ms=1e-6) as loader:
+        assert take(loader, 1) == expected(Steady(96), 1, batch_size=16, image_size=8, seed=0)
+        assert len(loader.worker_deaths) == len(kills)
+
+
 @pytest.mark.own_fork_server
 @pytest.mark.parametrize("method", ["fork", *slow("forkserver")])
 def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte(method):
