@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -126,10 +127,14 @@ def spoil(path: Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def stop_after_a_unit(state: Any) -> None:
-    """Progress function that breaks a job off."""
-    if state.new_images:
-        raise KeyboardInterrupt
+def stopping(images: int) -> Callable[[Any], None]:
+    """A progress function that breaks a job off after so many images."""
+
+    def stop(state: Any) -> None:
+        if state.new_images >= images:
+            raise KeyboardInterrupt
+
+    return stop
 
 
 def kill_after_a_unit(call: str) -> None:

@@ -13,7 +13,7 @@ from caches import (
     made,
     photo,
     spoil,
-    stop_after_a_unit,
+    stopping,
 )
 from feedline import DataLoader, ImageFolder
 from feedline.cache.build import add_size
@@ -87,7 +87,7 @@ def test_addition_and_build_do_not_share_progress_records(tmp_path, root, few):
     def stop(state):
         if state.new_images:
             assert [path.name for path in root.glob("unfinished*")] == ["unfinished-20"]
-        stop_after_a_unit(state)
+        stopping(1)(state)
 
     with pytest.raises(KeyboardInterrupt):
         add_size(root, 20, workers=0, progress=stop)

@@ -13,7 +13,7 @@ import simplejpeg
 from PIL import Image
 
 import preloaded
-from caches import everything, made, shown
+from caches import everything, made, shown, stopping
 from feedline import ImageFolder
 from feedline.cache.build import add_size, build_cache
 from feedline.cache.level_encoder import LevelEncoder
@@ -115,16 +115,6 @@ def test_leftovers_of_finished_build_do_not_block_the_next(few, root):
     made = build_cache(few, root, (16, 20, 24), workers=1)
     assert [level.side for level in made.levels] == [16, 20, 24]
     assert not (root / "unfinished").exists()
-
-
-def stopping(images):
-    """A progress function that breaks a build off after so many images."""
-
-    def stop(state):
-        if state.new_images >= images:
-            raise KeyboardInterrupt
-
-    return stop
 
 
 @pytest.mark.parametrize("finished", [True, False])

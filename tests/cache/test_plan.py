@@ -79,16 +79,6 @@ def test_planned_bytes_equal_those_of_build(photos, tmp_path):
         assert choice.bytes == pytest.approx(built, rel=0.1)
 
 
-def test_rates_are_by_size_and_resolution(photos):
-    plan = planned(photos, sizes=(24, 64))
-    small, large = Level(side=24, quality=95), Level(side=64, quality=95)
-    raw = Level(side=24, quality=None), Level(side=64, quality=None)
-    assert set(plan.rates) == {
-        (24, None), (48, None), (24, small), (24, large), (48, large), (24, raw[0]), (48, raw[1])
-    }  # fmt: skip
-    assert plan.choices[1].images_per_s == {24: plan.rates[24, small], 48: plan.rates[48, large]}
-
-
 def choice(size, load_s, *, build_s=10.0, needed=0.0):
     return CacheChoice(
         levels=(Level(side=int(load_s), quality=95),),

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from pictures import LABELS, pictures
 
-from caches import contents, kill_after_a_unit, made, photo, photos, stop_after_a_unit
+from caches import contents, kill_after_a_unit, made, photo, photos, stopping
 from feedline.cache.build import add_size, build_cache
 from feedline.cache.source import CacheSource
 from feedline.errors import DatasetError, ImageError, ResourceError, UsageError
@@ -173,7 +173,7 @@ def test_interrupted_build_resumes_on_any_machine(bucket, source, here, tmp_path
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     with pytest.raises(KeyboardInterrupt):
-        far(source, root, workers=0, progress=stop_after_a_unit)
+        far(source, root, workers=0, progress=stopping(1))
     assert list(tmp_path.iterdir()) == []
     assert sorted(bucket.contents("cache")) == [
         "16/000000.tar", "24/000000.tar", "unfinished/000000.npz", "unfinished/settings.json"
@@ -207,11 +207,8 @@ def test_killed_build_leaves_lock_with_resume_hint(bucket, source, here):
 
 
 def test_build_without_output_leaves_no_files(bucket, source):
-    def stop(state):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        far(source, f"{bucket.url}/cache", progress=stop)
+        far(source, f"{bucket.url}/cache", progress=stopping(0))
     assert bucket.contents("cache") == {}
 
 
@@ -274,7 +271,7 @@ def test_interrupted_update_resumes(bucket, tmp_path):
     for label, name in enumerate(("cats", "dogs")):
         photo(source / name / "9.jpg", 7, label)
     with pytest.raises(KeyboardInterrupt):
-        far(source, root, workers=0, progress=stop_after_a_unit)
+        far(source, root, workers=0, progress=stopping(1))
     assert MANIFEST not in bucket.contents("cache")
     seen = []
     far(source, root, progress=seen.append)
@@ -288,7 +285,7 @@ def test_size_is_added(bucket, train, source, tmp_path):
     root = f"{bucket.url}/cache"
     first = far(train, root)
     with pytest.raises(KeyboardInterrupt):
-        add_size(root, 20, workers=0, progress=stop_after_a_unit)
+        add_size(root, 20, workers=0, progress=stopping(1))
     assert "unfinished-20/000000.npz" in bucket.contents("cache")
     manifest = add_size(root, 20, workers=2)
     made(source, tmp_path / "all", sizes=(16, 20, 24))

@@ -23,7 +23,7 @@ from caches import (
     kill_after_a_unit,
     made,
     photo,
-    stop_after_a_unit,
+    stopping,
 )
 from feedline import ImageFolder, repair_cache
 from feedline.cache.damage import Verification, verify
@@ -421,7 +421,7 @@ def test_build_from_another_source_is_rejected_and_moved_source_is_reported(
 def test_unfinished_build_of_another_source_is_reported(tmp_path, source, few):
     root = tmp_path / "cache"
     with pytest.raises(KeyboardInterrupt):
-        made(source, root, progress=stop_after_a_unit)
+        made(source, root, progress=stopping(1))
     with pytest.warns(UserWarning, match=f"{source}.*{few}"):
         made(few, root)
     assert len(ImageFolder(root)) == 12

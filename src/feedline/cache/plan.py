@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from feedline.cache.rates import RateKey, measure_copies, serving_level
+from feedline.cache.rates import measure_copies, serving_level
 from feedline.cache.source import open_source
 from feedline.cache.spec import Spec, estimate, make_levels
 from feedline.engine.defaults import worker_count
@@ -86,7 +86,6 @@ class CachePlan:
     images: int  # number of images in the source
     images_measured: int  # number of images that were copied and measured
     limits: Mapping[str, float]  # "disk_bytes", "memory_bytes" and "disk_bytes_per_s" here
-    rates: Mapping[RateKey, float]  # images/s from memory
     originals: CacheChoice  # training without a cache
     choices: tuple[CacheChoice, ...]  # one size, a size for each phase, and the same as raw pixels
     recommended: CacheChoice | None  # None for no cache
@@ -97,7 +96,7 @@ class CachePlan:
     def as_dict(self) -> dict[str, Any]:
         """Return the plan, JSON-able; names end in the units."""
         return {
-            **{name: value for name, value in vars(self).items() if name != "rates"},
+            **vars(self),
             "schedule": str(self.schedule),
             "limits": dict(self.limits),
             "originals": self.originals.as_dict(),
@@ -255,7 +254,6 @@ def plan_cache(
         images=total,
         images_measured=len(sample.names),
         limits=limits,
-        rates=rates,
         originals=originals,
         choices=choices,
         recommended=recommended,
