@@ -152,6 +152,13 @@ def test_missing_keys_are_named(keyed, numbered):
         ImageList.from_lmdb(numbered, "image-%09d")
 
 
+@pytest.mark.parametrize("label", [b"\xff", b"a" * 1024])
+def test_entry_that_is_no_label_is_named(tmp_path, images, label):
+    path = written(tmp_path / "a", {b"image-1": images[0], b"label-1": label})
+    with pytest.raises(DatasetError, match=r"the entry 'label-1' of .* is not a label"):
+        ImageList.from_lmdb(path, "image-%d", "label-%d")
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -311,8 +311,8 @@ class ImageList(ImageFiles[ListStore]):
             keys: keys of the images: a sequence of texts or bytes; or a pattern with one number,
                 e.g. "image-%09d", for all matching keys, by number; None for all keys, sorted.
             labels: one per key, as in `ImageList`; or a pattern such as "label-%09d" for entries
-                with the same numbers, whose texts are read like those of a CSV; or a function of a
-                key as text; None: all labels are 0.
+                with the same numbers, whose texts, below 1 KiB, are read like those of a CSV;
+                or a function of a key as text; None: all labels are 0.
             check: check now that each key exists. Otherwise a missing one raises an ImageError when
                 it is read.
             transform, classes: as in `ImageList`.
