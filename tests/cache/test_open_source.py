@@ -416,12 +416,6 @@ def test_missing_pyarrow_raises_with_install_hint(files, monkeypatch):
         open_source(files)
 
 
-def test_parquet_files_of_paths_alone_are_rejected(tmp_path):
-    hugging_face(tmp_path / "set").to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(DatasetError, match=r"has a path, '.*/7\.png', but not the bytes"):
-        build_cache(tmp_path / "a.parquet", tmp_path / "cache", (16,), workers=1)
-
-
 def test_arrow_files_of_hugging_face_are_rejected_but_can_be_loaded(tmp_path):
     datasets = pytest.importorskip("datasets")
     dataset = hugging_face(tmp_path / "set")
