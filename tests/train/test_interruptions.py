@@ -4,6 +4,7 @@ Every selected step is interrupted in every way. The last step of each phase and
 always selected.
 """
 
+import functools
 import random
 import shutil
 import signal
@@ -71,106 +72,77 @@ def gone_on_from(step, signum, every, ranks):
     return max(k for k in range(step) if k in ends or k % every == 0)
 
 
-STEPS = drawn_steps(1, 20)
-ON_RANKS = [(step, WAYS[step % len(WAYS)]) for step in drawn_steps(2, 20)]
-QUICK = {(9, signal.SIGKILL)}
+QUICK = (1, 9, signal.SIGKILL)
 INTERRUPTED = [
-    pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
-    for case in product(STEPS, WAYS)
+    pytest.param(*case, marks=() if case == QUICK else pytest.mark.slow)
+    for case in (
+        *((1, step, way) for step, way in product(drawn_steps(1, 20), WAYS)),
+        *((2, step, WAYS[step % len(WAYS)]) for step in drawn_steps(2, 20)),
+    )
 ]
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tiny_set, tmp_path_factory, forked):
-    """The folder of a run that nothing stopped."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    assert forked.run(job(PROGRESSIVE, tiny_set, folder)) == 0
-    said = said_in(folder)
-    assert said["steps"] == list(range(1, 29))
-    assert said["sizes"] == [24, 24, 32, 40, 48, 48]
-    return folder
+def images(tiny_set, tmp_path_factory):
+    """Images of a run, by its number of ranks."""
+    # 7 images of a class to validate on: 14 cannot be shared evenly by batches of 6 on 2 ranks.
+    folder = tmp_path_factory.mktemp("shared") / "set"
+    return {1: tiny_set, 2: write_tiny_set(folder, train=30, val=7)}
 
 
-@pytest.mark.parametrize(("step", "way"), INTERRUPTED)
-def test_resumed_run_ends_with_same_weights(tiny_set, uninterrupted, forked, tmp_path, step, way):
-    draw = random.Random(step * 100 + way)
+@pytest.fixture(scope="module")
+def uninterrupted(images, tmp_path_factory, forked):
+    """Run on some ranks, once, what nothing stops. Return its folder."""
+
+    @functools.cache
+    def run(ranks):
+        folder = tmp_path_factory.mktemp("uninterrupted")
+        asked = job(PROGRESSIVE, images[ranks], folder, workers=ranks - 1)
+        assert forked.run_ranks(asked, ranks) == [0] * ranks
+        lead, *others = (said_in(folder, rank) for rank in range(ranks))
+        assert lead["steps"] == list(range(1, last_steps(ranks)[0][-1] + 1))
+        assert lead["sizes"] == [24, 24, 32, 40, 48, 48]
+        assert [val for *_, val in lead["records"]] == [{1: 12, 2: 14}[ranks]] * 6
+        assert lead["notes"]
+        for other in others:
+            assert lead["records"] == other["records"], "figures are of all ranks"
+            assert not other["notes"], "rank 0 alone speaks"
+        return folder
+
+    return run
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("ranks", "step", "way"), INTERRUPTED)
+def test_resumed_run_ends_with_same_weights(
+    images, uninterrupted, forked, tmp_path, ranks, step, way
+):
+    """The last rank alone gets the signal."""
+    draw, whole = random.Random(step * 100 + way), uninterrupted(ranks)
     every, before, behind = draw.randint(1, 4), draw.choice([0, 0, 1]), draw.choice([0, 0, 1])
     asked = job(
-        *(PROGRESSIVE, tiny_set, tmp_path),
+        *(PROGRESSIVE, images[ranks], tmp_path),
         after=step,
         signum=way,
         checkpoint_every=every,
         workers=before,
     )
-    ended = forked.run(asked)
-    left = gone_on_from(step, way, every, ranks=1)
+    ended = forked.run_ranks(asked, ranks)
+    left = gone_on_from(step, way, every, ranks)
     if way is signal.SIGKILL:
-        assert ended == -way
+        assert ended == [1] * (ranks - 1) + [-way]
     else:
-        assert ended == 0
-        assert said_in(tmp_path)["stopped_by"] == way
+        assert ended == [0] * ranks
+        assert said_in(tmp_path, ranks - 1)["stopped_by"] == way
     if left:
         assert load_checkpoint(tmp_path / "out")["state"]["step"] == left
-    assert forked.run(job(PROGRESSIVE, tiny_set, tmp_path, resume="auto", workers=behind)) == 0
-    said, whole = said_in(tmp_path), said_in(uninterrupted)
-    assert said["steps"] == list(range(left + 1, 29))
-    assert (said["records"], said["judged"]) == (whole["records"], whole["judged"])
-    assert_same_training(tmp_path / "out", uninterrupted / "out")
+    again = job(PROGRESSIVE, images[ranks], tmp_path, resume="auto", workers=behind)
+    assert forked.run_ranks(again, ranks) == [0] * ranks
+    said, expected = said_in(tmp_path), said_in(whole)
+    assert said["steps"] == expected["steps"][left:]
+    assert (said["records"], said["judged"]) == (expected["records"], expected["judged"])
+    assert_same_training(tmp_path / "out", whole / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
-        path.name for path in (uninterrupted / "out").iterdir()
+        path.name for path in (whole / "out").iterdir()
     )
     shutil.rmtree(tmp_path / "out")  # dozens of runs would fill a disk in memory
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    # 7 images of a class to validate on: 14 cannot be shared evenly by batches of 6 on 2 ranks.
-    return write_tiny_set(tmp_path_factory.mktemp("shared") / "set", train=30, val=7)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted_ranks(shared, tmp_path_factory, forked):
-    folder = tmp_path_factory.mktemp("ranks")
-    assert forked.run_ranks(job(PROGRESSIVE, shared, folder, workers=1), 2) == [0, 0]
-    lead, other = said_in(folder, 0), said_in(folder, 1)
-    assert lead["records"] == other["records"], "figures are of all ranks"
-    assert [val for *_, val in lead["records"]] == [14] * 6
-    assert lead["steps"] == list(range(1, last_steps(2)[0][-1] + 1))
-    assert lead["notes"]
-    assert not other["notes"], "rank 0 alone speaks"
-    return folder
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("step", "way"),
-    [pytest.param(*case, marks=pytest.mark.slow) for case in ON_RANKS],
-)
-def test_two_resumed_ranks_end_with_same_weights(
-    shared, uninterrupted_ranks, forked, tmp_path, step, way
-):
-    """The last rank alone gets the signal."""
-    every = random.Random(step).randint(1, 3)
-    asked = job(
-        *(PROGRESSIVE, shared, tmp_path),
-        after=step,
-        signum=way,
-        checkpoint_every=every,
-        workers=1,
-    )
-    ended = forked.run_ranks(asked, 2)
-    left = gone_on_from(step, way, every, ranks=2)
-    if way is signal.SIGKILL:
-        assert ended == [1, -way]
-    else:
-        assert ended == [0, 0]
-        assert said_in(tmp_path, 1)["stopped_by"] == way
-    if left:
-        assert load_checkpoint(tmp_path / "out")["state"]["step"] == left
-    again = job(PROGRESSIVE, shared, tmp_path, resume="auto", workers=1)
-    assert forked.run_ranks(again, 2) == [0, 0]
-    said, whole = said_in(tmp_path), said_in(uninterrupted_ranks)
-    assert said["steps"] == list(range(left + 1, last_steps(2)[0][-1] + 1))
-    assert (said["records"], said["judged"]) == (whole["records"], whole["judged"])
-    assert_same_training(tmp_path / "out", uninterrupted_ranks / "out")
-    shutil.rmtree(tmp_path / "out")
