@@ -48,13 +48,13 @@ except SaveError as error:
 
 def test_previous_checkpoints_are_kept(tmp_path):
     writer = CheckpointWriter(out=tmp_path, keep=2, note=pytest.fail)
-    for step in range(5):
-        writer.save({"step": step}, epochs=step)
-    assert load_checkpoint(tmp_path)["step"] == 4
-    assert load_checkpoint(tmp_path / "previous.pt")["step"] == 3
+    for epochs in range(9997, 10001):
+        writer.save({"step": epochs}, epochs=epochs)
+    assert load_checkpoint(tmp_path)["step"] == 10000
+    assert load_checkpoint(tmp_path / "previous.pt")["step"] == 9999
     names = sorted(child.name for child in tmp_path.iterdir())
-    assert names == ["epoch-0003.pt", "epoch-0004.pt", "last.pt", "previous.pt"]
-    assert load_checkpoint(tmp_path / "epoch-0003.pt")["step"] == 3
+    assert names == ["epoch-10000.pt", "epoch-9999.pt", "last.pt", "previous.pt"]
+    assert load_checkpoint(tmp_path / "epoch-9999.pt")["step"] == 9999
 
 
 class _Trap:

@@ -33,10 +33,10 @@ from feedline.train.recipe import PLACES, Recipe, RunSettings
 from feedline.train.run_folder import (
     BEST_NAME,
     CHECKPOINT_NAME,
-    EPOCHS,
     PREVIOUS_NAME,
     DamagedCheckpoint,
     check_run_folder,
+    epoch_checkpoints,
     find_checkpoint,
     load_checkpoint,
 )
@@ -84,7 +84,7 @@ class ResumedRun:
         """Read a checkpoint, or the newest intact one of its run if it is damaged or missing."""
         out, candidates = checkpoint.parent, [checkpoint]
         if checkpoint.name == CHECKPOINT_NAME:
-            others = [out / PREVIOUS_NAME, *sorted(out.glob(EPOCHS), reverse=True)]
+            others = [out / PREVIOUS_NAME, *reversed(epoch_checkpoints(out))]
             candidates += [path for path in others if path.is_file()]
         reasons: list[str] = []
         for path in candidates:

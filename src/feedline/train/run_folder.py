@@ -38,8 +38,6 @@ RECIPE_NAME = "recipe.toml"
 CHECKPOINT_NAME = "last.pt"
 PREVIOUS_NAME = "previous.pt"
 """The checkpoint before the last, in case that is damaged."""
-EPOCHS = "epoch-*.pt"
-"""Pattern of checkpoints of finished epochs (`keep_checkpoints`)."""
 BEST_NAME = "best.pt"
 """The weights with the best validation accuracy."""
 WEIGHTS = "feedline model weights"
@@ -51,7 +49,8 @@ _NAMES = {_CHECKPOINT: CHECKPOINT_NAME, WEIGHTS: BEST_NAME}
 _RUNS = Path("runs")
 _ROOM = 40  # characters of the longest name, .environment.json.PID.partial
 _LOCK = ".lock"  # on Windows, which opens no folders
-_CHECKPOINTS = (CHECKPOINT_NAME, PREVIOUS_NAME, EPOCHS)
+_EPOCHS = "epoch-*.pt"
+_CHECKPOINTS = (CHECKPOINT_NAME, PREVIOUS_NAME, _EPOCHS)
 
 
 def _numbered(model: str) -> list[tuple[int, Path]]:
@@ -257,6 +256,11 @@ def _link(path: Path, name: Path) -> None:
             shutil.copy2(path, partial)
 
 
+def epoch_checkpoints(out: Path) -> list[Path]:
+    """Checkpoints of finished epochs (`keep_checkpoints`) in the folder of a run, oldest first."""
+    return sorted(out.glob(_EPOCHS), key=lambda path: (len(path.name), path.name))
+
+
 @dataclass(kw_only=True, slots=True)
 class CheckpointWriter:
     """Writes checkpoints and the best weights to the folder of a run."""
@@ -282,7 +286,7 @@ class CheckpointWriter:
             except OSError as error:
                 self.note(f"{named} cannot be written: {error.strerror}. Training continues")
                 return
-            for old in sorted(self.out.glob(EPOCHS))[: -self.keep]:
+            for old in epoch_checkpoints(self.out)[: -self.keep]:
                 old.unlink(missing_ok=True)
 
     def save_best(self, content: dict[str, Any]) -> None:
