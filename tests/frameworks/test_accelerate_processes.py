@@ -146,15 +146,13 @@ if __name__ == "__main__":
         ),
     }
     found = {"planned": planned()}
+    kinds = ((DataLoader, usual), (feedline.DataLoader, usual), (feedline.DataLoader, prepare))
     for name, (config, dataset, options) in cases.items():
         options = {"batch_size": 4, **options}
         found[name] = [
             run(kind, put, config, dataset, {**options, **workers(kind, dataset)})
-            for kind, put in (
-                (DataLoader, usual), (feedline.DataLoader, usual), (feedline.DataLoader, prepare)
-            )
+            for kind, put in kinds
         ]
-    kinds = ((DataLoader, usual), (feedline.DataLoader, usual), (feedline.DataLoader, prepare))
     found["validation in between"] = [between(*each, workers(each[0], numbers)) for each in kinds]
     found["skipped"] = [skipped(*each) for each in kinds]
     found["resumed"] = [resumed(prepare, {}), resumed(prepare, {"seed": 1})]

@@ -119,6 +119,18 @@ def test_a_program_that_turns_checksums_off_has_them_in_checkpoints(tmp_path):
     assert load_checkpoint(tmp_path)["weights"].tolist() == list(range(100))
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.serialization, "set_crc32_options"), reason="this torch always writes them"
+)
+def test_checkpoint_of_a_program_that_turned_checksums_off_is_read(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        save_checkpoint(tmp_path / "last.pt", {"step": 3})
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert load_checkpoint(tmp_path)["step"] == 3
+
+
 @pytest.mark.parametrize(
     "error",
     [MemoryError("no memory"), torch.cuda.OutOfMemoryError("CUDA out of memory.")],

@@ -14,7 +14,6 @@ from dataclasses import asdict, astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -151,7 +150,7 @@ class History:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.records = [msgspec.convert(record, EpochRecord) for record in state["records"]]
+        self.records = [EpochRecord(**record) for record in state["records"]]
         split = StepTimes(*state["current"]["split"])
         self.current = self._begin(**(state["current"] | {"split": split}))
 
