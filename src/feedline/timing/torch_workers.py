@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import multiprocessing
 import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,9 @@ class TorchWorkers:
 
     def __init__(self, workers: int) -> None:
         self.owner = os.getpid()
-        self._memory: Any = RawArray("q", min(_MAX_WORKERS, max(1, workers)) * PAGE_WORDS)
+        self._memory: Any = multiprocessing.RawArray(
+            "q", min(_MAX_WORKERS, max(1, workers)) * PAGE_WORDS
+        )
         self.pages = _as_pages(self._memory)
 
     def stage_timings(self) -> dict[int, StageTimings]:
