@@ -93,19 +93,6 @@ def a_run(
     timed = batches // 8
     lanes = max(1, said.workers or 1)
     busy_s = batches * work * cpu / 1000
-    workers = [
-        Process(
-            role="worker",
-            pid=100 + k,
-            seconds=seconds,
-            cpu_s=busy_s / lanes,
-            queued_s=0.0,
-            read_bytes=0,
-            major_faults=0,
-            called_bytes=1000,
-        )
-        for k in range(said.workers or 0)
-    ]
     trainer = Process(
         role="trainer",
         pid=1,
@@ -116,6 +103,10 @@ def a_run(
         major_faults=0,
         called_bytes=1000,
     )
+    workers = [
+        replace(trainer, role="worker", pid=100 + k, cpu_s=busy_s / lanes)
+        for k in range(said.workers or 0)
+    ]
     shares = {"dataset": 0.4, "read and decode": 0.2, "collate": 0.1} if stages is None else stages
     fields: dict[str, Any] = {
         "machine": replace(MACHINE, **(machine or {})),

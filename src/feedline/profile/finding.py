@@ -24,7 +24,6 @@ from typing import Literal, get_args
 
 from feedline.profile.facts import PhaseFacts, RunFacts
 from feedline.profile.lanes import LEAST_MS, WorkerLanes, WorkerStage
-from feedline.text import finite
 from feedline.throughput.step_model import StepLoad, WorkerLimits, with_workers
 from feedline.throughput.thresholds import THRESHOLDS
 
@@ -71,7 +70,7 @@ class Finding:
 
 def as_gain(gain: Gain | None) -> str:
     """Format the gain of a fix, with its interval."""
-    if gain is None or finite(gain.predicted) is None:
+    if gain is None:
         return "not predicted"
     if gain.at_least:
         return f"at least {gain.low:.2f}x as fast"

@@ -35,7 +35,6 @@ from feedline.text import (
     as_ratio,
     as_seconds,
     as_share,
-    finite,
     printable,
 )
 from feedline.timing.run import Loader, ResourceUse, Run, SlowSample, StageTime, ThroughputPoint
@@ -343,9 +342,8 @@ class PartOfTime:
 
 def part_shares(split_s: Mapping[TimePart, float | None]) -> dict[TimePart, float | None]:
     """Return the share of each part of a run's time, 0 to 1; None if not measured."""
-    known = {part: finite(seconds) for part, seconds in split_s.items()}
-    total = sum(seconds or 0.0 for seconds in known.values())
-    return {part: None if s is None or total <= 0 else s / total for part, s in known.items()}
+    total = sum(seconds or 0.0 for seconds in split_s.values())
+    return {part: None if s is None or total <= 0 else s / total for part, s in split_s.items()}
 
 
 def parts_of_time(diagnosis: Diagnosis) -> list[PartOfTime]:
@@ -354,7 +352,7 @@ def parts_of_time(diagnosis: Diagnosis) -> list[PartOfTime]:
     steps = sum(phase.steps for phase in diagnosis.phases)
     made = []
     for key, name in PART_NAMES.items():
-        seconds = finite(diagnosis.time_split_s.get(key))
+        seconds = diagnosis.time_split_s.get(key)
         if seconds or key in ("wait", "copy", "compute"):
             ms = None if seconds is None else 1000 * seconds
             in_step = ms is not None and steps and key not in ("starts", "between")
@@ -378,7 +376,7 @@ def headline(diagnosis: Diagnosis) -> str:
         return "Inconclusive: too little was measured to find the bottleneck of this run."
     compute_bound = any(finding.rule == "compute-bound" for finding in diagnosis.findings)
     bound = "Compute-bound" if compute_bound else diagnosis.bound.capitalize()
-    if finite(diagnosis.wait_pct) is None:
+    if diagnosis.wait_pct is None:
         return f"{bound}; the data wait was not measured."
     shares = part_shares(diagnosis.time_split_s)
     where = ""
@@ -393,8 +391,8 @@ def describe_throughput(diagnosis: Diagnosis) -> list[str]:
     found = diagnosis.compute_bound
     if found is None:
         return ["The compute-bound throughput was not measured."]
-    bound, now = finite(found.images_per_s), finite(diagnosis.images_per_s)
-    times = f", {as_ratio(bound / now)} as fast" if bound is not None and now else ""
+    bound, now = found.images_per_s, diagnosis.images_per_s
+    times = f", {as_ratio(bound / now)} as fast" if now else ""
     alone = {
         "Storage alone delivers": found.storage_images_per_s,
         "Workers alone, with all data in memory, make": found.workers_images_per_s,

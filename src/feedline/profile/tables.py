@@ -16,7 +16,6 @@ from feedline.text import (
     as_rate,
     as_seconds,
     as_share,
-    finite,
     printable,
 )
 from feedline.timing.run import Loader
@@ -134,8 +133,8 @@ def report_tables(report: ReportData) -> list[ReportTable]:
             {
                 "process": lambda each: f"{each.role} {each.pid}",
                 "watched": lambda each: as_seconds(each.seconds),
-                "on a core": lambda each: _share(each.cpu_s, finite(each.seconds)),
-                "waited for a core": lambda each: _share(each.queued_s, finite(each.seconds)),
+                "on a core": lambda each: _share(each.cpu_s, each.seconds),
+                "waited for a core": lambda each: _share(each.queued_s, each.seconds),
                 "read from disk": lambda each: as_bytes(each.read_bytes),
                 "page faults": lambda each: _text(each.major_faults, missing=NOT_MEASURED),
             },
