@@ -133,14 +133,13 @@ def test_damage_is_reported_exactly_and_repaired(
     form, _, raw = kind.partition(", ")
     root = copied(form, raw=bool(raw))
     path = harm(root)
-    found = verify(root, workers=1)
+    is_readable = (kind, harm, level, samples, is_reported) in READABLE
+    assert_read(root, whole(form, raw=bool(raw)), level, () if is_readable else samples)
+    found = assert_repaired(root, whole(form, raw=bool(raw)))
     assert told(found) == [(level, sample, NAMES[sample]) for sample in samples]
     assert {each.file for each in found.damaged} == {str(path)}
     assert [each.file for each in found.files] == [str(path)] * is_reported
-    assert (found.images, found.index, found.is_sound) == (24, (), False)
-    is_readable = (kind, harm, level, samples, is_reported) in READABLE
-    assert_read(root, whole(form, raw=bool(raw)), level, () if is_readable else samples)
-    assert_repaired(root, whole(form, raw=bool(raw)))
+    assert (found.images, found.index) == (24, ())
 
 
 def assert_read(root, whole, level, damaged):
@@ -157,11 +156,13 @@ def assert_read(root, whole, level, damaged):
 
 
 def assert_repaired(root, whole):
-    done = repair_cache(root, workers=0)
-    assert not done.verification.is_sound
+    """Assert that a repair restores the intact cache. Return the damage that it found."""
+    found = repair_cache(root, workers=0).verification
+    assert not found.is_sound
     assert everything(root) == everything(whole)
-    assert verify(root, workers=1).is_sound
-    assert repair_cache(root, workers=0).images == 0
+    again = repair_cache(root, workers=0)
+    assert (again.verification.is_sound, again.images) == (True, 0)
+    return found
 
 
 COLUMNS = ("labels", "keys", "names", "stamps", "sizes", "level-24")
@@ -183,7 +184,7 @@ def test_damaged_index_is_reported_and_repaired(whole, copied, name, harm):
         column.unlink()
     else:
         np.save(column, np.load(column)[::-1])
-    found = verify(root, workers=1)
+    found = assert_repaired(root, whole())
     (reason,) = found.index
     assert reason.startswith(f"{column}: ")
     assert found.images == 24
@@ -191,7 +192,6 @@ def test_damaged_index_is_reported_and_repaired(whole, copied, name, harm):
     assert {each.level for each in found.damaged} == levels
     if harm == "missing":
         assert len(found.damaged) == 12 * len(levels)
-    assert_repaired(root, whole())
 
 
 def test_unreadable_index_file_is_named(copied):
