@@ -115,6 +115,10 @@ def test_persistent_workers_see_set_attributes_and_changed_tensors(way):
         loader.refresh()
         assert epoch_of(loader) == [2, 1, 1, 1, 1]
         assert loader.worker_pids != pids
+        pids = loader.worker_pids
+        data.state.epoch = 3
+        assert epoch_of(loader)[0] == 3
+        assert loader.worker_pids == pids  # `refresh` is over
 
 
 class Counting(Dataset[Any]):
