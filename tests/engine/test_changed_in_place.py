@@ -119,6 +119,10 @@ def test_persistent_workers_see_set_attributes_and_changed_tensors(way):
         data.state.epoch = 3
         assert epoch_of(loader)[0] == 3
         assert loader.worker_pids == pids  # `refresh` is over
+        data.state.epoch = 4  # which could be sent to the workers
+        loader.refresh()
+        assert epoch_of(loader)[0] == 4
+        assert loader.worker_pids != pids
 
 
 class Counting(Dataset[Any]):
