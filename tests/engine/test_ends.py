@@ -22,12 +22,22 @@ from slow import slow
 pytestmark = pytest.mark.own_fork_server
 
 
-def test_a_module_in_the_working_directory_does_not_shadow_pythons_in_workers(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("json.py", "raise OSError('not the one')"),
+        *slow(("simplejpeg.py", "raise OSError('no libGL')")),
+    ],
+)
+def test_shadowing_modules_do_not_prevent_workers_from_starting(name, text, tmp_path):
+    # The first is found in the working directory only, the second on the path itself.
     folder = tmp_path / "modules"
     folder.mkdir()
-    (folder / "json.py").write_text("raise OSError('not the one')")
-    body = """
+    (folder / name).write_text(text)
+    path = f"sys.path.insert(0, {str(folder)!r})" if name == "simplejpeg.py" else "pass"
+    body = f"""
 import sys
+{path}
 from pathlib import Path
 from typing import Any
 sys.path.append(Path("/nowhere"))
