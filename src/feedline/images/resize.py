@@ -137,17 +137,17 @@ def fill(row: Pixels, image: Pixels, placement: Placement, mode: ResizeMode = "b
     if filter not in FILTERS:
         _pick(image, row, Window(height, width, top, left, flip, filter), area)
         return
-    # The bytes between two passes are rounded, so their order matters.
-    less_height, less_width = from_height - height, from_width - width
-    is_pillow = mode == "pillow"
-    down_first = is_pillow and _PILLOW_CHOOSES and less_height > max(0, 2 * less_width)
+    is_pillow, down_first = mode == "pillow", False
+    if is_pillow and _PILLOW_CHOOSES:
+        # The bytes between two passes are rounded, so their order matters.
+        less_height, less_width = from_height - height, from_width - width
+        down_first = less_height > max(0, 2 * less_width)
     is_bounded = height * width <= _WHOLE_LIMIT * rows * columns
-    in_floats = mode == "floats" and edges is None and filter in _TORCH_FILTERS and is_bounded
     if edges is None and (from_height, from_width) == (height, width):
         np.copyto(row, image[top : top + rows, left : left + columns])
     elif row.itemsize > 1:
         _resize_floats(image, area, Window(height, width, top, left, filter=filter), row)
-    elif in_floats:
+    elif mode == "floats" and edges is None and filter in _TORCH_FILTERS and is_bounded:
         resized = _resized_in_floats(image, height, width, filter)
         np.copyto(row, resized[top : top + rows, left : left + columns])
     elif compiled is not None and _resample(
