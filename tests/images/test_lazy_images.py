@@ -163,7 +163,7 @@ class Photos(Dataset[Any]):
         return undecoded(image) is not None, self.transform(image)
 
 
-@pytest.mark.parametrize("method", ["fork", *slow("spawn")])
+@pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
 def test_workers_are_lazy_as_the_training_process(method, path):
     def load():
         with feedline.DataLoader(
