@@ -301,8 +301,8 @@ def test_loader_rebuilt_each_epoch_is_one_and_is_released():
             pass
         run = watched.run
         del loader, watched
+        gc.collect()  # multiprocessing's shared memory is released as garbage
         descriptors.append(len(os.listdir("/proc/self/fd")))
-    gc.collect()
     assert [each() for each in gone] == [None] * 20
     assert descriptors[-1] == descriptors[9]
     assert (len(run.loaders), len(run.passes), run.tasks) == (1, 20, 120)
