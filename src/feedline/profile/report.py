@@ -300,6 +300,11 @@ def json_schema() -> dict[str, Any]:
         text = inspect.cleandoc(each.get("description", ""))
         each["description"] = " ".join(text.partition("Args:")[0].split())
         _describe(each, text)
+        for field in each.get("properties", {}).values():
+            # Only msgspec 0.23 and later add these.
+            field.pop("propertyNames", None)
+            if field.get("default") == []:
+                del field["default"]
     _describe(made["$defs"]["ReportData"], inspect.getdoc(Diagnosis) or "")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
