@@ -356,6 +356,24 @@ def changed(root, **attributes):
     return dataset
 
 
+def circular(root):
+    whole = Subset(changed(root), [0])
+    whole.dataset = whole
+    return whole
+
+
+def circular_parts(root):
+    whole = ConcatDataset([Subset(changed(root), [0])])
+    whole.datasets[0].dataset = whole
+    return whole
+
+
+def self_containing(root):
+    compose = v1.Compose([])
+    compose.transforms.append(compose)
+    return ImageFolder(root, compose)
+
+
 def grown(root):
     dataset = ConcatDataset([folder(root), folder(root)])
     dataset.datasets[1].samples.append(dataset.datasets[0].samples[0])
@@ -414,12 +432,19 @@ REJECTED = {
     "no transform": (lambda root: ImageFolder(root), "no transform, so it returns PIL images"),
     "a method put in": (lambda root: changed(root, __getitem__=len), REPLACED),
     "fractions for labels": (lambda root: changed(root, samples=[("a", 0.5)]), "of type float"),
+    "truths for labels": (lambda root: changed(root, samples=[("a", True)]), "of type bool"),
+    "labels too large": (lambda root: changed(root, samples=[("a", 2**70)]), "cannot be inspected"),
     "samples of three": (lambda root: changed(root, samples=[("a", 1, 2)]), "cannot be inspected"),
     "samples from nowhere": (lambda root: changed(root, samples=iter([])), "not a list"),
+    "open files": (lambda root: changed(root, samples=[(3, 1)]), "cannot be inspected"),
     "a zero byte": (lambda root: changed(root, samples=[("a\0b", 1)]), "zero byte"),
     "a missing attribute": (without_attribute, r"^This Plain has no target_transform\.$"),
     "indices beyond": (lambda root: Subset(changed(root), [0, 7]), BEYOND),
+    "indices before": (lambda root: Subset(changed(root), [-8]), BEYOND),
     "truths for indices": (lambda root: Subset(changed(root), [True]), NO_NUMBERS),
+    "a subset of itself": (circular, "Subset is nested more than 100"),
+    "parts of themselves": (circular_parts, "nested more than 100"),
+    "a pipeline within itself": (self_containing, "cannot be inspected: RecursionErr"),
     # Subclasses
     "own samples": (
         derived(__getitem__=lambda self, index: index),

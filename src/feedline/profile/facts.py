@@ -108,10 +108,8 @@ class RunFacts(_PassMeans):
         self.waited = late / max(1, self.steps)
         """Share of the steps that waited longer than a tenth of the mean step."""
 
-        starts, rebuilt = (
-            [each.start_ms for each in run.passes if each.start_ms.count],
-            _rebuilt(run),
-        )
+        starts = [each.start_ms for each in run.passes if each.start_ms.count]
+        rebuilt = _rebuilt(run)
         # If several passes are summed up, the first is assumed to have the longest start.
         first_ms = starts[0].longest_ms if starts else 0.0
         self.restarts = max(0, sum(each.count for each in starts) - 1)

@@ -22,6 +22,9 @@ from feedline.sources.folder import FileStore
 from feedline.sources.store import Numbers, PathTable, common_folder, path_starts
 from feedline.system import find_attribute, slashed
 
+_MAX_DEPTH = 100  # datasets in datasets
+_TOO_DEEP = f"is nested more than {_MAX_DEPTH} levels deep."
+
 
 @dataclass(frozen=True, eq=False)
 class FolderSelection:
@@ -52,7 +55,7 @@ def is_timm_folder(dataset: object) -> bool:
 
 def is_folder(dataset: object) -> bool:
     """Return True for a folder, or Subsets or ConcatDatasets of one. No user code runs."""
-    while True:
+    for _ in range(_MAX_DEPTH):
         bases = type(dataset).__mro__
         if is_torchvision_folder(dataset) or is_timm_folder(dataset):
             return True
@@ -63,6 +66,7 @@ def is_folder(dataset: object) -> bool:
             dataset = parts[0] if type(parts) is list and parts else None
         else:
             return False
+    return False
 
 
 def is_source_class(kind: type) -> bool:
@@ -86,10 +90,12 @@ def select_folders(
     folders: list[Any] = []
     starts: dict[int, int] = {}
 
-    def select(dataset: Any) -> Numbers:
+    def select(dataset: Any, depth: int) -> Numbers:
         inner, subsets = unwrap_subsets(dataset)
         if type(inner) is ConcatDataset and not why_modified(inner):
-            parts = [select(part) for part in inner.datasets]
+            if depth == _MAX_DEPTH:
+                raise CompileError(f"The ConcatDataset {_TOO_DEEP}")
+            parts = [select(part, depth + 1) for part in inner.datasets]
             if np.cumsum([len(part) for part in parts]).tolist() != inner.cumulative_sizes:
                 raise CompileError("The parts of the ConcatDataset have changed their lengths.")
             return select_indices(subsets, np.concatenate(parts))
@@ -100,7 +106,7 @@ def select_folders(
         start = starts[id(inner)]
         return select_indices(subsets, np.arange(start, start + len(_samples_of(inner))))
 
-    indices = select(dataset)
+    indices = select(dataset, 0)
     return FolderSelection(folders, None if folders[0] is dataset else indices)
 
 
@@ -108,6 +114,8 @@ def unwrap_subsets(dataset: Any) -> tuple[Any, list[Any]]:
     """Dataset within unmodified Subsets, and these, the outer one first."""
     subsets: list[Any] = []
     while type(dataset) is Subset and not why_modified(dataset):
+        if len(subsets) == _MAX_DEPTH:
+            raise CompileError(f"The Subset {_TOO_DEEP}")
         subsets.append(dataset)
         dataset = dataset.dataset
     return dataset, subsets
