@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import sys
 import weakref
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -226,6 +227,22 @@ def test_repeated_objects_and_rows_are_laid_out_once():
     assert space.used < 2 * tensor.nbytes
     first, second = through((tensor, tensor))
     assert first is second
+
+
+def test_numbers_and_text_are_pickled_without_a_call_each():
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    words = [[number, f"word {number}", float(number)] for number in range(1000)]
+    sys.setprofile(count)
+    try:
+        write_batch({"words": words, "tensor": torch.ones(3)}, BatchAllocator(np.empty(0, "u1")))
+    finally:
+        sys.setprofile(None)
+    assert calls < 100
 
 
 def test_view_of_shared_memory_is_not_copied():

@@ -16,7 +16,7 @@ import io
 import pickle
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +28,8 @@ from feedline.private_names import find_private
 
 _SMALL_BYTES = 512
 
-_Leaf: TypeAlias = tuple[int, int, torch.dtype, "tuple[int, ...]", "tuple[int, ...]", bool]
-"""Index of a tensor within the batch, its offset in memory (bytes), dtype, shape, strides, and
-requires_grad."""
+_IN_MEMORY = pickle.PickleBuffer(bytearray())
+"""Pickled instead of a tensor's bytes, which are in memory already."""
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -59,8 +58,7 @@ def write_batch(value: object, space: BatchAllocator) -> int:
 def read_batch(memory: NDArray[np.uint8], structure_bytes: int) -> Any:
     """Read a value back from the used memory, which it keeps alive."""
     body, places = pickle.loads(memory[len(memory) - structure_bytes :].data)
-    buffers = [memory[start : start + n] for start, n in places]
-    return _Unpickler(body, buffers, memory).load()
+    return pickle.loads(body, buffers=[memory[start : start + n] for start, n in places])
 
 
 def empty_in(space: BatchAllocator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -83,23 +81,17 @@ class _Pickler(pickle.Pickler):
             file, protocol=self.PROTOCOL, buffer_callback=partial(_lay_buffer, space, self.buffers)
         )
         self._space = space
-        self._leaves: dict[int, tuple[torch.Tensor, _Leaf]] = {}  # by id of the tensor
-
-    def persistent_id(self, obj: object) -> Any:
-        """Plain tensors are leaves in memory; repeated references share one leaf."""
-        if type(obj) is not torch.Tensor or not is_plain(obj):
-            return None
-        if id(obj) not in self._leaves:
-            self._leaves[id(obj)] = obj, self._leaf(obj)
-        return self._leaves[id(obj)][1]
 
     def reducer_override(self, obj: object) -> Any:
-        """Pickle a Tensor subclass that pickles like Tensor as the plain tensor plus its additions.
+        """Pickle a plain tensor as its place in memory, and a subclass as a plain tensor and more.
 
-        A subclass that overrides `__torch_dispatch__` may not store data itself, so torch pickles
-        it. A sparse tensor consists of plain ones: torch's own function to rebuild it would keep it
-        alive until the next `torch.load`. A read-only array becomes a writable one, as in torch.
+        Unlike `persistent_id`, this is not called for each number, text and container. A subclass
+        that overrides `__torch_dispatch__` may not store data itself, so torch pickles it. A sparse
+        tensor consists of plain ones: torch's own function to rebuild it would keep it alive until
+        the next `torch.load`. A read-only array becomes a writable one, as in torch.
         """
+        if type(obj) is torch.Tensor and is_plain(obj):
+            return self._reduce_plain(obj)
         if type(obj) is np.ndarray and not obj.flags.writeable:  # a pickled buffer stays read-only
             return obj.copy("A").__reduce_ex__(self.PROTOCOL)
         if (
@@ -119,12 +111,14 @@ class _Pickler(pickle.Pickler):
             return _subclass_parts(obj, tools)
         return NotImplemented
 
-    def _leaf(self, tensor: torch.Tensor) -> _Leaf:
+    def _reduce_plain(self, tensor: torch.Tensor) -> Any:
         shape, strides = tuple(tensor.shape), tuple(tensor.stride())
         start = self._space.offset_of(tensor.data_ptr()) if tensor.numel() else 0
         if start is None:
             start, strides = self._copy(tensor.detach(), shape, strides)
-        return len(self._leaves), start, tensor.dtype, shape, strides, tensor.requires_grad
+        self.buffers.append((start, _extent(shape, strides) * tensor.dtype.itemsize))
+        # Its place is the next one in `buffers`.
+        return _rebuild_plain, (_IN_MEMORY, tensor.dtype, shape, strides, tensor.requires_grad)
 
     def _copy(
         self, tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]
@@ -146,6 +140,8 @@ def _lay_buffer(
     space: BatchAllocator, buffers: list[tuple[int, int]], buffer: pickle.PickleBuffer
 ) -> bool:
     """Write an array's bytes to memory, unless they are so few that the structure holds them."""
+    if buffer is _IN_MEMORY:
+        return False
     data = buffer.raw()
     if data.nbytes < _SMALL_BYTES:
         return True
@@ -155,29 +151,25 @@ def _lay_buffer(
     return False
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(
-        self, body: bytes, buffers: list[NDArray[np.uint8]], memory: NDArray[np.uint8]
-    ) -> None:
-        super().__init__(io.BytesIO(body), buffers=buffers)
-        self._memory = memory
-        self._leaves: dict[int, torch.Tensor] = {}
+def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Number of elements from a tensor's first one to its last one."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
 
-    def persistent_load(self, leaf: _Leaf) -> torch.Tensor:
-        number = leaf[0]
-        if number not in self._leaves:
-            self._leaves[number] = self._tensor(leaf)
-        return self._leaves[number]
 
-    def _tensor(self, leaf: _Leaf) -> torch.Tensor:
-        _, start, dtype, shape, strides, requires_grad = leaf
-        count = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-        if 0 in shape:
-            tensor = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
-        else:
-            tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
-            tensor = tensor.as_strided(shape, strides)
-        return tensor.requires_grad_() if requires_grad else tensor
+def _rebuild_plain(
+    buffer: NDArray[np.uint8],
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    requires_grad: bool,
+) -> torch.Tensor:
+    if 0 in shape:
+        tensor = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+    else:
+        tensor = torch.frombuffer(buffer, dtype=dtype).as_strided(shape, strides)
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 _COMPRESSED: dict[torch.layout, tuple[Callable[..., torch.Tensor], ...]] = {
