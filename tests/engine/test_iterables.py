@@ -128,6 +128,25 @@ class Resumable(IterableDataset[int]):
         return Counter()
 
 
+class StateOfLoader(WithFaults):
+    """A dataset whose state needs the position, from a loader of its own library."""
+
+    def state_dict(self, num_samples, from_beginning):
+        raise AssertionError("not for this loader")
+
+    def load_state_dict(self, state):
+        raise AssertionError("not for this loader")
+
+
+def test_dataset_whose_state_needs_arguments_is_read_again():
+    loader = DataLoader(StateOfLoader(), 2)
+    before = steps(iter(loader))
+    assert [next(before) for _ in range(3)] == EPOCH[:3]
+    other = DataLoader(StateOfLoader(), 2)
+    other.load_state_dict(through_json(loader.state_dict()))
+    assert [*steps(iter(other))] == EPOCH[3:]
+
+
 @pytest.mark.skipif(not hasattr(torch, "uint16"), reason="torch 2.2 needs a process group here")
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.parametrize("other_steps", [None, 0, 1, 4])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import inspect
 import sys
 import warnings
 import weakref
@@ -75,8 +76,20 @@ def nested_samplers(sampler: object) -> Iterator[Any]:
 
 
 def has_state(part: object) -> bool:
-    """Return True if an object has state_dict and load_state_dict."""
-    return all(callable(find_attribute(part, name)) for name in ("state_dict", "load_state_dict"))
+    """Return True if an object has load_state_dict, and a state_dict that needs no arguments.
+
+    That of the datasets of litdata and mosaicml-streaming needs the position, for their own loader.
+    """
+    save = find_attribute(part, "state_dict")
+    if not (callable(save) and callable(find_attribute(part, "load_state_dict"))):
+        return False
+    try:
+        inspect.signature(save).bind()
+    except ValueError:  # a function written in C may have no signature
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 def stateful_part(sampler: object) -> Any:
