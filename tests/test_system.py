@@ -20,6 +20,7 @@ from feedline.system import (
     oom_kills,
     rank_and_world,
     refuse_unusable_path,
+    storage_stall_s,
     throttled_s,
     usable_cores,
 )
@@ -292,6 +293,19 @@ IN_NANOSECONDS = {
 def test_throttling_is_that_of_the_group_that_was_held_up_longest(machine, files, seconds):
     machine(files)
     assert throttled_s() == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("some avg10=2.34 total=6500000\nfull avg10=0.00 total=2500000\n", 6.5),
+        ("some avg10=2.34", None),
+        ("", None),
+    ],
+)
+def test_storage_stalls_are_those_of_any_process(machine, text, seconds):
+    machine({"/proc/pressure/io": text} if text else {})
+    assert storage_stall_s() == seconds
 
 
 @pytest.mark.parametrize("name", ["con", "NUL", "aux.tar", "runs/com1/a"])

@@ -177,6 +177,17 @@ def throttled_s(root: Path = _ROOT) -> float | None:
     return longest
 
 
+def storage_stall_s(root: Path = _ROOT) -> float | None:
+    """Time for which any process of the machine waited for storage, in seconds; None if unknown.
+
+    The kernel's pressure stall information, "some" of io: local disks and network file systems.
+    """
+    words = read_text(root / "proc/pressure/io").split()
+    total = next((word for word in words if word.startswith("total=")), "")
+    stall_us = _number(total.removeprefix("total="))
+    return None if stall_us is None else stall_us / 1e6
+
+
 def local_processes(environ: Mapping[str, str] = os.environ) -> int:
     """Number of training processes on this machine, as torchrun or SLURM reports it; else 1."""
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"):

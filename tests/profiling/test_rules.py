@@ -306,6 +306,18 @@ def test_waiting_that_is_not_known_to_be_a_disk_is_not_called_storage():
     reported(from_disk(few_pages, read_bytes=10**4), "blocked-workers")
 
 
+@pytest.mark.parametrize(
+    ("stall_s", "rule"), [(None, "cold-cache"), (9.0, "cold-cache"), (1.0, "blocked-workers")]
+)
+def test_a_first_epoch_from_the_disk_explains_no_waiting_for_something_else(stall_s, rule):
+    cold = one_pass(wait=50.0, disk_bytes=10**9)
+    use = {"storage_stall_s": stall_s}  # the four workers are blocked for 6.5 s each
+    run = a_run(cold, work=320.0, cpu=0.2, stages=FAR, use=use)
+    waited = "waited for storage for 1.0 s of" if stall_s == 1.0 else ""
+    reported(run, rule, "slow-storage", evidence=waited)
+    reported(from_disk(run), rule, "slow-storage")
+
+
 def test_workers_that_block_each_other_are_reported_before_more_workers():
     # A lock that all share, or a server that answers slowly: nothing of it is read by calls.
     run = busy(cpu=0.25, stages={"dataset": 0.95})

@@ -199,14 +199,17 @@ def test_utilisation_of_the_device_is_known_from_cudas_start_until_it_is_lost(de
     assert device == [0], "it was asked no more"
 
 
-@pytest.mark.parametrize(("before", "after", "throttled"), [(5.0, 7.5, 2.5), (None, None, None)])
-def test_throttling_counts_from_the_runs_beginning(monkeypatch, before, after, throttled):
-    monkeypatch.setattr(processes, "throttled_s", lambda: before)
+@pytest.mark.parametrize("counter", ["throttled_s", "storage_stall_s"])
+@pytest.mark.parametrize(("before", "after", "grown"), [(5.0, 7.5, 2.5), (None, 7.5, None)])
+def test_counters_of_the_machine_count_from_the_runs_beginning(
+    monkeypatch, counter, before, after, grown
+):
+    monkeypatch.setattr(processes, counter, lambda: before)
     use = ResourceWatch()
-    monkeypatch.setattr(processes, "throttled_s", lambda: after)
+    monkeypatch.setattr(processes, counter, lambda: after)
     use.update([])
     found = use.summarise(2)
-    assert (found.throttled_s, found.worker_deaths) == (throttled, 2)
+    assert (getattr(found, counter), found.worker_deaths) == (grown, 2)
 
 
 def test_threads_and_memory_are_this_machines():

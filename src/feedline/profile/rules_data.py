@@ -22,7 +22,7 @@ from feedline.profile.finding import (
     work_rule,
 )
 from feedline.profile.lanes import WorkerLanes, WorkerStage
-from feedline.text import as_bytes, as_ms, as_ratio, as_share
+from feedline.text import as_bytes, as_ms, as_ratio, as_seconds, as_share
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.timing.run import Pass
 
@@ -124,9 +124,20 @@ def _from_disk(facts: RunFacts, lanes: WorkerLanes) -> bool:
     called = sum(each.called_bytes or 0 for each in facts.worker_processes)
     if facts.disk_faults > facts.steps:
         return True
-    if disk > THRESHOLDS.from_disk * called and _holds_samples(disk, facts.total):
+    from_disk = disk > THRESHOLDS.from_disk * called and _holds_samples(disk, facts.total)
+    if from_disk and _may_be_storage(facts, lanes):
         return True
     return facts.loader.made_by in ("image rows", "samples") and not lanes.of(*_OWN_CODE).ms
+
+
+def _may_be_storage(facts: RunFacts, lanes: WorkerLanes) -> bool:
+    """Return False if nothing waited for storage for most of the time that workers were blocked.
+
+    A first epoch may read all samples from a disk, and still wait for a lock or a server.
+    """
+    stall_s = facts.run.use.storage_stall_s
+    blocked_s = _blocked(lanes).blocked_ms * facts.total.batches / max(1, lanes.workers) / 1000
+    return stall_s is None or stall_s >= THRESHOLDS.from_disk * blocked_s
 
 
 def _holds_samples(disk_bytes: float, read: Pass) -> bool:
@@ -167,7 +178,13 @@ def _slow_storage(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
     return Finding(
         rule="blocked-workers",
         cause="Workers wait before decoding: for a lock, the network, a disk or a timer.",
-        evidence=f"{evidence}; little or none of it came from a disk of this machine",
+        evidence=evidence
+        + (
+            "; little or none of it came from a disk of this machine"
+            if (stall_s := facts.run.use.storage_stall_s) is None
+            else f"; programs of this machine waited for storage for {as_seconds(stall_s)} of "
+            f"{as_seconds(facts.run.seconds)}"
+        ),
         fix="Find out what they wait for: `py-spy dump --pid` of a worker shows the line. If the "
         "samples are on a network file system, copy them to a local disk; if workers share a lock, "
         f"give each its own file or connection.{more}",
@@ -225,7 +242,7 @@ def _first_epoch_only(facts: RunFacts) -> Gain | None:
         steps = sum(each.compute.count for each in later)
         warm_ms = sum(each.wait.total_ms for each in later) / steps
         gain = gain_of_saved(facts, first.wait.total_ms - warm_ms * first.compute.count)
-    elif facts.waits and blocked_ms >= _MUCH * lanes.own_ms:
+    elif facts.waits and blocked_ms >= _MUCH * lanes.own_ms and _may_be_storage(facts, lanes):
         gain = gain_of(facts, less_work(facts, 0.0, blocked_ms))
     else:
         return None

@@ -30,6 +30,7 @@ _LABELS = {
     "other_cores": "cores of other processes",
     "quota_cores": "CPU quota",
     "throttled_s": "throttled by the CPU quota",
+    "storage_stall_s": "processes waited for storage",
     "shared_by": "training processes",
     "threads": "torch threads",
     "worker_threads": "threads of the busiest worker",
@@ -222,7 +223,13 @@ def _use(report: ReportData) -> dict[str, str]:
     use, quota = report.use, report.machine.quota_cores
     throttled = "no quota" if use.throttled_s is quota is None else as_seconds(use.throttled_s)
     others = _text(use.other_cores, ".1f", NOT_MEASURED)
-    return _fields(use, gpu_busy=as_share(use.gpu_busy), throttled_s=throttled, other_cores=others)
+    return _fields(
+        use,
+        gpu_busy=as_share(use.gpu_busy),
+        throttled_s=throttled,
+        storage_stall_s=as_seconds(use.storage_stall_s),
+        other_cores=others,
+    )
 
 
 def _machine(machine: Machine) -> dict[str, str]:

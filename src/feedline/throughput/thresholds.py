@@ -92,7 +92,7 @@ class Thresholds:
     crowded: float = 1.5  # times as long as alone, or cores wanted: other programs use the cores
     throttled: float = 0.05  # of the time, by a CPU quota
     idle_device: float = 0.7  # busy share below which the device waits for the host
-    from_disk: float = 0.3  # of the bytes read: workers that wait, wait for the disk
+    from_disk: float = 0.3  # of the bytes read, and of the time that workers wait: it is the disk
     disk_sample_bytes: int = 4096  # a page, the least that is read from a disk
     large_batch_bytes: int = 1 << 20  # its copies take time
     tiny_batch: int = 32  # samples

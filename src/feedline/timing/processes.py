@@ -20,7 +20,7 @@ from typing import Any, Literal
 import psutil
 
 from feedline.machine import DeviceWatch
-from feedline.system import cacheable_memory_bytes, throttled_s
+from feedline.system import cacheable_memory_bytes, storage_stall_s, throttled_s
 from feedline.timing.run import Process, ResourceUse
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -74,6 +74,20 @@ def _busy_s() -> float:
     return float(sum(times.get(name, 0.0) for name in ("user", "nice", "system", "steal")))
 
 
+def _machine_counters(first: _Counters | None = None) -> _Counters:
+    """Seconds since the machine started, by their names in `ResourceUse`.
+
+    None if the kernel does not report one; of later calls, also if it did not at first.
+    """
+    counters = {"throttled_s": throttled_s, "storage_stall_s": storage_stall_s}
+    known = counters if first is None else [name for name in first if first[name] is not None]
+    return {name: counters[name]() if name in known else None for name in counters}
+
+
+def _difference(first: Any, last: Any) -> Any:
+    return None if first is None or last is None else max(type(last)(0), last - first)
+
+
 @dataclass(slots=True)
 class _Watched:
     role: Literal["trainer", "worker"]
@@ -84,8 +98,7 @@ class _Watched:
 
     def grown(self, counter: str) -> Any:
         """Difference; None if unknown. It is at least 0, as ended threads lose theirs."""
-        first, last = self.first[counter], self.last[counter]
-        return None if first is None or last is None else max(type(last)(0), last - first)
+        return _difference(self.first[counter], self.last[counter])
 
 
 class ResourceWatch:
@@ -99,7 +112,7 @@ class ResourceWatch:
         self._watched: dict[int, _Watched] = {}
         self._worker_starts = 0
         self._worker_threads: int | None = None
-        self._begun_throttled_s = self._throttled_s = throttled_s()
+        self._begun = self._latest = _machine_counters()
         self._device = DeviceWatch()
         self.dataset_bytes: int | None = None
         """Bytes of all samples; set by code that knows the dataset."""
@@ -115,8 +128,7 @@ class ResourceWatch:
         self._update_processes(workers)
         if self._others is None:
             self._others = time.monotonic(), _busy_s(), self._own_s()
-        if self._throttled_s is not None:
-            self._throttled_s = throttled_s()
+        self._latest = _machine_counters(self._begun)
         self._device.update()
 
     def _update_processes(self, workers: list[int]) -> None:
@@ -186,13 +198,12 @@ class ResourceWatch:
 
     def summarise(self, deaths: int = 0) -> ResourceUse:
         """Return all that is known so far, with this number of dead workers."""
-        first, last = self._begun_throttled_s, self._throttled_s
         torch = sys.modules.get("torch")
         use = ResourceUse(
             processes=self._processes(),
             worker_starts=self._worker_starts,
             worker_deaths=deaths,
-            throttled_s=None if first is None or last is None else max(0.0, last - first),
+            **{name: _difference(self._begun[name], last) for name, last in self._latest.items()},
             other_cores=self._other_cores(),
             gpu_busy=self._device.busy,
             threads=None if torch is None else int(torch.get_num_threads()),

@@ -161,6 +161,8 @@ class ResourceUse:
         worker_starts: number of observed worker processes.
         worker_deaths: number of workers that died and were replaced.
         throttled_s: time for which the CPU quota throttled processes; None without a quota.
+        storage_stall_s: time for which any process of the machine waited for storage; None if the
+            kernel does not report it.
         other_cores: mean number of cores that other processes than trainer and workers used; None
             if not measured.
         gpu_busy: share of the time, 0 to 1, that the device was busy, by its own counter.
@@ -175,6 +177,7 @@ class ResourceUse:
     worker_starts: int = 0
     worker_deaths: int = 0
     throttled_s: float | None = None
+    storage_stall_s: float | None = None
     other_cores: float | None = None
     gpu_busy: float | None = None
     threads: int | None = None
