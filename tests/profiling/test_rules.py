@@ -255,6 +255,9 @@ def test_cores_withheld_by_quota_or_affinity_are_reported():
     reported(affinity, "cpu-quota", fix="taskset")
     ranks = {"cores": 16, "usable_cores": 4, "shared_by": 4}
     silent("cpu-quota", a_run(one_pass(), machine=QUOTA), busy(work=310.0, machine=ranks))
+    throttled = a_run(one_pass(), machine=QUOTA, use={"throttled_s": 1.0})  # in 5 s
+    reported(throttled, "cpu-quota", evidence="throttled for 1.0 s")
+    reported(replace(throttled, seconds=100 * throttled.seconds), "cpu-quota")  # a resumed training
 
 
 def test_cores_used_by_other_programs_are_reported():
@@ -313,9 +316,10 @@ def test_a_first_epoch_from_the_disk_explains_no_waiting_for_something_else(stal
     cold = one_pass(wait=50.0, disk_bytes=10**9)
     use = {"storage_stall_s": stall_s}  # the four workers are blocked for 6.5 s each
     run = a_run(cold, work=320.0, cpu=0.2, stages=FAR, use=use)
-    waited = "waited for storage for 1.0 s of" if stall_s == 1.0 else ""
-    reported(run, rule, "slow-storage", evidence=waited)
+    reported(run, rule, "slow-storage")
     reported(from_disk(run), rule, "slow-storage")
+    resumed = replace(run, seconds=100 * run.seconds)  # its use is that of the latest start
+    reported(resumed, rule, "slow-storage")
 
 
 def test_workers_that_block_each_other_are_reported_before_more_workers():

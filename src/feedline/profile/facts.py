@@ -103,6 +103,8 @@ class RunFacts(_PassMeans):
         self.error = _error(run)  # half of the 95% interval of the mean step, as a share of it
         self.slow_rank = find_slow_rank(run)
         trainer = _of_role(run, "trainer")[:1]
+        self.watched_s = trainer[0].seconds if trainer else run.seconds
+        """Time that `run.use` covers: of a resumed training, since the latest start."""
         self.read_bytes = _read(self.worker_processes or trainer, self.loader, self.step_ms)
         late = sum(count for ms, count in self.total.wait.times() if ms > self.step_ms / 10)
         self.waited = late / max(1, self.steps)

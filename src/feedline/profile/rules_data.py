@@ -21,7 +21,7 @@ from feedline.profile.finding import (
     without_collate,
     work_rule,
 )
-from feedline.profile.lanes import WorkerLanes, WorkerStage
+from feedline.profile.lanes import LEAST_MS, WorkerLanes, WorkerStage
 from feedline.text import as_bytes, as_ms, as_ratio, as_seconds, as_share
 from feedline.throughput.thresholds import THRESHOLDS
 from feedline.timing.run import Pass
@@ -136,8 +136,8 @@ def _may_be_storage(facts: RunFacts, lanes: WorkerLanes) -> bool:
     A first epoch may read all samples from a disk, and still wait for a lock or a server.
     """
     stall_s = facts.run.use.storage_stall_s
-    blocked_s = _blocked(lanes).blocked_ms * facts.total.batches / max(1, lanes.workers) / 1000
-    return stall_s is None or stall_s >= THRESHOLDS.from_disk * blocked_s
+    blocked = lanes.busy * _blocked(lanes).blocked_ms / max(LEAST_MS, lanes.work_ms)
+    return stall_s is None or stall_s >= THRESHOLDS.from_disk * blocked * facts.watched_s
 
 
 def _holds_samples(disk_bytes: float, read: Pass) -> bool:
@@ -183,7 +183,7 @@ def _slow_storage(facts: RunFacts, lanes: WorkerLanes) -> Finding | None:
             "; little or none of it came from a disk of this machine"
             if (stall_s := facts.run.use.storage_stall_s) is None
             else f"; programs of this machine waited for storage for {as_seconds(stall_s)} of "
-            f"{as_seconds(facts.run.seconds)}"
+            f"{as_seconds(facts.watched_s)}"
         ),
         fix="Find out what they wait for: `py-spy dump --pid` of a worker shows the line. If the "
         "samples are on a network file system, copy them to a local disk; if workers share a lock, "

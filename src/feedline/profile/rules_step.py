@@ -31,7 +31,7 @@ def _cpu_quota(facts: RunFacts) -> Finding | None:
     if machine.usable_cores <= 0 or may >= machine.cores:
         return None
     throttled = facts.run.use.throttled_s or 0.0
-    held_up = 0 < THRESHOLDS.throttled * facts.run.seconds <= throttled
+    held_up = 0 < THRESHOLDS.throttled * facts.watched_s <= throttled
     used, wanted = facts.cores_used, facts.cores_wanted
     if not held_up:
         if used is None or wanted is None or not facts.waits:
