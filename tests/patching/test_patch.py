@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import re
+from multiprocessing.context import SpawnContext
 from typing import Any
 
 import PIL
@@ -44,6 +45,10 @@ class Explicit(EarlyLoader[Any]):
 
     def __iter__(self):
         return iter(EarlyLoader.__iter__(self))
+
+
+class OwnContext(SpawnContext):
+    """A context that starts workers in its own way, like that of MONAI's ThreadDataLoader."""
 
 
 class Private(EarlyLoader[Any]):
@@ -343,3 +348,11 @@ def test_a_summary_names_fused_steps_without_their_arguments(tmp_path):
         list(EarlyLoader(data, 2))
     line = patched.summary().splitlines()[1]
     assert line.partition("fused: ")[2] == ", ".join(type(step).__name__ for step in steps)
+
+
+def test_loader_whose_workers_are_started_by_other_code_stays_torch():
+    options = {"num_workers": 1, "multiprocessing_context": OwnContext()}
+    with pytest.raises(UsageError, match="multiprocessing_context OwnContext starts"):
+        feedline.DataLoader(range(4), 2, **options)
+    with feedline.patch():
+        assert type(torch.utils.data.DataLoader(range(4), 2, **options)) is EarlyLoader

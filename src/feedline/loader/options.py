@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, replace
 from inspect import signature
+from multiprocessing.context import BaseContext
 from numbers import Real
 from typing import Any, ParamSpec
 
@@ -377,6 +378,17 @@ def _check_effects(
             "seed schedule weights image_size cache device on_error",
             "cannot be used with an IterableDataset: torch's engine makes its batches, in the "
             "dataset's own order. Use a map-style Dataset, or remove it",
+        )
+    context = arguments.multiprocessing_context
+    if (
+        not iterable
+        and isinstance(context, BaseContext)
+        and type(context).__module__ != BaseContext.__module__
+    ):
+        raise UsageError(
+            f"{type(context).__name__} starts processes in its own way, which only torch's loader "
+            'can use; use "fork", "forkserver" or "spawn"',
+            argument="multiprocessing_context",
         )
     if not row_source:
         _check_unset(
