@@ -96,6 +96,7 @@ def boxes(index):
     return tv_tensors.BoundingBoxes([[0, 1, 2, index]], format="XYXY", canvas_size=(9, 9))
 
 
+BYTE_ORDERS = ("<i4", ">i4", ">f8", ">U3", ">M8[s]", [("a", ">f4"), ("b", "<i2")])
 COLLATED = {
     "none": (lambda i: (None, i), as_it_is),
     "bytes": (lambda i: (b"ab" * i, bytearray(b"x" * i)), as_it_is),
@@ -105,6 +106,7 @@ COLLATED = {
     "leaves": (lambda i: torch.ones(3).mul(i).requires_grad_(), as_it_is),
     "varying": (lambda i: torch.arange(1.0 + i * i * 50), torch.cat),
     "stacked arrays": (lambda i: np.full((300, 4), i, "f4"), np.stack),
+    "byte orders": (lambda i: [np.full(3 + 99 * i, i, kind) for kind in BYTE_ORDERS], as_it_is),
     "closure": (lambda i: i, lambda samples: {"total": sum(samples)}),
 }
 

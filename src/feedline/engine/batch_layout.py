@@ -88,12 +88,16 @@ class _Pickler(pickle.Pickler):
         Unlike `persistent_id`, this is not called for each number, text and container. A subclass
         that overrides `__torch_dispatch__` may not store data itself, so torch pickles it. A sparse
         tensor consists of plain ones: torch's own function to rebuild it would keep it alive until
-        the next `torch.load`. A read-only array becomes a writable one, as in torch.
+        the next `torch.load`. A read-only array becomes a writable one, and one of another byte
+        order a native one, as when numpy reads the pickles of torch's workers.
         """
         if type(obj) is torch.Tensor and is_plain(obj):
             return self._reduce_plain(obj)
-        if type(obj) is np.ndarray and not obj.flags.writeable:  # a pickled buffer stays read-only
-            return obj.copy("A").__reduce_ex__(self.PROTOCOL)
+        if type(obj) is np.ndarray:  # a buffer would keep both properties
+            if obj.dtype.byteorder in "<>":
+                return obj.astype(obj.dtype.newbyteorder("="), "A").__reduce_ex__(self.PROTOCOL)
+            if not obj.flags.writeable:
+                return obj.copy("A").__reduce_ex__(self.PROTOCOL)
         if (
             type(obj) is torch.Tensor
             and obj.device.type == "cpu"
