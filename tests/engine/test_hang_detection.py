@@ -255,6 +255,28 @@ def test_timeout_is_torch_error_with_facts_and_batch_arrives_later(dataset, samp
         ]
 
 
+class BothStalled(Stalled):
+    """The second sample begins before the first, and neither is ever made."""
+
+    def prepare(self, samples, image_size):
+        assert samples != [0] or eventually((self.here.parent / "began").exists, within_s=60)
+
+    def load(self, item, row):
+        if item.sample == 1:
+            (self.here.parent / "began").touch()
+        super().load(item, row)
+
+
+def test_timeout_names_the_sample_of_the_next_batch(tmp_path):
+    options = {"num_workers": 2, "image_size": 8, "shuffle": False, "seed": 0}
+    with (
+        DataLoader(BothStalled(tmp_path), 1, timeout=1, **options) as loader,
+        pytest.raises(LoadTimeoutError) as caught,
+    ):
+        next(iter(loader))
+    assert caught.value.sample == 0
+
+
 def test_timeout_does_not_end_ongoing_work(tmp_path):
     with DataLoader(
         Steady(64, row_s=0.1), 32, num_workers=2, image_size=8, seed=0, timeout=1, task_ms=100
