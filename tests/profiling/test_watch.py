@@ -402,13 +402,17 @@ for loader in loaders:
 FORKED_WITHIN = """
 import os, sys, feedline
 told = []
-watched = feedline.watch([1, 2, 3], panel=False, run="run", trace="t.json", metrics=told.append)
+outputs = {"run": "run", "trace": "t.json", "metrics": told.append, "every_s": 1e-6}
+watched = feedline.watch([1, 2, 3], panel=False, **outputs)
 list(watched)
+batches = iter(watched)
+next(batches)
 watched.save()
 files = [open(name).read() for name in ("run/trace.json", "t.json")]
 child = os.fork()
 if not child:
     told.clear()
+    assert list(batches) == [2, 3]
     assert list(watched) == list(watched) == [1, 2, 3]
     assert [entry.batches for entry in watched.run.passes] == [3, 3]
     assert not told

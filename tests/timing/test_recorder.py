@@ -367,3 +367,20 @@ def test_work_is_noted_for_the_pass_that_gets_batches():
     spent.tasks = 5
     run = recorder.run()
     assert [entry.tasks for entry in run.passes] == [5, None]
+
+
+def test_costly_counters_of_processes_are_read_rarely(monkeypatch):
+    recorder, costs_s = Recorder(), []
+
+    def pids():
+        costs_s.append(1.0)
+        return []
+
+    told = SimulatedPass(recorder, workers=WorkerObserver(pids=pids))
+    monkeypatch.setattr(
+        recorder, "now_s", lambda: (told.now_ns - recorder.begun_ns) / 1e9 + sum(costs_s)
+    )
+    for _ in range(1000):
+        told.batch(1000)
+    told.end()
+    assert len(costs_s) == 3  # 0.2% of the time
