@@ -94,7 +94,7 @@ class RankAgreement:
 
     def all_agree(self, value: bool, order: Order) -> bool:
         """Return True if `value` is True on all ranks, after `check` has compared the order."""
-        if order != self._order or self._loader is None:
+        if order != self._order:
             return value
         return all(self._exchange(value, order).values())
 
