@@ -137,8 +137,9 @@ def test_state_records_how_pixels_were_made(folder):
     loader = DataLoader(other, 4, seed=1)
     with pytest.warns(RuntimeWarning, match="made in another way.*pixels was"):
         loader.load_state_dict(state)
-    with pytest.warns(RuntimeWarning, match="engine was 'feedline', is 'dataset'"):
+    with pytest.warns(RuntimeWarning, match="engine was 'feedline', is 'dataset'") as warned:
         loader.load_state_dict(state)
+    assert warned[0].filename == __file__
     fewer = Subset(folder, range(len(folder) - 1))
     with pytest.raises(StateError, match=r"dataset was .*; length was"):
         DataLoader(fewer, 4, seed=1).load_state_dict(state)

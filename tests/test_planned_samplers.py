@@ -61,6 +61,7 @@ def test_share_of_rank_is_shown_like_in_torch_sampler(world_size, monkeypatch):
     # A launcher may set the ranks after the loader was built.
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    assert loader.sampler.epoch == 0
     loader.sampler.set_epoch(3)
     epoch(loader)
     theirs = DistributedSampler(list(range(9)), world_size, 0)

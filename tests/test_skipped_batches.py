@@ -162,8 +162,9 @@ def test_batches_whose_samples_end_their_workers_are_left_out(method, size):
 def test_an_iteration_without_any_batch_warns(workers):
     with DataLoader(own(tuple(range(12))), 5, num_workers=workers, on_error="skip") as loader:
         for epoch in (1, 2):
-            with pytest.warns(RuntimeWarning, match=rf"epoch {epoch} .*0: OSError: torn"):
+            with pytest.warns(match=rf"epoch {epoch} .*first: 0: OSError: torn") as warned:
                 assert list(loader) == []
+            assert [warning.filename for warning in warned] == [__file__]
         assert len(loader.skipped) == 24
 
 

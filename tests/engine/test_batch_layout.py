@@ -160,6 +160,7 @@ STRANGE = {
     "leaf": torch.ones(3, requires_grad=True),
     "empty": torch.empty(0, 3, 0),
     "conjugate": torch.ones(3, dtype=torch.complex64).conj(),
+    "negated": torch.ones(3, dtype=torch.complex64).conj().imag,
     "no tag": tagged(),
     "one tag": tagged(a=1),
     "two tags": tagged(a=1, b="x"),

@@ -253,6 +253,15 @@ def test_samples_that_cannot_be_collated_are_named():
         list(loader)
 
 
+@pytest.mark.parametrize("sample", [None, object()])
+def test_samples_that_are_none_are_named(sample):
+    loader = DataLoader(Made(8, lambda index: sample), 4)
+    with pytest.raises(TypeError, match="default_collate") as caught:
+        list(loader)
+    notes = "".join(getattr(caught.value, "__notes__", ()))
+    assert ("Sample 0 contains None" in notes) == (sample is None)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_uncollatable_sample_is_named_among_remaining_ones(workers):
     def sample(index):

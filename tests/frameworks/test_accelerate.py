@@ -19,6 +19,7 @@ from feedline.integrations.accelerate import prepare, unpadded_rows
 from feedline.integrations.transformers import Stepwise
 from packages import needs
 from row_sources import Rows
+from sets import Counting
 from slow import slow
 
 pytestmark = [
@@ -218,6 +219,7 @@ def test_replaced_stock_loader_warns_once_with_function_to_call():
         accelerator.prepare(loader)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
+        accelerator.prepare(DataLoader(Counting(8), 4))  # an IterableDataset, as torch's is
         for config in ({}, {"split_batches": True}):
             prepared = prepare(accelerator_of(**config), DataLoader(list(range(8)), 4))
     assert isinstance(prepared.base_dataloader, DataLoader)

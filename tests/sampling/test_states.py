@@ -18,6 +18,7 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     RandomSampler,
+    SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -64,6 +65,14 @@ def late():
 def batch_by_batch(samples=23):
     for _ in range(4):
         yield torch.randint(samples, (4,)).tolist()
+
+
+class ShuffledBatches(BatchSampler):
+    """Draws the order of its batches from torch's random state."""
+
+    def __iter__(self):
+        batches = list(super().__iter__())
+        return (batches[k] for k in torch.randperm(len(batches)).tolist())
 
 
 def distributed(seed):
@@ -237,6 +246,7 @@ DIVIDED, DRAWN = of(rows=1, batch_sampler=[[0, 1], [2, 3, 4], [5]]), of(sampler=
         (PLANNED, SHUFFLED, "seed"),
         (PLANNED, of(shuffle=True, seed=5), "seed was 4, is 5"),
         (of(sampler=[3, 1, 2, 0, 5], seed=6), of(sampler=[3, 1, 2, 0, 5], seed=5), "seed was 6"),
+        (of(sampler=range(8), schedule="ownx2"), of(sampler=range(8)), "schedule was"),
         (of(sampler=second_rank(5)), of(sampler=second_rank(6)), "seed"),
         (of(sampler=Unrepeatable(23)), of(sampler=Unrepeatable(23)), "gives other samples"),
         (DIVIDED, of(rows=1, batch_sampler=[[0, 1, 2], [3, 4], [5]]), "gives other samples"),
@@ -256,13 +266,15 @@ class Lending(Stateful):
     """Returns its internal state without a copy, and then changes it."""
 
     def __init__(self, length, seed):
-        self.kept = {}
+        self.kept, self.counts = {}, []
         super().__init__(length, seed)
 
     def __setattr__(self, name, value):
         super().__setattr__(name, value)
         if name in ("given", "passes"):
             self.kept[name] = value
+        if name == "given":
+            self.counts.append(value)
 
     def state_dict(self):
         return self.kept
@@ -281,6 +293,7 @@ def test_sampler_may_return_its_internal_state(workers):
     other.load_state_dict(said)
     assert said["sampler_state"][0]["given"] == 4
     assert said["start"]["sampler"][0]["given"] == 0
+    assert 1 not in other.sampler.counts  # the delivered samples are not drawn again
     assert one_epoch(other) == rest
 
 
@@ -379,11 +392,16 @@ class Turning:
         return iter(order.roll(self.epoch).tolist())
 
 
+class Forwarding(BatchSampler):
+    def set_epoch(self, epoch):
+        self.sampler.set_epoch(epoch)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_epoch_that_is_set_before_the_first_batch_draws_as_if_set_before(workers):
     def seen(early):
-        sampler, found = Turning(), []
-        with DataLoader(DATA, 4, sampler=sampler, num_workers=workers) as loader:
+        sampler, found = Forwarding(Turning(), 4, False), []
+        with DataLoader(DATA, batch_sampler=sampler, num_workers=workers) as loader:
             for epoch in (3, 4):
                 if early:
                     sampler.set_epoch(epoch)
@@ -436,6 +454,16 @@ def test_epochs_after_restored_one_are_unchanged():
     assert seen + [plain(batch) for _ in range(2) for batch in second] == wanted
 
 
+def test_seeds_after_a_resume_are_those_of_persistent_workers():
+    order = "persistent by generator"
+    with loader(order, 1, num_workers=1) as first, loader(order, 2, num_workers=1) as second:
+        batches = iter(first)
+        next(batches)
+        second.load_state_dict(first.state_dict())
+        assert one_epoch(second) == [plain(batch) for batch in batches]
+        assert one_epoch(second) == one_epoch(first)
+
+
 class CountingOn(RandomSampler):
     """Shuffles by its own epoch, which it increments after each pass."""
 
@@ -462,6 +490,7 @@ def test_sampler_with_own_epoch_counter_is_not_restarted(workers):
     ("order", "workers"),
     [
         *((order, 0) for order in ("shuffle", "weighted", "at once", "one generator for both")),
+        ("batches", 0),
         ("one generator for both", 2),
         *slow(("shuffle", 2), ("weighted", 2), ("at once", 2)),
     ],
@@ -475,6 +504,7 @@ def test_states_are_unaffected_by_draws_between_iter_and_first_batch(order, work
             "shuffle": {"batch_size": 4, "shuffle": True},
             "weighted": {"batch_size": 4, "sampler": WeightedRandomSampler([1.0] * 23, 23)},
             "at once": {"batch_sampler": Batches(5, at_once)},
+            "batches": {"batch_sampler": ShuffledBatches(SequentialSampler(data), 4, False)},
             "one generator for both": {"batch_size": 4, "shuffle": True, "generator": shared},
         }
         return [DataLoader(data, num_workers=workers, **options[order]) for _ in range(2)]
