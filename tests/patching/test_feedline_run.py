@@ -1,5 +1,6 @@
 """`feedline run`: scripts as their authors wrote them, in processes of their own."""
 
+import importlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 import preloaded
 from feedline.errors import UsageError
 from feedline.running.launch import PatchSettings, python_command
+from feedline.running.start import call_after_import
 from feedline.timing.run_file import read_run
 from packages import needs
 from ranks import said_by_ranks
@@ -237,6 +239,7 @@ def test_ctrl_c_ends_a_program_as_without_feedline(tmp_path):
 
 
 FACTS = """
+import importlib
 import json
 import sys
 
@@ -283,6 +286,7 @@ WRONG_USES = {
 USE_WRONGLY = """
 import contextlib
 import io
+import importlib
 import json
 import sys
 
@@ -419,3 +423,14 @@ def test_a_comparison_with_torch_changes_nothing_for_the_program(tmp_path):
     assert numbers.endswith("equal: shapes; random in both: labels")
     assert "IterableDataset" in stream
     assert len(compared) == 6
+
+
+def test_several_hooks_may_wait_for_one_module(tmp_path, monkeypatch):
+    script(tmp_path, "", "awaited_module.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    calls = []
+    for number in range(2):
+        call_after_import("awaited_module", lambda number=number: calls.append(number))
+    module = importlib.import_module("awaited_module")
+    assert sorted(calls) == [0, 1]
+    assert "exec_module" not in vars(module.__loader__)

@@ -61,10 +61,50 @@ class Private(EarlyLoader[Any]):
 class OwnNames(EarlyLoader[Any]):
     """A subclass whose attributes have the names of arguments that only feedline has."""
 
+    @property
+    def dtype(self):
+        return self.kind
+
+    @dtype.setter
+    def dtype(self, kind):
+        self.kind = kind
+
+    def cache(self):
+        return "method"
+
     def __init__(self, *args, **kwargs):
         self.seed, self.image_size = "early", 224
         super().__init__(*args, **kwargs)
         self.device, self.schedule, self.prefetch = torch.device("meta"), [3], "late"
+        self.dtype = "half"
+
+
+class Prefetching(EarlyLoader[Any]):
+    """A loader that is its own iterator, with attributes and methods named as those of feedline."""
+
+    epoch = property(lambda self: self._epoch)
+
+    def __init__(self, *args, **kwargs):
+        self.phase = "train"
+        super().__init__(*args, **kwargs)
+        self.order, self._epoch = "random", -1
+
+    def __iter__(self):
+        self.iterator = super().__iter__()
+        self.batch = next(self.iterator, None)
+        return self
+
+    def __next__(self):
+        batch, self.batch = self.batch, next(self.iterator, None)
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def set_epoch(self, epoch):
+        self._epoch = epoch
+
+    def steps_in(self):
+        raise AssertionError
 
 
 NUMBERS = list(range(10))
@@ -133,8 +173,35 @@ def test_attributes_of_a_program_may_have_the_names_of_feedlines_arguments():
             assert batches(each) == BATCHES
             assert (each.seed, each.image_size, each.prefetch) == ("early", 224, "late")
             assert (each.device, each.schedule) == (torch.device("meta"), [3])
+            assert (each.cache(), each.dtype, each.kind) == ("method", "half", "half")
         loader.device = "cpu"
         assert (loader.device, batches(loader)) == ("cpu", BATCHES)
+
+
+@needs("torchvision")
+def test_attributes_of_a_program_do_not_change_how_rows_are_made(tmp_path):
+    from torchvision import datasets
+    from torchvision import transforms as T
+
+    steps = T.Compose([T.Resize((8, 8)), T.ToTensor()])
+    data = datasets.ImageFolder(str(write_images(tmp_path)), steps)
+    with feedline.patch():
+        loader = OwnNames(data, 4, num_workers=1)
+        assert "image-row" in loader.explain()
+        assert sum(len(labels) for _, labels in loader) == len(data)
+
+
+def test_attributes_of_a_program_may_have_the_names_of_feedlines_properties():
+    with feedline.patch():
+        loader = Prefetching(NUMBERS, 4)
+        assert is_replaced(loader)
+        for each in loader, copy.copy(loader), pickle.loads(pickle.dumps(loader)):
+            each.set_epoch(3)
+            assert len(each) == 3
+            assert batches(each) == BATCHES
+            assert (each.batch, each.phase, each.order, each.epoch) == (None, "train", "random", 3)
+        loader = EarlyLoader(NUMBERS, 4)
+        assert (len(list(loader)), loader.batch.rows) == (3, 2)
 
 
 def test_a_subclass_with_private_methods_stays_that_of_torch():
@@ -200,6 +267,7 @@ def test_a_summary_lists_loaders_of_several_datasets_of_one_length(watch):
         EarlyLoader(NUMBERS, 4)  # is not iterated, so not counted
         summary = patched.summary()
     assert "4 loaders" in summary
+    assert "diagnosis: There are too few steps" in summary
     counts = re.findall(r"(\d+) samples read", summary)
     assert sorted(counts) in (["20", "20", "30"], ["20", "30", "30"])  # three are described
 

@@ -213,6 +213,8 @@ class DataLoader(TorchDataLoader[_T]):
     settings: None
     _runtime: LoaderRuntime
     _not_added: frozenset[str]  # attributes set by the constructor
+    _names_of_subclass: frozenset[str] = frozenset()
+    """Names of arguments that are methods or properties of a program's class."""
     _is_built = False  # True once the constructor has created the runtime
     _torch_iterator: Any = None
     # Of Accelerate: see `feedline.integrations.accelerate`.
@@ -294,7 +296,7 @@ class DataLoader(TorchDataLoader[_T]):
             public |= {"batch_size": batch_size, "drop_last": drop_last, "sampler": planned}
         # Not by `__setattr__`: a framework may have replaced it to repeat the user's assignments.
         attributes = vars(self)
-        attributes.update(public)
+        attributes.update((name, public[name]) for name in public.keys() - self._names_of_subclass)
         for name in recorded - added_before:
             del attributes[name]
         runtime = LoaderRuntime(self, completed, options, order)
@@ -404,7 +406,7 @@ class DataLoader(TorchDataLoader[_T]):
 
     def __len__(self) -> int:
         """Number of batches in the current epoch."""
-        return self.steps_in(self.epoch)
+        return DataLoader.steps_in(self, self._runtime.stream.position.current.epoch)
 
     @property
     def epoch(self) -> int:

@@ -299,7 +299,7 @@ class LoaderRuntime:
                     argument="prefetch",
                 )
             value = None if value is None else int(value)  # converts numpy integers
-            self.stream.engine.apply(prefetch=None if value == allocated else value)
+            self._apply(prefetch=None if value == allocated else value)
         self.arguments = replace(self.arguments, **{name: value})
         return value
 
@@ -326,15 +326,19 @@ class LoaderRuntime:
             stream.engine.apply(prefetch_factor=factor_or_default(factor), min_prefetched_batches=0)
         stream.options = replace(stream.options, min_prefetched_batches=0)
 
+    def _apply(self, **changes: Any) -> None:
+        """Apply options, now and for later engines."""
+        self.stream.engine.apply(**changes)
+        self.stream.options = replace(self.stream.options, **changes)
+
     def _apply_setting(self, setting: What, value: float | None) -> None:
         """Apply a setting without storing it in the arguments, from which copies are built."""
         stream, number = self.stream, int(value or 0)
         if setting == "task_ms":
-            stream.engine.apply(task_ns=task_ns_of(value))
+            self._apply(task_ns=task_ns_of(value))
             object.__setattr__(self.loader, "task_ms", value)
         elif setting == "prefetch":
-            stream.engine.apply(min_prefetched_batches=number)
-            stream.options = replace(stream.options, min_prefetched_batches=number)
+            self._apply(min_prefetched_batches=number)
         else:
             stream.engine.apply(workers=number)
             object.__setattr__(self.loader, "num_workers", number)

@@ -185,6 +185,7 @@ class Options(Arguments):
             "weights": _weights(arguments.weights),
             "device": None if arguments.device is None else resolve_device(arguments.device),
             "cache": _cache(arguments.cache),
+            "prefetch": None,
             "start_method": arguments.start_method or "",
         }
         return cls(
@@ -195,19 +196,17 @@ class Options(Arguments):
             effective_schedule=phases,
             adapts=isinstance(num_workers, str),
             allocated_prefetch=prefetch,
+            task_ns=task_ns_of(arguments.task_ms),
             device_transforms=_device_transforms(arguments) if row_source else None,
         )
 
     def current(self, loader: Any, order: Order | None) -> Options:
         """Options with the loader's current attributes: most may be set at any time."""
         changes = {name: getattr(loader, name) for name in _READ_AT_ITER}
-        prefetch = None if loader.prefetch == self.allocated_prefetch else loader.prefetch
         return replace(
             self,
             **changes,
-            prefetch=prefetch,
             prefetch_factor=factor_or_default(loader.prefetch_factor),
-            task_ns=task_ns_of(loader.task_ms),
             start_method=_start_method(loader, self.is_row_source),
             batched=loader._auto_collation,
             index_sampler=() if self.iterable else loader._index_sampler,

@@ -53,6 +53,17 @@ _FREE_NAMES = frozenset(
 )
 """Attributes that mean something to feedline only: a program may store its own values in them."""
 
+
+class _Default:
+    """Property of feedline's loader, in whose place a program may store a value of its own."""
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        self._read = read
+
+    def __get__(self, loader: Any, owner: type | None = None) -> Any:
+        return self if loader is None else self._read(loader)
+
+
 _active: Patch | None = None
 _building: set[int] = set()
 """Ids of the loaders whose `ReplacedLoader.__init__` runs."""
@@ -213,7 +224,8 @@ class ReplacedLoader(DataLoader[Any]):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, as on torch's loader, for which `device` and others mean nothing."""
         if self._is_built and name in _FREE_NAMES:
-            vars(self).update({name: value, "_not_added": self._not_added - {name}})
+            object.__setattr__(self, name, value)  # a property of the program's class, if any
+            vars(self)["_not_added"] = self._not_added - {name}
         else:
             super().__setattr__(name, value)
 
@@ -257,6 +269,11 @@ class ReplacedLoader(DataLoader[Any]):
         return super()._get_iterator()
 
 
+for _name, _member in vars(DataLoader).items():
+    if isinstance(_member, property) and _member.fget is not None and _member.fset is None:
+        setattr(ReplacedLoader, _name, _Default(_member.fget))
+
+
 @functools.lru_cache(maxsize=256)
 def _replacement(kind: type[TorchDataLoader[Any]]) -> type[TorchDataLoader[Any]]:
     """Class of the loaders that are built in place of those of a class: itself if it must stay."""
@@ -269,6 +286,7 @@ def _replacement(kind: type[TorchDataLoader[Any]]) -> type[TorchDataLoader[Any]]
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
         "torch_class": kind,
+        "_names_of_subclass": frozenset(name for name in _FREE_NAMES if hasattr(kind, name)),
         "__reduce__": _reduce,
     }
     try:

@@ -95,7 +95,7 @@ class _ImportHook:
 
         def exec_module(module: Any) -> None:
             execute(module)
-            del loader.exec_module
+            vars(loader).pop("exec_module", None)  # another hook may have removed it
             with contextlib.suppress(ValueError):  # the program has removed it
                 sys.meta_path.remove(self)
             self._function()

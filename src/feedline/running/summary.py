@@ -57,7 +57,10 @@ def describe_run(
             f"and {plural(len(more), 'more loader')}, {as_seconds(sum(m.seconds for m in more))}"
         )
     if finding := _largest_fix(loaders):
-        lines.append(f"largest fix: {finding.fix} Gain: {as_gain(finding.gain)}")
+        if finding.rule == "inconclusive":
+            lines.append(f"diagnosis: {finding.cause} {finding.fix}")
+        else:
+            lines.append(f"largest fix: {finding.fix} Gain: {as_gain(finding.gain)}")
     if settings.folder is not None:
         lines.append(f"runs: {settings.folder}; `feedline report` shows each of its folders")
     return "\n".join(map(_cut, map(printable, lines)))
@@ -146,11 +149,15 @@ def _numbers(ranks: set[int]) -> str:
 
 
 def _largest_fix(loaders: list[_LoaderText]) -> Finding | None:
-    """Return the finding whose fix saves the most time, or the first without a gain."""
-    saved: list[tuple[float, Finding]] = []
+    """Return the finding whose fix saves the most time, or the first without a gain.
+
+    An inconclusive one only if there is no other.
+    """
+    saved: list[tuple[float, bool, Finding]] = []
     for loader in loaders:
         for finding in loader.diagnosis.findings:
             gain = None if finding.gain is None else finite(finding.gain.predicted)
             if finding.fix:
-                saved.append((loader.seconds * (1 - 1 / gain) if gain else 0.0, finding))
-    return max(saved, key=lambda each: each[0], default=(0.0, None))[1]
+                seconds = loader.seconds * (1 - 1 / gain) if gain else 0.0
+                saved.append((seconds, finding.rule != "inconclusive", finding))
+    return max(saved, key=lambda each: each[:2], default=(0.0, False, None))[2]
