@@ -369,6 +369,35 @@ def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanw
 
 
 @pytest.mark.own_fork_server
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_closing_does_not_wait_for_a_child_that_another_thread_forked_meanwhile(
+    method, monkeypatch
+):
+    children, register = [], pool_linux.ForkServer.register_pool
+
+    def register_after_fork(*arguments):
+        child = os.fork()  # holds copies of the workers' ends of the sockets
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+        children.append(child)
+        register(*arguments)
+
+    monkeypatch.setattr(pool_linux.ForkServer, "register_pool", register_after_fork)
+    loader = DataLoader(
+        Steady(), 16, num_workers=1, image_size=8, start_method=method, persistent_workers=True
+    )
+    try:
+        next(iter(loader))
+        loader.close()
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert len(children) == 1
+
+
+@pytest.mark.own_fork_server
 def test_garbage_collected_loader_does_not_block_another_starting(monkeypatch):
     garbage = [DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)]
     garbage.append(garbage)

@@ -210,6 +210,12 @@ class _ServedPool:
             # Before `close_fds`: once the results end, no worker can write.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+        # Closing is not enough: a process that the trainer forked when it opened them, in another
+        # thread, has a copy.
+        results = socket.socket(fileno=self.results_fd)
+        with contextlib.suppress(OSError):
+            results.shutdown(socket.SHUT_RDWR)
+        results.detach()
         self.close_fds()
         self.control.close()
 
