@@ -20,6 +20,7 @@ from feedline.system import (
     oom_kills,
     rank_and_world,
     refuse_unusable_path,
+    search_path,
     storage_stall_s,
     throttled_s,
     usable_cores,
@@ -345,3 +346,13 @@ def test_an_image_with_a_path_too_long_for_windows_is_never_skipped(tmp_path, mo
         read_file(os.fsencode(path))
     with pytest.raises(DatasetError, match="limits paths to 259 characters"):
         ImageFolder(os.path.dirname(path))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a working directory cannot be removed there")
+def test_search_path_has_entries_without_a_working_directory(tmp_path, monkeypatch):
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
+    monkeypatch.setattr(sys, "path", ["", "/elsewhere"])
+    assert search_path() == ["", "/elsewhere"]

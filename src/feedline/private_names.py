@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import pkgutil
 import platform
-from importlib import metadata
 from typing import Any, NamedTuple
 
 from feedline.errors import UsageError
@@ -38,7 +37,7 @@ class PrivateName(NamedTuple):
 
 _LIBRARIES = {
     "PIL": "Pillow",
-    **dict.fromkeys(("_thread", "_winapi", "multiprocessing", "sys"), "Python"),
+    **dict.fromkeys(("_thread", "_winapi", "multiprocessing", "subprocess", "sys"), "Python"),
 }
 
 TESTED_VERSIONS = {"PIL": "10.2 to 13.0", "timm": "1.0", "torchvision": "0.17 to 0.29"}
@@ -146,6 +145,7 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
     PrivateName("multiprocessing.spawn._inheriting", _PYTHON, "a loader is not recognised"),
     PrivateName("multiprocessing.util._finalizer_registry", _PYTHON),
     PrivateName("multiprocessing.util._run_after_forkers", _PYTHON),
+    PrivateName("subprocess._args_from_interpreter_flags", _PYTHON),
     PrivateName("sys._is_gil_enabled", "3.13", "True"),
     PrivateName("_thread.RLock._is_owned", _PYTHON),
     PrivateName("_winapi.PeekNamedPipe", _PYTHON),
@@ -170,6 +170,8 @@ def find_private(name: str) -> Any:
     try:
         return pkgutil.resolve_name(name)
     except (ImportError, AttributeError) as error:
+        from importlib import metadata
+
         listed = next(each for each in PRIVATE_NAMES if each.name == name)
         library = listed.library
         version = platform.python_version() if library == "Python" else metadata.version(library)

@@ -31,6 +31,7 @@ from typing import IO, Any
 import psutil
 
 from feedline.errors import UsageError
+from feedline.private_names import find_private
 
 if sys.platform == "win32":
     import msvcrt
@@ -52,6 +53,7 @@ _LOCKED_BYTE = 1 << 30  # far behind what is written: on Windows others cannot r
 _LOCKED_ERRORS = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
 _PEEK_EVERY_S = 0.02
 _ROOT = Path("/")
+_SET_EXECUTABLE = "call multiprocessing.set_executable with the path of Python"
 _FOR_FILES = 0.8
 
 
@@ -407,6 +409,14 @@ def lock_file(descriptor: int) -> bool:
     return True
 
 
+def signals_to_handle(*names: str) -> list[signal.Signals]:
+    """Signals that this platform has, of these names. SIGHUP only unless it is ignored (nohup)."""
+    found = [signal.Signals[name] for name in names if hasattr(signal, name)]
+    return [
+        each for each in found if each.name != "SIGHUP" or signal.getsignal(each) != signal.SIG_IGN
+    ]
+
+
 def call_at_exit(function: Callable[[], object]) -> None:
     """Call a function at the end of this process; a multiprocessing child does not run atexit."""
     if multiprocessing.parent_process() is None:
@@ -431,15 +441,40 @@ def python_program() -> str:
     if not program:
         raise UsageError(
             "sys.executable is empty, so worker processes cannot be started",
-            hint="call multiprocessing.set_executable with the path of Python",
+            hint=_SET_EXECUTABLE,
         )
     return os.fsdecode(program)
 
 
+def interpreter_options() -> list[str]:
+    """Options with which this Python was started, such as -O or -X dev."""
+    options: list[str] = find_private("subprocess._args_from_interpreter_flags")()
+    return options
+
+
+def code_command(code: str, *arguments: str) -> list[str]:
+    """Command that runs code in a new Python with the options and search path of this one.
+
+    In `sys.argv` the search path follows the arguments.
+    """
+    program = python_program()
+    if is_frozen():  # it would run itself again, and so on
+        raise UsageError(f"{program} is not Python but a frozen program", hint=_SET_EXECUTABLE)
+    return [program, *interpreter_options(), "-c", code, *arguments, *search_path()]
+
+
+def is_frozen() -> bool:
+    """Return True if new processes run an executable of PyInstaller or the like, not Python."""
+    return getattr(sys, "frozen", False) and python_program() == sys.executable
+
+
 def search_path() -> list[str]:
     """Module search path of this process, in a form for another process."""
+    here = ""
+    with contextlib.suppress(OSError):  # the working directory was removed
+        here = os.getcwd()
     # Like Python, skip entries of other types, e.g. Path.
-    return [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
+    return [entry or here for entry in sys.path if isinstance(entry, str)]
 
 
 def describe_exit(process: str, status: int) -> str:

@@ -134,6 +134,17 @@ def test_debug_shows_the_traceback(feedline, monkeypatch, tmp_path):
     assert feedline("demo-data", tmp_path, "--num-classes", 1).status == 2
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a working directory cannot be removed there")
+def test_a_removed_working_directory_is_named(feedline, tmp_path, monkeypatch):
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
+    ended = feedline("run", __file__)
+    assert ended.status == 1
+    assert "error: the working directory was removed" in ended.err
+
+
 def test_unwritable_json_file_is_rejected_before_work(feedline, tmp_path):
     forbidden = [Path("/proc/out.json")] if sys.platform == "linux" else []
     for target in (tmp_path, tmp_path / "nowhere" / "out.json", *forbidden):
@@ -185,10 +196,17 @@ def test_ctrl_c_during_import_prints_one_line():
     assert done.stderr == b"interrupted\n"
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "status"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        *([(signal.SIGHUP, 129)] if hasattr(signal, "SIGHUP") else []),
+    ],
+)
 def test_signal_ends_command_and_leaves_nothing_behind(tmp_path, signum, status):
     script = (
-        "import os, sys\n"
+        "import os, signal, sys\n"
         "import feedline.cli.demo_set as demo_set\n"
         "from feedline.cli.app import main\n"
         "draw = demo_set.demo_jpeg\n"
@@ -197,6 +215,8 @@ def test_signal_ends_command_and_leaves_nothing_behind(tmp_path, signum, status)
         "        os.kill(os.getpid(), int(sys.argv[2]))\n"
         "    return draw(name, **settings)\n"
         "demo_set.demo_jpeg = draw_and_signal\n"
+        "if hasattr(signal, 'SIGHUP'):\n"
+        "    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it\n"
         "main(['demo-data', sys.argv[1]])\n"
     )
     done = preloaded.run(

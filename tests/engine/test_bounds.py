@@ -1,5 +1,6 @@
 """Memory, descriptors and processes: bounded, known before the first batch, and flat."""
 
+import sys
 from pathlib import Path
 
 import psutil
@@ -100,3 +101,16 @@ def test_insufficient_memory_raises_before_anything_starts():
     with pytest.raises(ResourceError, match=r"(?s)512 workers.*MiB are available.*num_workers"):
         DataLoader(Steady(10**6), 100_000, num_workers=512, image_size=500, shuffle=True, seed=0)
     assert not newcomers(before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit that Linux applies to shared memory")
+def test_limit_on_file_sizes_is_named():
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(ResourceError, match="ulimit -f"):
+            next(iter(DataLoader(Steady(8), 4, num_workers=1, image_size=8)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -118,6 +118,40 @@ if __name__ == "__main__":
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
 """
 
+OPTIONS_OF_PYTHON = """
+import sys
+import feedline
+
+class Options:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return repr([sys.flags, sys.warnoptions, sys._xoptions])
+
+if __name__ == "__main__":
+    data, method = Options(), "forkserver" if sys.platform == "linux" else "spawn"
+    print(list(feedline.DataLoader(data, None, num_workers=1, start_method=method)) == [data[0]])
+"""
+
+FROZEN = """
+import multiprocessing.spawn, os, sys
+sys.frozen, sys.executable = True, os.environ["PROGRAM"]
+multiprocessing.set_executable(sys.executable)
+from faulty import Steady
+
+if __name__ == "__main__":
+    multiprocessing.spawn.freeze_support()  # runs workers, as that of PyInstaller
+    if "from multiprocessing.resource_tracker import" in sys.argv[-1]:  # PyInstaller runs it
+        exec(sys.argv[-1])
+        sys.exit()
+    assert len(sys.argv) == 1, sys.argv
+    from feedline.loader import DataLoader
+
+    with DataLoader(Steady(20), 4, image_size=4, num_workers=1) as loader:
+        print(sum(len(labels) for _, labels in loader))
+"""
+
 LOADER_IN_A_DATASET = """
 from faulty import Steady
 from feedline.loader import DataLoader
@@ -161,6 +195,14 @@ def test_dataset_that_builds_a_loader_with_workers_raises_without_guard_hint(met
     assert "if __name__" not in errors
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+def test_workers_have_the_options_of_python(tmp_path):
+    options = "-O -B -Wignore::UserWarning -X utf8=0"
+    shell = ("sh", "-c", f'python=$1; shift; exec "$python" {options} "$@"', "sh")
+    output, errors = outcome(OPTIONS_OF_PYTHON, tmp_path, prefix=shell)
+    assert output == "True", errors
+
+
 def test_forked_workers_do_not_wait_for_opencv_threads(tmp_path):
     pytest.importorskip("cv2")
     output, errors = outcome(OPENCVS_THREADS, tmp_path)
@@ -187,6 +229,15 @@ def test_workers_run_the_executable_of_multiprocessing(method, tmp_path):
     assert count == "20"
     assert str(program) in " ".join(error)
     assert "exited with status 3" in " ".join(error)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell script")
+def test_workers_of_a_frozen_program_run_it_as_those_of_multiprocessing(tmp_path):
+    program = tmp_path / "application"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path / "script.py"} "$@"\n')
+    program.chmod(0o755)
+    output, errors = outcome(FROZEN, tmp_path, prefix=("env", f"PROGRAM={program}"))
+    assert output == "20", errors
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")

@@ -265,6 +265,22 @@ def test_arguments_and_search_path_are_those_of_python(as_module, tmp_path):
     assert json.loads(own.stdout)[0][1:] == arguments[len(target) :]
 
 
+OPTIONS = """
+import sys
+
+print(sys.flags, sys.warnoptions, sys._xoptions, sys.stdout.write_through)
+"""
+
+
+def test_options_of_python_reach_the_program(tmp_path):
+    path = script(tmp_path, OPTIONS)
+    options = ["-O", "-B", "-u", "-X", "utf8=0", "-W", "ignore::UserWarning"]
+    plain = run([sys.executable, *options, path], tmp_path)
+    own = run([sys.executable, *options, *FEEDLINE[1:], path], tmp_path)
+    assert "optimize=1" in plain.stdout
+    assert own.stdout == plain.stdout, own.stderr
+
+
 def test_the_sitecustomize_of_the_user_runs(tmp_path):
     script(tmp_path, "import os\nos.environ['MINE'] = __file__", "sitecustomize.py")
     path = script(tmp_path, "import os, sitecustomize; print(os.environ['MINE'])")

@@ -13,7 +13,16 @@ from feedline.train.ranks import StopRequest
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGBREAK"])
+@pytest.fixture(autouse=True)
+def default_sighup():
+    """SIGHUP as in a program without nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL) if hasattr(signal, "SIGHUP") else None
+    yield
+    if before is not None:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGBREAK"])
 def test_each_signal_that_ends_a_run_is_a_request(name):
     if not hasattr(signal, name):
         pytest.skip(f"no {name} on this system")
@@ -71,6 +80,23 @@ def test_stop_is_reported_once_and_handlers_are_restored():
     assert told == [signal.SIGUSR1]
     assert signal.getsignal(signal.SIGTERM) is before
     assert signal.set_wakeup_fd(-1) == -1
+
+
+@needs_signals
+def test_a_terminal_that_closes_sends_sighup_twice_and_requests_one_stop():
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.requested() == signal.SIGHUP
+
+
+@needs_signals
+def test_a_sighup_that_nohup_ignores_stays_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.requested() is None
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def test_outside_the_main_thread_nothing_is_noted():

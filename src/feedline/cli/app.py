@@ -1,10 +1,10 @@
 """The `feedline` command.
 
 Guarantees: exit status 0 for success, 1 for a failure, a finding or a failed check, 2 for wrong use
-(also if the machine lacks what was requested), 3 for an inconclusive result, 130 or 143 after
-Ctrl-C or SIGTERM. An error of feedline is printed as `error:` and `hint:` lines; `--debug` or
-FEEDLINE_DEBUG=1 shows the traceback. `finally` blocks run on SIGTERM too, so no command leaves half
-a file.
+(also if the machine lacks what was requested), 3 for an inconclusive result, 130, 143 or 129 after
+Ctrl-C, SIGTERM or SIGHUP. An error of feedline is printed as `error:` and `hint:` lines; `--debug`
+or FEEDLINE_DEBUG=1 shows the traceback. `finally` blocks run on these signals, too, so no command
+leaves half a file.
 Relies on: commands import torch, timm and the rest of feedline only when they run, so that
 `feedline --help` takes a fraction of a second.
 """
@@ -39,7 +39,7 @@ from feedline.cli.run import OPTIONS_FIRST, run
 from feedline.cli.train import train
 from feedline.cli.tune import tune
 from feedline.errors import FeedlineError, ResourceError, UsageError, python_argument
-from feedline.system import LONG_PATH_HINT, long_path_problem
+from feedline.system import LONG_PATH_HINT, long_path_problem, signals_to_handle
 
 _FAILED, _WRONG_USE, _INTERRUPTED = 1, 2, 130
 # Arguments whose options have other names.
@@ -179,7 +179,7 @@ class _LogHandler(logging.Handler):
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line, by default that of the process, and exit with its status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    sigterm = signal.signal(signal.SIGTERM, _exit)
+    before = {each: signal.signal(each, _exit) for each in signals_to_handle("SIGTERM", "SIGHUP")}
     log, handler = logging.getLogger("feedline"), _LogHandler(logging.WARNING)
     log.addHandler(handler)
     warn = functools.cache(functools.partial(complain, label="warning"))  # each text once
@@ -189,7 +189,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             status = _run(arguments)
     finally:
         log.removeHandler(handler)
-        signal.signal(signal.SIGTERM, sigterm)
+        for each, previous in before.items():
+            signal.signal(each, previous)
     raise SystemExit(status)
 
 
@@ -226,9 +227,19 @@ def _run(arguments: list[str]) -> int:
             raise
         if isinstance(error.filename, str) and (problem := long_path_problem(error.filename)):
             complain(f"{error.filename}: {problem}", "error", LONG_PATH_HINT)
+        elif error.filename is None and not _has_working_directory():
+            complain("the working directory was removed", "error", "change to another one")
         else:
             complain(str(error), "error", "--debug shows the traceback")
         return _FAILED
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _parse_error(error: Any) -> tuple[str, str]:

@@ -272,7 +272,8 @@ class TrainProgress(TrainReport):
     def stopping(self, signum: int) -> None:
         """Confirm a signal that requests a stop."""
         name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+        again = "Ctrl-C" if name == "SIGHUP" else f"a second {name}"
         self._bar.note(
-            f"{name}: finishing this step, then saving; a second {name} exits without saving",
+            f"{name}: finishing this step, then saving; {again} exits without saving",
             err=True,
         )

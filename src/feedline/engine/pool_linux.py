@@ -46,7 +46,7 @@ from feedline.engine.pool import NOT_PYTHON, WorkerDeath, WorkerPool, is_kill
 from feedline.engine.process import WORKER_ENVIRONMENT, block_interrupt, signals_to_ignore
 from feedline.engine.shared_memory import SharedFile
 from feedline.errors import ResourceError, StartError, WorkerError
-from feedline.system import describe_exit, flush_standard_streams, python_program, search_path
+from feedline.system import code_command, describe_exit, flush_standard_streams
 
 _SOCKETS = socket.AF_UNIX, socket.SOCK_SEQPACKET
 _SEND_BUFFER_BYTES = 4 << 20
@@ -389,22 +389,23 @@ class ForkServer:
     @classmethod
     def start(cls) -> ForkServer:
         """Start a new Python process."""
-        program, ignored = python_program(), signals_to_ignore(is_new_program=True)
+        ignored = signals_to_ignore(is_new_program=True)
         connection, server_end = socket.socketpair(*_SOCKETS)
         with server_end:
             arguments = server_end.fileno(), os.getpid(), is_main_thread(), ignored
+            command = code_command(_BOOT, json.dumps(arguments))
             try:
                 with block_interrupt(ignored):  # until `serve` ignores them
                     process = psutil.Popen(
-                        [program, "-c", _BOOT, json.dumps(arguments), *search_path()],
+                        command,
                         pass_fds=[server_end.fileno()],
                         stdin=subprocess.DEVNULL,
                         env={**os.environ, **WORKER_ENVIRONMENT},
                     )
             except OSError as error:
                 connection.close()
-                raise StartError(f"cannot run {program}: {error}", hint=NOT_PYTHON) from error
-        return cls(connection, process, program)
+                raise StartError(f"cannot run {command[0]}: {error}", hint=NOT_PYTHON) from error
+        return cls(connection, process, command[0])
 
     @classmethod
     def fork(cls, source: AnySource) -> ForkServer:

@@ -9,6 +9,7 @@ whose resource tracker unlinks the memory of a killed owner.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import sys
@@ -60,9 +61,11 @@ class SharedFile:
         except OSError as error:
             if fd >= 0:
                 os.close(fd)
+            remedy = "use a smaller batch_size, image size or prefetch"
+            if error.errno == errno.EFBIG:
+                remedy = "the limit on file sizes (ulimit -f) includes shared memory: raise it"
             raise ResourceError(
-                f"cannot allocate {nbytes / 2**20:,.0f} MiB for batches: {error}; "
-                "use a smaller batch_size, image size or prefetch"
+                f"cannot allocate {nbytes / 2**20:,.0f} MiB for batches: {error}; {remedy}"
             ) from error
 
     def close(self) -> None:

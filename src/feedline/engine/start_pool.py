@@ -26,6 +26,7 @@ from feedline.engine.process import (
 )
 from feedline.engine.shared_memory import require_memory
 from feedline.errors import UsageError
+from feedline.system import is_frozen
 from feedline.text import plural
 
 _METHODS = ("fork", "forkserver", "spawn")
@@ -72,6 +73,8 @@ def start_pool(
     `is_for_epoch`, the workers end with the epoch.
     """
     method = method or default_start_method()
+    if method == "forkserver" and is_frozen():
+        method = "spawn"  # as multiprocessing.freeze_support() of the program expects
     if method not in _METHODS:
         raise UsageError(
             f"must be None or one of {_METHODS}, got {method!r}", argument="start_method"

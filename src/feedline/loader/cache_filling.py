@@ -53,7 +53,7 @@ from feedline.sources.folder import FileStore
 from feedline.sources.manifest import AWAITED, FILLED_FORMAT, UNFINISHED, check_place, is_finished
 from feedline.sources.remote_filesystem import is_url
 from feedline.sources.remote_images import RemoteStore
-from feedline.system import python_program, readable, search_path
+from feedline.system import code_command, readable
 
 _STEP = 64
 """Resolutions are multiples of this number of pixels: 128, 192 and 256 for rows of 112, 160 and
@@ -142,7 +142,7 @@ class CacheFiller:
         arguments = [contents.root, "eager" if eager else "idle"]
         try:
             self._process = subprocess.Popen(
-                [python_program(), "-c", _BOOT, *arguments, *search_path()],
+                code_command(_BOOT, *arguments),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,  # so that `readable` sees every message

@@ -102,9 +102,13 @@ def start_program(target: Sequence[str], settings: PatchSettings) -> NoReturn:
     Without a folder in the settings, the run gets one in `runs`.
     """
     # takes time, which the program does not need
-    from feedline.system import flush_standard_streams, python_program
+    from feedline.system import flush_standard_streams, interpreter_options, python_program
 
     program, command = python_program(), python_command(target)
+    # These would leave out the hook, or folders of the script's search path.
+    left_out = ("-E", "-I", "-P", "-S", "-s")
+    options = [each for each in interpreter_options() if each not in left_out]
+    options += ["-u"] * getattr(sys.stdout, "write_through", False)
     if settings.folder is None:
         settings = replace(settings, folder=str(Path("runs", _folder_name(target)).absolute()))
     environment = dict(os.environ)
@@ -113,8 +117,8 @@ def start_program(target: Sequence[str], settings: PatchSettings) -> NoReturn:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, search_path))
     flush_standard_streams()
     if sys.platform != "win32":
-        os.execve(program, [program, *command], environment)
-    with subprocess.Popen([program, *command], env=environment) as process:
+        os.execve(program, [program, *options, *command], environment)
+    with subprocess.Popen([program, *options, *command], env=environment) as process:
         while True:
             try:
                 raise SystemExit(process.wait())

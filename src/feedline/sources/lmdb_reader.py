@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from feedline.errors import DatasetError, ImageError, ResourceError
-from feedline.system import describe_exit, python_program, search_path
+from feedline.system import code_command, describe_exit
 
 LMDB_FILE = "data.mdb"
 _BOOT = (
@@ -113,7 +113,7 @@ def read_in_process(path: str, *queries: tuple[Sequence[bytes] | None, int | Non
     in the order of their bytes. Raises an ImageError if the LMDB cannot be read, also if that ends
     the process.
     """
-    command = [python_program(), "-c", _BOOT, path, *search_path()]
+    command = code_command(_BOOT, path)
     try:
         ended = subprocess.run(command, input=pickle.dumps(queries), stdout=subprocess.PIPE)
     except OSError as error:

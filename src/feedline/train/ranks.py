@@ -4,10 +4,12 @@ With a single process nothing is set up and each call returns at once. With seve
 a collective: all ranks have to make it, in the same order. Values on the CPU are exchanged by gloo,
 also if the program has set up a process group for CUDA alone.
 
-A stop is requested by Ctrl-C, SIGTERM, SIGUSR1 or Ctrl-Break, and checked between two steps.
+A stop is requested by Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 or Ctrl-Break, and checked between two
+steps.
 Guarantees: the first signal is recorded and reported at once, also while a step runs C code. A
 second one has its original effect, so a stuck step can be left; if Python loses the exception, as
-in a destructor, the next check raises it. The original handlers are restored at the end.
+in a destructor, the next check raises it. SIGHUP counts once, because a shell and the kernel both
+send it when a terminal closes. The original handlers are restored at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,7 +32,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from feedline.errors import FeedlineError, UsageError
-from feedline.system import rank_and_world
+from feedline.system import rank_and_world, signals_to_handle
 
 CHECK_S = 1.0
 """How often ranks agree on a stop."""
@@ -41,8 +43,7 @@ _TIMEOUT = timedelta(minutes=10)
 """Longest wait for another rank: longer than a validation, or a checkpoint written by rank 0."""
 
 # Batch systems send SIGUSR1 some time before they end a job; Windows has SIGBREAK instead.
-_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGBREAK")
-_SIGNALS = [signal.Signals[name] for name in _NAMES if hasattr(signal, name)]
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGBREAK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,8 @@ class StopRequest:
         if self._signum is None:
             self._signum = signum
             return
+        if signal.Signals(signum).name == "SIGHUP":
+            return
         self._restore()
         if not callable(before):  # the process ends, or nothing is to happen
             signal.raise_signal(signum)
@@ -137,10 +140,12 @@ class StopRequest:
         if threading.current_thread() is threading.main_thread():
             listening, self._waker = socket.socketpair()
             self._waker.setblocking(False)
-            self._watcher = threading.Thread(target=self._watch, args=(listening,), daemon=True)
+            signals = signals_to_handle(*_SIGNALS)
+            arguments = listening, signals
+            self._watcher = threading.Thread(target=self._watch, args=arguments, daemon=True)
             self._watcher.start()
             self._wakeup_before = signal.set_wakeup_fd(self._waker.fileno())
-            self._before = {each: signal.signal(each, self._record) for each in _SIGNALS}
+            self._before = {each: signal.signal(each, self._record) for each in signals}
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -150,12 +155,12 @@ class StopRequest:
             self._waker.close()
             self._watcher.join()
 
-    def _watch(self, listening: socket.socket) -> None:
+    def _watch(self, listening: socket.socket, handled: Collection[int]) -> None:
         """Report the first signal that C code records, until the other end is closed."""
         reported = False
         with listening:
             while numbers := listening.recv(64):
-                signums = [number for number in numbers if number in _SIGNALS]
+                signums = [number for number in numbers if number in handled]
                 if signums and not reported:
                     reported = True
                     self._report(signums[0])

@@ -67,7 +67,7 @@ def train_model(
 ) -> TrainResult:
     """Train a timm model with progressive resizing, or resume a run, as `feedline train` does.
 
-    Ctrl-C, SIGTERM and SIGUSR1 end it after the current step, with a checkpoint;
+    Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end it after the current step, with a checkpoint;
     `RunSettings(resume=result.out)` continues.
 
     Args:
