@@ -4,6 +4,8 @@ import gc
 import logging
 import os
 import pickle
+import queue
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -262,3 +264,78 @@ def test_a_compiled_loop_and_a_compiled_step_read_every_batch(workers):
 
         assert [float(step()) for _ in range(2)] == [12.0, 44.0]
     torch._dynamo.reset()
+
+
+class Prefetched(threading.Thread):
+    """Batches that a thread reads ahead, also when they are not used any more."""
+
+    def __init__(self, batches):
+        super().__init__(daemon=True)
+        self.batches, self.queue = batches, queue.Queue(2)
+        self.start()
+
+    def run(self):
+        try:
+            for batch in self.batches:
+                self.queue.put(batch)
+            self.queue.put(None)
+        except BaseException as error:
+            self.queue.put(error)
+
+    def read(self, number=100):
+        read = []
+        while len(read) < number and (batch := self.queue.get(timeout=60)) is not None:
+            if isinstance(batch, BaseException):
+                raise batch
+            read.append(batch)
+        return read
+
+
+@pytest.mark.parametrize("build", ENGINES)
+def test_an_iteration_may_begin_while_a_thread_reads_the_one_before(build):
+    with build() as loader:
+        whole = len(list(loader))
+        left = []
+        for number in (0, 1, whole - 3, whole):
+            batches = Prefetched(iter(loader))
+            assert len(batches.read(number)) == number
+            left.append((batches, number))
+        assert len(Prefetched(iter(loader)).read()) == whole
+        for batches, number in left:
+            assert len(batches.read()) == whole - number
+            batches.join(60)
+
+
+class Waiting:
+    """Dataset whose first sample waits for an event."""
+
+    def __init__(self):
+        self.requested, self.answered = threading.Event(), threading.Event()
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        self.requested.set()
+        assert self.answered.wait(60)
+        return index
+
+
+def test_the_next_iteration_begins_after_the_batch_that_another_thread_waits_for():
+    dataset, begun = Waiting(), threading.Event()
+    with DataLoader(dataset) as loader:
+        first = Prefetched(iter(loader))
+        assert dataset.requested.wait(60)
+
+        def begin():
+            batches = iter(loader)
+            begun.set()
+            return list(batches)
+
+        others = []
+        thread = threading.Thread(target=lambda: others.extend(begin()))
+        thread.start()
+        assert not begun.wait(0.2)
+        dataset.answered.set()
+        thread.join(60)
+        assert torch.cat(others).tolist() == torch.cat(first.read()).tolist() == [0, 1, 2, 3]

@@ -4,7 +4,8 @@ Guarantees: batches are made from the dataset as it is when an iteration begins,
 `AttributeSnapshot` detects changes. Workers are kept from epoch to epoch with
 `persistent_workers=True`, with a schedule, and if no user code runs in them; others end with the
 epoch. During an iteration, only `record_delivery` moves the position.
-Relies on: use from one thread; `engine_choice` for the choice, `start_engine` for the engine.
+Relies on: use from one thread at a time, see `exclusive`; `engine_choice` for the choice,
+`start_engine` for the engine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pickle
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -95,6 +96,9 @@ class BatchStream:
         self._slot_bytes = 0  # size of a slot of rows, which grows if a batch needs more
         self._stage_timings: dict[int, StageTimings] = {}  # of ended workers
         self._owner, self._is_closed = os.getpid(), False
+        self._lock, self._lock_owner = threading.RLock(), os.getpid()
+        self.delivering: int | None = None
+        """Thread that records a delivery; it no longer holds the lock."""
         self._is_inherited = False  # in a forked process, until an epoch begins
         self._inherited: list[object] = []  # from the parent of a forked process
 
@@ -111,6 +115,19 @@ class BatchStream:
         other._stage_timings = self._stage_timings
         other.record = replace(self.record, timing=StepTimer())  # other lists are shared
         return other
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Context of one thread: programs prefetch in a thread, and start the next iteration in
+        another one.
+        """
+        if self._lock_owner != os.getpid():  # another thread may have held it at the fork
+            self._lock, self._lock_owner = threading.RLock(), os.getpid()
+            self.delivering = None
+        with self._lock:
+            while self.delivering not in (None, threading.get_ident()):
+                time.sleep(0)
+            yield
 
     # Engine
 

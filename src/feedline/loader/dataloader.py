@@ -3,7 +3,8 @@
 Guarantees: batches come in the specified order and at the specified sizes, exact to the batch, on
 any number of workers; `state_dict` names the next batch at any moment. A copy, or an unpickled
 loader, is built from the same arguments: it begins at the start, and shares no workers.
-Relies on: use from one thread of the process that built it; `epoch_iterator` for the work.
+Relies on: use in the process that built it; iterations may run in several threads, but settings are
+changed in one; `epoch_iterator` for the work.
 """
 
 from __future__ import annotations

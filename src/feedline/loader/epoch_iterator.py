@@ -6,14 +6,15 @@ order and the state stay the same. If a value is invalid, or would have no effec
 the reason, and nothing has changed. A copy of the loader is built with the user's settings. An
 error in one `next` does not end the iteration. Nor does Ctrl-C, after which the next
 call returns the same batch. When a second iteration begins, the first one continues independently,
-with its own position and workers.
-Relies on: use from one thread.
+with its own position and workers. Iterations may run, and begin, in several threads.
+Relies on: settings are changed in no other thread than that of the newest iteration.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -123,19 +124,20 @@ class LoaderRuntime:
 
     def begin_pass(self, iterator: EpochIterator) -> None:
         """Begin an epoch with the loader's current attributes."""
-        self.stream.ensure_usable()
-        stream, loader = self.stream, self.loader
-        if not (stream.options.is_row_source or stream.options.iterable):
-            check_samples(loader.dataset, sampled=stream.options.sampled)
-        options = self.current_options()
-        if options.order is not None:
-            self._agreement.check(options.order, stream.position.current, options.dataset)
-            stream.filling.agree(self._agreement, options.order)
-        elif not (options.iterable or loader.in_a_wrapper):
-            self._agreement.warn_of_draws(options.index_sampler)
-        self._begin(iterator, options)
-        if isinstance(loader.sampler, PlannedSampler) and options.order is not None:
-            loader.sampler.update_from_order(options.order, options.dataset)
+        with self.stream.exclusive():
+            self.stream.ensure_usable()
+            stream, loader = self.stream, self.loader
+            if not (stream.options.is_row_source or stream.options.iterable):
+                check_samples(loader.dataset, sampled=stream.options.sampled)
+            options = self.current_options()
+            if options.order is not None:
+                self._agreement.check(options.order, stream.position.current, options.dataset)
+                stream.filling.agree(self._agreement, options.order)
+            elif not (options.iterable or loader.in_a_wrapper):
+                self._agreement.warn_of_draws(options.index_sampler)
+            self._begin(iterator, options)
+            if isinstance(loader.sampler, PlannedSampler) and options.order is not None:
+                loader.sampler.update_from_order(options.order, options.dataset)
 
     def _begin(self, iterator: EpochIterator, options: Options) -> None:
         """Begin an iteration. From now on the previous one continues independently."""
@@ -412,61 +414,71 @@ class EpochIterator(_BaseDataLoaderIter):  # type: ignore[misc]
                 batch = self._fetch()
         else:
             batch = self._fetch()
-        self.stream.record_delivery()
+        stream = self.stream
+        try:
+            stream.record_delivery()
+        finally:
+            stream.delivering = None
         return batch
 
     def _next_data(self) -> Any:
         """Return the next batch, without an entry for profilers."""
-        batch = self._fetch()
-        self.stream.record_delivery()
+        batch, stream = self._fetch(), self.stream
+        try:
+            stream.record_delivery()
+        finally:
+            stream.delivering = None
         return batch
 
     def _fetch(self) -> Any:
         """Return the next batch. The position is advanced later, by `record_delivery`."""
-        if self.has_ended:
-            raise StopIteration
-        if self._shutdown:
-            raise ClosedError(
-                "the workers of this iterator were ended by its _shutdown_workers(); create "
-                "another one with iter(loader)"
-            )
-        if self.is_inherited:
-            raise UsageError(
-                "this iterator belongs to another process; create one here with iter(loader)"
-            )
-        runtime, stream = self._runtime, self.stream
-        recording, timing = runtime.recording, stream.record.timing
-        is_newest = stream is runtime.stream
-        stream.ensure_usable()
-        is_recorded = is_newest and recording.unrecorded_batches <= 0
-        requested_cpu_ns = time.thread_time_ns() if is_recorded else 0
-        timing.request()
-        try:
-            batch = runtime.next(self) if is_newest else stream.next()
-        except StopIteration:
-            self.has_ended = True  # set first: even if Ctrl-C follows, the epoch stays ended
-            self.ended_workers = stream.finish()
-            if is_newest:
-                runtime.finish()
-            else:
-                stream.close()
-            raise
-        except BaseException as error:
-            recording.note_exception()
-            if isinstance(error, Exception):
-                stream.raise_if_closed(error)
-            raise
-        timing.deliver()
-        if is_newest and runtime.adaptation is not None:
-            runtime.adaptation.note_step(timing)
-        if is_recorded:
-            recording.note_batch(batch, timing, requested_cpu_ns)
-        elif (
-            is_newest and recording.unrecorded_batches > 0
-        ):  # 0 if an iteration has started meanwhile
-            recording.unrecorded_batches -= 1
-        self._num_yielded += 1
-        return batch
+        stream = self.stream
+        with stream.exclusive():
+            if stream is not self.stream:  # another thread has begun an iteration meanwhile
+                return self._fetch()
+            if self.has_ended:
+                raise StopIteration
+            if self._shutdown:
+                raise ClosedError(
+                    "the workers of this iterator were ended by its _shutdown_workers(); create "
+                    "another one with iter(loader)"
+                )
+            if self.is_inherited:
+                raise UsageError(
+                    "this iterator belongs to another process; create one here with iter(loader)"
+                )
+            runtime = self._runtime
+            recording, timing = runtime.recording, stream.record.timing
+            is_newest = stream is runtime.stream
+            stream.ensure_usable()
+            is_recorded = is_newest and recording.unrecorded_batches <= 0
+            requested_cpu_ns = time.thread_time_ns() if is_recorded else 0
+            timing.request()
+            try:
+                batch = runtime.next(self) if is_newest else stream.next()
+            except StopIteration:
+                self.has_ended = True  # set first: even if Ctrl-C follows, the epoch stays ended
+                self.ended_workers = stream.finish()
+                if is_newest:
+                    runtime.finish()
+                else:
+                    stream.close()
+                raise
+            except BaseException as error:
+                recording.note_exception()
+                if isinstance(error, Exception):
+                    stream.raise_if_closed(error)
+                raise
+            timing.deliver()
+            if is_newest and runtime.adaptation is not None:
+                runtime.adaptation.note_step(timing)
+            if is_recorded:
+                recording.note_batch(batch, timing, requested_cpu_ns)
+            elif is_newest and recording.unrecorded_batches > 0:  # 0 if another one has started
+                recording.unrecorded_batches -= 1
+            self._num_yielded += 1
+            stream.delivering = threading.get_ident()
+            return batch
 
     def at_end(self) -> bool:
         """Return True if no batches are left. False for an IterableDataset."""
