@@ -4,7 +4,7 @@ Guarantees: batches are made from the dataset as it is when an iteration begins,
 `AttributeSnapshot` detects changes. Workers are kept from epoch to epoch with
 `persistent_workers=True`, with a schedule, and if no user code runs in them; others end with the
 epoch. During an iteration, only `record_delivery` moves the position.
-Relies on: use from one thread at a time, see `exclusive`; `engine_choice` for the choice,
+Relies on: use from one thread at a time, see `lock`; `engine_choice` for the choice,
 `start_engine` for the engine.
 """
 
@@ -18,7 +18,7 @@ import pickle
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +46,7 @@ from feedline.timing.stage_page import StageTimings, merge_timings
 from feedline.timing.steps import StepTimer
 
 _HEADROOM = 4  # slots grow by a quarter at least
+_DELIVERY_S = 1.0  # longest wait for another thread's record, which takes microseconds
 _MAX_CHANGES_BYTES = 8192
 """Largest changes of a dataset that are sent to workers, pickled. Each task has them."""
 _RESTARTS_WARNING = (
@@ -116,18 +117,22 @@ class BatchStream:
         other.record = replace(self.record, timing=StepTimer())  # other lists are shared
         return other
 
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Context of one thread: programs prefetch in a thread, and start the next iteration in
-        another one.
+    @property
+    def lock(self) -> threading.RLock:
+        """Lock of a thread that fetches a batch or begins an iteration.
+
+        Programs prefetch in a thread, and begin the next iteration in another one.
         """
         if self._lock_owner != os.getpid():  # another thread may have held it at the fork
-            self._lock, self._lock_owner = threading.RLock(), os.getpid()
-            self.delivering = None
-        with self._lock:
-            while self.delivering not in (None, threading.get_ident()):
-                time.sleep(0)
-            yield
+            self._lock, self._lock_owner, self.delivering = threading.RLock(), os.getpid(), None
+        return self._lock
+
+    def await_delivery(self) -> None:
+        """Wait until another thread has recorded the batch that it has fetched."""
+        thread, begun_s = threading.get_ident(), time.monotonic()
+        # Without an end only if Ctrl-C came between its batch and the record.
+        while self.delivering not in (None, thread) and time.monotonic() - begun_s < _DELIVERY_S:
+            time.sleep(0)
 
     # Engine
 
@@ -338,11 +343,14 @@ class BatchStream:
 
     def record_delivery(self) -> None:
         """Record the delivery of the batch from `next`, and advance the position."""
-        num_delivered = self.filling.delivered_after_one_more()
-        self.engine.record_delivery()
-        # Last without a call: Python raises KeyboardInterrupt only in calls, so Ctrl-C cannot
-        # leave the delivery half recorded.
-        self.filling.num_delivered = num_delivered
+        try:
+            num_delivered = self.filling.delivered_after_one_more()
+            self.engine.record_delivery()
+            # Last without a call: Python raises KeyboardInterrupt only in calls, so Ctrl-C cannot
+            # leave the delivery half recorded.
+            self.filling.num_delivered = num_delivered
+        finally:
+            self.delivering = None
 
     def _warn_of_code_error(self, skipped: Sequence[SkippedSample]) -> None:
         """Warn once of a sample that was skipped although its file is fine."""

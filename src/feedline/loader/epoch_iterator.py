@@ -124,7 +124,8 @@ class LoaderRuntime:
 
     def begin_pass(self, iterator: EpochIterator) -> None:
         """Begin an epoch with the loader's current attributes."""
-        with self.stream.exclusive():
+        with self.stream.lock:
+            self.stream.await_delivery()
             self.stream.ensure_usable()
             stream, loader = self.stream, self.loader
             if not (stream.options.is_row_source or stream.options.iterable):
@@ -414,26 +415,19 @@ class EpochIterator(_BaseDataLoaderIter):  # type: ignore[misc]
                 batch = self._fetch()
         else:
             batch = self._fetch()
-        stream = self.stream
-        try:
-            stream.record_delivery()
-        finally:
-            stream.delivering = None
+        self.stream.record_delivery()
         return batch
 
     def _next_data(self) -> Any:
         """Return the next batch, without an entry for profilers."""
-        batch, stream = self._fetch(), self.stream
-        try:
-            stream.record_delivery()
-        finally:
-            stream.delivering = None
+        batch = self._fetch()
+        self.stream.record_delivery()
         return batch
 
     def _fetch(self) -> Any:
         """Return the next batch. The position is advanced later, by `record_delivery`."""
         stream = self.stream
-        with stream.exclusive():
+        with stream.lock:
             if stream is not self.stream:  # another thread has begun an iteration meanwhile
                 return self._fetch()
             if self.has_ended:
