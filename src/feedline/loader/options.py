@@ -497,7 +497,10 @@ def _start_method(loader: Any, is_row_source: bool) -> str:
         return default_start_method()
     method = multiprocessing.get_start_method(allow_none=True)
     method = method or multiprocessing.get_all_start_methods()[0]
-    return method if sys.platform == "linux" else "spawn"
+    if sys.platform != "linux":
+        return "spawn"
+    # Libraries add methods of their own: in joblib's processes it is "loky".
+    return method if method in multiprocessing.get_all_start_methods() else default_start_method()
 
 
 def _max_rows(loader: Any) -> int:
