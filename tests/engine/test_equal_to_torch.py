@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import pickle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,7 +97,9 @@ def boxes(index):
     return tv_tensors.BoundingBoxes([[0, 1, 2, index]], format="XYXY", canvas_size=(9, 9))
 
 
-BYTE_ORDERS = ("<i4", ">i4", ">f8", ">U3", ">M8[s]", [("a", ">f4"), ("b", "<i2")])
+BYTE_ORDERS = ["<i4", [("a", ">f4"), ("b", "<i2")]]
+if pickle.DEFAULT_PROTOCOL < 5:  # from Python 3.14 on, torch's workers keep another byte order
+    BYTE_ORDERS += [">i4", ">f8", ">U3", ">M8[s]"]
 COLLATED = {
     "none": (lambda i: (None, i), as_it_is),
     "bytes": (lambda i: (b"ab" * i, bytearray(b"x" * i)), as_it_is),

@@ -239,7 +239,6 @@ def test_ctrl_c_ends_a_program_as_without_feedline(tmp_path):
 
 
 FACTS = """
-import importlib
 import json
 import sys
 
@@ -302,7 +301,6 @@ WRONG_USES = {
 USE_WRONGLY = """
 import contextlib
 import io
-import importlib
 import json
 import sys
 

@@ -89,7 +89,7 @@ class _Pickler(pickle.Pickler):
         that overrides `__torch_dispatch__` may not store data itself, so torch pickles it. A sparse
         tensor consists of plain ones: torch's own function to rebuild it would keep it alive until
         the next `torch.load`. A read-only array becomes a writable one, and one of another byte
-        order a native one, as when numpy reads the pickles of torch's workers.
+        order a native one, as in torch's workers up to Python 3.13, whose protocol is below 5.
         """
         if type(obj) is torch.Tensor and is_plain(obj):
             return self._reduce_plain(obj)

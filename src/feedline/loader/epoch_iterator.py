@@ -428,7 +428,7 @@ class EpochIterator(_BaseDataLoaderIter):  # type: ignore[misc]
         """Return the next batch. The position is advanced later, by `record_delivery`."""
         stream = self.stream
         with stream.lock:
-            if stream is not self.stream:  # another thread has begun an iteration meanwhile
+            if stream is not self.stream:  # another thread has begun the next iteration
                 return self._fetch()
             if self.has_ended:
                 raise StopIteration
