@@ -121,6 +121,26 @@ def test_tiny_batches_are_counted_and_some_are_timed(monkeypatch):
     assert len(rested) < 21_000
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_are_counted_whatever_the_batch_has_of_each(workers):
+    def views(rows):
+        return {"views": torch.cat([torch.stack(rows)] * 3)}
+
+    images = torch.zeros(10, 3, 8, 8)
+    data = TensorDataset(images)
+    made = feedline.DataLoader(data, None, sampler=[[0, 1], [2]], num_workers=workers)
+    for loader, samples, size in (
+        (feedline.DataLoader(images, 4, collate_fn=views, num_workers=workers), 10, 4),
+        (feedline.DataLoader(data, batch_sampler=[[1], [2, 3]], num_workers=workers), 3, 2),
+        (made, 3, 2),
+    ):
+        with loader:
+            for _ in loader:
+                pass
+            (entry,) = loader.run.passes
+        assert (entry.samples, entry.batch_size) == (samples, size)
+
+
 def test_recording_can_be_switched_off(monkeypatch, jpeg_folder, tmp_path):
     bare = [labels.tolist() for _, labels in native(jpeg_folder, 0)]
     monkeypatch.setenv(RECORD_SWITCH, "0")

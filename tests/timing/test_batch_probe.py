@@ -2,6 +2,7 @@
 
 from collections import UserDict, namedtuple
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ def test_the_usual_forms_are_seen(batch):
         (torch.zeros(2, 3, 8, 9), BatchInfo(None, 2, 1728, 1728, False)),
         (torch.zeros(5, 7), BatchInfo(None, 5, 140, 0, None)),
         (torch.tensor(3.0), BatchInfo(None, None, 4, 0, None)),
+        ((torch.zeros(9, 4), IMAGES), replace(BOTH, bytes=BOTH.bytes + 112)),  # boxes come first
         ("text", BatchInfo()),
         ([], BatchInfo()),
         (Lazy(), BatchInfo()),

@@ -95,7 +95,12 @@ class Recording:
         if steps is None:
             return
         steps.note_batch(
-            batch, timer.requested_ns, timer.delivered_ns, requested_cpu_ns, timer.ready_ns
+            batch,
+            self._batch_samples(),
+            timer.requested_ns,
+            timer.delivered_ns,
+            requested_cpu_ns,
+            timer.ready_ns,
         )
         if timer.step_ns > QUICK_NS:
             self._quick = max(0, self._quick - QUICK_STEPS // 4)
@@ -106,6 +111,15 @@ class Recording:
                 self._quick = QUICK_STEPS - 2
                 self.unrecorded_batches = _SKIPPED_BATCHES
                 steps.count_unreported(_SKIPPED_BATCHES)
+
+    def _batch_samples(self) -> int | None:
+        """Number of samples of the batch from `next`, whose tensors may have other lengths, such as
+        boxes or several views of an image. None if the dataset or its keys make whole batches.
+        """
+        batch = self._stream.batch
+        if batch is None or not self._stream.options.batched:
+            return None
+        return batch.rows if isinstance(batch.keys, (list, tuple, type(None))) else None
 
     def note_exception(self) -> None:
         """Record an exception raised instead of a batch."""

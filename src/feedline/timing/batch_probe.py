@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -36,12 +36,13 @@ class BatchProbe:
         self._layout: list[Any] | None = None
         self._seen = BatchInfo()
 
-    def inspect(self, batch: Any) -> BatchInfo:
+    def inspect(self, batch: Any, samples: int | None = None) -> BatchInfo:
         """Inspect a batch: tensors and arrays, in tuples, lists, dicts and other such containers.
 
         A tensor of four dimensions is images, (N, C, H, W), or (N, H, W, C) if C is 1, 3 or 4;
-        their size is known if H = W. The number of samples is the first dimension of the first
-        tensor. If the layout did not change, the same object is returned.
+        their size is known if H = W. Unless `samples` gives their number, it is the first dimension
+        of the images, or, without images, of the first tensor. If neither the layout nor the number
+        changed, the same object is returned.
         """
         layout = _layout(batch)
         if layout is None or layout != self._layout:
@@ -52,6 +53,8 @@ class BatchProbe:
                 if is_of_signal_handler(error):
                     raise
                 self._seen = BatchInfo()
+        if samples is not None and samples != self._seen.samples:
+            self._seen = replace(self._seen, samples=samples)
         return self._seen
 
 
@@ -93,7 +96,7 @@ def _inspect(batch: Any) -> BatchInfo:
         if samples is None and shape:
             samples = shape[0]
         if len(shape) == 4 and not images:
-            images = True
+            images, samples = True, shape[0]
             channels_last = shape[1] not in (1, 3, 4) and shape[3] in (1, 3, 4)
             height, width = shape[1:3] if channels_last else shape[2:]
             size = height if height == width else None

@@ -217,15 +217,15 @@ class PassRecord:
 
     def batch_received(self, batch: Any, requested_ns: int) -> None:
         """Record the arrival of a batch."""
-        self.note_batch(batch, requested_ns, time.monotonic_ns(), self._requested_cpu_ns)
+        self.note_batch(batch, None, requested_ns, time.monotonic_ns(), self._requested_cpu_ns)
 
     @_end_on_error
-    def note_batch(self, batch: Any, *times_ns: int) -> None:
-        """Record a batch; for its times see `add_batch`."""
+    def note_batch(self, batch: Any, samples: int | None, *times_ns: int) -> None:
+        """Record a batch of this number of samples, if known; for its times see `add_batch`."""
         if not self.over:
             if self.clock is not None:
                 self.clock.batch_received()
-            self.add_batch(self._probe.inspect(batch), *times_ns)
+            self.add_batch(self._probe.inspect(batch, samples), *times_ns)
 
     def add_batch(
         self,
