@@ -16,6 +16,7 @@ from feedline.system import (
     MemoryLimits,
     available_memory_bytes,
     core_limits,
+    launched_rank,
     memory_limits,
     oom_kills,
     rank_and_world,
@@ -100,6 +101,8 @@ LAUNCHERS = [
     ({"LOCAL_WORLD_SIZE": "3"}, 5),
     ({"LOCAL_WORLD_SIZE": "64"}, 1),
     ({"SLURM_NTASKS_PER_NODE": "3"}, 5),
+    ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 5),
+    ({"MPI_LOCALNRANKS": "3"}, 5),
     ({"LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS_PER_NODE": "4"}, 8),
     ({"LOCAL_WORLD_SIZE": "0", "SLURM_NTASKS_PER_NODE": "4"}, 4),
     ({"SLURM_NTASKS_PER_NODE": "4(x2)"}, 16),
@@ -253,6 +256,25 @@ def test_the_strictest_limit_of_memory_wins(machine, files, limit, available):
 )
 def test_rank_and_world_size_are_read_from_torchrun(environ, found):
     assert rank_and_world(environ) == found
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [
+        ({}, None),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, 3),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, None),
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}, 3),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # a batch script, once for all tasks
+        # torchrun as a task of srun.
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "RANK": "9", "WORLD_SIZE": "16"}, 9),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, 1),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, 1),
+        ({"PMI_RANK": "-1", "PMI_SIZE": "2"}, None),
+    ],
+)
+def test_rank_is_read_from_each_launcher(environ, rank):
+    assert launched_rank(environ) == rank
 
 
 def test_torch_distributed_has_priority_if_initialised(monkeypatch):

@@ -41,6 +41,18 @@ else:
 BINARY: int = getattr(os, "O_BINARY", 0)
 """Flag of `os.open`: without it Windows translates line endings."""
 
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # 1 in an interactive shell, none in a batch script
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI
+)
+_LOCAL_PROCESSES = (
+    "LOCAL_WORLD_SIZE",
+    "SLURM_NTASKS_PER_NODE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",  # MPICH, Intel MPI
+)
 _PORTS = [f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)]
 _DEVICES = ("con", "prn", "aux", "nul", *_PORTS)
 _LONGEST_PATH = 259  # MAX_PATH without the closing zero
@@ -191,8 +203,8 @@ def storage_stall_s(root: Path = _ROOT) -> float | None:
 
 
 def local_processes(environ: Mapping[str, str] = os.environ) -> int:
-    """Number of training processes on this machine, as torchrun or SLURM reports it; else 1."""
-    for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"):
+    """Number of training processes on this machine, as their launcher reports it; else 1."""
+    for name in _LOCAL_PROCESSES:
         if count := _number(environ.get(name)):
             return count
     return 1
@@ -208,6 +220,17 @@ def rank_and_world(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
         return distributed.get_rank(), distributed.get_world_size()
     rank, world = environ.get("RANK", ""), environ.get("WORLD_SIZE", "")
     return (int(rank), int(world)) if rank.isdecimal() and world.isdecimal() else (0, 1)
+
+
+def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Rank that torchrun, srun or mpirun gave this process, or None for a process on its own.
+
+    Its loaders may share no samples: torch.distributed may not be used, or be initialised later.
+    """
+    for rank, ranks in _LAUNCHERS:
+        if (_number(environ.get(ranks)) or 0) > 1 and environ.get(rank, "").isdecimal():
+            return int(environ[rank])
+    return None
 
 
 def affinity_cores() -> int:

@@ -359,6 +359,16 @@ def test_torchrun_may_start_feedline_run_on_each_rank(tmp_path):
     assert result.stderr.count("feedline run: 1 loader") == 1
 
 
+def test_tasks_of_srun_share_a_folder_and_one_summary(tmp_path):
+    text = "from torch.utils.data import DataLoader\nlist(DataLoader(list(range(8)), 4))\n"
+    file = script(tmp_path, text)
+    step = {"SLURM_JOB_ID": "41", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "2"}
+    results = [run([*FEEDLINE, file], tmp_path, step | {"SLURM_PROCID": k}) for k in ("1", "0")]
+    assert results[0].stderr == ""
+    assert "2 loaders" in summary_of(results[1])[0]
+    assert os.listdir(tmp_path / "runs") == ["script-41.2"]
+
+
 COMPARED = """
 import multiprocessing
 import random

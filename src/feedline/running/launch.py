@@ -128,8 +128,13 @@ def start_program(target: Sequence[str], settings: PatchSettings) -> NoReturn:
 
 def _folder_name(target: Sequence[str]) -> str:
     """Name of the folder of a run: all ranks of a launcher such as torchrun get the same one."""
+    from feedline.system import launched_rank
+
     name = target[1] if target[0] == "-m" else Path(target[0]).stem
-    if "RANK" in os.environ:
+    if launched_rank() is not None:
+        environ = os.environ
+        if environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+            return f"{name}-{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
         return f"{name}-{os.getppid()}"
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 

@@ -36,8 +36,9 @@ def start_in_process() -> None:
 
 
 def _print_summary(settings: PatchSettings) -> None:
-    is_fork = os.getpid() != settings.root
-    if is_fork or os.environ.get("RANK", "0") != "0":
+    from feedline.system import launched_rank
+
+    if os.getpid() != settings.root or launched_rank():
         return
     try:
         from feedline.running.summary import print_summary
