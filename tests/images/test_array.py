@@ -134,14 +134,10 @@ def test_images_with_channels_last_are_read(shape):
     assert ImageArray(images, [0, 1]).images.shape == (2, *shape)
 
 
-def test_empty_images_are_rejected(images, labels):
-    with pytest.raises(DatasetError, match="are empty"):
-        ImageArray(images[:0], labels[:0])
-    with pytest.raises(DatasetError, match="are empty"):
-        ImageArray(images[:, :0], labels)
-
-
-def test_invalid_array_files_are_named_and_never_unpickled(tmp_path, labels):
+def test_empty_images_and_invalid_files_are_rejected_and_never_unpickled(tmp_path, images, labels):
+    for empty in (images[:0], images[:, :0]):
+        with pytest.raises(DatasetError, match="are empty"):
+            ImageArray(empty, labels[: len(empty)])
     with pytest.raises(DatasetError, match="no such file"):
         ImageArray(tmp_path / "absent.npy", labels)
     (tmp_path / "text.npy").write_text("hello")

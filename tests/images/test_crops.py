@@ -90,26 +90,21 @@ def test_strength_raises_the_smallest_area(strength):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("crop", "settings", "message"),
     [
-        ({"scale": (0.5, 0.2)}, r"scale.*got \(0.5, 0.2\)"),
-        ({"scale": (0.5, 2.0)}, "scale.*got"),
-        ({"scale": 0.5}, "scale must be two numbers.*got 0.5"),
-        ({"ratio": (2.0, 1.0)}, "ratio.*got"),
-        ({"ratio": (0.0, 1.0)}, "ratio.*got"),
-        ({"flip": 1.5}, "flip.*got 1.5"),
-        ({"flip": None}, "flip.*got None"),
+        (TrainCrop, {"scale": (0.5, 0.2)}, r"scale.*got \(0.5, 0.2\)"),
+        (TrainCrop, {"scale": (0.5, 2.0)}, "scale.*got"),
+        (TrainCrop, {"scale": 0.5}, "scale must be two numbers.*got 0.5"),
+        (TrainCrop, {"ratio": (2.0, 1.0)}, "ratio.*got"),
+        (TrainCrop, {"ratio": (0.0, 1.0)}, "ratio.*got"),
+        (TrainCrop, {"flip": 1.5}, "flip.*got 1.5"),
+        (TrainCrop, {"flip": None}, "flip.*got None"),
+        *((EvalCrop, {"fraction": f}, "fraction.*got") for f in (0, 1.01, float("nan"), "a")),
     ],
 )
-def test_settings_of_a_training_crop_are_checked(settings, message):
+def test_settings_are_checked(crop, settings, message):
     with pytest.raises(UsageError, match=message):
-        TrainCrop(**settings)
-
-
-@pytest.mark.parametrize("fraction", [0, 1.01, float("nan"), "a"])
-def test_settings_of_an_evaluation_crop_are_checked(fraction):
-    with pytest.raises(UsageError, match=r"fraction.*got"):
-        EvalCrop(fraction)
+        crop(**settings)
 
 
 @settings(deadline=None)
@@ -193,13 +188,6 @@ def coordinates(height, width):
     """An image whose pixels encode their position."""
     y, x = np.mgrid[0:height, 0:width]
     return np.stack([y, x, y + x], axis=2).clip(0, 255).astype(np.uint8)
-
-
-@pytest.mark.parametrize(("height", "width"), SIZES)
-@pytest.mark.parametrize(("resize", "crop"), [(32, 28), (33, 28), (28, 28), (35, 30)])
-def test_a_central_window_is_eval_crops(height, width, resize, crop):
-    ours = WindowCrop(resize, (crop, crop)).place(height, width, Item(0, crop, 1, 1.0))
-    assert ours == EvalCrop(crop / resize).place(height, width, Item(0, crop, 1, 1.0))
 
 
 def test_square_resize_is_one_box():

@@ -20,15 +20,11 @@ from feedline.images.jpeg import jpeg_is_lossless, jpeg_orientation
 from image_files import RGB, chunk, header, png
 from image_inputs import encoded
 from jpegs import some_parts
+from torchvision_folder import image
 
 
 def picture(width=61, height=47, mode="RGB"):
-    """A picture with smooth parts and detail, different in each corner."""
-    y, x = np.mgrid[:height, :width]
-    noise = np.random.default_rng(5).integers(0, 40, (height, width))
-    planes = (x * 200 // width + noise, y * 200 // height + noise, (x * y) % 200 + noise)
-    image = Image.fromarray(np.stack(planes, -1).astype(np.uint8))
-    return image if mode == "RGB" else image.convert(mode)
+    return image(5, width, height, mode)
 
 
 def reference(data, mode="RGB"):
@@ -270,12 +266,6 @@ def test_damaged_animation_headers_print_nothing_and_many_are_read_in_linear_tim
         assert np.array_equal(silently(data[:33] + animation + data[33:]), reference(data))
 
 
-def oriented(kind, orientation, mode="RGB"):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return encoded(picture(mode=mode), kind, exif=exif)
-
-
 ENTRY = b"II*\0\x08\0\0\0\x01\0\x12\x01%c\0\x01\0\0\0%c\0\0\0"
 
 
@@ -307,31 +297,15 @@ def test_number_of_values_is_treated_as_by_pillow(count):
     assert np.array_equal(silently(data, exif=True), np.array(upright.convert("RGB")))
 
 
-@pytest.mark.parametrize("others", [(0x010F,), (0x010E, 0x010F), (0x010F, 0x0131, 0x0132)])
-def test_the_orientation_is_found_among_other_entries(others):
-    exif = Image.Exif()
-    for tag in others:
-        exif[tag] = "a camera"
-    exif[0x0112] = 8
-    assert find_orientation({"exif": exif.tobytes()}) == 8
-    assert jpeg_orientation(encoded(picture(), "JPEG", exif=exif)) == 8
-
-
 def test_orientation_is_found_after_other_segments():
-    data = oriented("JPEG", 6)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(picture(), "JPEG", exif=exif)
     xmp = b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>"
     xmp = b"\xff\xe1" + struct.pack(">H", len(xmp) + 2) + xmp
     for before in (xmp, b"\xff", b"\xff\xff", b"\xff\x01", xmp + b"\xff" + xmp):
         assert jpeg_orientation(data[:2] + before + data[2:]) == 6
     assert jpeg_orientation(data[:2] + xmp + encoded(picture(), "JPEG")[2:]) == 1
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("kind", ["JPEG", "JPEG cmyk", "PNG"])
-def test_the_size_is_that_of_the_upright_image(kind, orientation):
-    decoder = Decoder(DecodeOptions(exif=True))
-    data = oriented(kind.split()[0], orientation, "CMYK" if "cmyk" in kind else "RGB")
-    assert decoder.open(data) == ((47, 61) if orientation < 5 else (61, 47))
 
 
 def test_images_are_read_once_and_previous_ones_never_returned():

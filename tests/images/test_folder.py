@@ -65,26 +65,19 @@ def test_scaled_decoding_shows_the_same_part_of_the_image(tmp_path, transform, s
             assert np.abs(a.astype(int) - b).mean() < 8
 
 
-def write_cut(path):
-    photograph(1).save(path)
-    os.truncate(path, os.path.getsize(path) // 2)
-
-
-def write_huge(path):
-    with open(path, "wb") as file:
-        file.truncate((1 << 30) + 1)
-
-
 DEFECTS = {
     "missing": (lambda path: None, r"No such file.*removed, or"),
     "folder": (os.mkdir, "a folder, not a file"),
     "pipe": (os.mkfifo, "a named pipe, not a file"),
     "device": (lambda path: os.symlink("/dev/zero", path), "a device, not a file"),
     "circle": (lambda path: os.symlink(os.path.basename(path), path), "symbolic links"),
-    "huge": (write_huge, "1073741825 bytes"),
+    "huge": (lambda path: (open(path, "wb").close(), os.truncate(path, 2**30 + 1)), "1073741825 b"),
     "empty": (lambda path: open(path, "wb").close(), "empty"),
     "text": (lambda path: Path(path).write_text("not a picture"), "not a supported image"),
-    "truncated": (write_cut, "ends before its last pixel"),
+    "truncated": (
+        lambda path: (photograph(1).save(path), os.truncate(path, os.path.getsize(path) // 2)),
+        "ends before its last pixel",
+    ),
 }
 
 

@@ -11,13 +11,9 @@ from row_of import row
 datasets = pytest.importorskip("datasets")
 
 
-@pytest.fixture(params=["bytes", "paths", "saved"])
-def dataset(request, jpeg_folder, tmp_path):
-    """All images of the folder, in memory, as files, and as datasets saves them."""
-    files = sorted(jpeg_folder.glob("*/*.jpg"))
-    images = [str(file) for file in files]
-    if request.param == "bytes":
-        images = [{"bytes": file.read_bytes(), "path": None} for file in files]
+@pytest.fixture
+def dataset(jpeg_folder):
+    """All images of the folder, with labels of several kinds."""
     features = datasets.Features(
         {
             "image": datasets.Image(),
@@ -27,16 +23,12 @@ def dataset(request, jpeg_folder, tmp_path):
         }
     )
     columns = {
-        "image": images,
+        "image": [str(file) for file in sorted(jpeg_folder.glob("*/*.jpg"))],
         "label": [0] * 6 + [1] * 6,
         "box": [[k, 0.5] for k in range(12)],
         "name": ["b"] * 6 + ["a"] * 6,
     }
-    made = datasets.Dataset.from_dict(columns, features=features)
-    if request.param == "saved":
-        made.save_to_disk(tmp_path / "saved")
-        made = datasets.load_from_disk(tmp_path / "saved")
-    return made
+    return datasets.Dataset.from_dict(columns, features=features)
 
 
 def test_chosen_rows_and_formats_do_not_matter(dataset, jpeg_folder):

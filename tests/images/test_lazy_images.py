@@ -15,6 +15,7 @@ from torchvision import transforms as T
 
 import feedline
 from feedline.images.lazy_images import undecoded
+from image_inputs import opened
 from slow import slow
 
 pytestmark = pytest.mark.skipif(
@@ -47,12 +48,6 @@ def path(tmp_path):
 def lazy():
     with feedline.lazy_images():
         yield
-
-
-def opened(path):
-    """An image as torchvision's loader opens it: its file is closed."""
-    with path.open("rb") as file:
-        return Image.open(file).convert("RGB")
 
 
 USES = {

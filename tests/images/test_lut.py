@@ -19,8 +19,7 @@ def way(request, monkeypatch):
 def given(height, width, dtype):
     rng = np.random.default_rng(height * width)
     image = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-    tables = (rng.normal(size=(3, 256)) * 100).astype(dtype)
-    return image, tables
+    return image, (rng.normal(size=(3, 256)) * 100).astype(dtype)
 
 
 @pytest.mark.usefixtures("way")

@@ -123,14 +123,13 @@ def test_values_are_normalised_by_white_and_the_channels_own_statistics(tmp_path
 
 def test_lists_have_the_rows_of_the_folder(tmp_path):
     folder = ImageFolder(write(tmp_path / "grey", "I;16"), EvalCrop(), mode="I;16")
-    paths = [folder.path(sample) for sample in range(len(folder))]
-    lines = [f"{path},{number}" for number, path in enumerate(paths)]
-    (tmp_path / "list.csv").write_text("\n".join(["path,label", *lines]))
+    paths = [folder.path(sample) for sample in range(2)]
+    (tmp_path / "list.csv").write_text("path,label\n{},0\n{},1".format(*paths))
     for source in (
         ImageList(paths, [0, 1], EvalCrop(), mode="I;16"),
         ImageList.from_csv(tmp_path / "list.csv", transform=EvalCrop(), mode="I;16"),
     ):
-        for sample in range(len(folder)):
+        for sample in range(2):
             assert np.array_equal(row(source, sample), row(folder, sample))
 
 

@@ -151,15 +151,7 @@ def test_rows_of_a_subset_and_of_files_with_a_cache(built):
     st.floats(0.0, 1.0),
     st.integers(0, 2**64 - 1),
 )
-def test_crops_equal_those_drawn_one_by_one(
-    originals,
-    side,
-    scale,
-    ratio,
-    flip,
-    strength,
-    seed,
-):
+def test_crops_equal_those_drawn_one_by_one(originals, side, scale, ratio, flip, strength, seed):
     crop = TrainCrop(tuple(sorted(scale)), tuple(sorted(ratio)), flip)
     seeds = np.array([seed ^ k for k in range(len(originals))], np.uint64)
     items = Items(np.arange(len(originals)), 9, seeds, strength)
@@ -266,10 +258,9 @@ def test_a_task_mixes_rows_made_together_and_alone(built):
 
 def task_of(source, rows):
     nbytes = batch_bytes(source.fields(SIDE), rows)
-    block, line = np.zeros(nbytes, np.uint8), np.zeros(8, np.int64)
     samples = np.arange(rows) % len(source)
     task = RowTask(1, samples, slot_bytes=nbytes, batch_rows=rows, image_size=SIDE, seed=3)
-    return task, block, line
+    return task, np.zeros(nbytes, np.uint8), np.zeros(8, np.int64)
 
 
 def test_each_row_shows_in_the_heartbeat_table_as_storage_that_is_read(built, monkeypatch):

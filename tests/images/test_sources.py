@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import own_sources
 from feedline import DataLoader, EvalCrop, ImageArray, ImageFolder, TrainCrop, build_cache
@@ -64,18 +63,6 @@ def create(request, tmp_path):
     return of
 
 
-def batches(loader):
-    return [(images.clone(), labels.clone()) for _ in range(2) for images, labels in loader]
-
-
-def same(ours, theirs):
-    return len(ours) == len(theirs) and all(
-        torch.equal(one, other)
-        for pair in zip(ours, theirs, strict=True)
-        for one, other in zip(*pair, strict=True)
-    )
-
-
 @pytest.mark.parametrize("crop", [TrainCrop(), EvalCrop()])
 def test_rows_equal_those_of_the_folder(create, photos, crop):
     source, folder = create(photos).with_transform(crop), ImageFolder(photos, crop)
@@ -122,18 +109,17 @@ def test_samples_outside_a_cache_are_refused(photos, tmp_path, raw, sample):
 
 @pytest.mark.parametrize("create", [kind for kind in KINDS if ", " not in kind], indirect=True)
 def test_batches_and_states_are_those_of_the_folder(create, photos):
-    options = {"schedule": "8x1,16x1", "seed": 4, "prefetch": 1}
+    options = {"schedule": "8x1,16x1", "seed": 4, "prefetch": 1, "shuffle": True}
     source = create(photos)
-    with DataLoader(ImageFolder(photos), 5, num_workers=0, **options) as loader:
-        wanted = batches(loader)
-    with DataLoader(source, 5, num_workers=2, **options) as loader:
-        assert same(batches(loader), wanted)
+    wanted = own_sources.epochs(ImageFolder(photos), num_workers=0, **options)
+    own_sources.assert_same(own_sources.epochs(source, num_workers=2, **options), wanted)
     with DataLoader(source, 5, num_workers=0, **options) as loader:
         next(iter(loader))
         state = loader.state_dict()
     with DataLoader(source.with_transform(source.transform), 5, num_workers=0, **options) as loader:
         loader.load_state_dict(state)
-        assert same(batches(loader), wanted[1:])
+        rest = [batch for _ in range(2) for batch in loader]
+    own_sources.assert_same(rest, wanted[1:])
 
 
 def test_a_state_of_other_images_does_not_fit(create, photos, tmp_path):

@@ -31,10 +31,6 @@ def endings():
     return {Path(name).suffix for name in all_files()}
 
 
-def whole(image):
-    return np.array(image)
-
-
 def read_folder(root, scratch, **options):
     return ImageFolder(root, EvalCrop(1.0), extensions=endings(), **options)
 
@@ -48,7 +44,7 @@ def read_archive(root, scratch, **options):
 
 def read_list(root, scratch, **options):
     paths = [root / "class" / name for name in all_files()]
-    return ImageList(paths, range(len(all_files())), whole, **options)
+    return ImageList(paths, range(len(all_files())), np.array, **options)
 
 
 def read_hugging_face(root, scratch, exif):
@@ -60,7 +56,7 @@ def read_hugging_face(root, scratch, exif):
     }
     data = datasets.Dataset.from_dict(columns, features=features)
     # Upright is its default.
-    return ImageList.from_hf(data, transform=whole, **({} if exif else {"exif": False}))
+    return ImageList.from_hf(data, transform=np.array, **({} if exif else {"exif": False}))
 
 
 def read_cache(root, scratch, **options):
@@ -71,13 +67,10 @@ def read_cache(root, scratch, **options):
 def read_raw_cache(root, scratch, **options):
     source = read_folder(root, scratch, **options)
     feedline.build_cache(source, scratch / "cache", (SIDE,), raw=True, workers=0)
-    return ImageFolder(scratch / "cache", whole, **options)
+    return ImageFolder(scratch / "cache", np.array, **options)
 
 
-SOURCES = [
-    *(read_folder, read_archive, read_list, read_hugging_face),
-    *(read_cache, read_raw_cache),
-]
+SOURCES = [read_folder, read_archive, read_list, read_hugging_face, read_cache, read_raw_cache]
 
 
 @pytest.mark.parametrize("exif", [False, True])
@@ -87,12 +80,7 @@ SOURCES = [
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_every_source_reads_the_pixels_of_pillow(
-    folder,
-    tmp_path,
-    source,
-    decoder,
-    exif,
-    monkeypatch,
+    folder, tmp_path, source, decoder, exif, monkeypatch
 ):
     if decoder == "simplejpeg":
         monkeypatch.setattr(jpeg, "compiled", None)

@@ -17,6 +17,7 @@ import simplejpeg
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
 from image_files import chunk
+from torchvision_folder import image
 
 SIDE = 32
 """Shorter side of every image, in pixels."""
@@ -29,10 +30,7 @@ _XMP = (
 
 
 def picture(mode: str = "RGB") -> Image.Image:
-    y, x = np.mgrid[:SIDE, : 2 * SIDE]
-    noise = np.random.default_rng(3).integers(0, 30, (SIDE, 2 * SIDE))
-    planes = (x * 3 + noise, y * 6 + noise, (x * y) % 200 + noise)
-    return Image.fromarray(np.stack(planes, -1).astype(np.uint8)).convert(mode)
+    return image(3, 2 * SIDE, SIDE, mode)
 
 
 def encoded(format: str, mode: str = "RGB", **options: Any) -> bytes:
