@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torchvision import datasets
 from torchvision import transforms as v1
@@ -345,10 +344,6 @@ def test_a_target_transform_that_is_set_later_is_called(root):
 # ------------------------------------------------------------------- datasets that are rejected
 
 
-def own_loader(path):
-    return Image.open(path)
-
-
 def changed(root, **attributes):
     dataset = ImageFolder(root, RANDOM)
     for name, value in attributes.items():
@@ -396,14 +391,6 @@ def without_attribute(root):
     return dataset
 
 
-class OwnSubset(Subset):
-    pass
-
-
-class OwnConcat(ConcatDataset):
-    pass
-
-
 class Paths:
     """A second base class with a relevant method."""
 
@@ -421,10 +408,13 @@ BEYOND, NO_NUMBERS = "exceed its 7 samples", "not a list of whole numbers"
 REPLACED = "method of .* was replaced"
 REJECTED = {
     "another dataset": (lambda _: TensorDataset(torch.zeros(3)), "^TensorDataset is not torchvisi"),
-    "a subset of its own": (lambda root: OwnSubset(changed(root), [0]), "^OwnSubset is not"),
+    "a subset of its own": (
+        lambda root: type("OwnSubset", (Subset,), {})(changed(root), [0]),
+        "^OwnSubset is not",
+    ),
     "the class": (lambda _: ImageFolder, "^type is not torchvision's"),
     "something strange": (lambda _: Strange(), "^Strange is not torchvision's"),
-    "a loader of its own": (lambda root: changed(root, loader=own_loader), "own_loader is not"),
+    "a loader of its own": (lambda root: changed(root, loader=open), "The loader open is not"),
     "a partial loader": (
         lambda root: changed(root, loader=partial(pil_loader)),
         r"functools\.partial",
@@ -474,7 +464,10 @@ REJECTED = {
         lambda root: joined(root, transform=FIXED, loader=open),
         "The loader open is not torchvision's own",
     ),
-    "a concatenation of its own": (lambda root: OwnConcat([folder(root)]), "^OwnConcat is not"),
+    "a concatenation of its own": (
+        lambda root: type("OwnConcat", (ConcatDataset,), {})([folder(root)]),
+        "^OwnConcat is not",
+    ),
     "one of another kind": (lambda root: ConcatDataset([folder(root), [(1, 2)]]), "^list is not"),
     "one that has grown": (grown, "have changed their lengths"),
 }

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFilter, ImageOps
+from torchvision import datasets, transforms
+from torchvision.transforms import v2
 
 import feedline
 from slow import slow
-
-transforms = pytest.importorskip("torchvision.transforms")
-v2 = pytest.importorskip("torchvision.transforms.v2")
-datasets = pytest.importorskip("torchvision.datasets")
 
 NORMALIZE = [transforms.ToTensor(), transforms.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
 ONE_LEVEL = 1.01 / 255 / 0.2
@@ -115,21 +113,26 @@ def batches(root, transform, **options):
         return [images for images, _ in loader]
 
 
+class Own(torch.utils.data.Dataset[Any]):
+    """Opens images itself, as scripts do."""
+
+    def __init__(self, root, transform, times=1):
+        self.samples = datasets.ImageFolder(str(root)).samples * times
+        self.transform = transform
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        path, label = self.samples[index]
+        return self.transform(Image.open(path).convert("RGB")), label
+
+
 def unfused(root, transform, collate=None):
     """Batches with the same seeds, of a loader whose images are read by the user's own function."""
-
-    class Own(torch.utils.data.Dataset[Any]):
-        samples = datasets.ImageFolder(str(root)).samples
-
-        def __len__(self):
-            return len(self.samples)
-
-        def __getitem__(self, index):
-            path, label = self.samples[index]
-            return transform(Image.open(path).convert("RGB")), label
-
     torch.manual_seed(7)
-    with feedline.DataLoader(Own(), batch_size=3, num_workers=0, collate_fn=collate) as loader:
+    dataset = Own(root, transform)
+    with feedline.DataLoader(dataset, batch_size=3, num_workers=0, collate_fn=collate) as loader:
         assert "\nfused" not in loader.explain()
         return [images for images, _ in loader]
 
@@ -339,28 +342,14 @@ def test_objects_that_may_do_more_make_samples(root, kind):
     assert "row" not in explained(root, kind(eval_pipeline()), "engine")
 
 
-class OwnTable(torch.utils.data.Dataset[Any]):
-    """Opens images itself, as scripts do."""
-
-    def __init__(self, root, transform):
-        self.paths = [path for path, _ in datasets.ImageFolder(str(root)).samples]
-        self.transform = transform
-
-    def __len__(self):
-        return 4 * len(self.paths)
-
-    def __getitem__(self, index):
-        return self.transform(Image.open(self.paths[index % len(self.paths)]).convert("RGB"))
-
-
 def test_many_views_of_an_image_that_is_decoded_lazily(root):
     """From the third image on, all its views share one decode."""
-    dataset = OwnTable(root, MultiCrop())
+    dataset = Own(root, MultiCrop(), 4)
     made = []
     for context in (contextlib.nullcontext, feedline.lazy_images):
         torch.manual_seed(7)
         with context(), feedline.DataLoader(dataset, batch_size=3, num_workers=0) as loader:
-            made.append([view for batch in loader for view in batch])
+            made.append([view for views, _ in loader for view in views])
     assert all(map(torch.equal, *made))
 
 
@@ -422,11 +411,8 @@ def test_timm_pipelines_are_fused(root):
     for is_training in (True, False):
         pipeline = create_transform(32, is_training=is_training, interpolation="bilinear")
         assert "Crop" in explained(root, Preset(pipeline), "fused")
-        made, stock = (
-            batches(root, Preset(pipeline), num_workers=0),
-            unfused(root, Preset(pipeline)),
-        )
-        for one, other in zip(made, stock, strict=True):
+        made = batches(root, Preset(pipeline), num_workers=0)
+        for one, other in zip(made, unfused(root, Preset(pipeline)), strict=True):
             assert (one - other).abs().mean() < ONE_LEVEL
 
 

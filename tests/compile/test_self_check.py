@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 
 import feedline
 from feedline.images.compile.compile_dataset import compile_dataset
+from feedline.images.compile.library_steps import untested_versions
 from feedline.private_names import TESTED_VERSIONS
 from feedline.randomness import fingerprint
 from torchvision_folder import DRAW, TRANSFORM, image
@@ -98,10 +99,7 @@ def test_pipelines_are_fused_with_untested_versions(name, untested):
 
 def test_folders_and_pairs_are_fused_with_untested_versions(root, untested):
     steps = v1.Compose([v1.RandomResizedCrop(32), v1.ToTensor()])
-    for dataset in (
-        ImageFolder(root, steps),
-        timm.data.ImageDataset(str(root), transform=steps),
-    ):
+    for dataset in (ImageFolder(root, steps), timm.data.ImageDataset(str(root), transform=steps)):
         assert compile_dataset(dataset).pipeline is not None
     pair = feedline.pair(
         v2.Compose([v2.ToImage(), v2.RandomResizedCrop(32), v2.RandomHorizontalFlip()])
@@ -371,8 +369,6 @@ def test_a_folder_of_changed_code_is_not_compiled(library, where, source, root, 
     ],
 )
 def test_versions_that_were_not_tested_are_named(library, version, is_tested, monkeypatch):
-    from feedline.images.compile.library_steps import untested_versions
-
     monkeypatch.setattr(f"{library}.__version__", version)
     names = untested_versions()
     assert (names == "") == is_tested

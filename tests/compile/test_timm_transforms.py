@@ -91,12 +91,8 @@ def test_policies_run_unchanged_and_rest_is_fused(root, case):
     assert torch.equal(torch.get_rng_state(), states[2])
 
 
-def users_own(image, *_args, **_kwargs):
-    return image
-
-
 def test_user_defined_operation_is_not_probed(root, monkeypatch):
-    monkeypatch.setitem(auto_augment.NAME_TO_OP, "Invert", users_own)
+    monkeypatch.setitem(auto_augment.NAME_TO_OP, "Invert", lambda image, *_, **__: image)
     transform = create_transform(32, is_training=True, auto_augment="rand-m5-n2")
     _, recognition = compiled_folder(root, transform)
     assert not recognition.pipeline.writes_rows
@@ -129,13 +125,6 @@ def test_timm_labels_are_transformed_and_its_classes_are_named(root):
     assert class_names([dataset]) == ["cats", "deep", "dogs"]
 
 
-def replace_reader(dataset):
-    class Reader(type(dataset.reader)):
-        pass
-
-    dataset.reader.__class__ = Reader
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -144,7 +133,9 @@ def replace_reader(dataset):
         lambda dataset: setattr(dataset, "additional_features", ["size"]),
         lambda dataset: setattr(dataset, "transform", None),
         lambda dataset: setattr(dataset.reader, "__getitem__", None),
-        replace_reader,
+        lambda dataset: setattr(
+            dataset.reader, "__class__", type("Reader", (type(dataset.reader),), {})
+        ),
     ],
 )
 def test_timm_dataset_runs_unchanged_if_its_samples_are_others(root, change):

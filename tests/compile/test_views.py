@@ -69,8 +69,7 @@ def test_unfused_views_receive_image_in_order(pictures):
         for one, other in zip(ours, theirs, strict=True):
             assert pixel_error(one, other) <= 0.1
     mixed = feedline.views(random_pipeline(32), unknown)
-    given = [path, opened(path), Image.open(path)]
-    made = [seeded(4, lambda each=each: mixed(each)) for each in given]
+    made = [seeded(4, mixed, given) for given in (path, opened(path), Image.open(path))]
     for other in made[1:]:
         assert all(map(torch.equal, made[0], other))
     grey = image(1, 60, 50, "L")
