@@ -5,16 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from caches import (
-    FORMATS,
-    contents,
-    images,
-    kill_after_a_unit,
-    made,
-    photo,
-    spoil,
-    stopping,
-)
+from caches import FORMATS, contents, images, kill_after_a_unit, made, photo, spoil, stopping
 from feedline import DataLoader, ImageFolder
 from feedline.cache.build import add_size
 from feedline.cache.damage import verify

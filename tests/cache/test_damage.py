@@ -17,31 +17,25 @@ from row_of import row
 pytest.importorskip("lmdb")
 
 
-def flip_first(root):
-    flip_copy(root, 0, 24)
-
-
-def cut(root):
-    shard = root / "24" / "000000.tar"
-    os.truncate(shard, shard.stat().st_size // 2)
-
-
-def remove(root):
-    (root / "24" / "000000.tar").unlink()
+HARMS = {
+    "a bit of a copy": lambda root: flip_copy(root, 0, 24),
+    "cut": lambda root: os.truncate(root / "24" / "000000.tar", 20_000),
+    "removed": lambda root: (root / "24" / "000000.tar").unlink(),
+}
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("harm", [flip_first, cut, remove])
+@pytest.mark.parametrize("harm", HARMS)
 def test_damaged_copy_raises_with_repair_command_or_is_skipped(copied, harm, workers):
     root = copied()
-    harm(root)
+    HARMS[harm](root)
     options = {"image_size": 20, "num_workers": workers, "shuffle": False}
     loader = DataLoader(ImageFolder(root), 8, **options)
     with loader, pytest.raises(ImageError) as raised:
         list(loader)
     _, *hints = str(raised.value).split("\n")
     assert hints == [f"hint: feedline cache repair {root}"]
-    if harm is flip_first:  # a file that is damaged as a whole has no readable copies
+    if harm == "a bit of a copy":  # a file that is damaged as a whole has no readable copies
         with DataLoader(ImageFolder(root), 8, on_error="skip", **options) as loader:
             assert sum(len(labels) for _, labels in loader) == 11
             assert [name for name, _ in loader.skipped] == ["cats/0.jpg"]

@@ -31,10 +31,11 @@ def test_pictures_of_any_mode_become_rgb(mode):
         assert "transparency" in kept.info
 
 
-@pytest.mark.parametrize("grey", [np.eye(9, 8, dtype=np.uint8), torch.eye(9, 8).byte()[None]])
-def test_grey_images_get_three_equal_channels(grey):
-    read = open_source(Samples([(grey, 0)])).read(0)
-    assert np.array_equal(read, np.repeat(np.eye(9, 8, dtype=np.uint8)[:, :, None], 3, axis=2))
+def test_grey_images_get_three_equal_channels():
+    grey = np.eye(9, 8, dtype=np.uint8)
+    source = open_source(Samples([(grey, 0), (torch.from_numpy(grey)[None], 0)]))
+    for sample in range(2):
+        assert np.array_equal(source.read(sample), np.repeat(grey[:, :, None], 3, axis=2))
 
 
 @pytest.mark.parametrize(

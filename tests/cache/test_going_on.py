@@ -69,15 +69,13 @@ def test_update_makes_only_shards_with_changes_and_reuses_copies_in_them(
     assert_same_as_new(root, odd_photos, format=format)
 
 
-def build_in_a_process(*arguments):
+def build_in_a_process(source, root, format):
     """Build in a forked process, which needs no new imports."""
-    process = multiprocessing.get_context("fork").Process(target=_alone, args=arguments)
+    options = {"source": source, "root": root, "sizes": (16, 24), "format": format, "workers": 2}
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=build_cache, kwargs=options)
     process.start()
     return process
-
-
-def _alone(source, root, format):
-    build_cache(source, root, (16, 24), format=format, workers=2)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -34,10 +34,7 @@ def test_info_lists_levels_sizes_and_source(few, root, form):
 
 @pytest.mark.parametrize(
     ("sizes", "crops"),
-    [
-        ((24, 32, 33), [16, 32, 33]),
-        ((8, 16, 128, 136, 192, 256), [8, 16, 112, 136, 160, 224]),
-    ],
+    [((24, 32, 33), [16, 32, 33]), ((8, 16, 128, 136, 192, 256), [8, 16, 112, 136, 160, 224])],
 )
 def test_level_is_measured_at_seven_eighths_of_its_size_unless_a_smaller_one_serves_it(
     few, root, monkeypatch, sizes, crops

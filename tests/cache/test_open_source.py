@@ -90,11 +90,6 @@ def shards_of(root):
     return root
 
 
-@pytest.fixture
-def shards(tmp_path):
-    return shards_of(tmp_path / "shards")
-
-
 def hugging_face(root):
     """All pictures with their labels, as datasets keeps them in memory."""
     datasets = pytest.importorskip("datasets")
@@ -320,16 +315,13 @@ def test_columns_are_found_by_their_names(tmp_path, column, label):
 
 
 @pytest.mark.parametrize("paths", [[None, "a"], ["a", "a"]])
-def test_missing_or_duplicate_paths_are_not_used_as_names(tmp_path, paths):
-    column = array([{"bytes": b"", "path": path} for path in paths], "image")
-    source = open_source(write(tmp_path / "a.parquet", {"image": column, "label": [0, 1]}))
-    assert [source.store.key(sample) for sample in range(2)] == ["a.parquet/0", "a.parquet/1"]
-
-
 @pytest.mark.parametrize("classes", [None, [], {"0": "ant"}, ["ant", 1]])
-def test_invalid_class_list_is_ignored(tmp_path, classes):
-    columns = {"image": images(), "label": LABELS}
-    assert open_source(write(tmp_path / "a.parquet", columns, classes)).classes is None
+def test_unusable_paths_and_class_names_are_ignored(tmp_path, paths, classes):
+    column = array([{"bytes": b"", "path": path} for path in paths], "image")
+    columns = {"image": column, "label": [0, 1]}
+    source = open_source(write(tmp_path / "a.parquet", columns, classes))
+    assert [source.store.key(sample) for sample in range(2)] == ["a.parquet/0", "a.parquet/1"]
+    assert source.classes is None
 
 
 def test_row_group_is_read_once_for_consecutive_rows(files, monkeypatch):
@@ -404,13 +396,10 @@ def test_damaged_file_is_named_in_error(files):
         open_source(files)
 
 
-def test_too_large_row_group_is_rejected(files, monkeypatch):
+def test_too_large_row_group_and_missing_pyarrow_are_rejected(files, monkeypatch):
     monkeypatch.setattr(rows_module, "_MAX_GROUP_BYTES", 1000)
     with pytest.raises(DatasetError, match=r"has a row group with .* GB of images"):
         open_source(files)
-
-
-def test_missing_pyarrow_raises_with_install_hint(files, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(UsageError, match=r'pip install "feedline\[parquet\]"'):
         open_source(files)

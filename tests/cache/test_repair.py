@@ -10,21 +10,13 @@ import shutil
 import signal
 import tarfile
 import warnings
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from caches import (
-    FORMATS,
-    everything,
-    flip,
-    flip_copy,
-    kill_after_a_unit,
-    made,
-    photo,
-    stopping,
-)
+from caches import FORMATS, everything, flip, flip_copy, kill_after_a_unit, made, photo, stopping
 from feedline import ImageFolder, repair_cache
 from feedline.cache.damage import Verification, verify
 from feedline.errors import DatasetError, ImageError, UsageError
@@ -107,52 +99,47 @@ def remove(name):
 
 
 EVERY = range(12)
-# Format, damage, level, damaged samples, and whether the file is reported itself.
-UNREADABLE = [
-    *((form, flip_24, 24, [7], False) for form in FORMATS),
-    *((f"{form}, raw", flip_24, 24, [7], False) for form in FORMATS),
-    ("webdataset", rewrite("16/000000.tar"), 16, EVERY, True),
-    *(("lmdb", rewrite("16/data.mdb", said), 16, EVERY, True) for said in (None, b"", b"no LMDB")),
-    ("webdataset", remove("16/000000.tar"), 16, EVERY, True),
-    ("lmdb", remove("24/data.mdb"), 24, EVERY, True),
-    ("folder", remove("24/cats/000000002-2.jpg"), 24, [2], False),
-]
-READABLE = [  # what other programs read is damaged, and the images are not
-    ("webdataset", flip_headers, 24, [sample for sample, _, _ in HEADERS], False),
-    ("webdataset", take_another_header, 16, [3], False),
-    ("webdataset", flip_end, 16, [11], False),
-]
 
 
 @pytest.mark.parametrize(
-    ("kind", "harm", "level", "samples", "is_reported"), [*UNREADABLE, *READABLE]
+    ("kind", "harm", "level", "samples", "is_reported", "is_readable"),
+    [
+        *((form, flip_24, 24, [7], False, False) for form in FORMATS),
+        *((f"{form}, raw", flip_24, 24, [7], False, False) for form in FORMATS),
+        ("webdataset", rewrite("16/000000.tar"), 16, EVERY, True, False),
+        *(
+            ("lmdb", rewrite("16/data.mdb", said), 16, EVERY, True, False)
+            for said in (None, b"", b"no LMDB")
+        ),
+        ("webdataset", remove("16/000000.tar"), 16, EVERY, True, False),
+        ("lmdb", remove("24/data.mdb"), 24, EVERY, True, False),
+        ("folder", remove("24/cats/000000002-2.jpg"), 24, [2], False, False),
+        # What other programs read is damaged, and the images are not.
+        ("webdataset", flip_headers, 24, [sample for sample, _, _ in HEADERS], False, True),
+        ("webdataset", take_another_header, 16, [3], False, True),
+        ("webdataset", flip_end, 16, [11], False, True),
+    ],
 )
 def test_damage_is_reported_exactly_and_repaired(
-    whole, copied, kind, harm, level, samples, is_reported
+    whole, copied, kind, harm, level, samples, is_reported, is_readable
 ):
+    """`is_reported`: the file itself; `is_readable`: all images have their pixels."""
     form, _, raw = kind.partition(", ")
-    root = copied(form, raw=bool(raw))
+    root, intact = copied(form, raw=bool(raw)), whole(form, raw=bool(raw))
     path = harm(root)
-    is_readable = (kind, harm, level, samples, is_reported) in READABLE
-    assert_read(root, whole(form, raw=bool(raw)), level, () if is_readable else samples)
-    found = assert_repaired(root, whole(form, raw=bool(raw)))
+    with closing(ImageFolder(root)) as data, closing(ImageFolder(intact)) as wanted:
+        for sample in EVERY:
+            if sample in samples and not is_readable:
+                with pytest.raises(ImageError, match=rf"sample {sample}, .*{NAMES[sample]}"):
+                    row(data, sample, level - 4)
+            else:
+                pixels = (row(each, sample, level - 4)[0] for each in (data, wanted))
+                assert np.array_equal(*pixels)
+    found = assert_repaired(root, intact)
     assert told(found) == [(level, sample, NAMES[sample]) for sample in samples]
     assert {each.file for each in found.damaged} == {str(path)}
     assert [each.file for each in found.files] == [str(path)] * is_reported
     assert (found.images, found.index) == (24, ())
-
-
-def assert_read(root, whole, level, damaged):
-    """Assert that damaged samples raise, and that others have the pixels of the intact cache."""
-    data, intact, size = ImageFolder(root), ImageFolder(whole), level - 4
-    for sample in EVERY:
-        if sample in damaged:
-            with pytest.raises(ImageError, match=rf"sample {sample}, .*{NAMES[sample]}"):
-                row(data, sample, size)
-        else:
-            assert np.array_equal(row(data, sample, size)[0], row(intact, sample, size)[0])
-    for each in (data, intact):
-        each.close()
 
 
 def assert_repaired(root, whole):
