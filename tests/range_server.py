@@ -61,14 +61,8 @@ class Answer(BaseHTTPRequestHandler):
         """Requested bytes."""
         return self.whole[self.first : self.stop]
 
-    def give(self, status: int, body: bytes, length: int | None = None) -> None:
-        """Send a response.
-
-        Args:
-            status: HTTP status.
-            body: content.
-            length: reported length, if it differs.
-        """
+    def give(self, status: int, body: bytes, length: int | None = None) -> bool:
+        """Send a response, with another length than that of its body if one is given."""
         self.send_response(status)
         self.send_header("Content-Length", str(len(body) if length is None else length))
         if status == 206:
@@ -78,13 +72,15 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(body)
         if length not in (None, len(body)):
             self.close_connection = True
+        return True
 
-    def redirect(self, where: str) -> None:
+    def redirect(self, where: str) -> bool:
         """Lead to another URL."""
         self.send_response(302)
         self.send_header("Location", where)
         self.send_header("Content-Length", "0")
         self.end_headers()
+        return True
 
     def reset(self) -> None:
         """End the connection without an answer."""
@@ -205,8 +201,7 @@ class Clock:
 
 
 def unavailable(answer: Answer) -> bool:
-    answer.give(503, b"overloaded")
-    return True
+    return answer.give(503, b"overloaded")
 
 
 def reset(answer: Answer) -> bool:
@@ -215,8 +210,7 @@ def reset(answer: Answer) -> bool:
 
 
 def cut_short(answer: Answer) -> bool:
-    answer.give(206, answer.part[: len(answer.part) // 2], len(answer.part))
-    return True
+    return answer.give(206, answer.part[: len(answer.part) // 2], len(answer.part))
 
 
 def no_http(answer: Answer) -> bool:
@@ -226,15 +220,12 @@ def no_http(answer: Answer) -> bool:
 
 
 def altered(answer: Answer) -> bool:
-    answer.give(206, bytes(byte ^ 1 for byte in answer.part))
-    return True
+    return answer.give(206, bytes(byte ^ 1 for byte in answer.part))
 
 
 def shorter(answer: Answer) -> bool:
-    answer.give(206, answer.part[:-1])
-    return True
+    return answer.give(206, answer.part[:-1])
 
 
 def whole_file(answer: Answer) -> bool:
-    answer.give(200, answer.whole)
-    return True
+    return answer.give(200, answer.whole)

@@ -22,13 +22,9 @@ def remote(server, tmp_path):
     return ImageFolder(f"{server.url}/cache/", local_dir=tmp_path / "local")
 
 
-def images_asked(server):
-    return server.asked(".tar")
-
-
 def test_adjacent_images_share_one_request(remote, server, served):
     ours = batches(remote, shuffle=False)
-    assert images_asked(server) == 5  # each batch lies in one shard
+    assert server.asked(".tar") == 5  # each batch lies in one shard
     assert same(ours, batches(ImageFolder(served / "cache"), shuffle=False))
 
 
@@ -61,7 +57,7 @@ def test_a_torchvision_folder_reads_a_cache_at_a_url(server, served, tmp_path, c
         assert f"24 px JPEG q95 for 24 px (cache {server.url}/cache, kept in" in there.explain()
         for wanted, found in zip(here, there, strict=True):
             assert str(wanted) == str(found)
-    assert images_asked(server) < COUNT  # a batch's are fetched together
+    assert server.asked(".tar") < COUNT  # a batch's are fetched together
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -97,12 +93,12 @@ def test_damaged_local_copy_is_fetched_again(remote, server, served, tmp_path):
     for path in copies(tmp_path):
         whole = path.read_bytes()
         path.write_bytes(bytes(byte ^ 1 for byte in whole[: len(whole) // 2]))
-    before = images_asked(server)
+    before = server.asked(".tar")
     assert same(batches(remote), wanted)
-    after = images_asked(server)
+    after = server.asked(".tar")
     assert after > before
     assert same(batches(remote), wanted)
-    assert images_asked(server) == after
+    assert server.asked(".tar") == after
     (labels,) = tmp_path.rglob("labels.npy")
     labels.write_bytes((labels.parent / "sizes.npy").read_bytes())
     assert same(batches(remote, num_workers=1), wanted)  # workers look for themselves

@@ -11,8 +11,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -44,21 +43,13 @@ def listed(root, **options):
     return ImageList(names, [0] * (COUNT // 2) + [1] * (COUNT // 2), root=root, **options)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A served dataset.
+class Kind(NamedTuple):
+    """A served dataset."""
 
-    Attributes:
-        folder: its name below the server's.
-        create: makes the dataset of a path or URL.
-        ending: ending of the files that hold images.
-        local_bytes: disk space of about half of its images.
-    """
-
-    folder: str
-    create: Callable[..., Any]
-    ending: str
-    local_bytes: int
+    folder: str  # below the server's
+    create: Callable[..., Any]  # of a path or URL
+    ending: str  # of the files that hold images
+    local_bytes: int  # disk space of about half of its images
 
 
 KINDS = {

@@ -17,14 +17,7 @@ from feedline.errors import DatasetError, ImageError
 from feedline.sources import local_copies, remote_cache, remote_reader
 from feedline.sources.manifest import MANIFEST
 from processes import eventually
-from range_server import (
-    OPTIONS,
-    altered,
-    batches,
-    reset,
-    same,
-    shorter,
-)
+from range_server import OPTIONS, altered, batches, reset, same, shorter
 from row_of import row
 
 pytest.importorskip("aiohttp")
@@ -165,11 +158,7 @@ def test_endless_body_is_not_read(server, tmp_path, status, length, clock):
 def test_permanent_errors_are_not_retried_and_temporary_ones_are(
     server, tmp_path, clock, status, said, tries
 ):
-    def fault(answer):
-        answer.give(status, b"no")
-        return True
-
-    server.fault = fault
+    server.fault = lambda answer: answer.give(status, b"no")
     with pytest.raises(DatasetError, match=said):
         ImageFolder(f"{server.url}/cache", local_dir=tmp_path)
     assert len(server.requests) == pytest.approx(tries, abs=1 if tries > 1 else 0)
@@ -224,10 +213,7 @@ def test_read_only_folder_is_named(server, tmp_path):
 
 
 def test_index_that_contradicts_manifest_is_rejected(server, cache, tmp_path):
-    def fault(answer):
-        return answer.path.endswith("labels.npy") and altered(answer)
-
-    server.fault = fault
+    server.fault = lambda answer: answer.path.endswith("labels.npy") and altered(answer)
     with pytest.raises(DatasetError, match=r"index/labels\.npy of the cache .* its digest differs"):
         ImageFolder(f"{server.url}/cache", local_dir=tmp_path)
     assert not list(tmp_path.rglob("labels.npy*"))
@@ -246,13 +232,7 @@ def forged(cache, root, column=None, array=None, **said):
 
 
 @pytest.mark.parametrize(
-    "said",
-    [
-        {"samples": 10**15},
-        {"samples": 2**62},
-        {"label": ["int64", [10**6, 10**6]]},
-    ],
-    ids=str,
+    "said", [{"samples": 10**15}, {"samples": 2**62}, {"label": ["int64", [10**6, 10**6]]}], ids=str
 )
 def test_too_large_index_is_not_fetched(server, cache, tmp_path, said):
     forged(cache, tmp_path / "forged", **said)

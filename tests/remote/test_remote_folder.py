@@ -35,11 +35,7 @@ def server(tmp_path):
 def test_permanent_failure_raises_immediately_and_others_after_retries(
     server, pauses, status, said, again
 ):
-    def fault(answer):
-        answer.give(status, b"no")
-        return True
-
-    server.fault = fault
+    server.fault = lambda answer: answer.give(status, b"no")
     there = RemoteFolder(server.url)
     often = r" \(tried \d+ times in \d+ s\)" if again else ""
     wanted = rf"^'{server.url}/some' cannot be read{often}: ClientResponseError: {status}, .*{said}"
@@ -115,7 +111,7 @@ def test_a_folder_that_cannot_be_listed_is_not_passed_over(server, tmp_path):
     (tmp_path / "a" / "deep").mkdir(parents=True)
     for name in ("x", "deep/y"):
         (tmp_path / "a" / name).write_text("")
-    server.fault = lambda answer: "deep" in answer.path and answer.give(403, b"") is None
+    server.fault = lambda answer: "deep" in answer.path and answer.give(403, b"")
     steps = RemoteFolder(server.url).walk()
     assert next(steps) == ("", ["a"], ["some"])
     assert next(steps) == ("a", ["deep"], ["x"])

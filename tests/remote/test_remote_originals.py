@@ -1,6 +1,5 @@
 """Original images at URLs: batches equal those of a local folder, fetched once, with recovery."""
 
-import os
 import threading
 from collections import Counter
 from pathlib import Path
@@ -15,20 +14,14 @@ from caches import photos as make_photos
 from feedline import DataLoader, ImageFolder, ImageList
 from feedline.errors import DatasetError, ImageError, UsageError
 from feedline.sources import local_copies, remote_reader
-from range_server import (
-    OPTIONS,
-    RangeServer,
-    batches,
-    copies,
-    same,
-    unavailable,
-    whole_file,
-)
+from range_server import OPTIONS, RangeServer, batches, copies, same, unavailable, whole_file
 from row_of import row
 
 pytest.importorskip("aiohttp")
 
 COUNT = 48
+PATHS = sorted(f"{name}/{k}.jpg" for name in ("cats", "dogs") for k in range(COUNT // 2))
+LABELS = [0] * (COUNT // 2) + [1] * (COUNT // 2)
 
 
 @pytest.fixture(scope="module")
@@ -55,26 +48,9 @@ def server(folder):
     served.stop()
 
 
-class Listed(list[str]):
-    """The paths of a folder's images below it, and their labels."""
-
-    def __init__(self, data):
-        super().__init__(os.path.relpath(data.path(k), data.root) for k in range(len(data)))
-        self.labels = data.targets.tolist()
-
-
-@pytest.fixture(scope="module")
-def listed(here):
-    return Listed(here)
-
-
 @pytest.fixture
-def remote(server, listed, tmp_path):
-    return at(server, listed, local_dir=tmp_path / "local")
-
-
-def at(server, listed, **options):
-    return ImageList(listed, listed.labels, root=f"{server.url}/photos", **options)
+def remote(server, tmp_path):
+    return ImageList(PATHS, LABELS, root=f"{server.url}/photos", local_dir=tmp_path / "local")
 
 
 # Folders of class folders
@@ -158,12 +134,12 @@ def test_lists_of_urls_equal_lists_of_files(folder, here, wanted, tmp_path):
     assert (row(below, 1, 24, 5)[0] == row(here, 1, 24, 5)[0]).all()
 
 
-def test_two_hosts_in_one_list(server, here, listed, folder, tmp_path):
+def test_two_hosts_in_one_list(server, here, folder, tmp_path):
     other = RangeServer(folder.parent)
     try:
         hosts = [server.url, other.url, folder.parent.as_uri()]
-        urls = [f"{hosts[k % 3]}/photos/{name}" for k, name in enumerate(listed)]
-        data = ImageList(urls, listed.labels, local_dir=tmp_path)
+        urls = [f"{hosts[k % 3]}/photos/{name}" for k, name in enumerate(PATHS)]
+        data = ImageList(urls, LABELS, local_dir=tmp_path)
         assert same(batches(data, num_workers=1), batches(here))
         assert server.asked(".jpg") == other.asked(".jpg") == COUNT // 3
         assert "3 hosts" in repr(data)
@@ -186,10 +162,10 @@ def test_contradictory_arguments_are_rejected(given, said):
         ImageList(labels=[0] * len(given["paths"]), **given)
 
 
-def test_signatures_of_urls_are_not_shown(server, listed, tmp_path):
+def test_signatures_of_urls_are_not_shown(server, tmp_path):
     signed = "nothing.jpg?X-Amz-Expires=60&X-Amz-Signature=secret"
-    urls = [f"{server.url}/{name}" for name in (signed, *(f"photos/{each}" for each in listed))]
-    data = ImageList(urls, [0, *listed.labels], local_dir=tmp_path / "copies")
+    urls = [f"{server.url}/{name}" for name in (signed, *(f"photos/{each}" for each in PATHS))]
+    data = ImageList(urls, [0, *LABELS], local_dir=tmp_path / "copies")
     with pytest.raises(ImageError) as refused:
         row(data, 0, 24, 0)
     assert f"{server.url}/nothing.jpg?..." in str(refused.value)
@@ -216,9 +192,9 @@ def test_operations_on_local_files_raise(remote, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_missing_image_is_named_and_skipped(server, listed, tmp_path, workers):
-    paths, url = ["cats/nothing.jpg", *listed[1:]], f"{server.url}/photos"
-    data = ImageList(paths, listed.labels, root=url, local_dir=tmp_path)
+def test_missing_image_is_named_and_skipped(server, tmp_path, workers):
+    paths, url = ["cats/nothing.jpg", *PATHS[1:]], f"{server.url}/photos"
+    data = ImageList(paths, LABELS, root=url, local_dir=tmp_path)
     with DataLoader(data, 16, **{**OPTIONS, "num_workers": workers, "on_error": "skip"}) as loader:
         assert sum(len(labels) for _, labels in loader) == COUNT - 1
         ((name, why),) = loader.skipped
@@ -237,8 +213,7 @@ def test_missing_image_is_named_and_skipped(server, listed, tmp_path, workers):
 def test_half_of_a_file_is_refused(remote, server):
     def half(answer):
         answer.stop = answer.first + len(answer.whole) // 2
-        answer.give(206, answer.part)
-        return True
+        return answer.give(206, answer.part)
 
     server.fault = half
     said = rf"sample 3, {server.url}/photos/.*cannot be read.*RangeError.*sends bytes 0-"
@@ -307,8 +282,7 @@ def test_response_that_is_not_an_image_is_replaced(remote, server, wanted, body)
         if not answer.path.endswith("7.jpg"):
             return False
         wrong.append(answer.path)
-        answer.give(200, answer.part[: len(answer.part) // 2] if body is None else body)
-        return True
+        return answer.give(200, answer.part[: len(answer.part) // 2] if body is None else body)
 
     server.fault = instead
     batches(remote, on_error="skip")
@@ -323,7 +297,7 @@ def test_response_that_is_not_an_image_is_replaced(remote, server, wanted, body)
 
 def test_single_wrong_response_is_harmless(remote, server, wanted):
     server.fault = lambda answer: (
-        server.asked(answer.path) == 1 and answer.give(200, b"<html>Log in</html>") is None
+        server.asked(answer.path) == 1 and answer.give(200, b"<html>Log in</html>")
     )
     assert same(batches(remote), wanted)
     assert server.asked(".jpg") == 2 * COUNT
@@ -333,26 +307,24 @@ def test_single_wrong_response_is_harmless(remote, server, wanted):
 
 
 def test_broken_redirects_are_not_followed_again(remote, server):
-    server.fault = lambda answer: answer.redirect(answer.path) is None
+    server.fault = lambda answer: answer.redirect(answer.path)
     with pytest.raises(ImageError, match=r"cannot be read: TooManyRedirects"):
         row(remote, 0, 24, 0)
-    server.fault = lambda answer: answer.redirect("file:///etc/passwd") is None
+    server.fault = lambda answer: answer.redirect("file:///etc/passwd")
     with pytest.raises(ImageError, match=r"cannot be read: NonHttpUrlRedirect"):
         row(remote, 1, 24, 0)
 
 
-def test_a_copy_is_that_of_its_url_alone(server, listed, here, tmp_path):
-    batches(at(server, listed, local_dir=tmp_path))
-    other = Listed(here)
-    other.reverse()
-    other.labels.reverse()
-    data = at(server, other, local_dir=tmp_path)
+def test_a_copy_is_that_of_its_url_alone(server, here, tmp_path):
+    options = {"root": f"{server.url}/photos", "local_dir": tmp_path}
+    batches(ImageList(PATHS, LABELS, **options))
+    data = ImageList(PATHS[::-1], LABELS[::-1], **options)
     for sample in (0, 5):
         assert (row(data, sample, 24, 1)[1]) == 1
         assert data.store.read(sample, 0) == Path(here.path(COUNT - 1 - sample)).read_bytes()
     # Other labels are no reason to fetch again.
     before = server.asked(".jpg")
-    batches(ImageList(listed, range(COUNT), root=f"{server.url}/photos", local_dir=tmp_path))
+    batches(ImageList(PATHS, range(COUNT), **options))
     assert server.asked(".jpg") == before
 
 
@@ -373,9 +345,7 @@ def test_read_ahead_is_postponed_without_memory(remote, server, wanted, monkeypa
 # Caches of them
 
 
-def test_a_cache_is_built_of_a_list_and_of_a_folder_at_a_url(
-    remote, folder, server, listed, tmp_path
-):
+def test_a_cache_is_built_of_a_list_and_of_a_folder_at_a_url(remote, folder, server, tmp_path):
     build(folder, tmp_path / "wanted")
     wanted = batches(ImageFolder(tmp_path / "wanted"))
     build(ImageFolder(folder.as_uri(), local_dir=tmp_path), tmp_path / "folder")
@@ -385,8 +355,8 @@ def test_a_cache_is_built_of_a_list_and_of_a_folder_at_a_url(
     asked = server.asked(".jpg")
     assert same(batches(remote, cache=tmp_path / "list"), wanted)
     assert server.asked(".jpg") == asked
-    broken = [*listed, "cats/nothing.jpg"]
-    data = ImageList(broken, [*listed.labels, 0], root=remote.root, local_dir=tmp_path)
+    broken = [*PATHS, "cats/nothing.jpg"]
+    data = ImageList(broken, [*LABELS, 0], root=remote.root, local_dir=tmp_path)
     with pytest.raises(ImageError, match=r"nothing\.jpg"):
         build(data, tmp_path / "broken")
     assert build(data, tmp_path / "skipped", on_error="skip").samples == COUNT
@@ -396,7 +366,7 @@ def test_a_build_does_without_a_page_that_came_once_in_the_place_of_an_image(
     remote, server, tmp_path
 ):
     server.fault = lambda answer: (
-        server.asked(answer.path) == 1 and answer.give(200, b"<html>Log in</html>") is None
+        server.asked(answer.path) == 1 and answer.give(200, b"<html>Log in</html>")
     )
     assert build(remote, tmp_path / "list").samples == COUNT
 
