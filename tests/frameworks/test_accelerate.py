@@ -19,7 +19,7 @@ from feedline.integrations.accelerate import prepare, unpadded_rows
 from feedline.integrations.transformers import Stepwise
 from packages import needs
 from row_sources import Rows
-from sets import Counting
+from sets import Counting, Made
 from slow import slow
 
 pytestmark = [
@@ -29,19 +29,15 @@ pytestmark = [
 accelerate: Any
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _accelerate():
-    """Import Accelerate for these tests alone; see `needs`."""
-    global accelerate
-    import accelerate
-
-
 NUMBERS = list(range(12))
 
 
 @pytest.fixture(autouse=True)
-def _no_loader_is_noted(_accelerate):
-    """Accelerate's loaders stay registered if an iteration is left early."""
+def _accelerate():
+    """Import Accelerate for these tests alone, see `needs`, and forget unfinished iterations."""
+    global accelerate
+    import accelerate
+
     accelerate.state.GradientState._reset_state()
     yield
     accelerate.state.GradientState._reset_state()
@@ -64,15 +60,12 @@ def rows(batches):
     return [batch.tolist() for batch in batches]
 
 
+def usual(accelerator, loader):
+    return accelerator.prepare(loader)
+
+
 def made(length=20, *, world_size=1, drop_last=False):
-    return DataLoader(
-        range(length),
-        batch_size=8,
-        seed=0,
-        drop_last=drop_last,
-        rank=0,
-        world_size=world_size,
-    )
+    return DataLoader(range(length), 8, seed=0, drop_last=drop_last, rank=0, world_size=world_size)
 
 
 def test_prepared_loader_is_same_object_and_end_is_detected(accelerator):
@@ -170,11 +163,7 @@ def test_repeated_rows_are_removed_at_the_end(length, world_size, remainder):
 def theirs_and_ours(make, dataset, **options):
     """Two epochs in Accelerate with torch's class, with feedline's, and with `prepare`."""
     found = []
-    for kind, put in (
-        (TorchDataLoader, lambda accelerator, loader: accelerator.prepare(loader)),
-        (DataLoader, lambda accelerator, loader: accelerator.prepare(loader)),
-        (DataLoader, prepare),
-    ):
+    for kind, put in ((TorchDataLoader, usual), (DataLoader, usual), (DataLoader, prepare)):
         accelerate.utils.set_seed(3)
         accelerator = make()
         loader = put(accelerator, kind(dataset, **options))
@@ -364,8 +353,7 @@ def test_remaining_epoch_of_wrapper_belongs_to_next_epoch(sampler, before):
         rest = accelerator.skip_first_batches(loader, 1)
         return [*seen, len(rest), rows(rest), rows(loader)]
 
-    wanted = found(TorchDataLoader, lambda accelerator, loader: accelerator.prepare(loader))
-    assert found(DataLoader, prepare) == wanted
+    assert found(DataLoader, prepare) == found(TorchDataLoader, usual)
 
 
 @pytest.mark.parametrize("options", [{}, {"seed": 0}])
@@ -389,16 +377,8 @@ def test_run_saved_at_last_batch_resumes_with_next_epoch(options, tmp_path):
 
 @pytest.mark.parametrize("given", [{"schedule": "8x1,12x1"}, {"seed": 0}])
 def test_schedule_with_sampler_is_not_ignored(given):
-    def sized(index):
-        return feedline.image_size(default=1)
-
-    class Sized(torch.utils.data.Dataset[int]):
-        def __len__(self):
-            return 4
-
-        __getitem__ = staticmethod(sized)
-
-    loader = DataLoader(Sized(), 2, sampler=SequentialSampler(range(4)), **given)
+    dataset = Made(4, lambda index: feedline.image_size(default=1))
+    loader = DataLoader(dataset, 2, sampler=SequentialSampler(range(4)), **given)
     with pytest.raises(UsageError, match=rf"{next(iter(given))} and a sampler are set.*without"):
         prepare(accelerator_of(use_seedable_sampler=True), loader)
     if "schedule" in given:

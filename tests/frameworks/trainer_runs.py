@@ -102,20 +102,16 @@ class Save(transformers.TrainerCallback):
         control.should_save = state.global_step == self.update
 
 
+PUT = {
+    "prepare": prepare,
+    "Stepwise": lambda _, loader: Stepwise(loader),
+    "bare": lambda _, loader: loader,
+    "swapped": lambda accelerator, loader: accelerator.prepare(loader),
+}
+
+
 def users(kind, put, **seed):
     return type("Users", (Users,), {"kind": kind, "put": put, "seed": seed})
-
-
-def as_ever(accelerator, loader):
-    return accelerator.prepare(loader)
-
-
-def bare(_, loader):
-    return loader
-
-
-def stepwise(_, loader):
-    return Stepwise(loader)
 
 
 def trained(trainer_class, folder, *, data=None, resume=0, workers=0, **options):
@@ -175,7 +171,6 @@ CASES = {
     "stream": {"data": Stream(), "max_steps": 8, "resume": 2},
     "evaluated": {"eval_strategy": "steps", "eval_steps": 5, "workers": 1},
 }
-SEEDED = {"Stepwise": stepwise, "prepare": prepare}
 
 
 def both(way, case, folder):
@@ -183,7 +178,7 @@ def both(way, case, folder):
     found = []
     for kind in (TorchDataLoader, feedline.DataLoader):
         ours = kind is feedline.DataLoader
-        put = bare if way == "bare" else prepare if ours and way == "prepare" else as_ever
+        put = PUT[way] if way == "bare" or ours else PUT["swapped"]
         trainer_class = transformers.Trainer if way == "swapped" else users(kind, put)
         with patch.object(transformers.trainer, "DataLoader", kind):
             found.append(trained(trainer_class, folder / f"{way} {case} {ours}", **CASES[case]))
@@ -192,7 +187,7 @@ def both(way, case, folder):
 
 def whole_and_rest(way, folder):
     """Numbers of two epochs of a seeded loader, and those after the second update."""
-    trainer_class = users(feedline.DataLoader, SEEDED[way], seed=3)
+    trainer_class = users(feedline.DataLoader, PUT[way], seed=3)
     runs = trained(trainer_class, folder / f"seed {way}", workers=1, resume=2)
     return [[rows for _, rows in seen] for seen, *_ in runs]
 
