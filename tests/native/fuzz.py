@@ -66,17 +66,9 @@ def spoiled(dice: Dice, array: np.ndarray) -> np.ndarray:
     frozen.flags.writeable = False
     unaligned = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
     others = [
-        *(
-            frozen,
-            unaligned,
-            array[::-1],
-            array[..., ::-1],
-            array[..., ::2],
-            array[::2],
-            array[:0],
-            array.T,
-        ),
-        *(array[..., None], array[0], array.astype(np.float64), array.astype(np.int8), array[1:]),
+        *(frozen, unaligned, array[::-1], array[..., ::-1], array[..., ::2], array[::2]),
+        *(array[:0], array.T, array[..., None], array[0], array[1:]),
+        *(array.astype(np.float64), array.astype(np.int8)),
         np.lib.stride_tricks.as_strided(
             array, (2**32 + 1, *array.shape[1:]), (0, *array.strides[1:]), writeable=False
         ),
@@ -92,10 +84,8 @@ def fuzz_resample(dice: Dice) -> None:
     corner = [int(dice.integers(-1 if chance(dice, 0.05) else 0, t + 1)) for t in to]
     if chance(dice, 0.9):
         corner = [min(c, t - n) for c, t, n in zip(corner, to, (rows, columns), strict=True)]
-    passes, filter = (
-        int(dice.integers(0, 4)),
-        int(dice.integers(-1 if chance(dice, 0.05) else 0, 5)),
-    )
+    passes = int(dice.integers(0, 4))
+    filter = int(dice.integers(-1 if chance(dice, 0.05) else 0, 5))
     numbers = (*to, *corner, chance(dice, 0.5), passes, filter)
     box: tuple = ()
     if chance(dice, 0.6):
