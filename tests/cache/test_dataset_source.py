@@ -69,6 +69,9 @@ def test_samples_may_be_dicts(entries, names):
     assert source.classes == names
 
 
+TORN = Image.open(io.BytesIO(encoded(pictures()[0], "PNG")[:400]))
+
+
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
@@ -82,6 +85,7 @@ def test_samples_may_be_dicts(entries, names):
         ({"image": pictures()[0]}, "got a dict of 'image'"),
         ((pictures()[0], 0.5), r"its label is float64 of shape \(\), but that of sample 0 is int6"),
         ((pictures()[0], "ants"), "its label is not supported: .*number the classes"),
+        ((TORN, 0), "Pillow raised OSError: "),
     ],
 )
 def test_unusable_sample_is_named_in_error(tmp_path, bad, said):
@@ -93,12 +97,6 @@ def test_unusable_sample_is_named_in_error(tmp_path, bad, said):
     made = build_cache(dataset, tmp_path / "other", (16,), workers=1, on_error="skip")
     assert [number for number, *_ in made.skipped] == [1]
     assert ImageFolder(tmp_path / "other").targets.tolist() == [3, 4]
-
-
-def test_image_that_fails_to_decode_raises():
-    torn = Image.open(io.BytesIO(encoded(pictures()[0], "PNG")[:400]))
-    with pytest.raises(ImageError, match="Pillow raised OSError: "):
-        open_source(Samples([(torn, 0)])).read(0)
 
 
 @pytest.mark.parametrize(

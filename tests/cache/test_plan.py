@@ -3,6 +3,7 @@
 import json
 import shlex
 import tempfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,6 +69,9 @@ def test_recommended_copies_are_larger_than_the_images_of_training(photos):
     assert all(choice.side_ratio >= 8 / 7 for choice in plan.choices)
     plan = planned(photos, "24x1,48x1", sizes=(24, 64), images=2)
     assert [choice.side_ratio for choice in plan.choices] == [pytest.approx(4 / 3), 1.0, 1.0]
+    plan = planned(photos, "28x1", transform=EvalCrop())
+    assert list(map(str, plan.choices)) == ["32 q95", "32 raw"]
+    assert plan.transform == "EvalCrop(fraction=0.875, filter='bilinear')"
 
 
 def test_planned_bytes_equal_those_of_build(photos, tmp_path):
@@ -90,9 +94,7 @@ def choice(size, load_s, *, build_s=10.0, needed=0.0):
     )
 
 
-ORIGINALS = CacheChoice(
-    levels=(), bytes=9 * GB, build_s=0, images_per_s={}, disk_bytes_per_s=0, load_s=100
-)
+ORIGINALS = replace(choice(9, 100, build_s=0), levels=())
 LIMITS = {"disk_bytes": 10 * GB, "memory_bytes": 10 * GB, "disk_bytes_per_s": 5e8}
 
 
@@ -199,12 +201,6 @@ def test_broken_images_are_skipped_and_named(photos, tmp_path):
     (root / "b" / "torn.jpg").write_bytes(b"\xff\xd8\xff torn")
     with pytest.raises(DatasetError, match=r"torn\.jpg"):
         planned(root)
-
-
-def test_center_crops_need_larger_copies(photos):
-    plan = planned(photos, "28x1", transform=EvalCrop())
-    assert list(map(str, plan.choices)) == ["32 q95", "32 raw"]
-    assert plan.transform == "EvalCrop(fraction=0.875, filter='bilinear')"
 
 
 def test_a_plan_is_json(photos):

@@ -16,6 +16,7 @@ import feedline
 from feedline.errors import ImageError, UsageError
 from image_inputs import opened, own_step, random_pipeline, seeded, usual_pipeline
 from pair_inputs import preset
+from sets import plain
 from torchvision_folder import image, pixel_error
 
 NAMES = (
@@ -275,13 +276,15 @@ def test_exception_of_step_is_unchanged_with_a_note_of_the_path(pictures):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_copy_behaves_equally(pictures, copied):
+def test_copies_of_compiled_transforms_views_and_pairs_behave_equally(pictures, pairs, copied):
     compiled = feedline.compile(random_pipeline(32, own_step))
-    compiled(pictures["plain.jpg"])
-    other = copied(compiled)
-    results = [seeded(2, each, pictures["plain.jpg"]) for each in (compiled, other)]
-    assert torch.equal(*results)
-    assert other.explain() == compiled.explain()
+    pair = feedline.pair(preset(48, v2.ColorJitter(0.3)))
+    path = pictures["plain.jpg"]
+    for made, given in ((compiled, [path]), (feedline.views(compiled), [path]), (pair, pairs[0])):
+        result = seeded(2, made, *given)
+        other = copied(made)
+        assert plain(seeded(2, other, *given)) == plain(result)
+        assert other.explain() == made.explain()
 
 
 @pytest.mark.parametrize("wrong", [None, [v1.ToTensor()], v1.ToTensor])
@@ -296,3 +299,5 @@ def test_nested_compiled_transform_is_unwrapped(pictures):
     assert feedline.compile(feedline.compile(pipeline)).transform is pipeline
     views = feedline.views(pipeline)
     assert feedline.compile(views) is views
+    pair = feedline.pair(preset())
+    assert feedline.pair(pair).transforms is pair.transforms

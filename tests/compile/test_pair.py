@@ -3,8 +3,6 @@
 Draws are those of the pipeline, so results of equal seeds are compared instead of distributions.
 """
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -181,11 +179,3 @@ def test_only_pixels_of_crop_are_decoded(pairs, decoded_parts):
     ((_, _, height, width),) = decoded_parts
     assert height <= 15 + 6
     assert width <= 15 + 6
-
-
-def test_pair_pickles_and_accepts_a_pair(pairs):
-    joint = feedline.pair(preset(48, v2.ColorJitter(0.3)))
-    assert feedline.pair(joint).transforms is joint.transforms
-    made = seeded(3, joint, *pairs[0])
-    for other in (pickle.loads(pickle.dumps(joint)), feedline.pair(joint)):
-        assert all(map(torch.equal, seeded(3, other, *pairs[0]), made))

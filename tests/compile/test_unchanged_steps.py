@@ -14,7 +14,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import feedline
-from feedline.errors import SampleError, UsageError
+from feedline.errors import SampleError
 from feedline.images.compile import supported_transforms
 from feedline.images.compile.fused_transform import TransformTail
 from feedline.images.compile.library_steps import step_text
@@ -314,14 +314,6 @@ def test_output_that_does_not_fit_row_names_step(root):
     turned.degrees = 45.0, 45.0
     with pytest.raises(SampleError, match=r"RandomRotation.*float32 of shape .*3, 32, 32"):
         item_row(pipeline, 0)
-
-
-def test_step_that_ignores_image_size_raises(root):
-    steps = *CROP, v1.RandomRotation(9), v1.CenterCrop(32), v1.ToTensor()
-    pipeline = compiled_folder(root, *steps)[1].pipeline
-    item_row(pipeline, 0, 32)
-    with pytest.raises(UsageError, match=r"is 48 px, but CenterCrop\(size=\(32, 32\)\) runs"):
-        item_row(pipeline, 0, 48)
 
 
 def special(image):

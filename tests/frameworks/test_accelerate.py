@@ -144,11 +144,6 @@ def test_prepared_loader_and_accelerator_are_garbage_collected(config):
         gc.enable()
 
 
-def test_another_number_of_processes_raises(accelerator):
-    with pytest.raises(UsageError, match="over 2 ranks, but Accelerate runs 1"):
-        prepare(accelerator, made(world_size=2))
-
-
 @pytest.mark.parametrize(
     ("length", "world_size", "remainder"), [(20, 1, 4), (16, 1, 0), (21, 2, 5), (37, 4, 0)]
 )
@@ -250,7 +245,9 @@ def test_unsupported_stock_loader_raises(accelerator, loader):
         accelerator.prepare(built)
 
 
-def test_loader_with_own_order_rejects_unsupported_options():
+def test_loader_with_own_order_rejects_unsupported_options_and_other_ranks():
+    with pytest.raises(UsageError, match="over 2 ranks, but Accelerate runs 1"):
+        prepare(accelerator_of(), made(world_size=2))
     for config in ({"split_batches": True}, {"dispatch_batches": True}, {"data_seed": 3}):
         with pytest.raises(UsageError, match=f"makes its own order.*{next(iter(config))}="):
             prepare(accelerator_of(**config), made())

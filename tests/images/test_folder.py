@@ -147,7 +147,7 @@ def test_loading_keeps_no_memory(root):
         ({"max_pixels": 0}, r"max_pixels.*got 0"),
         ({"transform": "crop"}, r"transform must be TrainCrop.*got 'crop'"),
         ({"transform": TrainCrop}, r"transform.*got <class"),
-        ({"extensions": ".jpg"}, r"extensions.*got"),
+        *(({"extensions": each}, "extensions.*got") for each in (".jpg", ("jpg",), (), (3,))),
         ({"mode": "CMYK"}, r"mode.*got 'CMYK'"),
     ],
 )

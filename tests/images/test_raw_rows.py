@@ -208,16 +208,12 @@ def test_a_damaged_row_is_left_and_the_others_are_made(cache):
         assert [name for name, _ in loader.skipped] == [source.name(5)]
 
 
-def test_rows_of_a_missing_shard_are_left(cache):
+def test_rows_of_missing_samples_and_of_a_missing_shard_are_left(cache):
+    for sample in (-1, 12):
+        assert together(ImageFolder(cache), items_of([0, sample], SIDE))[1] == [0, 1]
     (shard,) = (cache / str(SIDE)).iterdir()
     os.unlink(shard)
     assert together(ImageFolder(cache), items_of([0, 1], SIDE))[1] == [0, 1]
-
-
-@pytest.mark.parametrize("sample", [-1, 12])
-def test_batch_with_missing_sample_is_not_handled(built, sample):
-    source = ImageFolder(built("webdataset"))
-    assert together(source, items_of([0, sample], SIDE))[1] == [0, 1]
 
 
 class Retouched(TrainCrop):

@@ -1,4 +1,4 @@
-"""Files are read without waiting for a pipe, also while another process holds a lease on them."""
+"""Files are read also while another process holds a lease on them."""
 
 import fcntl
 import os
@@ -11,7 +11,6 @@ import pytest
 
 from caches import FORMATS, images, made
 from feedline import DataLoader, ImageFolder
-from feedline.errors import ImageError
 from feedline.sources.files import open_nonblocking, read_file, read_small
 
 HOLDER = """
@@ -67,12 +66,6 @@ def test_a_file_with_a_lease_is_read(way, tmp_path):
     file.write_bytes(b"data")
     with leased(file):
         assert WAYS[way](file) == b"data"
-
-
-def test_a_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ImageError):
-        read_file(os.fsencode(tmp_path / "pipe"))
 
 
 def test_images_with_leases_come_in_batches(jpeg_folder, tmp_path):
