@@ -11,7 +11,7 @@ import pytest
 from feedline import DataLoader
 from feedline.errors import UsageError
 from feedline.loader.saved_settings import SavedSettings
-from tuning.samples import images
+from row_sources import Rows
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def file(tmp_path):
 def test_missing_arguments_are_read_from_file(file):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        with DataLoader(images(), 8, image_size=16, settings=file) as loader:
+        with DataLoader(Rows(64), 8, image_size=16, settings=file) as loader:
             assert (loader.num_workers, loader.prefetch) == (2, 5)
             assert not loader.adapts
             assert "5 batches (prefetch)" in loader.explain()
@@ -34,30 +34,28 @@ def test_missing_arguments_are_read_from_file(file):
                     assert (other.num_workers, other.prefetch) == (2, 5)
 
 
-def test_arguments_override_file(file):
-    with DataLoader(images(), 8, image_size=16, settings=file, num_workers=1) as loader:
+def test_arguments_override_a_file_which_may_ask_for_no_workers(file):
+    with DataLoader(Rows(64), 8, image_size=16, settings=file, num_workers=1) as loader:
         assert (loader.num_workers, loader.prefetch) == (1, 5)
-    with DataLoader(images(), 8, image_size=16, settings=file, num_workers=0) as loader:
+    with DataLoader(Rows(64), 8, image_size=16, settings=file, num_workers=0) as loader:
         assert (loader.num_workers, loader.prefetch) == (0, None)
-
-
-def test_file_may_ask_for_no_workers(tmp_path):
-    file = tmp_path / "tuned.json"
     file.write_text(SavedSettings(num_workers=0).as_text())
-    with DataLoader(images(), 8, image_size=16, settings=file) as loader:
-        assert loader.num_workers == 0
-        assert sum(1 for _ in loader) == 8
-    with DataLoader(images(), 8, image_size=16, settings=file, num_workers=1) as loader:
-        assert loader.num_workers == 1
+    for given, workers in (({}, 0), ({"num_workers": 1}, 1)):
+        with DataLoader(Rows(64), 8, image_size=16, settings=file, **given) as loader:
+            assert loader.num_workers == workers
+            assert sum(1 for _ in loader) == 8
 
 
-def test_whole_batches_have_their_own(tmp_path):
+def test_whole_batches_have_settings_of_their_own_that_rows_reject(tmp_path):
     file = tmp_path / "tuned.json"
     saved = SavedSettings(num_workers=2, prefetch_factor=4, pin_memory=False)
     file.write_text(saved.as_text())
     with DataLoader(list(range(64)), 8, settings=str(file)) as loader:
         assert (loader.num_workers, loader.prefetch_factor, loader.pin_memory) == (2, 4, False)
         assert sum(1 for _ in loader) == 8
+    with pytest.raises(UsageError, match="prefetch_factor 4") as error:
+        DataLoader(Rows(64), 8, image_size=16, settings=file)
+    assert str(file) in str(error.value)
 
 
 def test_settings_without_effect_on_whole_batches_are_reported(file):
@@ -78,7 +76,7 @@ def test_pipe_is_read_and_missing_writer_is_reported(tmp_path, file):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(UsageError, match="is a pipe without a writer"):
-        DataLoader(images(), 8, image_size=16, settings=pipe)
+        DataLoader(Rows(64), 8, image_size=16, settings=pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # written data stays in the pipe
     pipe.write_bytes(file.read_bytes())
     assert SavedSettings.read(pipe).prefetch == 5
@@ -108,7 +106,7 @@ def test_other_machine_is_reported(file):
     assert "an abacus" in said
     assert "cores 4096 in the file" in said
     with pytest.warns(UserWarning, match="an abacus") as caught:
-        DataLoader(images(), 8, image_size=16, settings=file).close()
+        DataLoader(Rows(64), 8, image_size=16, settings=file).close()
     assert caught[0].filename == __file__
 
 
@@ -118,14 +116,6 @@ def test_missing_gpu_is_reported(file, monkeypatch):
     assert "GPU 'an abacus with CUDA' in the file" in said
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert warnings_of(file) == []  # which one it is, is not known yet
-
-
-def test_file_for_another_kind_of_loader_is_named(tmp_path):
-    file = tmp_path / "tuned.json"
-    file.write_text(SavedSettings(num_workers=2, prefetch_factor=4).as_text())
-    with pytest.raises(UsageError, match="prefetch_factor 4") as error:
-        DataLoader(images(), 8, image_size=16, settings=file)
-    assert str(file) in str(error.value)
 
 
 def changed(**parts):
@@ -150,7 +140,7 @@ def test_invalid_file_is_reported(tmp_path, text, said):
     file = tmp_path / "tuned.json"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match=said) as error:
-        DataLoader(images(), 8, image_size=16, settings=file)
+        DataLoader(Rows(64), 8, image_size=16, settings=file)
     assert str(file) in str(error.value)
     assert "feedline tune" in str(error.value)
 
@@ -158,6 +148,6 @@ def test_invalid_file_is_reported(tmp_path, text, said):
 def test_missing_file(tmp_path):
     for path in (tmp_path / "none.json", tmp_path, tmp_path / "no\0name"):
         with pytest.raises(UsageError, match="cannot be read"):
-            DataLoader(images(), 8, image_size=16, settings=path)
+            DataLoader(Rows(64), 8, image_size=16, settings=path)
     with pytest.raises(UsageError, match="path of a file"):
-        DataLoader(images(), 8, image_size=16, settings=7)
+        DataLoader(Rows(64), 8, image_size=16, settings=7)

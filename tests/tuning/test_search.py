@@ -231,9 +231,8 @@ def test_turns_alternate_and_repeat_if_answer_changes(disturbed, turns):
     assert repeated == turns
     assert search.turns == 0
     assert search.best.workers == 1
+    # An answer without an alternative takes no turn.
 
-
-def test_answer_without_alternative_takes_no_turn():
     training = Simulated(own_ms=100.0, cpu_ms=30.0, cores=8, workers=1, noise=0.0)
     search = searched(training, 8)
     assert (search.best.workers, search.rounds) == (1, 0)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from feedline import DataLoader, watch
 from feedline.engine import defaults
-from feedline.errors import ResourceError, SampleError, UsageError
+from feedline.errors import ResourceError, UsageError
 from feedline.throughput import windows
 from feedline.timing.stage_page import StageTimings
 from feedline.tuning import tune as tune_module
@@ -23,7 +23,8 @@ from feedline.tuning.loaders import TunableLoader
 from feedline.tuning.search import LoaderSetting, SearchSpace
 from feedline.tuning.tune import StepBenchmark, search_settings, tune
 from processes import newcomers, own_family
-from tuning.samples import Far, images
+from row_sources import Rows
+from sets import Counting, Slow
 
 
 class Batch(NamedTuple):
@@ -32,24 +33,27 @@ class Batch(NamedTuple):
 
 
 class Ready(TunableLoader):
-    """A loader that always has a batch ready, with any number of workers."""
+    """A loader that has a batch ready, or after the wait of a worker on a simulated clock."""
 
     kind = "feedline"
     start = LoaderSetting(workers=2, prefetch=2)
     search_space = SearchSpace()
     batch_size = 4
 
-    def __init__(self, most=64):
-        self.most = most
-        self.given = 0
+    def __init__(self, now=(), wait_s=0.0, most=64):
+        self.now, self.wait_s, self.most = now, wait_s, most
+        self.given, self.workers = 0, self.start.workers
 
     def next(self):
         self.given += 1
+        if self.now:
+            self.now[0] += self.wait_s / self.workers
         return Batch(torch.zeros(4, 8), [1, 2, 3, 4])
 
     def change(self, setting):
         if setting.workers > self.most:
             raise ResourceError("there is no process for one more")
+        self.workers = setting.workers
         return 0
 
     def stage_timings(self):
@@ -99,12 +103,7 @@ def test_a_budget_that_is_over_lets_one_step_say_how_long_they_are(now):
 
 
 def test_files_are_read_before_no_longer_than_the_budget(now):
-    class Slow(Ready):
-        def next(self):
-            now[0] += 10.0
-            return super().next()
-
-    loader = Slow()
+    loader = Ready(now, wait_s=20.0)
     found = searched(now, loader, 0.0, budget_s=60, warmup_batches=1000)
     assert loader.given == 7  # six within the budget, and one for a step
     assert (found.best, found.status) == (None, "budget")
@@ -112,16 +111,10 @@ def test_files_are_read_before_no_longer_than_the_budget(now):
 
 def test_missing_resources_end_search_with_partial_result(now, monkeypatch):
     monkeypatch.setattr(tune_module, "usable_cores", lambda: 8)
-
-    class Waits(Ready):
-        def next(self):
-            now[0] += 1.0
-            return super().next()
-
-    found = searched(now, Waits(most=2), 0.01, budget_s=600)
+    found = searched(now, Ready(now, 2.0, most=2), 0.01, budget_s=600)
     assert (found.status, [trial.workers for trial in found.trials]) == ("resources", [2])
     with pytest.raises(ResourceError, match="no process"):
-        searched(now, Waits(most=1), 0.01, budget_s=600)
+        searched(now, Ready(now, 2.0, most=1), 0.01, budget_s=600)
 
 
 def test_workers_have_memory_for_the_batches_that_they_make(now, monkeypatch):
@@ -129,19 +122,7 @@ def test_workers_have_memory_for_the_batches_that_they_make(now, monkeypatch):
     monkeypatch.setattr(defaults, "available_memory_bytes", lambda: 2 * (60 + 2 * 128))
     monkeypatch.setattr(defaults, "WORKER_BYTES", 60)
     monkeypatch.setattr(tune_module, "usable_cores", lambda: 8)
-
-    class Waits(Ready):
-        workers = 2
-
-        def change(self, setting):
-            self.workers = setting.workers
-            return 0
-
-        def next(self):
-            now[0] += 1.0 / self.workers
-            return super().next()
-
-    found = searched(now, Waits(), 0.01, budget_s=600)
+    found = searched(now, Ready(now, 1.0), 0.01, budget_s=600)
     assert max(trial.workers for trial in found.trials) == 3
 
 
@@ -191,9 +172,9 @@ def first_numbers(loader):
 
 @pytest.mark.usefixtures("quick_trials")
 def test_sufficient_workers_are_found_and_loader_is_restored():
-    with DataLoader(Far(0.005), 8, shuffle=True, seed=0, num_workers=1) as plain:
+    with DataLoader(Slow(4000, 0.005), 8, shuffle=True, seed=0, num_workers=1) as plain:
         expected = first_numbers(plain)
-    with DataLoader(Far(0.005), 8, shuffle=True, seed=0, num_workers=1) as loader:
+    with DataLoader(Slow(4000, 0.005), 8, shuffle=True, seed=0, num_workers=1) as loader:
         state = loader.state_dict()
         told = []
         found = tune(
@@ -221,7 +202,7 @@ def test_each_phase_of_a_schedule_is_tuned_with_its_batches():
         steps.append((batch[0].shape[-1], len(batch[0])))
         time.sleep(0.01)
 
-    with DataLoader(images(), 8, schedule="8x1@32,16x2", seed=0, num_workers=1) as loader:
+    with DataLoader(Rows(64), 8, schedule="8x1@32,16x2", seed=0, num_workers=1) as loader:
         found = tune(loader, step, budget_s=120)
         assert (loader.epoch, next(iter(loader))[0].shape) == (0, (32, 3, 8, 8))
     assert [(phase.size, phase.batch_size) for phase in found.phases] == [(8, 32), (16, 8)]
@@ -234,7 +215,7 @@ def test_ctrl_c_returns_partial_result():
     def told(size, trial):
         raise KeyboardInterrupt
 
-    with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
+    with DataLoader(Rows(64), 8, image_size=16, num_workers=1) as loader:
         found = tune(loader, step_ms=10, budget_s=60, on_trial=told)
         assert loader.num_workers == 1
     (phase,) = found.phases
@@ -247,7 +228,7 @@ def test_step_that_raises_leaves_loader_unchanged():
     def step(batch):
         raise ArithmeticError("the step broke")
 
-    with DataLoader(images(), 8, image_size=16, num_workers=1) as loader:
+    with DataLoader(Rows(64), 8, image_size=16, num_workers=1) as loader:
         with pytest.raises(ArithmeticError, match="the step broke"):
             tune(loader, step)
         assert (loader.num_workers, loader.epoch) == (1, 0)
@@ -267,39 +248,31 @@ def test_step_that_raises_leaves_loader_unchanged():
 )
 def test_untunable_loader_is_rejected(options, said):
     with (
-        DataLoader(images(), 8, image_size=16, num_workers=1) as loader,
+        DataLoader(Rows(64), 8, image_size=16, num_workers=1) as loader,
         pytest.raises(UsageError, match=said),
     ):
         tune(loader, **options)
 
 
-class Sevens(IterableDataset[int]):
-    def __iter__(self):
-        return iter([7] * 9)
-
-
-def test_loaders_with_fixed_workers_are_rejected():
+def test_loaders_with_fixed_workers_or_no_batches_are_rejected():
     anything = [1, 2, 3]
     with pytest.raises(UsageError, match=r"feedline\.DataLoader.*list"):
         tune(anything, step_ms=1)
-    with (
-        DataLoader(Sevens(), 2, num_workers=1) as loader,
-        pytest.raises(UsageError, match="IterableDataset"),
+    for dataset, workers, said in (
+        (Counting(9), 1, "IterableDataset"),
+        (TensorDataset(torch.zeros(64, 3)), 1, "needs no workers"),
+        (list(range(9)), 0, "no workers"),
     ):
-        tune(loader, step_ms=1)
-    tensors = TensorDataset(torch.zeros(64, 3))
-    with (
-        DataLoader(tensors, 2, num_workers=1) as loader,
-        pytest.raises(UsageError, match="needs no workers"),
-    ):
-        tune(loader, step_ms=1)
-    with DataLoader(list(range(9)), 2) as loader, pytest.raises(UsageError, match="no workers"):
-        tune(loader, step_ms=1)
+        loader = DataLoader(dataset, 2, num_workers=workers)
+        with loader, pytest.raises(UsageError, match=said):
+            tune(loader, step_ms=1)
+    with pytest.raises(UsageError, match="no batch"):
+        tune(TorchDataLoader(anything, 2, sampler=[], num_workers=1), step_ms=1)
 
 
 @pytest.mark.usefixtures("quick_trials")
 def test_a_loader_that_adapts_adapts_afterwards():
-    with DataLoader(images(), 8, image_size=16, num_workers="auto") as loader:
+    with DataLoader(Rows(64), 8, image_size=16, num_workers="auto") as loader:
         tune(loader, step_ms=5, budget_s=2)
         assert loader.adapts
         assert pickle.loads(pickle.dumps(loader)).adapts
@@ -308,7 +281,7 @@ def test_a_loader_that_adapts_adapts_afterwards():
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_trials")
 def test_one_image_size_with_two_batch_sizes_is_tuned_with_both():
-    with DataLoader(images(), 8, schedule="8x1@8,8x1@32", drop_last=True, num_workers=1) as loader:
+    with DataLoader(Rows(64), 8, schedule="8x1@8,8x1@32", drop_last=True, num_workers=1) as loader:
         found = tune(loader, step_ms=10, budget_s=120)
     assert [(phase.size, phase.batch_size) for phase in found.phases] == [(8, 8), (8, 32)]
     assert [each.rows for each in found.rates] == [8, 32]
@@ -322,7 +295,7 @@ def test_one_image_size_with_two_batch_sizes_is_tuned_with_both():
 @pytest.mark.usefixtures("quick_trials")
 def test_workers_of_torch_are_found_and_its_loader_is_restored():
     generator = torch.Generator().manual_seed(3)
-    loader = TorchDataLoader(Far(0.005), 8, shuffle=True, num_workers=1, generator=generator)
+    loader = TorchDataLoader(Slow(4000, 0.005), 8, shuffle=True, num_workers=1, generator=generator)
     states = torch.get_rng_state(), generator.get_state()
     before = own_family()
     found = tune(watch(loader), step_ms=15, budget_s=120)
@@ -337,23 +310,6 @@ def test_workers_of_torch_are_found_and_its_loader_is_restored():
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (1, 2, False)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert torch.equal(generator.get_state(), states[1])
-    assert not newcomers(before)
-
-
-def test_empty_loader_raises():
-    empty = []
-    with pytest.raises(UsageError, match="no batch"):
-        tune(TorchDataLoader(empty, 2, sampler=[], num_workers=1), step_ms=1)
-
-
-@pytest.mark.parametrize("kind", [DataLoader, TorchDataLoader])
-def test_a_dataset_that_raises_is_the_error_and_leaves_no_worker(kind):
-    before = own_family()
-    loader = kind(Far(0.0, broken=True), 8, num_workers=2)
-    with pytest.raises((ArithmeticError, SampleError), match="this sample cannot be made"):
-        tune(loader, step_ms=1)
-    if kind is DataLoader:
-        loader.close()
     assert not newcomers(before)
 
 
