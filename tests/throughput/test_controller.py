@@ -41,12 +41,9 @@ def test_unneeded_workers_are_released():
     assert str(decision).startswith("16 workers -> 2: ")
 
 
-def test_computing_workers_do_not_exceed_cores():
+def test_computing_workers_do_not_exceed_cores_and_waiting_ones_do():
     training = Simulated(own_ms=1.0, cpu_ms=100.0, cores=4, workers=1).run(60)
     assert training.workers == 4
-
-
-def test_workers_that_wait_for_a_server_are_increased():
     training = Simulated(own_ms=20.0, cpu_ms=5.0, blocked_ms=100.0, cores=2, workers=1).run(60)
     assert 6 <= training.workers <= 8
 
@@ -87,6 +84,7 @@ def test_the_next_phase_is_prepared():
     assert decision.kind == "prepare"
     assert decision.after == 6  # 120 ms over 25 ms, and a tenth more
     assert training.controller.prepare("a", 1.0, 1.0) is None
+    assert Controller(WorkerLimits(cores=4)).prepare("a", 1.0, 1.0) is None, "it saw no window"
 
 
 def test_known_phase_is_prepared_with_its_setting():
@@ -112,7 +110,3 @@ def test_changed_workload_is_measured_again():
 def test_workers_are_not_released_without_measurements():
     training = Simulated(own_ms=100.0, cpu_ms=0.0, cores=4, workers=4)
     assert training.run(60).workers == 4
-
-
-def test_a_controller_without_windows_prepares_nothing():
-    assert Controller(WorkerLimits(cores=4)).prepare("a", 1.0, 1.0) is None

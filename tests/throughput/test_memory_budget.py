@@ -23,13 +23,10 @@ def test_workers_and_prefetch_share_the_memory_limit(free):
         assert (workers <= found.most_workers(ahead)) == (bytes_more <= free)
 
 
-def test_current_memory_fits_any_free_amount():
+def test_current_memory_fits_any_free_amount_and_batches_of_rows_have_theirs():
     assert room(-5).most_workers(2) == 2
     assert WorkerLimits(cores=8, memory=room(-5), for_each=9).deepest(4, 0.0) == 4
     assert WorkerLimits(cores=8, memory=room(25 * MB), for_each=9).deepest(4, 0.0) == 6
-
-
-def test_batches_of_rows_have_their_memory():
     rows = room(128 * MB, ahead=0, batch=0)
     assert rows.most_workers(0) == 4
     assert WorkerLimits(cores=8, memory=rows, for_each=9).deepest(4, 0.0) == 36

@@ -16,12 +16,15 @@ from throughput.phases import a_window, load, point, rates
 from throughput.simulated import WORK, Simulated, Stepped, periodic
 
 
-def test_all_names_in_any_order_and_with_spaces():
+def test_changes_have_names_in_any_order_with_spaces_and_values_in_range():
     found = Changes.parse(" gpu = 2.5 ,cores=16 , workers=8")
     assert found == Changes(workers=8, cores=16, gpu=2.5)
     assert str(found) == "workers=8, cores=16, gpu=2.5"
     with pytest.raises(UsageError, match="must be text"):
         Changes.parse(8)
+    for change in ({"workers": True}, {"gpu": 0}, {"gpu": "2"}):
+        with pytest.raises(UsageError, match=next(iter(change))):
+            Changes(**change)
 
 
 @given(
@@ -57,12 +60,6 @@ def test_text_form_round_trips(**given):
 def test_unparsable_change_is_usage_error_with_expected_form(text):
     with pytest.raises(UsageError, match=r"(?s)what-if.*workers=8,cores=16,gpu=2"):
         Changes.parse(text)
-
-
-@pytest.mark.parametrize("given", [{"workers": True}, {"gpu": 0}, {"gpu": "2"}])
-def test_value_out_of_range_is_rejected(given):
-    with pytest.raises(UsageError, match=next(iter(given))):
-        Changes(**given)
 
 
 def seen(window, **options):
@@ -129,9 +126,7 @@ def test_equally_busy_worker_counts_reveal_nothing_about_sharing():
     assert rates(224, busy, point(workers=2, compute_ms=10.0, **waits)).shared is None
     assert rates(224, busy).shared is None
     assert rates(224, point(work_cpu_ms=0.0)).shared is None
-
-
-def test_no_figure_is_infinite():
+    # No figure is infinite.
     still = PoolRate(load=point(compute_ms=0.0, work_cpu_ms=0.0).load, step_ms=0.0, error=0.0)
     assert math.isfinite(rates(224, still).per_s(0.0))
     assert still.busy_workers == 0.0
@@ -364,15 +359,20 @@ def test_each_phase_lists_requirements_and_time():
     json.dumps(found.as_dict(), allow_nan=False)
 
 
-def test_sufficient_workers_are_reported():
+def test_sufficient_workers_are_reported_and_without_any_a_step_waits_for_each_batch():
     found = forecast([LARGE], "224x1", workers=4, images=3200)
     assert "4.0 s" in str(found)
     assert found.phases[0].bottleneck == "compute"
     assert forecast([LARGE], "224x1", workers=4).seconds is None
     assert found.fixed_size_px is None
+    # Without workers a step waits for each batch.
+    alone = rates(224, point(workers=0, work_cpu_ms=10.0))
+    (phase,) = forecast([alone], "224x1").phases
+    assert (phase.bottleneck, phase.num_workers_needed, phase.num_workers) == ("workers", 1, 0)
+    assert phase.then == pytest.approx(1600)
 
 
-def test_sizes_that_were_not_measured_are_interpolated_by_pixels_or_extrapolated():
+def test_sizes_that_were_not_measured_are_interpolated_by_pixels_and_batch_sizes_scaled():
     middle = rates_at([SMALL, LARGE], 160)
     share = (160**2 - 112**2) / (224**2 - 112**2)
     assert middle.now.load.compute_ms == pytest.approx(10 + share * 30)
@@ -386,21 +386,11 @@ def test_sizes_that_were_not_measured_are_interpolated_by_pixels_or_extrapolated
     assert found.phases[0].basis == beyond.basis
     assert "224 px: not measured" in str(found)
     assert rates_at([SMALL], 112).basis == ""
-
-
-def test_a_phase_of_another_batch_size_is_scaled():
     larger = rates_at([SMALL], 112, 64)
     assert larger.rows == 64
     assert larger.per_s(larger.now.step_ms) == pytest.approx(SMALL.per_s(SMALL.now.step_ms))
     assert "batches of 32" in larger.basis
     assert rates_at([SMALL], 112, 32) is SMALL
-
-
-def test_without_workers_a_step_waits_for_each_batch():
-    alone = rates(224, point(workers=0, work_cpu_ms=10.0))
-    (phase,) = forecast([alone], "224x1").phases
-    assert (phase.bottleneck, phase.num_workers_needed, phase.num_workers) == ("workers", 1, 0)
-    assert phase.then == pytest.approx(1600)
 
 
 @pytest.mark.parametrize(
@@ -418,7 +408,7 @@ def test_unpredictable_schedule_is_usage_error(phase, schedule, options, said):
 
 
 def test_no_number_of_workers_is_promised_for_uneven_batches():
-    uneven = rates(224, point(compute_ms=20.0, work_cpu_ms=25.0, late_ms=10.0))
+    uneven = rates(224, point(**UNEVEN))
     found = forecast([uneven], "224x1", workers=2)
     assert (found.phases[0].num_workers_needed, found.phases[0].bottleneck) == (None, "workers")
     assert found.as_dict()["phases"][0]["is_uneven"]

@@ -47,14 +47,11 @@ def test_the_sum_of_two_is_the_histogram_of_both(first, second):
     assert both.total_ms == pytest.approx(all_at_once.total_ms)
 
 
-def test_nothing_has_no_mean_and_no_quantile():
+def test_nothing_has_no_quantile_and_the_number_of_bins_is_bounded():
     empty = Histogram()
     empty.add_all([])
     assert empty.mean_ms is None
     assert empty.quantile(0.5) is None
-
-
-def test_number_of_bins_is_bounded():
     histogram = Histogram()
     histogram.add_all([10.0**k for k in range(-12, 60)] * 3)
     histogram.add(1e300)

@@ -91,7 +91,7 @@ def test_cores_of_other_processes_are_those_that_no_own_process_used(
     assert watch.summarise().other_cores == other_cores
 
 
-def test_ended_process_keeps_its_last_values(proc):
+def test_ended_process_keeps_its_last_values_and_another_may_get_its_number(proc):
     watch = ResourceWatch(proc.folder)
     proc.process(7, cpu_s=2.0, read=500)
     watch.update([7])
@@ -102,13 +102,7 @@ def test_ended_process_keeps_its_last_values(proc):
     watch.update([7])
     assert [process.cpu_s for process in watch.summarise().processes] == [0.0, 2.0]
     assert watch.summarise().worker_starts == 1
-
-
-def test_a_number_that_comes_again_is_another_process(proc):
-    watch = ResourceWatch(proc.folder)
-    proc.process(7, cpu_s=9.0)
-    watch.update([7])
-    proc.process(7, cpu_s=0.5)
+    proc.process(7, cpu_s=0.5)  # another process with its number
     watch.update([7])
     assert watch.summarise().worker_starts == 2
 
@@ -137,17 +131,14 @@ def test_workers_beyond_display_limit_are_followed(proc):
     assert {process.cpu_s for process in watch.summarise().processes[1:]} == {0.3}
 
 
-def test_hidden_kernel_files_are_unknown_not_zero(proc):
+def test_hidden_kernel_files_are_unknown_and_without_a_proc_the_time_on_a_core_is_known(proc):
     (proc.folder / str(os.getpid()) / "io").unlink()
     (proc.folder / str(os.getpid()) / "task" / str(os.getpid()) / "schedstat").unlink()
     watch = ResourceWatch(proc.folder)
     watch.update([])
     (trainer,) = watch.summarise().processes
     assert (trainer.read_bytes, trainer.queued_s) == (None, None)
-
-
-def test_without_a_proc_the_time_on_a_core_is_still_known(tmp_path):
-    watch = ResourceWatch(tmp_path / "none")
+    watch = ResourceWatch(proc.folder / "none")
     watch.update([])
     (trainer,) = watch.summarise().processes
     assert trainer.cpu_s >= 0.0

@@ -156,21 +156,6 @@ def test_read_only_folder_is_named_before_and_after_run(run, tmp_path):
     assert os.listdir(tmp_path / "new") == []
 
 
-def test_run_that_could_not_be_replaced_is_unchanged(run, tmp_path, monkeypatch):
-    write_run(run, tmp_path)
-    before = run.seconds
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    run.seconds = before + 1
-    with pytest.raises(UsageError, match="No space left"):
-        write_run(run, tmp_path)
-    assert read_run(tmp_path).seconds == before
-    assert os.listdir(tmp_path) == [RUN_FILE]
-
-
 DEEP = b"[" * 200_000 + b"]" * 200_000
 
 

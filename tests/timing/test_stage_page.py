@@ -66,15 +66,12 @@ def sums(found):
     }
 
 
-def test_names_that_are_cut_to_the_same_one_add_up():
+def test_names_cut_to_the_same_one_and_workers_with_reused_ids_add_up():
     words = memory()
     page = StagePage(words)
     page.note("y" * 50 + "1", 2 * MS)
     page.note("y" * 50 + "2", 3 * MS)
     assert sums(read_page(words)) == {"y" * 48: (2, 5.0, 3.0)}
-
-
-def test_worker_with_reused_id_adds_up():
     words = memory()
     first = StagePage(words)
     first.note("decode", MS)
@@ -88,19 +85,16 @@ def test_worker_with_reused_id_adds_up():
     assert (found.tasks, found.latest) == (2, [(10, 20), (30, 50)])
 
 
-def test_of_many_tasks_the_latest_32_are_known():
+def test_of_many_tasks_the_latest_32_that_are_whole_are_known():
     words = memory()
     page = StagePage(words)
     for k in range(1, 101):
         page.task(10 * k, 10 * k + 5)
     assert read_page(words).latest == [(10 * k, 10 * k + 5) for k in range(69, 101)]
     assert read_page(words).tasks == page.tasks == 100
-
-
-def test_a_task_that_is_half_written_is_not_read():
     words = memory()
     StagePage(words).task(100, 200)
-    words[stage_page._RING] = 300  # a new one's begin, with the old one's end
+    words[stage_page._RING] = 300  # half of a new one: its begin, with the old one's end
     assert read_page(words).latest == []
 
 
