@@ -26,15 +26,12 @@ OF_DATA = {"disk", "read-rate", "page-cache"}
 
 
 @pytest.mark.parametrize("status", ["warn", "fail"])
-def test_failure_has_a_remedy(status):
+def test_failure_has_a_remedy_and_foreign_text_stays_on_one_line(status):
     with pytest.raises(ValueError, match="fix"):
         CheckResult(status, "few")
     assert CheckResult(status, "few", fix="get more").is_fault
-
-
-def test_foreign_text_stays_on_one_line():
     check = CheckResult(
-        "warn",
+        status,
         "two\nlines\r\nand \x1b[31mred\x07, \udcff, \u202eback",
         fix="a\tb\u2028c",
     )
@@ -117,14 +114,11 @@ def test_exit_exceptions_are_not_caught_as_failed_checks():
 # All checks
 
 
-def test_without_folder_no_disk_is_checked():
+def test_without_folder_no_disk_is_checked_and_settings_are_defaults_of_loader():
     found = examine()
     assert list(found.checks) == [name for name in CHECK_IDS if name not in OF_DATA]
     assert found.checks["data-folder"].status == "unknown"
-
-
-def test_settings_are_defaults_of_loader():
-    settings = {setting.name: setting for setting in examine().settings}
+    settings = {setting.name: setting for setting in found.settings}
     assert settings["num_workers"].value == auto_workers()
     assert settings["prefetch"].value == DEFAULT_PREFETCH
     assert all(setting.reason for setting in settings.values())

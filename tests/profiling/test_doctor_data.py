@@ -31,8 +31,6 @@ from machine_files import write_files
 
 GB = 10**9
 
-# What a folder holds
-
 
 @pytest.mark.parametrize("format", ["webdataset", "folder"])
 def test_cache_is_distinguished_from_images(jpeg_folder, tmp_path, format):
@@ -107,9 +105,6 @@ def test_folder_that_may_not_be_listed_is_rejected(tmp_path):
         closed.chmod(0o700)
 
 
-# How it is read, and whether memory holds it
-
-
 def rate_of(bytes_per_s, *, read_from="disk", count=GB):
     return ReadRate(
         bytes=count, files=10, seconds=count / bytes_per_s, readers=2, read_from=read_from,
@@ -181,8 +176,6 @@ def test_data_in_memory_are_not_taken_for_a_disk(tmp_path):
     assert (held.status, held.details["fits"]) == ("ok", True)
 
 
-# Scanning
-
 LONG_S = 60.0
 
 
@@ -251,9 +244,6 @@ def test_folders_that_cannot_be_listed_are_counted(tmp_path):
     finally:
         (tmp_path / "closed").chmod(0o700)
     assert (len(images_of(found)), found.unreadable, found.complete) == (2, 1, False)
-
-
-# Reading
 
 
 def written(folder, sizes):

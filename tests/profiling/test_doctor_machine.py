@@ -92,27 +92,26 @@ def test_cores_memory_and_threads_are_judged(check, arguments, status, fix):
     assert json.loads(json.dumps(found.details, allow_nan=False)) == found.details
 
 
-def test_memory_is_that_of_the_cgroup():
+def test_memory_is_that_of_the_cgroup_and_a_batch_needs_what_the_loader_allocates():
     check = check_memory(memory(7 * GIB, limit=8 * GIB), 8)
     assert check.details["cgroup_limit_bytes"] == 8 * GIB
     assert check.details["page_cache_may_hold_bytes"] == int(0.8 * 7 * GIB)
     assert "limit of the cgroup 8.6 GB" in check.summary
-
-
-def test_batch_memory_equals_allocation_of_loader():
     images = ImageArray(np.zeros((8, 4, 4, 3), np.uint8), np.zeros(8, np.int64))
-    loader = DataLoader(images, batch_size=BATCH_ROWS, image_size=IMAGE_PX)
-    try:
+    with DataLoader(images, batch_size=BATCH_ROWS, image_size=IMAGE_PX) as loader:
         iterator = iter(loader)
         assert f"{BATCH_SLOTS * slot_bytes() / 2**20:.0f} MiB" in loader.explain()
         del iterator
-    finally:
-        loader.close()
 
 
-def test_shared_memory_that_is_too_small_or_missing_is_a_warning(tmp_path):
+def test_shared_memory_that_is_too_small_or_missing_is_a_warning_on_linux(tmp_path, monkeypatch):
     missing = check_shared_memory(1, tmp_path / "shm")
     assert (missing.status, missing.details["size_bytes"]) == ("warn", None)
+    for platform in ("win32", "darwin"):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "platform", platform)
+            check = check_shared_memory(2, tmp_path / "shm")
+        assert (check.status, check.fix) == ("ok", "")
     if not os.path.isdir("/dev/shm"):
         pytest.skip("no /dev/shm here")
     room = os.statvfs("/dev/shm")
@@ -122,19 +121,7 @@ def test_shared_memory_that_is_too_small_or_missing_is_a_warning(tmp_path):
     assert (small.status, "--shm-size=" in small.fix) == ("warn", True)
 
 
-@pytest.mark.parametrize("platform", ["win32", "darwin"])
-def test_other_systems_get_no_advice_about_mounts(platform, monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "platform", platform)
-    check = check_shared_memory(2, tmp_path / "shm")
-    assert (check.status, check.fix) == ("ok", "")
-
-
-# Open files
-
-needs_limits = pytest.mark.skipif(find_spec("resource") is None, reason="no such limits here")
-
-
-@needs_limits
+@pytest.mark.skipif(find_spec("resource") is None, reason="no such limits here")
 @pytest.mark.parametrize(
     ("soft", "hard", "status", "fix"),
     [
@@ -144,19 +131,12 @@ needs_limits = pytest.mark.skipif(find_spec("resource") is None, reason="no such
         (31, 4096, "fail", "ulimit -n 4096"),
     ],
 )
-def test_low_limit_is_a_failure(soft, hard, status, fix, monkeypatch):
+def test_low_limit_is_a_failure(soft, hard, status, fix, monkeypatch, tmp_path):
     monkeypatch.setattr(doctor_machine.resource, "getrlimit", lambda kind: (soft, hard))
     check = check_open_files()
     assert (check.status, check.details["soft_limit"]) == (status, soft)
     assert fix in check.fix
-
-
-@needs_limits
-def test_open_files_are_unknown_without_listing(tmp_path):
-    assert check_open_files(tmp_path / "fd").details["open"] is None
-
-
-# Threads
+    assert check_open_files(tmp_path / "fd").details["open"] is None, "there is no such list"
 
 
 @pytest.fixture
@@ -167,13 +147,6 @@ def opencv(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("cv2", None)
-
-
-def test_without_opencv_no_threads_are_limited(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cv2", None)
-    check = check_opencv(ALL_8, {}, True)
-    assert (check.status, check.details["threads"]) == ("ok", None)
-    assert "not installed" in check.summary
 
 
 @pytest.mark.usefixtures("opencv")
@@ -188,7 +161,7 @@ def test_opencv_is_checked_by_environment_without_import(given, status, threads)
 
 
 @pytest.mark.usefixtures("opencv")
-def test_measuring_queries_opencv(tmp_path):
+def test_measuring_queries_opencv(tmp_path, monkeypatch):
     check = check_opencv(FOUR_OF_8, {}, measure=True)
     assert (check.status, check.details["threads"]) == ("warn", 16)
     sys.modules.pop("cv2")
@@ -197,9 +170,10 @@ def test_measuring_queries_opencv(tmp_path):
     check = check_opencv(ALL_8, {}, True)
     assert check.status == "warn"
     assert "libGL.so.1" in check.summary
-
-
-# Decoders and libraries
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    check = check_opencv(ALL_8, {}, True)
+    assert (check.status, check.details["threads"]) == ("ok", None)
+    assert "not installed" in check.summary
 
 
 def check_decoder():
@@ -207,7 +181,8 @@ def check_decoder():
     return check_decoders(missing), check_native_modules(missing)
 
 
-def test_parts_in_use_match_pipeline():
+@pytest.mark.parametrize("name", ["_jpeg", "_lut"])
+def test_parts_in_use_match_pipeline_and_an_uncompiled_part_is_a_warning(name, monkeypatch):
     decoder, parts = check_decoder()
     assert decoder.details["pillow"] == PIL.__version__
     assert parts.details["jpeg"] == (jpeg.compiled_decoder() is not None)
@@ -215,10 +190,6 @@ def test_parts_in_use_match_pipeline():
     assert parts.details["lut"] == (resize.compiled_lut is not None)
     assert decoder.details["crop_only"] == parts.details["jpeg"]
     assert decoder.details["reads_codes"] == parts.details["jpeg"]
-
-
-@pytest.mark.parametrize("name", ["_jpeg", "_lut"])
-def test_uncompiled_part_is_a_warning(name, monkeypatch):
     monkeypatch.setitem(sys.modules, f"feedline.images.{name}", None)
     decoder, parts = check_decoder()
     assert (parts.status, parts.details[name.removeprefix("_")]) == ("warn", False)

@@ -43,9 +43,6 @@ def watch(loader, **options):
     return feedline.watch(loader, **{"panel": False, **options})
 
 
-# A folder
-
-
 def test_run_is_written_after_epoch_and_on_request(tmp_path):
     for loader in (DataLoader(Drawing(), 4), feedline.DataLoader(Drawing(), 4)):
         folder = tmp_path / type(loader).__module__
@@ -83,6 +80,7 @@ def test_disk_filling_up_later_ends_no_loop(tmp_path, caplog, monkeypatch):
     assert len(watched.run.notes) == 1, "it is not tried again"
     with pytest.raises(UsageError, match="No space left"):
         watched.save()
+    assert list((tmp_path / "run").iterdir()) == [], "no part of a file is left"
     watched._outputs.save_last()
     assert [each.levelname for each in caplog.records].count("WARNING") == 1, "told once"
     watched._outputs.folder = None
@@ -137,9 +135,6 @@ def test_each_rank_writes_its_files_and_only_rank_0_draws(tmp_path):
     assert (read_run(tmp_path / "run").rank, read_run(tmp_path / "run").world_size) == (0, 2)
     assert read_run(tmp_path / "run", rank=1).rank == 1
     assert {path.name for path in tmp_path.glob("*.json")} == {"t.json", "rank1-t.json"}
-
-
-# A timeline
 
 
 def events_of(file):
@@ -209,9 +204,6 @@ def test_a_step_is_in_the_timeline_once(tmp_path):
     assert [e["name"] for e in events if e["ph"] == "X"].count("compute") == 2
 
 
-# A callback
-
-
 def test_figures_cover_time_since_last_reading():
     steps = Steps()
     window = MetricsReader(steps.recorder)
@@ -255,19 +247,14 @@ def test_callback_that_raises_is_disabled(caplog):
     assert any(each.exc_info for each in caplog.records if each.levelname == "DEBUG")
 
 
-def test_missing_tensorboard_raises_with_install_hint(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UsageError, match="pip install tensorboard"):
-        tensorboard_writer(tmp_path)
-
-
-def test_tensorboard_receives_names_and_steps(tmp_path):
+def test_tensorboard_receives_names_and_steps_and_is_named_if_missing(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch.utils.tensorboard", None)
+        with pytest.raises(UsageError, match="pip install tensorboard"):
+            tensorboard_writer(tmp_path)
     pytest.importorskip("tensorboard")
     list(watch([torch.zeros(4)] * 9, metrics=tensorboard_writer(tmp_path)))
     assert list(tmp_path.glob("events*"))
-
-
-# A panel
 
 
 class Terminal(io.StringIO):
@@ -426,26 +413,21 @@ def test_a_file_is_written_for_a_hundredth_of_the_time_at_most():
     assert written == [30.0, 131.0, 144.0]
 
 
-# Starts, and ends
-
-
-def test_an_epoch_is_written_if_its_loop_outlives_the_watched_object(tmp_path):
-    watched = watch([1, 2, 3], run=tmp_path)
+def test_a_loop_that_outlives_the_watched_object_is_written_and_makes_its_folder_once(tmp_path):
+    run = tmp_path / "run"
+    watched = watch([1, 2, 3], run=run)
     list(watched)
     loop = iter(watched)
     del watched
     list(loop)
     del loop
-    assert [entry.batches for entry in read_run(tmp_path).passes] == [3, 3]
-
-
-def test_a_watched_loop_that_ends_does_not_make_its_folder_again(tmp_path):
-    watched = watch([1, 2, 3], run=tmp_path / "run")
+    assert [entry.batches for entry in read_run(run).passes] == [3, 3]
+    watched = watch([1, 2, 3], run=run)
     list(watched)
-    (tmp_path / "run" / "trace.json").unlink()
-    (tmp_path / "run").rmdir()
+    (run / "trace.json").unlink()
+    run.rmdir()
     del watched
-    assert not (tmp_path / "run").exists()
+    assert not run.exists()
 
 
 def start(folder, passes):

@@ -69,6 +69,9 @@ def test_each_kind_of_batches_has_its_stages(kind, workers, jpeg_folder):
         run = loader.run
     assert run.loaders[0].made_by == said
     assert [entry.batches for entry in run.passes] == batches
+    size = None if kind in (samples, iterable) else 16
+    assert {entry.image_size for entry in run.passes} == {size}
+    assert [entry.epoch for entry in run.passes] == [*range(EPOCHS)]
     assert all(entry.wait.count == entry.batches - 1 for entry in run.passes)
     found = {stage.name for stage in run.stages}
     assert stages <= found
@@ -83,16 +86,6 @@ def test_each_kind_of_batches_has_its_stages(kind, workers, jpeg_folder):
         if kind in (native, rows, samples):  # which files depends on how long they took
             assert names
             assert names <= files
-
-
-def test_sizes_of_a_schedule_have_their_own_entries(jpeg_folder):
-    folder = feedline.ImageFolder(str(jpeg_folder), transform=feedline.TrainCrop())
-    with feedline.DataLoader(folder, 4, schedule="16x2,24x1", num_workers=1) as loader:
-        for _ in range(loader.epochs):
-            for _ in loader:
-                pass
-        entries = [(each.image_size, each.epoch, each.batches) for each in loader.run.passes]
-    assert entries == [(16, 0, 3), (16, 1, 3), (24, 2, 3)]
 
 
 def test_tiny_batches_are_counted_and_some_are_timed(monkeypatch):

@@ -39,7 +39,7 @@ def test_published_schema_matches_the_code():
     assert json.loads(SCHEMA.read_text()) == json_schema(), said
 
 
-def test_output_matches_schema(facts):
+def test_output_matches_schema_and_non_finite_numbers_are_null(facts):
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     validator = jsonschema.Draft202012Validator(json_schema())
     empty = build_report(Run(machine=MACHINE), UNKNOWN)
@@ -47,9 +47,6 @@ def test_output_matches_schema(facts):
         assert list(validator.iter_errors(to_json(each))) == []
     assert empty.images_per_s is empty.wait_pct is empty.compute_bound is None
     assert to_json(facts)["findings"][0]["gain"]["low"] == 1.6
-
-
-def test_non_finite_numbers_are_null(facts):
     said = to_json(replace(facts, seconds=float("nan"), wait_pct=float("inf")))
     assert said["seconds"] is said["wait_pct"] is None
     json.dumps(said, allow_nan=False)
@@ -117,8 +114,10 @@ def test_a_run_of_ten_hours_of_steps_stays_small():
         record.add_batch(batch, now, now + step // 5)
         now += step
     recorder.end(record, "exhausted")
-    facts = build_report(recorder.run(), verdict())
+    run = recorder.run()
+    facts = build_report(run, verdict())
     history = facts.throughput_history
+    assert sum(point.batches for point in run.course) == steps
     sizes = [each.image_size for each in history]
     assert sizes == sorted(sizes, key=[128, 160].index)
     assert 100 < len(history) <= 210
@@ -192,33 +191,24 @@ def learned(folder, *lines):
 
 
 def test_epochs_are_read_with_the_time_trained_by_their_end(tmp_path):
+    assert read_epoch_metrics(tmp_path) == ([], "")
     found = learned(tmp_path, line(1), line(2, 96, val_seconds=None))
     assert [each.ended_s for each in found] == [13.0, 24.0]
     assert found[1].size_px == 96
     assert found[0].val_top5 is None
     assert found[0].val_top1 == 0.5
-
-
-def test_a_folder_without_figures_has_no_epochs(tmp_path):
-    assert read_epoch_metrics(tmp_path) == ([], "")
+    (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").mkdir()
     assert read_epoch_metrics(tmp_path) == ([], "")
 
 
-def test_invalid_epochs_are_skipped_and_counted(tmp_path):
-    torn = ['{"epoch": 3, "tra\n', "[1]\n", '{"epoch": "4"}\n', "[" * 100_000 + "\n"]
-    found, note = read_epoch_metrics(
-        write(tmp_path, [line(1), *torn, line(1), {"epoch": 0}, line(5)])
-    )
-    assert [each.epoch for each in found] == [1, 5]
-    assert note.startswith("6 lines of metrics.jsonl")
-
-
-def test_non_numbers_are_not_figures(tmp_path):
+def test_invalid_epochs_are_skipped_and_counted_and_non_numbers_are_no_figures(tmp_path):
     (found,) = learned(tmp_path, line(1, train_loss=math.nan, val_loss=math.inf))
     assert (found.train_loss, found.val_loss, found.ended_s) == (None, None, 13.0)
+    torn = ['{"epoch": 3, "tra\n', "[1]\n", '{"epoch": "4"}\n', "[" * 100_000 + "\n"]
     big = '{"epoch": 4, "train_loss": 1' + "0" * 400 + "}\n"
-    invalid = [line(1, val_top1=7.0), line(2, lr="x"), line(3, size_px=True), big]
-    found, note = read_epoch_metrics(write(tmp_path, [*invalid, {"epoch": 5}]))
-    assert found == [EpochMetrics(epoch=5)]
-    assert note.startswith("4 lines of metrics.jsonl")
+    invalid = [line(2, val_top1=7.0), line(2, lr="x"), line(3, size_px=True), big]
+    lines = [line(1), *torn, line(1), {"epoch": 0}, *invalid, {"epoch": 5}]
+    (first, last), note = read_epoch_metrics(write(tmp_path, lines))
+    assert (first.epoch, last) == (1, EpochMetrics(epoch=5))
+    assert note.startswith("10 lines of metrics.jsonl")

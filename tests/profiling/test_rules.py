@@ -180,9 +180,6 @@ def test_busy_workers_are_too_few():
     reported(waits, "too-few-workers", gain=110 / 50)
     cheap = a_run(one_pass(wait=0.5, compute=2.0), work=0.4, loader=none)
     silent("too-few-workers", cheap, busy(machine=CORES), busy(work=40.0))
-
-
-def test_pauses_of_the_step_hide_no_workers_that_are_too_few():
     # A batch each 40 ms for steps of 10 ms, while the mean step, pauses included, computes for 50.
     run = a_run(paused(30.0), work=160.0)
     # Of 80 ms a step 40 are pauses, which stay; of the others 8 workers leave 20.
@@ -270,9 +267,7 @@ def test_cores_used_by_other_programs_are_reported():
     silent("busy-machine", busy(machine=CORES), busy(machine=RANKS, **ranks))
     silent("busy-machine", busy(machine=CORES, use={"other_cores": 0.1}, **queued))
     reported(busy(machine=CORES, use={"other_cores": 1.0}, **queued), "busy-machine", first=False)
-
-
-def test_cpu_times_below_the_resolution_of_a_clock_are_not_divided_by():
+    # A time below the resolution of a clock is not divided by.
     silent("busy-machine", replace(busy(), timed_cpu_ms=2e-313, timed_queued_ms=100.0))
 
 
@@ -546,17 +541,15 @@ def test_unknown_causes_are_inconclusive():
     opaque = {"kind": "other", "workers": None}
     run = a_run(SLOW, loader=opaque, tasks=0, tasks_ms=0.0, timed=0, stages={})
     reported(run, "inconclusive")
-    assert diagnose(run).bound == "highly input-bound"
     short = one_pass(wait=90.0, compute=10.0, steps=8, ended="left")
     reported(a_run(short, work=100.0), "inconclusive", fix="workers")
-
-
-def test_a_run_ends_in_one_state():
+    # A run ends in one state, and is bound by its input to some degree.
     runs = (a_run(one_pass()), busy(), busy(work=40.0), a_run(one_pass(steps=8)))
-    states = [diagnose(run).state for run in runs]
+    states = [diagnose(each).state for each in runs]
     assert states == ["healthy", "finding", "inconclusive", "inconclusive"]
-    moderate = diagnose(a_run(one_pass(wait=5.0), work=300.0))
-    assert moderate.bound == "moderately input-bound"
+    moderate = a_run(one_pass(wait=5.0), work=300.0)
+    bounds = [diagnose(each).bound for each in (run, moderate)]
+    assert bounds == ["highly input-bound", "moderately input-bound"]
 
 
 # Gains and advice
@@ -610,22 +603,15 @@ def test_a_trivial_finding_is_not_the_first():
         ({"shared_memory_bytes": 700 << 20}, {}, None),
         ({"cacheable_bytes": 1 << 30}, {}, None),
         ({"shared_memory_bytes": 700 << 20}, {"kind": "feedline"}, "prefetch_factor=4"),
+        ({}, {"kind": "feedline", "made_by": "dataset"}, "prefetch_factor=4"),
+        ({}, {"kind": "feedline", "made_by": "image rows"}, "prefetch="),
     ],
 )
-def test_recommended_prefetch_fits_memory(use, loader, fix):
+def test_recommended_prefetch_fits_memory_and_is_the_loaders_argument(use, loader, fix):
     large = uneven(bytes=101 * (60 << 20))
     run = a_run(large, work=150.0, stages={"dataset": 0.9}, use=use, loader=loader)
     assert ("shallow-prefetch" in rules_of(run)) == (fix is not None)
     assert fix is None or fix in finding_of(run, "shallow-prefetch").fix
-
-
-@pytest.mark.parametrize(
-    ("made_by", "name"), [("image rows", "prefetch="), ("dataset", "prefetch_factor=")]
-)
-def test_prefetch_is_recommended_by_effective_argument(made_by, name):
-    shallow = replace(one_pass(), wait=mixture((0.0, 80), (50.0, 20)))
-    loader = {"kind": "feedline", "prefetch_factor": 2, "made_by": made_by}
-    assert name in finding_of(a_run(shallow, work=120.0, loader=loader), "shallow-prefetch").fix
 
 
 @pytest.mark.parametrize("size", [4, 8])
@@ -691,15 +677,12 @@ def with_gap(gap_s):
     return diagnose(a_run(first, second, work=320.0))
 
 
-def test_ceiling_is_rate_of_steps_without_waiting():
+def test_ceiling_is_rate_of_steps_without_waiting_and_parts_add_up_to_the_whole_run():
     assert rates(diagnose(busy())) == pytest.approx((32 / 0.08, 32 / 0.05))
     images = (6 * 20 + 5) * 32
     assert rates(diagnose(a_run(*epochs()))) == pytest.approx((images / 9.0, images / 6.0))
-    assert rates(with_gap(gap_s=2.0)) == pytest.approx((201 * 32 / 20, 201 * 32 / 12))
-
-
-def test_parts_of_the_time_add_up_to_the_whole_run():
     evaluated = with_gap(gap_s=2.0)
+    assert rates(evaluated) == pytest.approx((201 * 32 / 20, 201 * 32 / 12))
     assert evaluated.time_split_s == pytest.approx(
         {"starts": 2, "wait": 6, "copy": None, "core": 0, "shape": 0, "compute": 10, "between": 2}
     )

@@ -59,15 +59,12 @@ def test_report_has_verdict_ceiling_split_findings_figures_and_tables(facts):
         assert words in text, words
 
 
-def test_inconclusive_report_only_shows_reason():
+def test_inconclusive_report_only_shows_reason_and_that_of_an_empty_run_no_zeros():
     lines = printed(ReportView(build_report(recorded(), UNKNOWN), "x")).splitlines()
     text = " ".join(lines)
     for words in ("Inconclusive", "There are too few steps.", "4 steps; it takes 20", "--html"):
         assert words in text
     assert len(lines) < 12
-
-
-def test_report_of_empty_run_shows_no_zeros():
     unknown = replace(UNKNOWN, bound="not input-bound")
     text = printed(ReportView(build_report(Run(machine=MACHINE), unknown), "x"))
     assert "data wait was not measured" in text

@@ -71,16 +71,13 @@ def test_wait_without_busy_worker_differs_from_unobserved_wait():
     assert spans(unseen, "worker 0")[-1] == (9, 20, "unknown", "")
     alone = drawn(("step", "compute", 0, 10), ("step", "wait", 10, 20))
     assert spans(alone, "step")[-1] == (10, 20, "idle", "unknown")
+    # A worker is unknown before its first recorded task.
 
-
-def test_worker_is_unknown_before_its_first_recorded_task():
     timeline = drawn(("step", "compute", 0, 100), ("worker 0", "make", 60, 100))
     assert spans(timeline, "worker 0") == [(0, 60, "unknown", ""), (60, 100, "make", "")]
     (lane,) = [each for each in timeline.lanes if each.name == "worker 0"]
     assert lane.shares == pytest.approx({"blank": 0.6, "make": 0.4})
-
-
-def test_time_between_epochs_is_not_waiting():
+    # The time between epochs is not waiting.
     timeline = drawn(
         ("step", "compute", 0, 10), ("step", "compute", 30, 40), ("worker 0", "make", 0, 40)
     )

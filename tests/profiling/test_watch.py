@@ -11,12 +11,13 @@ import sys
 import tempfile
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torchvision.transforms import v2
 
 import feedline
@@ -319,16 +320,9 @@ def test_concurrent_loops_and_threads_are_separate():
     assert sum(entry.batches for entry in run.passes) == 20
 
     loader = DataLoader(Drawing(40), 4)
-    counts = []
-    threads = [
-        threading.Thread(target=lambda: counts.append(len(list(watch(loader, name="threads")))))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert counts == [10] * 4
+    with ThreadPoolExecutor(4) as executor:
+        loops = [executor.submit(lambda: list(watch(loader, name="threads"))) for _ in range(4)]
+    assert [len(loop.result()) for loop in loops] == [10] * 4
     assert sum(e.batches for e in watch(loader, name="threads").run.passes) == 40
 
 
@@ -556,16 +550,9 @@ def test_killed_program_leaves_nothing_behind(tmp_path):
 
 
 def test_non_list_datasets_have_numbered_samples():
-    class Odd(Dataset[int]):
-        samples = "not a list"
-
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, index):
-            return index
-
-    watched = watch(DataLoader(Odd(), 1))
+    data = Made(3, int)
+    data.samples = "not a list"
+    watched = watch(DataLoader(data, 1))
     assert len(list(watched)) == 3
     assert {slow.name for slow in watched.run.slowest} == {"sample 0", "sample 1", "sample 2"}
     assert watched.run.use.dataset_bytes is None
@@ -574,8 +561,7 @@ def test_non_list_datasets_have_numbered_samples():
 class Open(IterableDataset[int]):
     """A dataset that says when its files are closed."""
 
-    def __init__(self):
-        self.closed = 0
+    closed = 0
 
     def __iter__(self):
         try:

@@ -283,7 +283,7 @@ def training_curves(
         path, is_gap = "", True
         for k in drawn:
             value = column[k]
-            if value is not None and math.isfinite(span):
+            if value is not None and math.isfinite(bottom + span):
                 # A line of no length is drawn as a dot, by its round ends.
                 path += f"{'M' if is_gap else 'L'}{x(epochs[k].epoch - 0.5):.3f} {y(value):.3f}h0"
             is_gap = value is None
