@@ -154,19 +154,14 @@ def test_unwritable_json_file_is_rejected_before_work(feedline, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_json_is_replaced_atomically(tmp_path):
-    path = tmp_path / "out.json"
-    write_json(path, {"a": 1})
+def test_json_replaces_a_file_atomically_and_is_written_to_a_link_or_a_pipe(tmp_path):
+    target, link, pipe = tmp_path / "out.json", tmp_path / "link.json", tmp_path / "pipe"
+    write_json(target, {"a": 0})
     with pytest.raises(ValueError, match="JSON compliant"):
-        write_json(path, {"a": float("nan")})
-    assert json.loads(path.read_text()) == {"a": 1}
+        write_json(target, {"a": float("nan")})
+    assert json.loads(target.read_text()) == {"a": 0}
     assert [child.name for child in tmp_path.iterdir()] == ["out.json"]
     write_json(None, {"a": 2})
-
-
-def test_json_is_written_to_pipe_without_replacing_it(tmp_path):
-    target, link, pipe = tmp_path / "out.json", tmp_path / "link.json", tmp_path / "pipe"
-    target.write_text("before")
     link.symlink_to(target)
     write_json(link, {"a": 1})
     assert link.is_symlink()

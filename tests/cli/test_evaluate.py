@@ -72,19 +72,6 @@ def test_broken_images_raise_or_are_skipped(feedline, tiny_set, trained, tmp_pat
     assert str(paths[0]) in ended.err
 
 
-def test_weights_are_exported_as_safetensors_and_load_again(feedline, trained, tmp_path):
-    safetensors = pytest.importorskip("safetensors")
-    file = tmp_path / "new" / "folder" / "model.safetensors"
-    assert feedline("export", trained, file).status == 0
-    assert [path.name for path in file.parent.iterdir()] == [file.name]
-    with safetensors.safe_open(file, "pt") as opened:
-        assert json.loads(opened.metadata()["classes"]) == ["dark", "light"]
-    again = create_model(MODEL, classes=2, sizes=(32,), initial_checkpoint=str(file)).state_dict()
-    model = load_trained(trained, torch.device("cpu")).model
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, again[name]), name
-
-
 def test_an_exported_file_predicts_and_evaluates_as_its_run(feedline, trained, tiny_set, tmp_path):
     file, about = tmp_path / "model.safetensors", tmp_path / "about.json"
     assert feedline("export", trained, file, "--json", about).status == 0
@@ -105,14 +92,22 @@ def test_an_exported_file_predicts_and_evaluates_as_its_run(feedline, trained, t
     assert_refused(feedline("predict", file, tiny_set, *PLAIN), f"{file}: damaged")
 
 
-def test_timm_predicts_from_an_export_as_the_run_does(feedline, trained, tiny_set, tmp_path):
+def test_exported_weights_load_again_and_timm_predicts_as_the_run_does(
+    feedline, trained, tiny_set, tmp_path
+):
     safetensors = pytest.importorskip("safetensors")
     timm = pytest.importorskip("timm")
-    file, found = tmp_path / "model.safetensors", tmp_path / "found.json"
+    file, found = tmp_path / "new" / "folder" / "model.safetensors", tmp_path / "found.json"
     assert feedline("export", trained, file).status == 0
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    again = create_model(MODEL, classes=2, sizes=(32,), initial_checkpoint=str(file)).state_dict()
+    model = load_trained(trained, torch.device("cpu")).model
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, again[name]), name
     assert feedline("predict", trained, tiny_set, *PLAIN, "--json", found).status == 0
     with safetensors.safe_open(file, "pt") as opened:
         metadata = opened.metadata()
+    assert json.loads(metadata["classes"]) == ["dark", "light"]
     cfg = {**json.loads(metadata["pretrained_cfg"]), "file": str(file)}
     model = timm.create_model(metadata["model"], pretrained=True, pretrained_cfg_overlay=cfg)
     transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))

@@ -172,6 +172,7 @@ def test_without_a_checkpoint_the_hint_is_a_new_run(feedline, tiny_set, tmp_path
     out = tmp_path / "a run"
     quick = (*CONSTANT, "--schedule", "32x1")
     lost = feedline("train", tiny_set, *quick, "--lr", 1e30, "--out", out)
+    assert not (out / "last.pt").exists()
     advised = hinted(lost)
     assert advised[:3] == ["train", "--config", str(out / "recipe.toml")]
     assert feedline(*advised[:4], 0.01).status == 0
@@ -206,15 +207,19 @@ def damage(run, *names):
         (run / name).write_bytes(b"damaged")
 
 
-def test_damaged_checkpoints_are_named_and_the_newest_readable_one_is_resumed(feedline, own):
+def test_a_named_checkpoint_is_resumed_or_the_newest_readable_one_and_damaged_ones_are_named(
+    feedline, own
+):
+    named = feedline("train", "--resume", own / "epoch-0002.pt")
     damage(own, "last.pt", "previous.pt", "epoch-0003.pt")
     ended = feedline("train", "--resume", own)
-    assert ended.status == 0, ended.err
+    for each in (named, ended):
+        assert each.status == 0, each.err
+        assert "epoch 3/3" in each.out
+        assert "epoch 2/3" not in each.out
     for name in ("last.pt", "previous.pt"):
         assert f"{own / name}: damaged" in ended.out
     assert f"resuming from {own / 'epoch-0002.pt'}" in ended.out
-    assert "epoch 3/3" in ended.out
-    assert "epoch 2/3" not in ended.out
     assert len(load_checkpoint(own)["history"]["records"]) == 3
 
 

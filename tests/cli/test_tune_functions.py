@@ -10,6 +10,7 @@ from feedline import DataLoader
 from feedline.cli.tune_search import build_loader, import_function, is_function_name
 from feedline.errors import UsageError
 from feedline.tuning.tune import StepBenchmark, tune
+from processes import newcomers, own_family
 
 CODE = """
 import time
@@ -119,9 +120,9 @@ def test_failing_step_keeps_earlier_trials(feedline, code, tmp_path, monkeypatch
 def test_failing_dataset_is_reported_once_after_closing_the_progress_line(
     feedline, code, source, tmp_path
 ):
-    file = tmp_path / "tuned.json"
-    arguments = ["tune", f"{code}:{source}", "--step-ms", "5", "--json", str(file)]
-    done = feedline(*arguments)
+    file, before = tmp_path / "tuned.json", own_family()
+    done = feedline("tune", f"{code}:{source}", "--step-ms", "5", "--json", str(file))
+    assert not newcomers(before)
     assert done.status == 1, done.output
     (phase,) = json.loads(file.read_text())["phases"]
     assert (phase["status"], phase["num_workers"]) == ("error", None)
@@ -153,14 +154,11 @@ def test_running_iteration_continues():
         assert next(iter(loader)).tolist() == list(range(8, 16))
 
 
-def test_function_name_has_module_and_attribute():
+def test_result_of_a_named_function_becomes_loader():
     assert is_function_name("a.b:c.d")
     for other in ("a", "a/b", "C:\\data", "a:", ":b", "a:b:c", "gs://a/b"):
         assert not is_function_name(other), other
     assert import_function("feedline_named_code:Within.step")(7) == 7
-
-
-def test_result_of_function_becomes_loader():
     given = build_loader("feedline_named_code:loader")
     assert type(given) is TorchDataLoader
     assert given.batch_size == 4
@@ -172,19 +170,19 @@ def test_result_of_function_becomes_loader():
         build_loader("feedline_named_code:loader", batch_size=8)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("feedline_no_module:loader", "not found"),
-        ("feedline_named_code:lader", "no function 'lader'"),
-        ("feedline_named_code:numbers", "not a function"),
-        ("feedline_named_code:nothing", "NoneType"),
-        ("feedline_named_code:few", "3 samples, fewer than one batch of 64"),
-        ("feedline_named_code:empty", "0 samples"),
-    ],
-)
-def test_invalid_function_is_reported(name, said):
-    with pytest.raises(UsageError, match=said):
+INVALID = {
+    "feedline_no_module:loader": "not found",
+    "feedline_named_code:lader": "no function 'lader'",
+    "feedline_named_code:numbers": "not a function",
+    "feedline_named_code:nothing": "NoneType",
+    "feedline_named_code:few": "3 samples, fewer than one batch of 64",
+    "feedline_named_code:empty": "0 samples",
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_function_is_reported(name):
+    with pytest.raises(UsageError, match=INVALID[name]):
         build_loader(name)
 
 

@@ -16,15 +16,12 @@ def test_an_argument_overrides_the_layers_below():
     under = {"model": "resnet34", "mixup": 0.2, "schedule": "64x1"}
     recipe = make_recipe({"mixup": 0.4, "lr": None}, under)
     assert (recipe.model, recipe.mixup, recipe.schedule) == ("resnet34", 0.4, "64x1")
-
-
-def test_preset_and_schedule_replace_each_other():
+    # A preset and a schedule replace each other.
     recipe = make_recipe({"preset": "ffcv", "epochs": 16}, {"schedule": "64x1", "lr": 0.3})
     assert (recipe.epochs, recipe.val_image_size, recipe.opt, recipe.lr) == (16, 256, "sgd", 0.3)
     assert make_recipe({"schedule": "64x3"}, {"preset": "ffcv", "epochs": 16}).schedule == "64x3"
-    assert (
-        make_recipe({"val_image_size": 160}, {"preset": "ffcv", "epochs": 16}).val_image_size == 160
-    )
+    recipe = make_recipe({"val_image_size": 160}, {"preset": "ffcv", "epochs": 16})
+    assert recipe.val_image_size == 160
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,6 @@ def test_a_plan_has_each_phase_filled_in(plan):
     assert (plan.val_images, plan.classes, plan.images) == (12, 2, 40)
 
 
-def test_a_size_off_the_grid_gets_a_hint(plan):
-    assert "hint: 48 px: not a multiple of 32 px" in " ".join(str(plan).split())
-    first = plan.phases[0]
-    on_grid = replace(first, phase=replace(first.phase, val_image_size=32))
-    assert "multiple" not in str(replace(plan, phases=(on_grid,)))
-
-
 def test_learning_rates_equal_those_of_run(tiny_set, plan, tmp_path, monkeypatch):
     used = []
     set_progress = TrainState.set_progress
@@ -95,8 +88,12 @@ def test_plan_names_the_bottleneck_and_a_fix_with_its_gain(plan):
 
 def test_dry_run_is_printed_and_json_serialisable(plan):
     text = " ".join(str(plan).split())
-    for part in (f"{MODEL} in float32 on cpu", "3 epochs, 20 steps", "mixup", "images/s"):
+    off_grid = "hint: 48 px: not a multiple of 32 px"
+    for part in (f"{MODEL} in float32 on cpu", "3 epochs, 20 steps", "mixup", "images/s", off_grid):
         assert part in text
+    first = plan.phases[0]
+    on_grid = replace(first, phase=replace(first.phase, val_image_size=32))
+    assert "multiple" not in str(replace(plan, phases=(on_grid,)))
     data = json.loads(json.dumps(plan.as_dict(), allow_nan=False))
     assert data["phases"][1]["phase"]["batch_size"] == 4
     assert data["seconds"] == plan.seconds
@@ -133,12 +130,14 @@ def test_a_resumed_run_is_planned_from_its_position(tiny_set, tmp_path):
         plan_of(tiny_set, out=out)
 
 
-@pytest.mark.parametrize("validates", [True, False])
-def test_accumulated_batches_count_as_one_step(tiny_set, validates):
-    root = tiny_set if validates else tiny_set / "train"
-    (phase,) = plan_of(root, make_recipe(grad_accum_steps=2, schedule="32x1")).phases
-    assert phase.steps == 3
-    assert (phase.val_s > 0) == validates
+@pytest.mark.parametrize(
+    ("folder", "batches", "steps"),
+    [(".", {"grad_accum_steps": 2}, 3), ("train", {"batch_size": 64}, 1)],
+)
+def test_steps_are_of_accumulated_batches_and_at_least_one(tiny_set, folder, batches, steps):
+    (phase,) = plan_of(tiny_set / folder, make_recipe(schedule="32x1", **batches)).phases
+    assert (phase.steps, phase.images) == (steps, 40)
+    assert (phase.val_s > 0) == (folder == ".")
 
 
 def test_a_set_without_a_readable_image_is_an_error(tmp_path):
@@ -148,11 +147,6 @@ def test_a_set_without_a_readable_image_is_an_error(tmp_path):
     warned = pytest.warns(RuntimeWarning, match="epoch 1 has no batch")
     with pytest.raises(FeedlineError, match=r"no image .*0\.jpg"), warned:
         plan_of(tmp_path / "set", make_recipe(on_error="skip"))
-
-
-def test_a_set_smaller_than_a_batch_is_one_batch(tiny_set):
-    (phase,) = plan_of(tiny_set, make_recipe(schedule="32x1", batch_size=64)).phases
-    assert (phase.steps, phase.images) == (1, 40)
 
 
 def test_budget_out_of_range_and_several_ranks_are_rejected(tiny_set, monkeypatch):
