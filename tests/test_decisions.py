@@ -3,12 +3,10 @@
 import logging
 import os
 import signal
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, Dataset, Subset, TensorDataset
+from torch.utils.data import BatchSampler, Subset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
@@ -17,6 +15,7 @@ import feedline
 from feedline import DataLoader
 from feedline.errors import StateError, UsageError
 from row_sources import Rows
+from sets import Made
 from torchvision_folder import write_images
 
 STEPS = [transforms.RandomResizedCrop(24), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
@@ -42,9 +41,6 @@ def together(samples):
 
 def one(sample):
     return sample
-
-
-# The size that is reported is the size of the images
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -74,16 +70,8 @@ def test_batches_out_of_order_are_made_by_the_recognised_pipeline_too(folder):
         assert {images.shape[-1] for images, _ in loader} == {8}
 
 
-class Unaware(Dataset[Any]):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return torch.zeros(3, 24, 24)
-
-
 def test_size_set_later_must_be_requested_by_dataset():
-    with DataLoader(Unaware(), 4) as loader:
+    with DataLoader(Made(8, lambda index: torch.zeros(3, 24, 24)), 4) as loader:
         batches = iter(loader)
         assert next(batches).shape[-1] == 24
         loader.set_image_size(8)
@@ -103,17 +91,11 @@ def test_unused_strength_raises(folder):
     assert next(iter(DataLoader(folder, 4, schedule=weak)))[0].shape[-1] == 8
 
 
-# What a user has replaced is not replaced once more
-
-
 def test_replaced_function_of_torchvision_is_called(folder, monkeypatch):
     monkeypatch.setattr(functional, "to_tensor", lambda image: torch.full((3, 24, 24), 7.0))
     with DataLoader(folder, 4, num_workers=0) as loader:
         assert "to_tensor" in loader.explain().split("because")[1]
         assert next(iter(loader))[0].unique().tolist() == [7.0]
-
-
-# Whole or not at all
 
 
 def test_a_state_of_an_image_size_that_does_not_fit_changes_nothing():
@@ -145,9 +127,6 @@ def test_state_records_how_pixels_were_made(folder):
         DataLoader(fewer, 4, seed=1).load_state_dict(state)
 
 
-# The rule of the defaults
-
-
 @pytest.mark.parametrize("dataset", [Rows(20), list(range(20))])
 def test_defaults_equal_torch_for_any_dataset(dataset):
     size = {"image_size": 8} if isinstance(dataset, Rows) else {}
@@ -166,9 +145,6 @@ def test_schedule_implies_training(folder, monkeypatch):
             assert labels != sorted(labels)
             with DataLoader(dataset, 4, schedule="8x1", seed=0, shuffle=True) as said:
                 assert torch.cat([labels for _, labels in said]).tolist() == labels
-
-
-# Decided once
 
 
 def test_engine_choice_is_logged_once_and_repeated_after_changes(folder, caplog):
@@ -194,20 +170,6 @@ def test_choosing_an_engine_changes_nothing(folder):
     assert loader.state_dict() == other.state_dict() == state
 
 
-# Workers and settings
-
-
-class Scaled(Dataset[Any]):
-    def __init__(self):
-        self.scale, self.inside = 1, SimpleNamespace(offset=0)
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return index * self.scale + self.inside.offset
-
-
 def test_len_plans_nothing():
     data = list(range(8))
     loader = DataLoader(data, 4, seed=1)
@@ -229,12 +191,13 @@ def test_the_death_of_a_worker_is_logged(caplog):
 
 
 def test_schedule_without_sizes_only_sets_batch_sizes():
-    with DataLoader(Scaled(), schedule="ownx1@2,ownx1@4", shuffle=False, num_workers=0) as loader:
+    own = {"schedule": "ownx1@2,ownx1@4", "shuffle": False, "num_workers": 0}
+    with DataLoader(list(range(4)), **own) as loader:
         assert [[len(batch) for batch in loader] for _ in range(2)] == [[2, 2], [4]]
         assert loader.phase.image_size is None
         assert "1 epoch at the dataset's own size, batch size 2, then" in loader.explain()
         state = loader.state_dict()
-    with DataLoader(Scaled(), schedule="ownx1@2,ownx1@4", shuffle=False, num_workers=0) as loader:
+    with DataLoader(list(range(4)), **own) as loader:
         loader.load_state_dict(state)
     with pytest.raises(UsageError, match="Rows needs an image size"):
         DataLoader(Rows(8), schedule="ownx1@2")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
@@ -60,24 +60,12 @@ def tensors(batch):
     return [tensor for part in parts for tensor in tensors(part)]
 
 
-class ManyTensors(Dataset[torch.Tensor]):
-    """More tensors than can be moved to shared memory."""
-
-    def __init__(self):
-        self.tensors = [torch.full((3,), float(k), device="cpu") for k in range(200)]
-
-    def __len__(self):
-        return len(self.tensors)
-
-    def __getitem__(self, index):
-        return self.tensors[index]
-
-
 @pytest.mark.filterwarnings("ignore:.*cannot be shared with worker processes")
 def test_datasets_of_many_tensors_reach_workers_with_any_default_device():
+    numbers = [torch.full((3,), float(k), device="cpu") for k in range(200)]
     torch.set_default_device("meta")
     try:
-        with DataLoader(ManyTensors(), 50, num_workers=1, start_method="forkserver") as loader:
+        with DataLoader(numbers, 50, num_workers=1, start_method="forkserver") as loader:
             first = [value for batch in loader for value in batch[:, 0].tolist()]
     finally:
         torch.set_default_device(None)

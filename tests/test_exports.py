@@ -34,12 +34,9 @@ def test_every_public_name_resolves_and_is_cached(name):
         assert value.__doc__
 
 
-def test_dir_lists_the_public_names():
+def test_dir_lists_the_public_names_and_others_are_an_attribute_error():
     assert dir(feedline) == sorted(feedline.__all__)
     assert len(set(feedline.__all__)) == len(feedline.__all__)
-
-
-def test_a_name_that_does_not_exist_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'feedline' has no attribute 'Dataloader'"):
         feedline.Dataloader  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):

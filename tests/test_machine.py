@@ -54,8 +54,8 @@ def lies_on(tmp_path, mountinfo, folder, files):
     return find_disk(folder, root)
 
 
-def disk_files(name, number, *, turns, model="", part=""):
-    """A disk in /sys, with the number of itself or of its partition."""
+def disk_files(name, *, turns, model="", part=""):
+    """A disk in /sys, and its partition."""
     files = {f"/sys/block/{name}/queue/rotational": f"{turns}\n"}
     if model:
         files[f"/sys/block/{name}/device/model"] = f"{model}\n"
@@ -86,7 +86,7 @@ def link_device(root, number, to):
     ],
 )
 def test_partition_has_kind_of_its_disk(name, turns, model, kind, tmp_path):
-    files = disk_files(name, "8:2", turns=turns, model=model, part=f"{name}2")
+    files = disk_files(name, turns=turns, model=model, part=f"{name}2")
     link_device(tmp_path, "8:2", f"/sys/block/{name}/{name}2")
     found = lies_on(tmp_path, ROOT, "/data", files)
     assert (found.kind, found.device, found.file_system) == (kind, name, "ext4")
@@ -114,24 +114,21 @@ def test_innermost_and_latest_mount_is_used(tmp_path):
     table = (
         f"{ROOT}30 22 0:50 / /data rw - tmpfs a rw\n31 30 0:51 / /data/far rw - nfs b:/ rw\n"
         "32 22 0:52 / /data rw - overlay c rw\n33 22 0:53 / /datafar rw - 9p d rw\n"
+        "34 22 0:54 / /my\\040data\\134x rw - nfs server:/a\\040b rw\n"
     )
     root = write_files(tmp_path, {"/proc/self/mountinfo": table})
     sources = {path: find_disk(path, root).source for path in ("/data/x", "/data/far/x", "/data")}
     assert sources == {"/data/x": "c", "/data/far/x": "b:/", "/data": "c"}
     assert find_disk("/elsewhere", root).source == "/dev/sda2"
-
-
-def test_a_mount_point_with_blanks_is_found(tmp_path):
-    table = f"{ROOT}30 22 0:50 / /my\\040data\\134x rw - nfs server:/a\\040b rw\n"
-    found = lies_on(tmp_path, table, "/my data\\x/train", {})
-    assert (found.mount_point, found.source) == ("/my data\\x", "server:/a b")
+    with_blanks = find_disk("/my data\\x/train", root)
+    assert (with_blanks.mount_point, with_blanks.source) == ("/my data\\x", "server:/a b")
 
 
 def test_several_disks_count_as_the_slowest(tmp_path):
     files = {
-        **disk_files("nvme0n1", "", turns="0"),
-        **disk_files("sda", "", turns="1", part="sda1"),
-        **disk_files("dm-0", "", turns="0"),
+        **disk_files("nvme0n1", turns="0"),
+        **disk_files("sda", turns="1", part="sda1"),
+        **disk_files("dm-0", turns="0"),
     }
     root = write_files(tmp_path, {"/proc/self/mountinfo": ROOT, **files})
     slaves = root / "sys/block/dm-0/slaves"
@@ -215,12 +212,8 @@ def nvml(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_nvml")
-def test_machine_without_gpu_has_none(tmp_path):
-    assert find_gpus(tmp_path) == Gpus()
-
-
-@pytest.mark.usefixtures("no_nvml")
 def test_kernel_gives_name_and_driver(tmp_path):
+    assert find_gpus(tmp_path) == Gpus()
     assert find_gpus(write_files(tmp_path / "a", CARD)) == Gpus(nvidia_cards=1)
     found = find_gpus(write_files(tmp_path / "b", {**CARD, **DRIVER}))
     card = Gpu(name="NVIDIA A100-SXM4-40GB", address=ADDRESS)
@@ -234,19 +227,17 @@ def test_amd_gpu_is_found(tmp_path, no_nvml):
     assert found.any
 
 
-def test_nvml_reports_memory_and_cuda_version(tmp_path, nvml):
+def test_nvml_reports_memory_and_cuda_version_if_supported(tmp_path, nvml):
+    root = write_files(tmp_path, {**CARD, **DRIVER})
     nvml()
-    found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER}))
+    found = find_gpus(root)
     (gpu,) = found.nvidia
     assert (gpu.name, gpu.address) == ("NVIDIA A100-SXM4-40GB", f"0000{ADDRESS}")
     assert (gpu.memory_bytes, gpu.free_bytes) == (40 * 10**9, 39 * 10**9)
     assert (gpu.lanes, gpu.most_lanes) == (8, 16)
     assert (found.driver, found.cuda) == ("570.86.15", (12, 8))
-
-
-def test_a_figure_that_nvml_does_not_support_is_unknown(tmp_path, nvml):
     nvml(supported=False)
-    (gpu,) = find_gpus(write_files(tmp_path, {**CARD, **DRIVER})).nvidia
+    (gpu,) = find_gpus(root).nvidia
     assert gpu.memory_bytes is gpu.free_bytes is gpu.lanes is gpu.most_lanes is None
 
 
@@ -257,17 +248,15 @@ def test_a_driver_that_does_not_answer_is_a_problem(tmp_path, nvml, call):
     assert found.problem == "NVML: Driver/library version mismatch"
 
 
-@pytest.mark.parametrize("code", [9, 12])
-def test_nvml_without_driver_is_not_an_error(tmp_path, nvml, code):
+@pytest.mark.parametrize(
+    ("code", "problem"), [(9, "NVML: Driver/library version mismatch"), (12, "")]
+)
+def test_nvml_without_driver_is_no_error_unless_there_are_gpus(tmp_path, nvml, code, problem):
     nvml("nvmlInit", code)
     assert find_gpus(tmp_path) == Gpus()
-
-
-def test_container_without_nvml_library_has_its_gpus(tmp_path, nvml):
-    nvml("nvmlInit", 12)
     found = find_gpus(write_files(tmp_path, {**CARD, **DRIVER}))
     assert [gpu.name for gpu in found.nvidia] == ["NVIDIA A100-SXM4-40GB"]
-    assert (found.cuda, found.problem) == (None, "")
+    assert (found.cuda, found.problem) == (None, problem)  # a container lacks NVML's library
 
 
 # Page cache

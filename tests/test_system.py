@@ -244,21 +244,6 @@ def test_the_strictest_limit_of_memory_wins(machine, files, limit, available):
 
 
 @pytest.mark.parametrize(
-    ("environ", "found"),
-    [
-        ({}, (0, 1)),
-        ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
-        ({"RANK": "3"}, (0, 1)),
-        ({"RANK": "-1", "WORLD_SIZE": "8"}, (0, 1)),
-        # SLURM's own names do not say that these processes train together.
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, (0, 1)),
-    ],
-)
-def test_rank_and_world_size_are_read_from_torchrun(environ, found):
-    assert rank_and_world(environ) == found
-
-
-@pytest.mark.parametrize(
     ("environ", "rank"),
     [
         ({}, None),
@@ -277,7 +262,12 @@ def test_rank_is_read_from_each_launcher(environ, rank):
     assert launched_rank(environ) == rank
 
 
-def test_torch_distributed_has_priority_if_initialised(monkeypatch):
+def test_rank_and_world_size_are_those_of_torch_distributed_or_torchrun(monkeypatch):
+    # SLURM's own names do not say that these processes train together.
+    slurm = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
+    for environ in ({}, {"RANK": "3"}, {"RANK": "-1", "WORLD_SIZE": "8"}, slurm):
+        assert rank_and_world(environ) == (0, 1)
+    assert rank_and_world({"RANK": "3", "WORLD_SIZE": "8"}) == (3, 8)
     ready = SimpleNamespace(
         is_available=lambda: True,
         is_initialized=lambda: True,
@@ -318,17 +308,11 @@ def test_throttling_is_that_of_the_group_that_was_held_up_longest(machine, files
     assert throttled_s() == seconds
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("some avg10=2.34 total=6500000\nfull avg10=0.00 total=2500000\n", 6.5),
-        ("some avg10=2.34", None),
-        ("", None),
-    ],
-)
-def test_storage_stalls_are_those_of_any_process(machine, text, seconds):
-    machine({"/proc/pressure/io": text} if text else {})
-    assert storage_stall_s() == seconds
+def test_storage_stalls_are_those_of_any_process(machine):
+    total = "some avg10=2.34 total=6500000\nfull avg10=0.00 total=2500000\n"
+    for text, seconds in ((None, None), ("some avg10=2.34", None), (total, 6.5)):
+        machine({} if text is None else {"/proc/pressure/io": text})
+        assert storage_stall_s() == seconds
 
 
 @pytest.mark.parametrize("name", ["con", "NUL", "aux.tar", "runs/com1/a"])
