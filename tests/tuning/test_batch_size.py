@@ -162,22 +162,6 @@ def test_the_largest_batch_that_leaves_the_headroom_is_found(bound, size):
     assert str(found.schedule) == f"{size}x1@{phase.rows}"
 
 
-def test_model_and_random_state_are_unchanged():
-    model = small_model().eval()
-    optimizer = torch.optim.AdamW(model.parameters())
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    state = torch.get_rng_state()
-    memory = BoundedMemory(3 * MB)
-    tried(model, "32x1,48x1", memory, optimizer=optimizer)
-    assert memory.errors or memory.peak <= memory.bound
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not model.training
-    assert not optimizer.state
-    assert all(parameter.grad is None for parameter in model.parameters())
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name])
-
-
 def test_failed_step_releases_its_frame_and_memory():
     model = small_model()
     memory = BoundedMemory(3 * MB)
@@ -290,12 +274,13 @@ def test_out_of_memory_errors_of_libraries_are_recognised(said):
 
 
 def test_user_step_is_tried_and_its_changes_are_undone():
-    model = small_model()
+    model = small_model().eval()
     average = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     rate = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     before = {name: value.clone() for name, value in average.state_dict().items()}
-    seen = []
+    state, seen = torch.get_rng_state(), []
 
     def step(batch):
         images, labels = batch
@@ -304,19 +289,27 @@ def test_user_step_is_tried_and_its_changes_are_undone():
         functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
         rate.step()
+        scaler.scale(torch.ones(1))
+        scaler.update(2.0)
         with torch.no_grad():
             for mine, theirs in zip(average.parameters(), model.parameters(), strict=True):
                 mine.lerp_(theirs, 0.5)
 
     found = tried(
         model, "32x1", BoundedMemory(3 * MB),
-        step=step, optimizer=optimizer, stateful=(rate, average),
+        step=step, optimizer=optimizer, stateful=(rate, scaler, average),
     )  # fmt: skip
     assert found.phases[0].rows in seen
     assert found.phases[0].trials[0].batch_size == 8
     assert optimizer.param_groups[0]["lr"] == rate.get_last_lr()[0] == 0.1
-    for name, value in average.state_dict().items():
-        assert torch.equal(value, before[name])
+    assert scaler.get_scale() == 8.0
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training
+    assert not optimizer.state
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for module in (model, average):
+        for name, value in module.state_dict().items():
+            assert torch.equal(value, before[name])
 
 
 def test_search_does_not_exceed_requested_maximum():

@@ -76,8 +76,6 @@ class Stream(IterableDataset[torch.Tensor]):
 
 
 class Named(TorchDataLoader[Any]):
-    """A subclass that must be preserved."""
-
     built = 0
 
     def __iter__(self):

@@ -47,7 +47,6 @@ def trial_of(training, setting, disturbed=1.0):
 
 
 def searched(training, start, ceiling=True):
-    """A search that is done."""
     search = search_from(start, training.cores, 1000 / training.own_ms if ceiling else None)
     finish(search, partial(trial_of, training))
     return search

@@ -97,17 +97,3 @@ def test_everything_is_restored(make, trained, fails):
     torch.manual_seed(7), random.seed(7), np.random.seed(7)
     assert torch.equal(drawn[0], torch.rand(3))
     assert drawn[1:] == (random.random(), np.random.rand())
-
-
-def test_schedulers_and_scalers_are_restored_by_state():
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    rate = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    with preserve_state([net, optimizer, rate, scaler], CPU):
-        train(net, optimizer)
-        rate.step()
-        scaler.scale(torch.ones(1))
-        scaler.update(2.0)
-    assert optimizer.param_groups[0]["lr"] == rate.get_last_lr()[0] == 1.0
-    assert scaler.get_scale() == 8.0
