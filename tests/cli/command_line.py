@@ -15,8 +15,6 @@ from processes import eventually
 
 @dataclass(frozen=True)
 class Ended:
-    """Exit status and output of a command."""
-
     status: int
     out: str
     err: str

@@ -43,13 +43,11 @@ def tiny_set(tmp_path_factory):
 
 @pytest.fixture
 def photos(tiny_set):
-    """16 images of 48 px of two classes."""
     return tiny_set / "train"
 
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """The folder for temporary files."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     return tmp_path / "temporary"

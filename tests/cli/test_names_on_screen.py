@@ -28,7 +28,6 @@ def photos(tiny_set, tmp_path):
 
 @pytest.fixture
 def hostile(trained, tmp_path):
-    """Weights whose classes have hostile names."""
     best = torch.load(trained / "best.pt", weights_only=True)
     torch.save(best | {"classes": [f"dark{HOSTILE}", "light"]}, tmp_path / "best.pt")
     return tmp_path / "best.pt"

@@ -49,8 +49,6 @@ QUICK += ["--workers", "0"]
 
 
 class Shown(ProgressBar):
-    """A progress bar that stores its updates."""
-
     def __init__(self):
         super().__init__("")
         self.text = self.end = ""

@@ -210,7 +210,8 @@ def damage(run, *names):
 def test_a_named_checkpoint_is_resumed_or_the_newest_readable_one_and_damaged_ones_are_named(
     feedline, own
 ):
-    named = feedline("train", "--resume", own / "epoch-0002.pt")
+    other = own.parent / "other"
+    named = feedline("train", "--resume", own / "epoch-0002.pt", "--out", other)
     damage(own, "last.pt", "previous.pt", "epoch-0003.pt")
     ended = feedline("train", "--resume", own)
     for each in (named, ended):

@@ -29,11 +29,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def tune(feedline, folder, tmp_path):
-    """Run the command, by default on the folder; return its output and its JSON."""
+    """Run the command on the folder; return its output and its JSON."""
     file = tmp_path / "tuned.json"
 
-    def run(*arguments, source=folder, status=0):
-        ended = feedline("tune", source, *arguments, "--json", file)
+    def run(*arguments, status=0):
+        ended = feedline("tune", folder, *arguments, "--json", file)
         # 3: the machine was too busy for a whole search.
         assert ended.status in {status, 3}, ended.output
         return ended, json.loads(file.read_text())
@@ -88,41 +88,6 @@ def test_resolution_of_cache_is_reported(tune, folder, tmp_path):
     assert not phase["compute_bound"]
     assert phase["copies_px"] == 32
     assert "from copies of 32 px" in done.output
-
-
-CODE = """
-import time
-from torch.utils.data import DataLoader
-
-theirs = lambda: DataLoader([float(k) for k in range(64)], 4, num_workers=1)
-dataset = lambda: [float(k) for k in range(256)]
-
-
-def step(batch):
-    assert len(batch) == 4
-    time.sleep(0.02)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_trials")
-@pytest.mark.parametrize("source", ["theirs", "dataset"])
-def test_functions_are_tuned(tune, tmp_path, monkeypatch, source):
-    (tmp_path / "feedline_tuned_code.py").write_text(CODE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "feedline_tuned_code", raising=False)
-    done, said = tune(
-        *("--model", "feedline_tuned_code:step", "--budget", 120),
-        *("--what-if", "workers=2,cores=4", "--what-if", "gpu=0.5"),
-        *(("--batch-size", 4) if source == "dataset" else ()),
-        source=f"feedline_tuned_code:{source}",
-    )
-    kind = "torch.utils.data" if source == "theirs" else "feedline"
-    assert f"{kind}.DataLoader(..., num_workers=" in done.output
-    assert "what if gpu=0.5 (images/s)" in done.output
-    assert [each["changes"]["gpu"] for each in said["what_if"]] == [None, 0.5]
-    assert said["not_predicted"] == []
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ fine = lambda: Numbers(False)
 def step(batch):
     if BROKEN:
         raise LookupError("the step broke")
+    assert len(batch) in (4, 8)
     time.sleep(0.01)
 
 
@@ -64,7 +65,7 @@ def raising():
 
 
 numbers = list(range(300))
-loader = lambda: DataLoader(numbers, 4)
+loader = lambda: DataLoader(numbers, 4, num_workers=1)
 dataset = lambda: numbers
 nothing = lambda: None
 few = lambda: [1, 2, 3]
@@ -80,6 +81,25 @@ def code(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     sys.modules.pop("feedline_named_code", None)
     return "feedline_named_code"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_trials")
+@pytest.mark.parametrize("source", ["loader", "dataset"])
+def test_functions_are_tuned(feedline, code, tmp_path, source):
+    file = tmp_path / "tuned.json"
+    done = feedline(
+        *("tune", f"{code}:{source}", "--model", f"{code}:step", "--budget", 120, "--json", file),
+        *("--what-if", "workers=2,cores=4", "--what-if", "gpu=0.5"),
+        *(("--batch-size", 4) if source == "dataset" else ()),
+    )
+    assert done.status in (0, 3), done.output  # 3: the machine was too busy for a whole search
+    kind = "torch.utils.data" if source == "loader" else "feedline"
+    assert f"{kind}.DataLoader(..., num_workers=" in done.output
+    assert "what if gpu=0.5 (images/s)" in done.output
+    said = json.loads(file.read_text())
+    assert [each["changes"]["gpu"] for each in said["what_if"]] == [None, 0.5]
+    assert said["not_predicted"] == []
 
 
 @pytest.mark.usefixtures("quick_trials")

@@ -70,7 +70,6 @@ class Forks:
 
 @contextmanager
 def forks():
-    """The running script as a context."""
     import preloaded  # which a script that torchrun starts does not find
 
     with preloaded.Popen(

@@ -48,17 +48,14 @@ def test_cutmix_pastes_a_box_of_the_previous_image(seed):
     assert float(targets[0, 0]) == pytest.approx(share, abs=1e-5)
 
 
-def test_with_both_each_batch_gets_one():
+def test_with_both_each_batch_of_two_images_or_more_gets_one():
     images, labels = batch()
     boxes = 0
     for seed in range(100):
         made, _ = changed(images, labels, seed, mixup=0.4, cutmix=1.0)
         boxes += bool(((made == images) | (made == images.roll(1, 0))).all())
     assert 30 < boxes < 70
-
-
-def test_a_batch_of_one_and_a_phase_without_mixing_are_unchanged():
-    images, labels = batch()
+    # A batch of one and a phase without mixing are unchanged.
     assert changed(images, labels, 0)[0] is images
     assert changed(images[:1], labels[:1], 0, mixup=0.4)[1].dtype == torch.int64
 
@@ -99,16 +96,9 @@ def test_a_policy_draws_for_groups_of_images():
     assert apply_policy(images[:0], "rand", 1.0, 0).shape == (0, 3, 32, 32)
 
 
-def test_no_random_state_changes():
+def test_a_batch_is_changed_by_its_phase_and_its_seed_and_no_random_state_is():
     before = fingerprint()
-    images, labels = batch()
-    changed(images, labels, 0, mixup=0.2, cutmix=1.0, reprob=1.0)
-    apply_policy(pixels(), "rand", 1.0, 0)
-    assert fingerprint() == before
-
-
-def test_a_batch_is_changed_by_its_phase_and_its_seed():
-    recipe = Recipe(schedule="16x1,32x1", mixup=0.4, reprob=1.0, aa="trivial")
+    recipe = Recipe(schedule="16x1,32x1", mixup=0.4, cutmix=1.0, reprob=1.0, aa="trivial")
     augmentation = BatchAugmentation(recipe, classes=4)
     order = Order(length=12, schedule=Schedule.parse("16x1,32x1"), batch_size=6, seed=3)
     images, labels = batch()
@@ -121,3 +111,5 @@ def test_a_batch_is_changed_by_its_phase_and_its_seed():
     assert torch.equal(made, again)
     other, _ = augmentation.batch(images, labels, batch=order.batch(1, 1))
     assert not torch.equal(made, other)
+    assert not torch.equal(augmentation.pixels(pixels(), late), pixels())
+    assert fingerprint() == before

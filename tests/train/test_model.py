@@ -30,11 +30,6 @@ def test_trying_the_sizes_changes_neither_weights_nor_the_random_state():
         assert torch.equal(value, untried.state_dict()[name])
 
 
-def test_unknown_model_is_rejected_with_close_names():
-    with pytest.raises(UsageError, match=r"(?s)has no model 'resnet19'.*close ones:.*resnet18"):
-        create_model("resnet19", classes=2, sizes=[])
-
-
 def test_transformer_accepts_several_sizes_and_rejects_others():
     model = create_model("test_vit", classes=2, sizes=[64, 96])
     assert model(torch.zeros(1, 3, 96, 96)).shape == (1, 2)
@@ -42,13 +37,12 @@ def test_transformer_accepts_several_sizes_and_rejects_others():
         create_model("test_vit2", classes=2, sizes=[50])
 
 
-def test_missing_timm_raises_with_install_hint(monkeypatch):
+def test_unknown_model_has_close_names_and_missing_timm_an_install_hint(monkeypatch):
+    with pytest.raises(UsageError, match=r"(?s)has no model 'resnet19'.*close ones:.*resnet18"):
+        create_model("resnet19", classes=2, sizes=[])
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UsageError, match=r"(?s)needs timm.*pip install timm$"):
         create_model(MODEL, classes=2, sizes=[])
-
-
-# Weights
 
 
 def model(classes=3, **options):

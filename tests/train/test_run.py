@@ -44,7 +44,6 @@ def stop_with(signum):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tiny_set, tmp_path_factory):
-    """The folder of a run that nothing stopped."""
     out = tmp_path_factory.mktemp("runs") / "whole"
     run(tiny_set, out, Recorder())
     return out

@@ -36,16 +36,13 @@ def test_training_and_validation_images_are_found_by_name(folders, train, val, n
     assert bool(splits.note) == bool(notes)
 
 
-def test_invalid_class_folders_do_not_hide_train(tmp_path):
-    make(tmp_path, "train/ant", "annotations", ".git/objects")
-    (tmp_path / "annotations" / "all.xml").touch()
-    assert find_splits(tmp_path).train == tmp_path / "train"
-
-
-def test_a_named_validation_folder_wins(tmp_path):
-    make(tmp_path, "set/train/ant", "set/val/ant", "mine/ant")
-    splits = find_splits(tmp_path / "set", val=tmp_path / "mine")
-    assert splits.val == tmp_path / "mine"
+def test_invalid_class_folders_do_not_hide_train_and_a_named_validation_folder_wins(tmp_path):
+    root, mine = tmp_path / "set", make(tmp_path / "mine", "ant")
+    make(root, "train/ant", "annotations", ".git/objects")
+    (root / "annotations" / "all.xml").touch()
+    assert find_splits(root).train == root / "train"
+    make(root, "val/ant")
+    assert find_splits(root, val=mine).val == mine
 
 
 @pytest.mark.parametrize(
@@ -59,16 +56,14 @@ def test_a_named_validation_folder_wins(tmp_path):
         ("https://host/cache", "is a URL; this command reads local folders"),
     ],
 )
-def test_unusable_folder_is_rejected_with_its_reason(place, said, tmp_path):
+def test_unusable_folder_or_one_class_is_rejected_with_its_reason(place, said, tmp_path):
     make(tmp_path, "empty", "judged/val/ant", "judged/val/bee")
     (tmp_path / "file").touch()
     with pytest.raises(DatasetError, match=said):
         find_splits(Path(place) if "://" in place else tmp_path / place)
 
-
-def test_one_class_is_rejected(tmp_path):
     with pytest.raises(DatasetError, match=r"one class only \(class0\)"):
-        TrainData.find(write_tiny_set(tmp_path, classes=1), None)
+        TrainData.find(write_tiny_set(tmp_path / "one", classes=1), None)
 
 
 def test_labels_of_a_validation_set_without_some_class_read_as_the_training_sets():

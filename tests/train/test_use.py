@@ -57,16 +57,8 @@ def test_predictions_are_in_order_of_paths(data, trained):
     weights = load_trained(trained, CPU)
     paths = sorted((data / "val").rglob("*.jpg"), reverse=True)
     for workers, rows in ((0, 64), (1, 4)):
-        said = list(
-            predict(
-                weights,
-                paths,
-                precision=FLOAT,
-                topk=9,
-                workers=workers,
-                batch_size=rows,
-            )
-        )
+        options = {"precision": FLOAT, "topk": 9, "workers": workers, "batch_size": rows}
+        said = list(predict(weights, paths, **options))
         assert [path for path, _ in said] == [str(path) for path in paths]
         assert all(len(classes) == 3 for _, classes in said)
         assert all(sum(p for _, p in each) == pytest.approx(1, abs=1e-5) for _, each in said)
