@@ -64,15 +64,8 @@ def with_python():
 @pytest.fixture
 def in_data_folder(jpeg_folder, tmp_path, monkeypatch):
     """The working directory has the data that the pages name, in small."""
-    for name in (
-        "train",
-        "val",
-        "imagenet/train",
-        "imagenet/val",
-        "demo-data/train",
-        "photos",
-        "web",
-    ):
+    splits = ("train", "val", "imagenet/train", "imagenet/val", "demo-data/train")
+    for name in (*splits, "photos", "web"):
         shutil.copytree(jpeg_folder, tmp_path / name)
     files = sorted(jpeg_folder.rglob("*.jpg"))
     names = [path.relative_to(jpeg_folder) for path in files]
@@ -112,7 +105,6 @@ def old_lmdb(path, files):
 
 
 def exported(file):
-    """Output of `feedline export`."""
     from feedline.train.model import TrainedModel, create_model, export_safetensors
 
     name, classes = "test_resnet.r160_in1k", ["cat", "dog"]

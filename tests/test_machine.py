@@ -166,8 +166,6 @@ def no_nvml(monkeypatch):
 
 
 class NVMLError(Exception):
-    """Like the error of the NVML package."""
-
     def __init__(self, text, value=18):
         super().__init__(text)
         self.value = value

@@ -1,6 +1,8 @@
 """The README's figures are those that were measured, and its links lead somewhere."""
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,15 @@ def test_every_range_in_the_readme_is_in_the_measurements():
     assert len(quoted) >= 3
     measured = MEASUREMENTS.read_text()
     assert [each for each in quoted if each not in measured] == []
+
+
+def test_tables_of_the_measurements_are_those_of_the_benchmarks_results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    measurements = importlib.import_module("measurements")
+    page = measurements.PAGE.read_text()
+    assert page == measurements.fill_tables(page)
+    for name in ("measurements", "caches_table", "versus_table", "report"):
+        sys.modules.pop(name, None)
 
 
 def test_every_page_and_picture_that_the_readme_names_exists():

@@ -10,6 +10,7 @@ import numpy as np
 from feedline.machine import Machine
 from feedline.profile.diagnose import ComputeBound, Diagnosis, PhaseSplit
 from feedline.profile.finding import Finding, Gain
+from feedline.profile.timeline import timeline_of
 from feedline.timing.batch_probe import BatchInfo
 from feedline.timing.recorder import Recorder, WorkerObserver
 from feedline.timing.run import (
@@ -100,7 +101,6 @@ def verdict(
     phases: list[PhaseSplit] | None = None,
     findings: list[Finding] | None = None,
 ) -> Diagnosis:
-    """A verdict as rules give it."""
     return Diagnosis(
         bound=bound,  # type: ignore[arg-type]
         images_per_s=1000.0,
@@ -146,15 +146,7 @@ def named(name: str) -> Run:
         stages=[StageTime(name=name, count=3, total_ms=6.0, longest_ms=4.0)],
         slowest=[SlowSample(name=name, ms=123.0)],
         excerpts=[
-            TimelineSample(
-                why="latest",
-                begun_s=1.0,
-                events=[
-                    Event(lane=name, stage="make", begun_ms=0, ended_ms=8, batch=1),
-                    Event(lane="step", stage="compute", begun_ms=0, ended_ms=6, batch=0),
-                    Event(lane="step", stage="wait", begun_ms=6, ended_ms=9, batch=1),
-                ],
-            )
+            sample_timeline((name, "make", 0, 8), ("step", "compute", 0, 6), ("step", "wait", 6, 9))
         ],
         notes=[name],
     )
@@ -173,3 +165,21 @@ def points(rates: list[float], size: int = 64, seconds: float = 1.0) -> list[Thr
         )
         for k, rate in enumerate(rates)
     ]
+
+
+def sample_timeline(*events):
+    """A sample of these events: lane, stage, start and end in ms."""
+    return TimelineSample(
+        why="latest",
+        begun_s=3.0,
+        events=[
+            Event(lane=lane, stage=stage, begun_ms=begun, ended_ms=ended, batch=k)
+            for k, (lane, stage, begun, ended) in enumerate(events)
+        ],
+    )
+
+
+def drawn(*events):
+    timeline = timeline_of(sample_timeline(*events), "steps")
+    assert timeline is not None
+    return timeline

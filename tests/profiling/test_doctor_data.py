@@ -247,7 +247,6 @@ def test_folders_that_cannot_be_listed_are_counted(tmp_path):
 
 
 def written(folder, sizes):
-    """Write files of these sizes to disk."""
     files = []
     for number, size in enumerate(sizes):
         path = folder / f"{number}.bin"

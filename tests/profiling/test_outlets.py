@@ -161,8 +161,6 @@ def test_a_timeline_has_steps_and_the_tasks_of_each_worker(tmp_path):
 
 
 class Steps(SimulatedPass):
-    """Steps with one worker."""
-
     def __init__(self):
         self.spent = StageTimings(tasks=1)
         super().__init__(Recorder(), workers=WorkerObserver(stage_timings=lambda: {0: self.spent}))

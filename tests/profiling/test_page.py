@@ -132,7 +132,6 @@ def test_an_axis_has_a_few_round_places(length, found):
 
 
 def trained(*losses, sizes=(64, 64, 96, 96)):
-    """Epochs with these training losses."""
     return [
         EpochMetrics(
             epoch=k,
@@ -146,7 +145,6 @@ def trained(*losses, sizes=(64, 64, 96, 96)):
 
 
 def places(path):
-    """Points of a line."""
     pairs = (part.removesuffix("h0").split() for part in re.split("[ML]", path)[1:])
     return [(float(x), float(y)) for x, y in pairs]
 

@@ -43,7 +43,6 @@ def browser():
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Pages by purpose."""
     folder = tmp_path_factory.mktemp("pages")
     texts = {
         "usual": page(

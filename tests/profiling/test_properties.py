@@ -71,7 +71,6 @@ def any_value(kind: Any) -> Any:
 
 
 def any_field(name: str, kind: Any) -> Any:
-    """Any value of a field."""
     if name in OF_FIELD:
         return OF_FIELD[name]
     return any_value(kind).map(lambda n: n and 10**7 * n if name.endswith("bytes") else n)

@@ -88,7 +88,6 @@ def of_two_epochs(rebuild_s):
 
 
 def latest(steps):
-    """The latest steps of a run, in ms."""
     events = [
         Event(lane="step", stage="compute", begun_ms=end, ended_ms=end + 50.0, batch=k)
         for k, end in enumerate(np.cumsum([0.0, *steps]).tolist())
@@ -296,8 +295,7 @@ def test_workers_that_wait_and_read_from_a_disk_indicate_slow_storage():
     read = busy(cpu=0.2, stages={"read": 0.8, "decode": 0.2}, loader=own)
     reported(read, "slow-storage")
 
-
-def test_waiting_that_is_not_known_to_be_a_disk_is_not_called_storage():
+    # Waiting that is not known to be for a disk is not called storage.
     for stages in (FAR, {"dataset": 1.0}):
         reported(busy(cpu=0.2, stages=stages), "blocked-workers", "slow-storage")
     few_pages = a_run(one_pass(wait=50.0, disk_bytes=10**5), work=320.0, cpu=0.2, stages=FAR)
@@ -460,30 +458,16 @@ def test_unpinned_memory_is_reported_with_device():
     alone("compute-bound", a_run(batches_of(2, pinned=False), machine=GPU))
 
 
-def test_slow_first_steps_at_new_size_are_reported():
+def test_slow_first_steps_at_new_size_are_reported_on_a_cpu_if_they_compute():
     first = one_pass(first_steps_ms=[900.0] * 3 + [50.0] * 5)
     second = replace(first, image_size=96, epoch=1)
     reported(a_run(first, second, machine=GPU), "new-shape")
     silent("new-shape", a_run(first, one_pass(epoch=1), machine=GPU))
-
-
-@pytest.mark.parametrize(
-    ("cpu_ms", "named"),
-    [
-        ([880.0] * 3 + [2.0] * 5, True),  # kernels are compiled on a core
-        ([2.0] * 8, False),  # the steps waited, for a core for example
-        ([], False),  # not measured
-    ],
-)
-def test_on_a_cpu_slow_first_steps_need_cpu_time(cpu_ms, named):
-    second = one_pass(
-        image_size=96,
-        epoch=1,
-        first_steps_ms=[900.0] * 3 + [50.0] * 5,
-        first_steps_cpu_ms=cpu_ms,
-        compute_cpu_ms=sum(cpu_ms) + 2.0 * 92,
-    )
-    assert ("new-shape" in rules_of(a_run(one_pass(), second))) == named
+    # On a CPU they need CPU time: kernels are compiled on a core. If not, they waited.
+    for cpu_ms, named in (([880.0] * 3 + [2.0] * 5, True), ([2.0] * 8, False), ([], False)):
+        used = {"first_steps_cpu_ms": cpu_ms, "compute_cpu_ms": sum(cpu_ms) + 2.0 * 92}
+        run = a_run(one_pass(), replace(second, **used))
+        assert ("new-shape" in rules_of(run)) == named
 
 
 def test_host_that_launches_all_the_time_is_host_bound():

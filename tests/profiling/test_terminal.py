@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
-from runs import MACHINE, UNKNOWN, named, points, recorded, verdict
+from runs import MACHINE, UNKNOWN, drawn, named, points, recorded, verdict
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import TensorDataset
 
@@ -21,8 +21,7 @@ from feedline.profile.terminal import (
     TimelinesView,
     show,
 )
-from feedline.profile.timeline import timeline_of
-from feedline.timing.run import Event, Run, StageTime, TimelineSample
+from feedline.timing.run import Run, StageTime
 
 
 def printed(view, width=100, encoding="utf-8"):
@@ -91,14 +90,8 @@ def test_a_name_cannot_control_the_terminal():
 
 
 def test_lane_shows_longest_activity_of_each_interval():
-    events = [
-        Event(lane="step", stage="compute", begun_ms=0, ended_ms=50, batch=0),
-        Event(lane="step", stage="wait", begun_ms=50, ended_ms=100, batch=1),
-        Event(lane="worker 0", stage="make", begun_ms=0, ended_ms=25, batch=0),
-        Event(lane="worker 0", stage="make", begun_ms=50, ended_ms=100, batch=1),
-    ]
-    timeline = timeline_of(TimelineSample(why="latest", begun_s=0.0, events=events), "steps")
-    assert timeline is not None
+    step = ("step", "compute", 0, 50), ("step", "wait", 50, 100)
+    timeline = drawn(*step, ("worker 0", "make", 0, 25), ("worker 0", "make", 50, 100))
     _, *lanes, axis, blank = printed(TimelinesView([timeline]), 31).partition("█  ")[0].splitlines()
     assert [line[-31:] for line in lanes[-2:]] == [
         "worker 0   █████·····██████████",
@@ -110,12 +103,8 @@ def test_lane_shows_longest_activity_of_each_interval():
 
 
 def test_many_workers_are_not_all_drawn():
-    events = [
-        Event(lane=f"worker {k}", stage="make", begun_ms=0, ended_ms=9, batch=k) for k in range(64)
-    ]
-    events.append(Event(lane="step", stage="compute", begun_ms=0, ended_ms=9, batch=0))
-    timeline = timeline_of(TimelineSample(why="latest", begun_s=0.0, events=events), "steps")
-    assert timeline is not None
+    workers = [(f"worker {k}", "make", 0, 9) for k in range(64)]
+    timeline = drawn(*workers, ("step", "compute", 0, 9))
     lines = printed(TimelinesView([timeline])).splitlines()
     assert len(lines) == 1 + 16 + 1 + 3 + 2
     assert "and 48 more workers" in lines[-5]

@@ -6,31 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from runs import drawn, sample_timeline
 
 from feedline.profile.page import describe_lane, lane_shapes
 from feedline.profile.terminal import TimelinesView
 from feedline.profile.timeline import timeline_of, worst_step
-from feedline.timing.run import Event, TimelineSample
 
 LANES = ("worker 0", "worker 1", "step", "odd")
-
-
-def sample_timeline(*events):
-    """Lane, stage, start and end of each event."""
-    return TimelineSample(
-        why="latest",
-        begun_s=3.0,
-        events=[
-            Event(lane=lane, stage=stage, begun_ms=begun, ended_ms=ended, batch=k)
-            for k, (lane, stage, begun, ended) in enumerate(events)
-        ],
-    )
-
-
-def drawn(*events):
-    timeline = timeline_of(sample_timeline(*events), "steps")
-    assert timeline is not None
-    return timeline
 
 
 def spans(timeline, lane):

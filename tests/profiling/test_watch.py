@@ -36,7 +36,6 @@ pytestmark = pytest.mark.own_fork_server
 
 @pytest.fixture(autouse=True)
 def _forgotten():
-    """Start each test with a new run."""
     watching._recorders.clear()
     yield
     watching._recorders.clear()
@@ -80,8 +79,6 @@ class Stubborn:
 
 
 class Together(Drawing):
-    """Many samples at once."""
-
     def __getitems__(self, indices):
         return [self[index] for index in indices]
 
@@ -583,8 +580,6 @@ def test_an_iterable_datasets_files_are_closed_when_the_loop_ends():
 
 
 class Resumable(Stubborn):
-    """An iterator with a state."""
-
     def state_dict(self):
         return {"at": self.at}
 

@@ -12,7 +12,6 @@ import heapq
 import itertools
 import math
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +37,7 @@ WORK: list[dict[str, Any]] = [
 
 
 @dataclass(kw_only=True)
-class Training(ABC):
+class Training:
     """A training that is watched, and changed as is decided.
 
     Args:
@@ -59,12 +58,11 @@ class Training(ABC):
         self.controller = Controller(WorkerLimits(cores=self.cores))
         self.random = random.Random(self.seed)
 
-    @abstractmethod
     def window(self) -> StepWindow:
         """Measure a window and advance the clock."""
+        raise NotImplementedError
 
     def run(self, seconds: float) -> Training:
-        """Train on for so long."""
         until = self.clock_s + seconds
         while self.clock_s < until:
             self.follow(self.controller.observe(self.window()))
@@ -78,7 +76,6 @@ class Training(ABC):
             self.settle()
 
     def change(self, decision: SettingChange) -> None:
-        """Do it."""
         assert decision.what == "workers"
         self.workers = int(decision.after)
 
@@ -115,7 +112,6 @@ class Simulated(Training):
         return min(self.step_ms(workers) for workers in range(1, 4 * self.cores + 1))
 
     def window(self) -> StepWindow:
-        """Measure a window."""
         step_ms = self.step_ms(self.workers)
         slower = max(0.5, self.random.gauss(1.0, self.noise))
         seen_ms = step_ms * slower
@@ -203,7 +199,6 @@ class Stepped(Training):
         return max(self.for_each * self.workers, self.least)
 
     def change(self, decision: SettingChange) -> None:
-        """Do it."""
         if decision.what == "prefetch":
             self.least = int(decision.after)
         elif decision.what == "task_ms":
@@ -229,7 +224,6 @@ class Stepped(Training):
         return (self._now - before) / steps
 
     def window(self) -> StepWindow:
-        """Measure a window."""
         begun, waited, times = self._now, 0.0, list[float]()
         self._done()
         while self._now - begun < 1e3 * self.window_s or len(times) < 8:

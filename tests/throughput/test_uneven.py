@@ -124,7 +124,6 @@ def test_new_workload_is_tried_again():
 
 
 def first_change(limits, **changes):
-    """First change after many such windows."""
     controller = Controller(limits)
     for _ in range(20):
         if decision := controller.observe(a_window(**changes)):

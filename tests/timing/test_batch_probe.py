@@ -19,8 +19,6 @@ BOTH = BatchInfo(32, 4, 4 * 3 * 32 * 32 + 32, 0, False)
 
 
 class Lazy(Sequence[Any]):
-    """A sequence that raises."""
-
     def __len__(self):
         return 3
 

@@ -13,8 +13,6 @@ FIRST_TIMED = 3  # the tasks before it are not timed
 
 
 class Clock:
-    """A clock that is set by hand."""
-
     def __init__(self):
         self.ns = 1000
 
@@ -30,8 +28,6 @@ def clock(monkeypatch):
 
 
 class Noted:
-    """A page, and tasks noted on it."""
-
     def __init__(self):
         self.memory = np.zeros(PAGE_WORDS, np.int64)
         self.page = StagePage(self.memory)
@@ -231,8 +227,6 @@ def test_tiny_samples_are_reported_only_in_timed_tasks(noted, clock):
 
 
 class Failing:
-    """A key whose conversion to a number fails."""
-
     def __index__(self):
         raise LookupError("not now")
 
