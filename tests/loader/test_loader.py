@@ -7,6 +7,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from torch.utils.data import DistributedSampler
 
 from feedline.errors import ClosedError, ImageError, SampleError, UsageError
 from feedline.images.folder import ImageFolder
@@ -96,6 +97,31 @@ def test_ranks_share_each_batch_out_and_resume_as_another_number_of_ranks(order)
         assert dealt(ranks(world_size, json.loads(states[0]))) == whole[120:]
     for loader in four:
         loader.close()
+
+
+WINDOW = "window:512"
+
+
+@pytest.mark.parametrize("name", [WINDOW, np.str_(WINDOW)])
+def test_a_schedule_brings_the_seed_that_an_order_in_windows_needs(name):
+    made = DataLoader(Rows(1100), 128, name, schedule="4x1,8x1", num_workers=0)
+    state = json.loads(json.dumps(made.state_dict()))
+    assert (state["sample_order"], state["seed"]) == (WINDOW, 0)
+    next(iter(made))
+    made.load_state_dict(state)
+    assert read(made) == planned_epoch(made, 0)
+
+
+def test_any_dataset_can_be_read_in_windows_and_frameworks_see_a_sampler_that_shuffles():
+    options = {"shuffle": WINDOW, "seed": 5}
+    rows = DataLoader(Rows(1100), 128, image_size=4, num_workers=0, **options)
+    sampler = rows.sampler
+    assert isinstance(sampler, DistributedSampler)
+    assert sampler.shuffle is True
+    labels = [labels.tolist() for _, labels in rows]
+    assert list(sampler) == sum(labels, [])
+    with DataLoader(torch.arange(1100), 128, num_workers=1, **options) as made:
+        assert [batch.tolist() for batch in made] == labels
 
 
 # Sizes
@@ -290,6 +316,3 @@ def test_a_broken_image_is_an_image_error_that_names_its_file(jpeg_folder):
         finally:
             missing.with_suffix(".gone").rename(missing)
         assert str(missing) in str(caught.value)
-
-
-# Words

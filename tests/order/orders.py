@@ -1,17 +1,13 @@
-"""Orders for the tests: hypothesis strategies, the orders of all ranks, and states of positions."""
+"""Orders for the tests: hypothesis strategies, and the orders of all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from feedline.loader.position import PlannedPosition
-from feedline.loader.state import Position, check_identity, check_state
 from feedline.order.batch_spec import BatchSpec
 from feedline.order.sample_order import SEQUENTIAL, SHUFFLED, Order
 from feedline.order.schedule import Phase, Schedule
@@ -68,19 +64,3 @@ def batch_equals(one: BatchSpec, other: BatchSpec) -> bool:
     return all(
         np.array_equal(value, other_value) for value, other_value in zip(one, other, strict=True)
     )
-
-
-def snapshot(order: Order, position: Position) -> dict[str, Any]:
-    """State of a loader at a position of an order."""
-    planned = PlannedPosition(order, endless=False)
-    planned.restore(position)
-    return {**planned.state(), **order.identity("data")}
-
-
-def resume(state: Mapping[str, Any], order: Order, dataset: str = "data") -> Position:
-    """Position of a loader that has loaded a state."""
-    planned = PlannedPosition(order, endless=False)
-    check_state(state)
-    check_identity(state, order.identity(dataset))
-    planned.load_state(state)
-    return planned.current
