@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -89,6 +90,21 @@ def _stays(process: psutil.Process) -> bool:
         return "resource_tracker" in command or preloaded.__file__ in command
     except psutil.NoSuchProcess:
         return False
+
+
+class Child:
+    """A fork of this process that lives until `end`."""
+
+    def __init__(self) -> None:
+        self._pid = os.fork()
+        if self._pid == 0:
+            signal.alarm(60)  # in case the test fails and ends none
+            signal.pause()
+            os._exit(0)
+
+    def end(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
 
 
 def shared_memory(processes: list[psutil.Process]) -> set[Path]:

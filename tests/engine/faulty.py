@@ -32,40 +32,60 @@ class Steady(Rows):
 
 
 class Deadly(Steady):
-    """Samples that kill their worker in different ways: always, or only the first time."""
+    """Samples that end their worker or fail in different ways: always, or only the first time.
 
-    def __init__(self, ways: dict[int, str], first_time_only: Path | None = None) -> None:
+    Args:
+        ways: by sample.
+        first_time_only: a folder to note the samples in.
+        step: where they fail.
+    """
+
+    def __init__(
+        self, ways: dict[int, str], first_time_only: Path | None = None, step: str = "load"
+    ) -> None:
         super().__init__(96)
-        self.ways = ways
-        self.first_time_only = first_time_only
+        self.ways, self.first_time_only, self.step = ways, first_time_only, step
+
+    def prepare(self, samples: list[int], image_size: int | None) -> None:
+        for sample in samples:
+            self._fail_in("prepare", sample)
 
     def load(self, item: Item, row: Row) -> None:
-        way = self.ways.get(item.sample)
-        if way and self._is_time(item.sample):
-            if way == "segfault":
-                ctypes.string_at(0)
-            elif way == "kill":
-                os.kill(os.getpid(), 9)
-            elif way == "abort":
-                os.abort()
-            elif way == "exit":
-                os._exit(3)
-            elif way == "hang":
-                time.sleep(3600)
-            elif way == "quit":
-                raise SystemExit("no more")
-            elif way == "raise":
-                raise OSError(f"sample {item.sample} is on a bad sector")
+        self._fail_in("load", item.sample)
         super().load(item, row)
 
-    def _is_time(self, sample: int) -> bool:
-        if self.first_time_only is None:
-            return True
-        try:
-            os.close(os.open(self.first_time_only / str(sample), os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return False
-        return True
+    def _fail_in(self, step: str, sample: int) -> None:
+        if step != self.step or sample not in self.ways:
+            return
+        if self.first_time_only is not None:
+            try:
+                os.close(os.open(self.first_time_only / str(sample), os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return
+        fail(self.ways[sample], sample)
+
+
+def fail(way: str, sample: int | None = None) -> None:
+    if way == "segfault":
+        ctypes.string_at(0)
+    elif way == "kill":
+        os.kill(os.getpid(), 9)
+    elif way == "abort":
+        os.abort()
+    elif way == "exit":
+        os._exit(3)
+    elif way == "hang":
+        time.sleep(3600)
+    elif way == "quit":
+        raise SystemExit("no more")
+    elif way == "speechless":
+        raise _Speechless
+    raise OSError(f"sample {sample} is on a bad sector")
+
+
+class _Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
 
 
 class Counted(Deadly):
@@ -97,9 +117,7 @@ class DeadlyStart(Steady):
 
     def _die(self, step: str) -> None:
         if step == self.step and next_number(self.folder) < self.deaths:
-            if self.way == "kill":
-                os.kill(os.getpid(), 9)
-            os._exit(3)
+            fail(self.way)
 
 
 def next_number(folder: Path) -> int:
@@ -113,44 +131,12 @@ def next_number(folder: Path) -> int:
     raise AssertionError
 
 
-class DeadlyToPrepare(Steady):
-    """A sample that ends its worker when it is prepared."""
-
-    def prepare(self, samples: list[int], image_size: int | None) -> None:
-        if 41 in samples:
-            os._exit(3)
-
-
-class Stillborn(Steady):
+class FailsToOpen(Steady):
     """Cannot be opened in a worker."""
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        raise RuntimeError("no licence for this dataset")
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
 
-
-class Sleeper(Steady):
-    """Never finishes opening in a worker."""
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        time.sleep(3600)
-
-
-class Unborn(Steady):
-    """Ends every worker that opens it."""
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        os._exit(7)
-
-
-class Speechless(Steady):
-    """A sample that fails with an exception whose `__str__` fails."""
-
-    def load(self, item: Item, row: Row) -> None:
-        if item.sample == 5:
-            raise _Speechless
-        super().load(item, row)
-
-
-class _Speechless(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
+    def __setstate__(self, state: dict[str, str]) -> None:
+        fail(state["way"])

@@ -1,8 +1,5 @@
 """Exported slots: never two holders, never one more than the workers can do without."""
 
-import os
-import signal
-
 import numpy as np
 import pytest
 import torch
@@ -22,25 +19,10 @@ from feedline.engine.shared_memory import SharedFile
 from feedline.engine.tasks import InFlightBatch
 from feedline.order.sample_order import Order
 from feedline.order.schedule import Schedule
-from processes import descriptors
+from processes import Child, descriptors
 from row_sources import Rows
 
 PLAN = Order(length=80, schedule=Schedule.parse("4x1"), batch_size=8)
-
-
-class Child:
-    """A fork of this process that lives until `end`."""
-
-    def __init__(self):
-        self._pid = os.fork()
-        if self._pid == 0:
-            signal.alarm(60)  # in case the test fails and ends none
-            signal.pause()
-            os._exit(0)
-
-    def end(self):
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
 
 
 def exported_slot():

@@ -12,25 +12,14 @@ from functools import partial
 
 import psutil
 import pytest
-from faulty import (
-    Counted,
-    Deadly,
-    DeadlyStart,
-    DeadlyToPrepare,
-    Sleeper,
-    Speechless,
-    Steady,
-    Stillborn,
-    Unborn,
-    next_number,
-)
+from faulty import Counted, Deadly, DeadlyStart, FailsToOpen, Steady, next_number
 
 from feedline.engine import pool_linux
 from feedline.engine.pool import MAX_CONSECUTIVE_DEATHS
 from feedline.errors import LoadTimeoutError, SampleError, WorkerError
 from feedline.loader import DataLoader
 from feedline.system import oom_kills
-from processes import descendants, eventually, gone, newcomers, own_family
+from processes import Child, descendants, eventually, gone, newcomers, own_family
 from sets import Slow, plain
 from slow import slow
 
@@ -76,7 +65,7 @@ class Killer(threading.Thread):
 
 
 def test_progress_before_death_counts_without_message_of_fork_server(monkeypatch):
-    with DataLoader(Steady(64), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as loader:
+    with loader_of(Steady(64), 1, shuffle=True) as loader:
         with monkeypatch.context() as patched:
             patched.setattr(pool_linux.LinuxPool, "_server_messages", lambda _: ())
             next(iter(loader))
@@ -148,7 +137,8 @@ def test_workers_that_die_before_their_first_row_cost_no_sample(
 
 
 def test_a_sample_that_ends_workers_preparing_it_is_skipped_alone():
-    with loader_of(DeadlyToPrepare(96), 2, shuffle=False, on_error="skip") as loader:
+    source = Deadly({41: "exit"}, step="prepare")
+    with loader_of(source, 2, shuffle=False, on_error="skip") as loader:
         labels = [label for _, labels in loader for label in labels.tolist()]
         assert labels == [k for k in range(96) if k != 41]
         assert [name for name, _ in loader.skipped] == ["sample-41"]
@@ -229,8 +219,7 @@ class LateSecondWorker(Deadly):
 @pytest.mark.slow
 def test_a_hang_waits_for_workers_that_are_starting(tmp_path):
     source = LateSecondWorker({7: "hang"}, first_time_only=tmp_path)
-    loader = DataLoader(source, 16, num_workers=2, image_size=8, shuffle=False, timeout=1.0, seed=0)
-    with loader:
+    with loader_of(source, 2, shuffle=False, timeout=1.0) as loader:
         assert [label for _, labels in loader for label in labels.tolist()] == list(range(96))
         assert len(loader.worker_deaths) == 1
 
@@ -246,7 +235,7 @@ def test_a_hang_waits_for_workers_that_are_starting(tmp_path):
 def test_sample_that_kills_worker_twice_is_named(way, words):
     source = Deadly({41: way})
     timeout = 3.0 if way == "hang" else 0  # on a busy machine any worker may stand still for one
-    loader = DataLoader(source, 16, num_workers=2, image_size=8, timeout=timeout, seed=0)
+    loader = loader_of(source, 2, timeout=timeout)
     with loader, pytest.raises(SampleError, match=f"(?s)sample-41.*{words}"):
         take(loader, 1)
 
@@ -255,8 +244,7 @@ def test_sample_that_kills_worker_twice_is_named(way, words):
 def test_samples_that_fail_in_every_way_are_skipped_and_all_others_arrive(method):
     ways = {3: "segfault", 20: "raise", 21: "abort", 50: "exit", 51: "quit", 95: "raise"}
     options = {"on_error": "skip", "start_method": method, "shuffle": True}
-    loader = loader_of(Deadly(ways), 2, **options)
-    with loader:
+    with loader_of(Deadly(ways), 2, **options) as loader:
         for _ in range(2):
             labels = [label for _, labels in loader for label in labels.tolist()]
             assert sorted(labels) == [k for k in range(96) if k not in ways]
@@ -266,14 +254,12 @@ def test_samples_that_fail_in_every_way_are_skipped_and_all_others_arrive(method
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
-    [(Stillborn(), r"(?s)no licence.*faulty\.py"), (Unborn(), "exited with status 7")],
+    ("way", "said"),
+    [("raise", r"(?s)bad sector.*faulty\.py"), ("exit", "exited with status 3")],
 )
-def test_source_that_no_worker_can_open_raises(source, said):
-    with (
-        loader_of(source, 2, shuffle=True) as loader,
-        pytest.raises(WorkerError, match=said),
-    ):
+def test_source_that_no_worker_can_open_raises(way, said):
+    loader = loader_of(FailsToOpen(way), 2, shuffle=True)
+    with loader, pytest.raises(WorkerError, match=said):
         next(iter(loader))
 
 
@@ -310,8 +296,7 @@ def test_garbage_collected_loader_leaves_no_process(rows):
 @pytest.mark.own_fork_server
 def test_stopped_fork_server_does_not_delay_close():
     before = own_family()
-    keeper = DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
-    loader = DataLoader(Steady(), 16, num_workers=2, image_size=8, shuffle=True, seed=0)
+    keeper, loader = (loader_of(Steady(), workers, shuffle=True) for workers in (1, 2))
     next(iter(loader))
     next(iter(keeper))
     mine = newcomers(before)
@@ -327,10 +312,8 @@ def test_stopped_fork_server_does_not_delay_close():
 
 def test_workers_that_all_hang_raise(monkeypatch):
     monkeypatch.setattr("feedline.engine.hang_detection.OPEN_S", 1.0)
-    with (
-        loader_of(Sleeper(), 2, timeout=1.0, shuffle=True) as loader,
-        pytest.raises(LoadTimeoutError) as caught,
-    ):
+    loader = loader_of(FailsToOpen("hang"), 2, timeout=1.0, shuffle=True)
+    with loader, pytest.raises(LoadTimeoutError) as caught:
         next(iter(loader))
     assert caught.value.worker is None
     assert caught.value.seconds >= 2.0
@@ -338,8 +321,9 @@ def test_workers_that_all_hang_raise(monkeypatch):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_exception_with_failing_str_is_reported(workers):
-    with loader_of(Speechless(64), workers, shuffle=False, on_error="skip") as loader:
-        assert [len(labels) for _, labels in loader] == [15, 16, 16, 16]
+    source = Deadly({5: "speechless"})
+    with loader_of(source, workers, shuffle=False, on_error="skip") as loader:
+        assert [len(labels) for _, labels in loader] == [15, *[16] * 5]
         assert loader.skipped[0][0] == "sample-5"
         assert "_Speechless" in loader.skipped[0][1]
         assert loader.worker_deaths == []
@@ -347,16 +331,10 @@ def test_exception_with_failing_str_is_reported(workers):
 
 @pytest.mark.own_fork_server
 def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanwhile():
-    with (
-        DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as first,
-        DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as second,
-    ):
+    with loader_of(Steady(), 1) as first, loader_of(Steady(), 1) as second:
         next(iter(first))
         next(iter(second))
-        child = os.fork()  # holds copies of the sockets of both
-        if child == 0:
-            signal.pause()
-            os._exit(0)
+        child = Child()  # holds copies of the sockets of both
         try:
             first.close()
             old = second.worker_pids
@@ -364,8 +342,7 @@ def test_closing_and_starting_over_do_not_wait_for_a_child_that_was_forked_meanw
             assert sum(len(labels) for _, labels in second) == 200
             assert second.worker_pids != old
         finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            child.end()
 
 
 @pytest.mark.own_fork_server
@@ -376,30 +353,23 @@ def test_closing_does_not_wait_for_a_child_that_another_thread_forked_meanwhile(
     children, register = [], pool_linux.ForkServer.register_pool
 
     def register_after_fork(*arguments):
-        child = os.fork()  # holds copies of the workers' ends of the sockets
-        if child == 0:
-            signal.pause()
-            os._exit(0)
-        children.append(child)
+        children.append(Child())  # holds copies of the workers' ends of the sockets
         register(*arguments)
 
     monkeypatch.setattr(pool_linux.ForkServer, "register_pool", register_after_fork)
-    loader = DataLoader(
-        Steady(), 16, num_workers=1, image_size=8, start_method=method, persistent_workers=True
-    )
+    loader = loader_of(Steady(), 1, start_method=method, persistent_workers=True)
     try:
         next(iter(loader))
         loader.close()
     finally:
         for child in children:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            child.end()
     assert len(children) == 1
 
 
 @pytest.mark.own_fork_server
 def test_garbage_collected_loader_does_not_block_another_starting(monkeypatch):
-    garbage = [DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)]
+    garbage = [loader_of(Steady(), 1)]
     garbage.append(garbage)
     kept = pool_linux.ForkServer.alive
 
@@ -410,7 +380,7 @@ def test_garbage_collected_loader_does_not_block_another_starting(monkeypatch):
     monkeypatch.setattr(pool_linux.ForkServer, "alive", alive)
     collected = weakref.ref(garbage[0])
     del garbage
-    with DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0) as loader:
+    with loader_of(Steady(), 1) as loader:
         assert collected() is None
         assert sum(len(labels) for _, labels in loader) == 200
 
@@ -477,7 +447,7 @@ def test_an_interrupt_while_a_loader_is_built_leaves_nothing(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(pool_linux.ForkServer, "register_pool", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            DataLoader(Steady(), 16, num_workers=1, image_size=8, shuffle=True, seed=0)
+            loader_of(Steady(), 1)
     gc.collect()
     assert not newcomers(processes)
     assert len(os.listdir("/proc/self/fd")) <= descriptors
