@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import random
-import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -94,26 +92,6 @@ class Closed(Kept):
 
     def __reduce__(self) -> Any:
         raise TypeError("this stays here")
-
-
-class Harmful(Dataset[Any]):
-    """A sample that kills its worker."""
-
-    def __init__(self, way: str, sample: int) -> None:
-        self.way, self.sample = way, sample
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> int:
-        if index == self.sample:
-            if self.way == "exit":
-                os._exit(3)
-            elif self.way == "quit":
-                raise SystemExit("enough")
-            faulthandler.disable()  # otherwise pytest's handler would print a traceback
-            os.kill(os.getpid(), signal.Signals[self.way])
-        return index
 
 
 class Stateful:

@@ -1,14 +1,11 @@
 """Batches of rows that are larger than any before them: more rows, or larger images."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
 
@@ -19,6 +16,7 @@ from feedline.loader.engine_choice import slot_size
 from loader_reading import read
 from processes import all_workers, eventually, newcomers, own_family
 from row_sources import Rows
+from sets import Made
 from slow import slow
 
 SIZES = [2, 7, 1, 3, 30, 4, 31, 2]
@@ -41,10 +39,6 @@ class Uneven:
         return len(self.sizes)
 
 
-def number(index):
-    return torch.tensor(index)
-
-
 def folder(root):
     return ImageFolder(root, Compose([Resize(24), CenterCrop(24), ToTensor()]))
 
@@ -53,16 +47,9 @@ def labels(batches):
     return [torch.as_tensor(batch[1]).tolist() for batch in batches]
 
 
-ATTRIBUTES = [
-    {},
-    {"batch_size": None},
-    {"batch_size": 2},
-    {"batch_size": np.int64(3)},
-    {"batch_size": "many"},
-]
-
-
-@pytest.mark.parametrize("attributes", ATTRIBUTES, ids=str)
+@pytest.mark.parametrize(
+    "attributes", [{}, *({"batch_size": size} for size in (None, 2, np.int64(3), "many"))], ids=str
+)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_have_any_size_regardless_of_batch_sampler_attributes(
     attributes, workers, jpeg_folder
@@ -147,22 +134,11 @@ def test_size_without_memory_is_rejected_and_smaller_ones_continue():
         assert next(batches)[0].shape == (30000, 3, 2, 2)
 
 
-class Listed(Dataset[Any]):
-    def __init__(self):
-        self.samples = list(range(10, 20))
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, index):
-        return 0, self.samples[index]
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_true_and_false_are_the_indices_1_and_0(workers, jpeg_folder):
     batches = [[True, False], [3, True], [False, False, True]]
     data = folder(jpeg_folder)
-    for dataset in (data, Listed()):
+    for dataset in (data, Made(10, lambda index: (0, range(10, 20)[index]))):
         options = {"batch_sampler": batches, "num_workers": workers}
         expected = labels(TorchDataLoader(dataset, batch_sampler=batches))
         with DataLoader(dataset, **options) as loader:

@@ -6,7 +6,6 @@ import os
 import pickle
 import queue
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -40,7 +39,6 @@ def of_iterable(**options):
 
 
 ENGINES = [of_rows, of_dataset, of_iterable]
-Build = Callable[..., DataLoader[Any]]
 
 
 def processes(batches):
@@ -216,14 +214,8 @@ def test_private_next_data_returns_next_batch():
         assert batches._index_sampler is loader.batch_sampler
 
 
-def numbered(count):
-    return TensorDataset(torch.arange(count))
-
-
 @pytest.mark.parametrize(
-    "data",
-    [Made(12, number), numbered(12), Counting(40)],
-    ids=["own", "tensors", "stream"],
+    "data", [Made(12, number), TensorDataset(torch.arange(12)), Counting(40)], ids=type
 )
 @pytest.mark.parametrize("workers", [0, 1])
 def test_profiler_shows_time_of_next_like_torch(data, workers):
@@ -306,26 +298,17 @@ def test_an_iteration_may_begin_while_a_thread_reads_the_one_before(build):
             batches.join(60)
 
 
-class Waiting:
-    """Dataset whose first sample waits for an event."""
+def test_the_next_iteration_begins_after_the_batch_that_another_thread_waits_for():
+    requested, answered, begun = threading.Event(), threading.Event(), threading.Event()
 
-    def __init__(self):
-        self.requested, self.answered = threading.Event(), threading.Event()
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        self.requested.set()
-        assert self.answered.wait(60)
+    def sample(index):
+        requested.set()
+        assert answered.wait(60)
         return index
 
-
-def test_the_next_iteration_begins_after_the_batch_that_another_thread_waits_for():
-    dataset, begun = Waiting(), threading.Event()
-    with DataLoader(dataset) as loader:
+    with DataLoader(Made(4, sample)) as loader:
         first = Prefetched(iter(loader))
-        assert dataset.requested.wait(60)
+        assert requested.wait(60)
 
         def begin():
             batches = iter(loader)
@@ -336,6 +319,6 @@ def test_the_next_iteration_begins_after_the_batch_that_another_thread_waits_for
         thread = threading.Thread(target=lambda: others.extend(begin()))
         thread.start()
         assert not begun.wait(0.2)
-        dataset.answered.set()
+        answered.set()
         thread.join(60)
         assert torch.cat(others).tolist() == torch.cat(first.read()).tolist() == [0, 1, 2, 3]

@@ -105,21 +105,16 @@ def test_skipped_samples_are_tried_again_at_each_build(tmp_path, jpeg_folder):
     away = jpeg_folder / "cats" / "2.jpg"
     unreadable = [away.name]
 
-    class Source:
-        def __len__(self):
-            return 12
-
-        def __getitem__(self, number):
-            image, label = originals[number]
-            if unreadable and number == 2:
-                raise ValueError("not now")
-            return image, label
+    def sample(number):
+        if unreadable and number == 2:
+            raise ValueError("not now")
+        return originals[number]
 
     originals = ImageFolder(jpeg_folder, transform=lambda image: image)
-    options = {"workers": 0, "on_error": "skip"}
-    first = build_cache(Source(), tmp_path / "cache", (16,), **options)
+    source, options = Made(12, sample), {"workers": 0, "on_error": "skip"}
+    first = build_cache(source, tmp_path / "cache", (16,), **options)
     assert [number for number, _, _ in first.skipped] == [2]
-    assert build_cache(Source(), tmp_path / "cache", (16,), **options) == first
+    assert build_cache(source, tmp_path / "cache", (16,), **options) == first
     unreadable.clear()
-    again = build_cache(Source(), tmp_path / "cache", (16,), **options)
+    again = build_cache(source, tmp_path / "cache", (16,), **options)
     assert (again.samples, again.skipped) == (12, ())

@@ -200,14 +200,8 @@ def test_transform_of_a_decoded_image_shows_that_its_file_is_fine(error, sample,
 
 
 def test_mistake_in_a_dataset_is_warned_of_once():
-    class Mistaken(Own):
-        def __init__(self):
-            self.paths = list(range(6))
-
-        def __getitem__(self, index):
-            return index if index % 2 else index.missing
-
-    with DataLoader(Mistaken(), 1, on_error="skip") as loader:
+    mistaken = Made(6, lambda index: index if index % 2 else index.missing)
+    with DataLoader(mistaken, 1, on_error="skip") as loader:
         with pytest.warns(RuntimeWarning, match="missing") as warned:
             assert [int(batch) for batch in loader] == [1, 3, 5]
         assert len(warned) == 1

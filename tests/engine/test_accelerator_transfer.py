@@ -2,7 +2,6 @@
 
 import random
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,16 +9,13 @@ import torch
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from model import ModelDevice
-from model_values import ModelValues
-from watched_slots import Made, WatchedSlots, make
+from model import ModelDevice, ModelValues
+from watched_slots import WatchedSlots, make
 
 from feedline.engine.device_transfer import AcceleratorTransfer
 from feedline.engine.normalise import DeviceTransforms, Normalise, ValueTable
 
 TABLE = np.random.RandomState(0).standard_normal((3, 256))
-
-Read = tuple[Made, list[Callable[[], torch.Tensor]]]
 
 
 class Registered:

@@ -1,10 +1,8 @@
 """Batches on a CUDA device, if available: equal results, safe to hold, overlapped."""
 
-from typing import Any
-
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, Normalize, RandomErasing, RandomResizedCrop, ToTensor
 
@@ -13,6 +11,7 @@ from feedline.engine.shared_memory import SharedFile
 from feedline.errors import SampleError
 from feedline.loader import DataLoader
 from row_sources import Breaking, Rows
+from sets import Made
 from torchvision_folder import write_images
 
 pytestmark = [
@@ -24,8 +23,6 @@ pytestmark = [
 OPTIONS = {"schedule": "16x2,24x2@12", "num_workers": 2, "seed": 3}
 CYCLES = 20_000_000
 """For which the device does nothing else: about ten milliseconds."""
-
-Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def loader(device="cuda", **options):
@@ -165,19 +162,10 @@ def test_the_split_of_a_step_finds_the_devices_own_work():
     assert split.wait_ms >= 0
 
 
-class Squares(Dataset[Any]):
-    """An ordinary dataset, of dictionaries."""
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        return {"number": index, "square": torch.full((64, 64), index**2)}
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_user_defined_dataset_is_pinned_like_in_torch(workers):
-    made = DataLoader(Squares(), 8, num_workers=workers, pin_memory=True)
+    data = Made(40, lambda index: {"number": index, "square": torch.full((64, 64), index**2)})
+    made = DataLoader(data, 8, num_workers=workers, pin_memory=True)
     for step, batch in enumerate(made):
         assert batch["number"].is_pinned()
         assert batch["square"].is_pinned()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import re
+import signal
 import sys
 import threading
 import traceback
@@ -18,21 +20,20 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.errors import SampleError, UsageError
 from feedline.loader import DataLoader
-from sets import Drawing, Harmful, Made, as_it_is
+from feedline.timing import RECORD_SWITCH
+from sets import Drawing, Made, as_it_is
 from slow import slow
 
 LOCK = threading.Lock()
 
 
-class AllLocked(Drawing):
-    def __getitem__(self, index):
-        with LOCK:
-            return index
+def locked(index):
+    with LOCK:
+        return index
 
 
-class Asleep(Drawing):
-    def __getitem__(self, index):
-        return threading.Event().wait()
+def asleep(index):
+    threading.Event().wait()
 
 
 class Two(Exception):
@@ -113,6 +114,32 @@ def test_sample_exception_is_raised_and_next_batch_follows(name):
         assert not loader.worker_deaths
 
 
+KEYS = [40, 10, 30, 20, 50]
+
+
+@pytest.mark.parametrize("recorded", ["0", "1"])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("bad", KEYS)
+def test_an_error_names_the_sample_that_raised_and_no_neighbour(
+    bad, workers, recorded, monkeypatch
+):
+    def sample(index):
+        if index == bad:
+            raise ValueError("cannot be read")
+        return index
+
+    monkeypatch.setenv(RECORD_SWITCH, recorded)
+    options = {"num_workers": workers, "collate_fn": list}
+    with DataLoader(Made(60, sample), batch_sampler=[KEYS, [1, 2]], **options) as loader:
+        batches = iter(loader)
+        with pytest.raises(ValueError, match="cannot be read") as caught:
+            next(batches)
+        said, _, _ = str(caught.value).partition("Original Traceback")
+        said += "".join(getattr(caught.value, "__notes__", ()))
+        assert re.findall(r"sample with index (\d+) of Made\.", said) == [str(bad)]
+        assert next(batches) == [1, 2]
+
+
 def test_exception_without_message_arrives_by_its_class():
     def sample(index):
         raise Mute
@@ -123,7 +150,13 @@ def test_exception_without_message_arrives_by_its_class():
 
 @pytest.mark.parametrize("way", ["exit", "SIGSEGV", "SIGTRAP", "SIGSYS"])
 def test_sample_that_always_kills_worker_is_named(way):
-    with DataLoader(Harmful(way, 5), 4, num_workers=2, collate_fn=as_it_is) as loader:
+    def sample(index):
+        if index == 5:
+            faulthandler.disable()  # otherwise pytest's handler would print a traceback
+            os._exit(3) if way == "exit" else os.kill(os.getpid(), signal.Signals[way])
+        return index
+
+    with DataLoader(Made(12, sample), 4, num_workers=2, collate_fn=as_it_is) as loader:
         batches = iter(loader)
         assert next(batches) == [0, 1, 2, 3]
         said = "exited with status 3" if way == "exit" else f"is killed by signal: {way}"
@@ -360,7 +393,7 @@ def test_a_lock_held_by_a_thread_during_the_fork_is_suspected_after_a_timeout(me
     holder.start()
     try:
         assert held.wait(60)
-        data = AllLocked() if method == "fork" else Asleep()
+        data = Made(4, locked if method == "fork" else asleep)
         with (
             DataLoader(data, start_method=method, num_workers=1, timeout=1) as loader,
             pytest.raises(RuntimeError, match="timed out") as caught,

@@ -3,13 +3,12 @@
 import ctypes
 import resource
 import sys
-from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from feedline.loader import DataLoader
+from sets import Made
 from slow import slow
 
 SIDE = 1 << 22  # floats: 16 MiB, above glibc's limit for allocations from the heap
@@ -22,21 +21,17 @@ pytestmark = [
 ]
 
 
-class Large(Dataset[Any]):
-    """Returns the number of page faults for a block of 16 MiB."""
-
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, index):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.ones(SIDE)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+def page_faults(index):
+    """Number of page faults for a block of 16 MiB."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(SIDE)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
 @pytest.mark.parametrize("method", ["fork", *slow("forkserver", "spawn")])
 def test_large_blocks_are_requested_from_kernel_once(method):
-    with DataLoader(Large(), 1, num_workers=1, multiprocessing_context=method) as loader:
+    data = Made(24, page_faults)
+    with DataLoader(data, 1, num_workers=1, multiprocessing_context=method) as loader:
         faults = [int(batch) for batch in loader]
     pages = 4 * SIDE // resource.getpagesize()
     assert faults[0] > pages // 8, "the first one is new, in pages of any size"

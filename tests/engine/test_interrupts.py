@@ -74,13 +74,6 @@ def interrupted(call, line):
         gc.enable()
 
 
-def lines(stride):
-    line = 1
-    while True:
-        yield line
-        line += stride
-
-
 @pytest.mark.parametrize(
     ("workers", "stride", "shuffle"),
     [
@@ -102,7 +95,7 @@ def test_an_interrupt_at_any_line_of_next_costs_no_batch(workers, stride, shuffl
     with DataLoader(data, 2, num_workers=workers, **options) as loader:
         batches = iter(loader)
         at = counted = 0
-        for line in lines(stride):
+        for line in itertools.count(1, stride):
             batch, where = interrupted(lambda: next(batches).tolist(), line)
             state = loader.state_dict()
             if where is not None:
@@ -133,7 +126,7 @@ def test_an_interrupt_at_any_line_of_next_costs_no_batch(workers, stride, shuffl
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_at_any_line_of_the_end_begins_no_other_epoch(workers, stride, seed):
-    for line in lines(stride):
+    for line in itertools.count(1, stride):
         with DataLoader(Numbers(4), 2, num_workers=workers, seed=seed) as loader:
             batches = iter(loader)
             assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
@@ -154,7 +147,7 @@ def test_an_interrupt_at_any_line_of_the_end_begins_no_other_epoch(workers, stri
 def test_close_continues_after_an_interrupted_close(stride):
     """No process and no descriptor is left, wherever the first `close` was interrupted."""
     before, fds = own_family(), psutil.Process().num_fds()
-    for line in lines(stride):
+    for line in itertools.count(1, stride):
         loader = DataLoader(Numbers(40), 4, num_workers=1, seed=0, persistent_workers=True)
         next(iter(loader))
         _, where = interrupted(loader.close, line)
@@ -234,7 +227,7 @@ def test_an_interrupt_at_any_line_leaves_the_random_states_alone():
         batches = iter(loader)
         next(batches)
         states = fingerprint(), data.own.bit_generator.state
-        for line in lines(1):
+        for line in itertools.count(1):
             _, where = interrupted(lambda: next(batches), line)
             assert np.random.get_bit_generator() is global_one, where
             assert (fingerprint(), data.own.bit_generator.state) == states, where
@@ -324,7 +317,7 @@ def test_unrepeatable_interrupted_epoch_raises_on_next_batch_and_keeps_state():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_interrupt_at_any_line_keeps_record_of_later_loaders():
-    for line in lines(1):
+    for line in itertools.count(1):
         with DataLoader(Rows(8), 8, image_size=4) as loader:
             batches = iter(loader)
             _, where = interrupted(lambda batches=batches: next(batches), line)

@@ -11,7 +11,7 @@ import torch
 
 from feedline.loader import DataLoader
 from processes import descendants, eventually, gone, outcome, running, shared_memory, start_script
-from sets import Closed, Kept, Made, as_it_is
+from sets import Closed, Made, as_it_is
 from slow import slow
 
 pytestmark = pytest.mark.own_fork_server
@@ -156,7 +156,7 @@ def test_workers_collect_no_garbage_of_the_trainers(tmp_path):
     assert (tmp_path / "collected").read_text() == f"{os.getpid()}\n"
 
 
-def fork():
+def fork(_=None):
     child = os.fork()
     if child == 0:
         try:
@@ -166,7 +166,7 @@ def fork():
     return child
 
 
-def fork_twice():
+def fork_twice(_):
     """A child of a child, as a daemon is."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -179,15 +179,8 @@ def fork_twice():
     return int.from_bytes(os.read(reader, 8), "little")
 
 
-def start_program():
+def start_program(_):
     return os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
-
-
-class Leaving(Kept):
-    """Its worker starts a process that outlives it, and reports its id."""
-
-    def __getitem__(self, index):
-        return self.value()
 
 
 @pytest.mark.parametrize(
@@ -198,9 +191,9 @@ class Leaving(Kept):
     ],
 )
 def test_orphan_of_worker_does_not_delay_close(method, start):
-    data, pids = Leaving(start), []
+    data, pids = Made(4, start), []
     loader = DataLoader(data, None, num_workers=1, start_method=method)
-    try:
+    try:  # each sample is a process that outlives its worker
         pids += loader  # of one worker
         data.note = "another dataset"
         pids += loader  # of another, as the first is renewed

@@ -1,7 +1,6 @@
 """Batches of recognised pipelines on a device: pixels travel, and the same values arrive."""
 
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ USUAL = [
     *(v1.RandomResizedCrop(24), v1.RandomHorizontalFlip()),
     *(v1.ToTensor(), v1.Normalize(**NORMALIZE)),
 ]
-Batches = list[Any]
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +38,10 @@ class Prompt(ModelDevice):
         """Nothing is used again before its time."""
 
 
-class Sent(list[torch.dtype]):
-    """dtypes of the transferred images."""
-
-
 @pytest.fixture
 def sent(monkeypatch):
-    """Replace "cuda" by a simulated device."""
-    seen = Sent()
+    """dtypes of the images that are transferred to a simulated device, which replaces "cuda"."""
+    seen = []
 
     class Watched(Prompt):
         def copy(self, tensor):

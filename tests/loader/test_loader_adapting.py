@@ -15,7 +15,7 @@ from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.engine import defaults
 from feedline.errors import UsageError
 from feedline.loader import adaptation
-from feedline.throughput.controller import SettingChange, What
+from feedline.throughput.controller import SettingChange
 from feedline.throughput.thresholds import THRESHOLDS
 from sets import Counting
 
@@ -36,12 +36,8 @@ class Numbers(Dataset[torch.Tensor]):
         return torch.tensor([number])
 
 
-Change = int | tuple[What, float]
-"""A number of workers, or what is changed and its value."""
-
-
 class Script:
-    """A controller with scripted decisions; records its input."""
+    """A controller with scripted decisions, a number of workers or a setting and its value each."""
 
     def __init__(self, *changes):
         self._changes = iter(changes)
@@ -62,7 +58,6 @@ class Script:
 
     def prepare(self, phase, step_ratio, work_ratio):
         self.prepared.append((phase, step_ratio, work_ratio))
-        return
 
 
 @pytest.fixture
@@ -140,14 +135,8 @@ def test_batches_are_equal_for_any_decisions(kind):
         seen = [(window.workers, getattr(window, what)) for window in script.windows]
         if kind == "rows":
             assert (loader.task_ms, live.task_ns) == (value, 7_500_000)
-            assert list(dict.fromkeys(seen)) == [
-                (1, 50),
-                (3, 50),
-                (1, 2),
-                (2, 2),
-                (2, 50),
-                (2, 7.5),
-            ]
+            expected_changes = [(1, 50), (3, 50), (1, 2), (2, 2), (2, 50), (2, 7.5)]
+            assert list(dict.fromkeys(seen)) == expected_changes
             assert script.limits.for_each == 0
         else:
             assert live.default_prefetch == value

@@ -6,12 +6,11 @@ import re
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from feedline.images.folder import ImageFolder
 from feedline.loader import DataLoader
 from processes import NEW_PYTHON, outcome
-from sets import Sized
+from sets import Made, Sized
 from slow import slow
 
 UNGUARDED = """
@@ -277,15 +276,9 @@ def test_class_missing_in_script_is_named(tmp_path):
     assert "Move it to a module or to the top level of the script" in errors
 
 
-class Threads(Dataset[int]):
-    """Samples are the number of threads of their process."""
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        (torch.ones(600, 600) @ torch.ones(600, 600)).sum()
-        return torch.get_num_threads()
+def threads(index):
+    (torch.ones(600, 600) @ torch.ones(600, 600)).sum()
+    return torch.get_num_threads()
 
 
 @pytest.fixture
@@ -332,5 +325,5 @@ def test_a_loader_leaves_the_global_random_states_alone(workers, options, jpeg_f
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_compute_on_one_thread(method):
     (torch.ones(600, 600) @ torch.ones(600, 600)).sum()  # starts threads, which no fork has
-    with DataLoader(Threads(), None, num_workers=1, start_method=method) as loader:
+    with DataLoader(Made(2, threads), None, num_workers=1, start_method=method) as loader:
         assert list(loader) == [1, 1]

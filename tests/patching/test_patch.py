@@ -22,6 +22,7 @@ from feedline.errors import UsageError
 from feedline.images.lazy_images import undecoded
 from feedline.timing.run_file import read_run
 from packages import needs
+from sets import Made
 from torchvision_folder import write_images
 
 
@@ -286,7 +287,7 @@ def test_watch_records_loaders_of_torch(tmp_path):
 
 
 class Kept(list[int]):
-    """A dataset that stays with torch's loader."""
+    pass
 
 
 def test_loaders_can_stay_those_of_torch(capfd):
@@ -331,28 +332,11 @@ def test_accelerate_builds_a_replaced_loader_without_a_warning():
         assert batches(prepared) == BATCHES
 
 
-class ProcessId(Dataset[Any]):
-    """A dataset whose values depend on the loader."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return torch.zeros(3, 2, 2) + os.getpid(), index
-
-
-class Broken(Dataset[Any]):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        raise KeyError("mine")
-
-
 def test_a_comparison_finds_differences(capfd):
+    data = Made(4, lambda index: (torch.zeros(3, 2, 2) + os.getpid(), index))
     with feedline.patch(compare=2):
         for _ in range(2):  # compared once
-            list(EarlyLoader(ProcessId(), 2, num_workers=1))
+            list(EarlyLoader(data, 2, num_workers=1))
     _, parts = capfd.readouterr().err.splitlines()
     assert "equal: shapes, labels; different: pixels (by at most " in parts
 
@@ -376,8 +360,8 @@ def test_a_comparison_reads_the_cache_if_the_program_will(tmp_path, capfd):
 
 def test_a_comparison_leaves_errors_to_the_program(capfd):
     with feedline.patch(compare=2), pytest.raises(KeyError, match="mine"):
-        list(EarlyLoader(Broken(), 2))
-    assert "Broken is not compared: KeyError" in capfd.readouterr().err
+        list(EarlyLoader(Made(4, lambda index: {}["mine"]), 2))
+    assert "Made is not compared: KeyError" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["__init__", "__iter__", "__len__"])

@@ -15,7 +15,6 @@ import torch
 from torch.distributed import checkpoint
 from torch.utils.data import (
     BatchSampler,
-    Dataset,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -685,24 +684,13 @@ def test_integer_keys_keep_their_digest():
         assert loader.state_dict()["drawn"] == 2944524804
 
 
-class PlainDraws(Dataset[Any]):
-    """Draws from Python's and numpy's generators for each sample."""
-
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, index):
-        return index, random.random(), float(np.random.rand())
-
-
 @pytest.mark.parametrize("own", [None, 4])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_another_default_device_changes_no_seed_and_no_state(workers, own):
     def loader():
+        data = Made(6, lambda index: (index, random.random(), float(np.random.rand())))
         drawn_from = None if own is None else generator(own)
-        return DataLoader(
-            PlainDraws(), 2, generator=drawn_from, collate_fn=list, num_workers=workers
-        )
+        return DataLoader(data, 2, generator=drawn_from, collate_fn=list, num_workers=workers)
 
     torch.manual_seed(3)
     with loader() as made:
