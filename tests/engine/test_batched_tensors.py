@@ -37,23 +37,12 @@ def both(make, **given):
     return by_both(make, **{"batch_size": 7, "shuffle": True, **given})
 
 
-KINDS = [
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.bool,
-    torch.complex64,
-]
+KINDS = ["uint8", "int8", "int16", "int32", "int64", "bool", "complex64"]
+KINDS += ["float16", "float32", "float64", "bfloat16"]
 TABLE = torch.arange(ROWS * 3.0).view(ROWS, 3)
 TAKEN = {
     "pair": pair,
-    "kinds": lambda: TensorDataset(*[TABLE.to(dtype) for dtype in KINDS]),
+    "kinds": lambda: TensorDataset(*[TABLE.to(getattr(torch, kind)) for kind in KINDS]),
     "single": lambda: TensorDataset(torch.arange(ROWS).bfloat16()),
     "columns": lambda: TensorDataset(TABLE[:, 1:], TABLE[:, 0], TABLE.T.contiguous().T),
     "list": lambda: Subset(Subset(pair(), list(range(5, 30))), [-1, 3, 7, 7]),

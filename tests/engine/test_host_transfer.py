@@ -9,33 +9,22 @@ from feedline.engine.device_transfer import HostTransfer
 from feedline.engine.normalise import Normalise
 
 
-@pytest.fixture
-def unpinned(monkeypatch):
-    """Replace pinned memory by ordinary memory: page-locking needs a device."""
-    monkeypatch.setattr(
-        "feedline.engine.device_transfer.copy_to_pinned",
-        lambda array: torch.from_numpy(array.copy()),
-    )
-
-
-def carried(transfer, slots, number, failed):
-    """A batch that was handed out, and the bytes that it must hold."""
-    in_flight, _ = make(slots, number, 4, 5, failed, Normalise())
-    images, labels = slots.view(in_flight.slot, in_flight.fields, 4)
-    keep = [row for row in range(4) if row not in failed]
-    pixels = torch.from_numpy(images[keep]).permute(0, 3, 1, 2)
-    made = pixels, torch.from_numpy(labels[keep])
-    transfer.send(in_flight)
-    return transfer.receive(), made
-
-
 @pytest.mark.parametrize("failed", [set(), {0, 2}])
-@pytest.mark.usefixtures("unpinned")
-def test_pinned_batch_is_not_a_slot(failed):
+def test_pinned_batch_is_not_a_slot(failed, monkeypatch):
     """The device may read it long after it is garbage, when workers write to its slot."""
-    slots = WatchedSlots(8)
+    # Page-locking needs a device.
+    pinned = "feedline.engine.device_transfer.copy_to_pinned"
+    monkeypatch.setattr(pinned, lambda array: torch.from_numpy(array.copy()))
+    slots, kept = WatchedSlots(8), []
     transfer = HostTransfer(slots, None, pin=True)
-    kept = [carried(transfer, slots, number, failed) for number in range(10)]
+    for number in range(10):
+        in_flight, _ = make(slots, number, 4, 5, failed, Normalise())
+        images, labels = slots.view(in_flight.slot, in_flight.fields, 4)
+        keep = [row for row in range(4) if row not in failed]
+        pixels = torch.from_numpy(images[keep]).permute(0, 3, 1, 2)
+        made = pixels, torch.from_numpy(labels[keep])
+        transfer.send(in_flight)
+        kept.append((transfer.receive(), made))
     assert not slots.out
     for tensors, made in kept:
         assert all(map(torch.equal, tensors, made))

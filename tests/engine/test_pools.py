@@ -281,19 +281,13 @@ def test_the_task_of_a_worker_that_the_pool_kills_is_repeated(method, is_for_epo
         assert feed.deaths == ["it was stuck"]
 
 
-class _interrupt_after:
-    """Context manager: Ctrl-C after a time, if it still runs."""
-
-    def __init__(self, seconds):
-        self.seconds = seconds
-
-    def __enter__(self):
-        def interrupt(*_):
-            raise KeyboardInterrupt
-
-        self.usual = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, self.seconds or 0.0)
-
-    def __exit__(self, *_):
+@contextlib.contextmanager
+def _interrupt_after(seconds):
+    """Ctrl-C after a time, if the context still runs."""
+    usual = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds or 0.0)
+    try:
+        yield
+    finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, self.usual)
+        signal.signal(signal.SIGALRM, usual)

@@ -7,6 +7,8 @@ import logging
 import random
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from operator import ne
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,10 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_worker_info
 
-import preloaded
 from comparisons import same_everywhere
 from feedline.loader import DataLoader
 from feedline.randomness import fingerprint, seeded
-from sets import Drawing
+from sets import Drawing, Made
 
 
 class Own(Drawing):
@@ -88,20 +89,16 @@ def make_generator(worker):
     info.dataset.rng = np.random.default_rng(info.seed)
 
 
-INITS = [
-    (seed_worker, "generator"),
-    (seed_as_lightning, "seed"),
-    (make_generator, "seed"),
-]
-
-
 def plain(batches):
     """Batches as lists."""
     return [[part.tolist() for part in batch] for batch in batches]
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-@pytest.mark.parametrize(("init", "option"), INITS)
+@pytest.mark.parametrize(
+    ("init", "option"),
+    [(seed_worker, "generator"), (seed_as_lightning, "seed"), (make_generator, "seed")],
+)
 def test_runs_are_reproducible_with_any_worker_init_fn(init, option):
     def loader(workers):
         options = {"seed": 5}
@@ -275,37 +272,18 @@ def test_nested_contexts_restore_state():
     assert fingerprint() == before
 
 
-THREADS_THAT_WAIT = """
-import random, threading, warnings
-from concurrent.futures import ThreadPoolExecutor
-import numpy as np, torch
-import feedline
+def test_datasets_in_two_threads_may_wait_for_each_other():
+    barrier, before = threading.Barrier(2), fingerprint()
 
-barrier = threading.Barrier(2)
-
-class Paired(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        barrier.wait()
+    def sample(index):
+        barrier.wait(60)
         return index
 
-def load():
-    return [int(index) for index in feedline.DataLoader(Paired(), batch_size=None)]
+    def load():
+        return [int(index) for index in DataLoader(Made(4, sample), batch_size=None)]
 
-def states():
-    return random.getstate(), np.random.get_state()[1].tolist()
-
-before = states()
-with warnings.catch_warnings(record=True) as caught, ThreadPoolExecutor(2) as threads:
-    warnings.simplefilter("always")
-    loaded = [each.result() for each in [threads.submit(load) for _ in range(2)]]
-print(loaded, states() == before, [each.category.__name__ for each in caught])
-"""
-
-
-def test_datasets_in_two_threads_may_wait_for_each_other():
-    run = [sys.executable, "-c", THREADS_THAT_WAIT]
-    done = preloaded.run(run, capture_output=True, text=True, check=True, timeout=250)
-    assert done.stdout.strip() == f"{[[0, 1, 2, 3]] * 2} True ['RuntimeWarning']"
+    with pytest.warns(RuntimeWarning) as warned, ThreadPoolExecutor(2) as threads:
+        loaded = [each.result() for each in [threads.submit(load) for _ in range(2)]]
+    assert loaded == [[0, 1, 2, 3]] * 2
+    assert len(warned) == 1
+    assert fingerprint() == before

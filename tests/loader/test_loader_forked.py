@@ -18,21 +18,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
 KINDS = {
-    "no workers": {"dataset": list(range(8))},
-    "workers": {"dataset": list(range(8)), "num_workers": 1},
-    "lasting workers": {
-        "dataset": list(range(8)),
-        "num_workers": 1,
-        "persistent_workers": True,
-    },
-    "seed": {"dataset": list(range(8)), "num_workers": 1, "seed": 1, "shuffle": True},
+    "no workers": {},
+    "workers": {"num_workers": 1},
+    "lasting workers": {"num_workers": 1, "persistent_workers": True},
+    "seed": {"num_workers": 1, "seed": 1, "shuffle": True},
     "tensors": {"dataset": TensorDataset(torch.arange(8))},
     "stream": {"dataset": Counting(8)},
-    "stream, lasting workers": {
-        "dataset": Counting(8),
-        "num_workers": 1,
-        "persistent_workers": True,
-    },
+    "lasting stream": {"dataset": Counting(8), "num_workers": 1, "persistent_workers": True},
     "native": {"dataset": Rows(8), "image_size": 8, "num_workers": 2, "seed": 1},
 }
 
@@ -54,7 +46,7 @@ def child(loader, begun, says):
 @pytest.mark.parametrize("used", [True, *slow(False)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_processes_continue_after_fork(kind, used):
-    with DataLoader(batch_size=3, **KINDS[kind]) as loader:
+    with DataLoader(**{"dataset": list(range(8)), "batch_size": 3, **KINDS[kind]}) as loader:
         if used:
             list(loader)
         begun = iter(loader)

@@ -326,22 +326,17 @@ def test_attributes_set_on_source_are_used(workers, jpeg_folder):
             iter(loader)
 
 
-class Given:
-    """A `worker_init_fn` that records its input, and sets another transform."""
-
-    def __call__(self, worker):
-        info = torch.utils.data.get_worker_info()
-        assert info is not None
-        dataset = info.dataset
-        assert type(dataset) is Subset
-        assert dataset.dataset.classes == ["cats", "dogs"]
-        dataset.dataset.transform = EvalCrop(fraction=0.5)
+def set_transform(worker):
+    dataset = torch.utils.data.get_worker_info().dataset
+    assert type(dataset) is Subset
+    assert dataset.dataset.classes == ["cats", "dogs"]
+    dataset.dataset.transform = EvalCrop(fraction=0.5)
 
 
 def test_a_worker_init_fn_sees_the_subset(jpeg_folder):
     options = {"seed": 0, "shuffle": False, "num_workers": 1, "image_size": 16}
     source = ImageFolder(jpeg_folder, EvalCrop(fraction=1.0))
-    made = epochs(Subset(source, CHOSEN), worker_init_fn=Given(), **options)
+    made = epochs(Subset(source, CHOSEN), worker_init_fn=set_transform, **options)
     other = source.with_transform(EvalCrop(fraction=0.5))
     assert_same(made, epochs(Subset(other, CHOSEN), **options))
 

@@ -373,22 +373,16 @@ def test_a_rejected_state_leaves_sampler_and_generator_unchanged(make):
     assert [plain(batch[0]) for batch in other] == [plain(batch[0]) for batch in fresh]
 
 
-class Turning:
-    """A sampler that draws from a generator and rotates the result by its epoch."""
+class Turning(RandomSampler):
+    """Shuffles, and rotates the result by its epoch."""
 
-    def __init__(self):
-        self.generator = generator(4)
-        self.epoch = 0
+    epoch = 0
 
     def set_epoch(self, epoch):
         self.epoch = epoch
 
-    def __len__(self):
-        return 23
-
     def __iter__(self):
-        order = torch.randperm(23, generator=self.generator)
-        return iter(order.roll(self.epoch).tolist())
+        return iter(torch.tensor(list(super().__iter__())).roll(self.epoch).tolist())
 
 
 class Forwarding(BatchSampler):
@@ -399,7 +393,7 @@ class Forwarding(BatchSampler):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_epoch_that_is_set_before_the_first_batch_draws_as_if_set_before(workers):
     def seen(early):
-        sampler, found = Forwarding(Turning(), 4, False), []
+        sampler, found = Forwarding(Turning(DATA, generator=generator(4)), 4, False), []
         with DataLoader(DATA, batch_sampler=sampler, num_workers=workers) as loader:
             for epoch in (3, 4):
                 if early:
