@@ -3,26 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from feeds import planned
 
-from feedline.engine.batch_layout import write_batch
-from feedline.engine.buffers import (
-    BatchAllocator,
-    BatchBuffers,
-    RowBuffers,
-    WholeBatchBuffers,
-    batch_bytes,
-)
-from feedline.engine.device_transfer import HostTransfer, WholeBatchTransfer
-from feedline.engine.messages import BLOCK_HEADER_BYTES, Report
-from feedline.engine.shared_memory import SharedFile
-from feedline.engine.tasks import InFlightBatch
-from feedline.order.sample_order import Order
-from feedline.order.schedule import Schedule
+from feedline.engine.buffers import BatchAllocator, BatchBuffers
+from feedline.loader import DataLoader
 from processes import Child, descriptors
 from row_sources import Rows
-
-PLAN = Order(length=80, schedule=Schedule.parse("4x1"), batch_size=8)
+from sets import Made
 
 
 def exported_slot():
@@ -65,63 +51,28 @@ def test_a_slot_that_children_held_stays_exported_to_its_user():
     assert slots.acquire() == slot
 
 
-def whole_batches(slots, max_user_batches):
-    """Slots, their transfer, and a function that writes a whole batch to the next slot."""
-    growing = WholeBatchBuffers(slots)
-    batches = planned(PLAN)
-
-    def make():
-        slot = growing.acquire()
-        assert slot is not None, "the workers have run out of slots"
-        batch, space = next(batches), BatchAllocator(np.empty(0, np.uint8))
-        nbytes = write_batch(torch.tensor(batch.samples.tolist()), space)
-        memory = SharedFile.create(4096)
-        space.copy_to_larger(lambda nbytes: memory.array[:nbytes])
-        growing.set_memory(slot, memory)
-        return InFlightBatch(
-            batch.step,
-            batch,
-            slot,
-            report=Report(0, 1, 0, 0, used=space.used, structure_bytes=nbytes),
-        )
-
-    return growing, WholeBatchTransfer(growing, max_user_batches=max_user_batches, pin=False), make
-
-
-def batches_of_rows(slots, max_user_batches):
-    """Slots of rows, two for the workers, their transfer, and a function that fills the next."""
-    assert max_user_batches == slots - 2
-    fields = Rows(80).fields(4)[1:]
-    nbytes = batch_bytes(fields, 8)
-    fixed = RowBuffers(np.zeros(BLOCK_HEADER_BYTES + slots * nbytes, np.uint8), nbytes, slots)
-    batches = planned(PLAN)
-
-    def make():
-        slot = fixed.acquire()
-        assert slot is not None, "the workers have run out of slots"
-        batch = next(batches)
-        fixed.view(slot, fields, 8)[0][...] = batch.samples
-        return InFlightBatch(batch.step, batch, slot, fields)
-
-    return fixed, HostTransfer(fixed, None), make
-
-
-@pytest.mark.parametrize("max_user_batches", [1, 2, 3])
-@pytest.mark.parametrize("setup", [whole_batches, batches_of_rows])
-def test_held_batches_use_all_spare_slots_and_no_more(setup, max_user_batches):
-    slots, transfer, make = setup(max_user_batches + 2, max_user_batches)
-    kept = []
-    for k in range(10):
-        in_flight = make()
-        transfer.send(in_flight)
-        kept.append((in_flight.batch.samples, transfer.receive()))
-        assert slots.num_exported == min(k + 1, max_user_batches)
-    for samples, made in kept:
-        labels = made if isinstance(made, torch.Tensor) else made[0]
-        assert labels.tolist() == samples.tolist()
-    del made, labels
-    kept.clear()
-    assert slots.num_exported == 0
+@pytest.mark.parametrize(
+    ("dataset", "options", "spare"),
+    [
+        (Made(80, lambda index: torch.full((5000,), index)), {}, 2),
+        (Rows(80), {"image_size": 4, "prefetch": 2}, 1),
+        (Rows(80), {"image_size": 4, "prefetch": 4}, 3),
+    ],
+)
+def test_held_batches_use_all_spare_slots_and_no_more(dataset, options, spare):
+    with DataLoader(dataset, 8, num_workers=1, shuffle=False, **options) as loader:
+        kept, exported = [], []
+        for batch in loader:
+            kept.append(batch)
+            slots = loader._runtime.stream.engine.feed.slots
+            exported.append(slots.num_exported)
+        assert exported == [min(held, spare) for held in range(1, 11)]
+        for step, made in enumerate(kept):
+            labels = made[:, 0] if isinstance(made, torch.Tensor) else made[1]
+            assert labels.tolist() == list(range(8 * step, 8 * step + 8))
+        del batch, made, labels
+        kept.clear()
+        assert slots.num_exported == 0
 
 
 def test_an_address_is_in_allocated_memory_only_before_its_end():

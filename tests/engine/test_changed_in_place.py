@@ -312,25 +312,22 @@ def folder(root):
     return data
 
 
-FORMS = {
-    "folder": lambda data: data,
-    "subset": lambda data: Subset(data, range(MANY - 200, MANY)),
-    "concatenated": lambda data: ConcatDataset([Subset(data, [0]), Subset(data, [MANY - 1])]),
-}
-
-
 @pytest.mark.parametrize(
     ("form", "options"),
     [
-        ("folder", {}),
-        ("folder", {"collate_fn": list}),
-        ("subset", {"seed": 0}),
-        ("concatenated", {"schedule": "8x9"}),
+        (lambda data: data, {}),
+        (lambda data: data, {"collate_fn": list}),
+        (lambda data: Subset(data, range(MANY - 200, MANY)), {"seed": 0}),
+        (
+            lambda data: ConcatDataset([Subset(data, [0]), Subset(data, [MANY - 1])]),
+            {"schedule": "8x9"},
+        ),
     ],
+    ids=["folder", "samples", "subset", "concatenated"],
 )
 def test_changed_labels_of_folder_are_used_in_next_epoch(root, form, options):
     data = folder(root)
-    with DataLoader(FORMS[form](data), 100, num_workers=1, **options) as loader:
+    with DataLoader(form(data), 100, num_workers=1, **options) as loader:
         for label in (0, 3):
             data.samples[MANY - 1] = (data.samples[MANY - 1][0], label)
             labels = set()

@@ -208,7 +208,7 @@ def test_unpicklable_result_is_named_with_hint(make, where, kind, on_error):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_too_large_length_is_named(workers):
-    loader = DataLoader(Promising(6), 4, num_workers=workers)
+    loader = DataLoader(Made(8, range(6).__getitem__), 4, num_workers=workers)
     with loader, pytest.raises(IndexError) as caught:
         list(loader)
     said = str(caught.value) + "".join(getattr(caught.value, "__notes__", ()))
@@ -269,14 +269,6 @@ def test_skipped_sample_keeps_no_object_alive():
         assert [ref() for ref in alive] == [None] * 3
     finally:
         gc.enable()
-
-
-class Promising(Drawing):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return list(range(self.length))[index]
 
 
 def test_samples_that_cannot_be_collated_are_named():

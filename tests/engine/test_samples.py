@@ -1,5 +1,7 @@
 """Samples at the requested size and strength: rejected if unused, or made like rows."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -15,14 +17,6 @@ from sets import Drawing, Made, Sized, plain
 from torchvision_folder import write_images
 
 WEAK = [Phase(image_size=8, epochs=1, strength=0.5)]
-
-
-def collate_at_size(samples):
-    return feedline.image_size(), len(samples)
-
-
-def collate_at_strength(samples):
-    return feedline.augmentation_strength()
 
 
 class Weakened(Sized):
@@ -53,8 +47,8 @@ def test_unused_size_raises(data, workers, options):
 def test_size_can_be_requested_by_sample_or_collate_fn():
     some = Made(8, lambda index: feedline.image_size() if index % 4 == 0 else 8)
     assert len(list(DataLoader(some, 4, image_size=8))) == 2
-    made = DataLoader(Drawing(), 4, image_size=8, collate_fn=collate_at_size)
-    assert next(iter(made)) == (8, 4)
+    made = DataLoader(Drawing(), 4, image_size=8, collate_fn=lambda _: feedline.image_size())
+    assert next(iter(made)) == 8
     assert len(list(DataLoader(Drawing(), 4))) == 6
 
 
@@ -70,7 +64,7 @@ def test_unused_strength_raises(workers):
 def test_the_strength_reaches_the_dataset_and_collate_fn(workers):
     with DataLoader(Weakened(), 4, seed=1, schedule=WEAK, num_workers=workers) as loader:
         assert next(iter(loader))[1].tolist() == [0.5] * 4
-    options = {"schedule": WEAK, "collate_fn": collate_at_strength}
+    options = {"schedule": WEAK, "collate_fn": lambda _: feedline.augmentation_strength()}
     with DataLoader(Sized(), 4, seed=1, num_workers=workers, **options) as loader:
         assert next(iter(loader)) == 0.5
 
@@ -83,10 +77,6 @@ def folder(tmp_path):
     steps = [transforms.RandomResizedCrop(24), transforms.RandomHorizontalFlip()]
     transform = transforms.Compose([*steps, transforms.ToTensor()])
     return ImageFolder(write_images(tmp_path), transform)
-
-
-def collate(samples):
-    return default_collate(samples)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -102,7 +92,10 @@ def collate(samples):
 )
 def test_samples_have_the_pixels_of_rows(folder, options, workers):
     batches = []
-    for collate_fn, engine in (None, "image-row engine"), (collate, "sample engine"):
+    for collate_fn, engine in (
+        (None, "image-row engine"),
+        (partial(default_collate), "sample engine"),
+    ):
         torch.manual_seed(1)
         with DataLoader(folder, 5, collate_fn=collate_fn, num_workers=workers, **options) as loader:
             assert engine in loader.explain()

@@ -243,13 +243,15 @@ import json
 import sys
 
 import package.first
-assert "torch" not in sys.modules
-print(json.dumps([sys.argv, __file__, __name__, sys.path, package.first.__file__]))
+flags = [repr(sys.flags), sys.warnoptions, sys._xoptions, sys.stdout.write_through]
+loaded = "torch" in sys.modules
+facts = [sys.argv, __file__, __name__, sys.path, package.first.__file__, flags, loaded]
+print(json.dumps(facts))
 """
 
 
 @pytest.mark.parametrize("as_module", [False, True])
-def test_arguments_and_search_path_are_those_of_python(as_module, tmp_path):
+def test_arguments_options_and_search_path_are_those_of_python(as_module, tmp_path):
     package = tmp_path / "package"
     package.mkdir()
     for name in ("__init__.py", "first.py"):
@@ -257,27 +259,15 @@ def test_arguments_and_search_path_are_those_of_python(as_module, tmp_path):
     path = script(package if as_module else tmp_path, FACTS)
     target = ["-m", "package.script"] if as_module else [path.name]
     arguments = [*target, "--watch", "-m", "--", "a b"]
-    plain = run([sys.executable, *arguments], tmp_path)
-    own = run([*FEEDLINE, "--run", "here", *arguments], tmp_path)
+    options = ["-O", "-B", "-u", "-X", "utf8=0", "-W", "ignore::UserWarning"]
+    plain = run([sys.executable, *options, *arguments], tmp_path)
+    own = run([sys.executable, *options, *FEEDLINE[1:], "--run", "here", *arguments], tmp_path)
     assert plain.returncode == own.returncode == 0, own.stderr
     assert json.loads(own.stdout) == json.loads(plain.stdout)
-    assert json.loads(own.stdout)[0][1:] == arguments[len(target) :]
-
-
-OPTIONS = """
-import sys
-
-print(sys.flags, sys.warnoptions, sys._xoptions, sys.stdout.write_through)
-"""
-
-
-def test_options_of_python_reach_the_program(tmp_path):
-    path = script(tmp_path, OPTIONS)
-    options = ["-O", "-B", "-u", "-X", "utf8=0", "-W", "ignore::UserWarning"]
-    plain = run([sys.executable, *options, path], tmp_path)
-    own = run([sys.executable, *options, *FEEDLINE[1:], path], tmp_path)
-    assert "optimize=1" in plain.stdout
-    assert own.stdout == plain.stdout, own.stderr
+    argv, *_, flags, loads_torch = json.loads(own.stdout)
+    assert argv[1:] == arguments[len(target) :]
+    assert "optimize=1" in flags[0]
+    assert not loads_torch
 
 
 def test_the_sitecustomize_of_the_user_runs(tmp_path):
