@@ -203,7 +203,8 @@ def test_keys_of_any_kind_find_their_rows_or_are_named(folder, workers):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_empty_batch_raises_torch_error(workers):
-    with loader(Sized(Fill(4)), batch_size=1, batch_sampler=[[0], None]) as made:
+    options = {"batch_size": 1, "batch_sampler": [[0], None], "num_workers": workers}
+    with loader(Sized(Fill(4)), **options) as made:
         epoch = iter(made)
         next(epoch)
         with pytest.raises(TypeError, match="NoneType"):

@@ -203,21 +203,15 @@ def test_persistent_workers_change_no_draws(own_generator):
     same_everywhere(loader, seed=False)
 
 
-def test_worker_init_fn_finds_the_seeds_that_torch_gives():
-    seen = []
-    for kind in (TorchDataLoader, DataLoader):
-        options = {"num_workers": 2, "worker_init_fn": keep_seeds}
-        loader = kind(Seeds(), 1, generator=torch.Generator().manual_seed(0), **options)
-        seen.append([plain(loader) for _ in range(2)])
-    assert seen[0] == seen[1]
-
-
-def test_an_iterable_datasets_workers_keep_the_streams_that_worker_init_fn_seeds():
+@pytest.mark.parametrize(("dataset", "init"), [(Seeds(), keep_seeds), (Streamed(), seed_worker)])
+def test_worker_init_fn_finds_the_seeds_that_torch_gives_and_its_own_apply_to_streams(
+    dataset, init
+):
     seen = []
     for kind in (TorchDataLoader, DataLoader, DataLoader):
-        options = {"num_workers": 2, "worker_init_fn": seed_worker}
-        loader = kind(Streamed(), 1, generator=torch.Generator().manual_seed(0), **options)
-        seen.append(plain(loader))
+        options = {"num_workers": 2, "worker_init_fn": init}
+        loader = kind(dataset, 1, generator=torch.Generator().manual_seed(0), **options)
+        seen.append([plain(loader) for _ in range(2)])
     assert seen[0] == seen[1] == seen[2]
 
 

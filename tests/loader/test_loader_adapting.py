@@ -5,11 +5,11 @@ import logging
 import pickle
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from feedline import DataLoader, ImageArray, TrainCrop
 from feedline.engine import defaults
@@ -17,23 +17,19 @@ from feedline.errors import UsageError
 from feedline.loader import adaptation
 from feedline.throughput.controller import SettingChange
 from feedline.throughput.thresholds import THRESHOLDS
-from sets import Counting
+from sets import Counting, Made
 
 _MOST = 5000  # batches: many more than these tests need
 
 
-class Numbers(Dataset[torch.Tensor]):
-    """Each sample is waited for, as if it came from a server."""
+def waited_for(seconds, number):
+    """A sample that is waited for, as if it came from a server."""
+    time.sleep(seconds)
+    return torch.tensor([number])
 
-    def __init__(self, length, seconds=0.0):
-        self.length, self.seconds = length, seconds
 
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, number):
-        time.sleep(self.seconds(number) if callable(self.seconds) else self.seconds)
-        return torch.tensor([number])
+def numbers(length, seconds=0.0):
+    return Made(length, partial(waited_for, seconds))
 
 
 class Script:
@@ -92,7 +88,7 @@ def read(loader, passes=1):
 
 
 def test_steps_that_wait_get_more_workers():
-    with DataLoader(Numbers(4 * _MOST, 0.01), 4, num_workers=1, shuffle=True, seed=1) as loader:
+    with DataLoader(numbers(4 * _MOST, 0.01), 4, num_workers=1, shuffle=True, seed=1) as loader:
         loader.adapts = True
         seen = []
         for batch in itertools.islice(loader, _MOST):
@@ -103,10 +99,10 @@ def test_steps_that_wait_get_more_workers():
         first = loader.adaptations[0]
         assert (first.kind, first.before) == ("grow", 1)
         assert "steps wait" in first.reason
-        numbers = torch.cat(seen).flatten().tolist()
+        found = torch.cat(seen).flatten().tolist()
     with DataLoader(range(4 * _MOST), 4, shuffle=True, seed=1) as plain:
         expected = itertools.islice(plain, len(seen))
-        assert numbers == torch.cat(list(expected)).tolist()
+        assert found == torch.cat(list(expected)).tolist()
 
 
 EVEN = {
@@ -118,7 +114,7 @@ EVEN = {
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("kind", EVEN)
 def test_batches_are_equal_for_any_decisions(kind):
-    data = images(1024) if kind == "rows" else Numbers(1024)
+    data = images(1024) if kind == "rows" else numbers(1024)
     options = {"shuffle": True, "seed": 3}
     options |= {"image_size": 16} if kind == "rows" else {}
     with DataLoader(data, 8, **options) as still:
@@ -152,7 +148,7 @@ def test_batches_are_equal_for_any_decisions(kind):
 
 @pytest.mark.usefixtures("often")
 def test_findings_survive_other_workers_but_not_copies():
-    with DataLoader(Numbers(256), 8, num_workers=1) as loader:
+    with DataLoader(numbers(256), 8, num_workers=1) as loader:
         scripted(loader, ("prefetch", 12))
         assert sum(1 for _ in read(loader)) == 32
         assert not loader.worker_pids  # they ended with the epoch
@@ -169,7 +165,7 @@ def test_findings_survive_other_workers_but_not_copies():
 
 @pytest.mark.usefixtures("often")
 def test_time_while_adapting_was_off_is_not_in_window():
-    with DataLoader(Numbers(256), 8, num_workers=1, shuffle=True, seed=3) as loader:
+    with DataLoader(numbers(256), 8, num_workers=1, shuffle=True, seed=3) as loader:
         script = scripted(loader)
         assert sum(1 for _ in read(loader)) == 32
         loader.adapts = False
@@ -185,7 +181,7 @@ def test_time_while_adapting_was_off_is_not_in_window():
 def test_memory_suffices_for_additional_workers(monkeypatch):
     monkeypatch.setattr(defaults, "available_memory_bytes", lambda: 1 << 30)
     monkeypatch.setattr(defaults, "WORKER_BYTES", 0)
-    with DataLoader(Numbers(256), 8, num_workers=1, prefetch_factor=4) as loader:
+    with DataLoader(numbers(256), 8, num_workers=1, prefetch_factor=4) as loader:
         script = scripted(loader)
         for _ in read(loader):
             if script.limits is not None:

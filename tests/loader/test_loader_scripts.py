@@ -34,20 +34,13 @@ print("fine")
 
 
 UNGUARDED_MODULE = """
-import feedline
-from sets import Kept
-
-list(feedline.DataLoader(Kept(0), 4, num_workers=2, start_method="forkserver"))
-print("fine")
-"""
-
-UNGUARDED_PROCESS = """
 import multiprocessing
 import feedline
 from sets import Kept
 
-multiprocessing.get_context("spawn").Process(target=print).start()
+{started}
 list(feedline.DataLoader(Kept(0), 4, num_workers=2, start_method="forkserver"))
+print("fine")
 """
 
 TOP_LEVEL = """
@@ -209,9 +202,11 @@ def test_a_script_whose_workers_run_no_code_of_the_user_needs_no_guard(jpeg_fold
     assert outcome(UNGUARDED.format(root=str(jpeg_folder)), tmp_path) == ("fine", "")
 
 
-@pytest.mark.parametrize("text", [UNGUARDED_MODULE, *slow(UNGUARDED_PROCESS)])
-def test_script_without_guard_raises_with_hint(text, tmp_path):
-    output, errors = outcome(text, tmp_path)
+@pytest.mark.parametrize(
+    "started", ["", *slow('multiprocessing.get_context("spawn").Process(target=print).start()')]
+)
+def test_script_without_guard_raises_with_hint(started, tmp_path):
+    output, errors = outcome(UNGUARDED_MODULE.format(started=started), tmp_path)
     assert "fine" not in output
     assert re.search("if __name__ == ['\"]__main__['\"]", errors)
     assert "StartError" in errors
