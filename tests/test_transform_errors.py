@@ -97,16 +97,13 @@ def test_skip_warns_once_of_a_failing_transform(jpeg_folder, name, workers, erro
         assert 0 < len(loader.skipped) < 24
 
 
-class Overlay:
-    """A step that opens another image, which is missing."""
-
-    def __call__(self, image):
-        return Image.blend(image, Image.open("no such overlay.png"), 0.5)
+def overlay(image):
+    return Image.blend(image, Image.open("no such overlay.png"), 0.5)
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_file_that_a_transform_misses_is_not_the_sample(jpeg_folder, name):
-    with DataLoader(MAKERS[name](jpeg_folder, Overlay()), 1, on_error="skip") as loader:
+    with DataLoader(MAKERS[name](jpeg_folder, overlay), 1, on_error="skip") as loader:
         with pytest.warns(RuntimeWarning) as warned:
             assert list(loader) == []
         assert "overlay.png" in str(warned[0].message)
@@ -133,11 +130,10 @@ def read_or_none(path):
         return None
 
 
-class ReadStep:
-    def __call__(self, path):
-        if path.read_bytes()[:2] != b"\xff\xd8":
-            raise ValueError("no JPEG")
-        return Image.open(path).convert("RGB")
+def read_step(path):
+    if path.read_bytes()[:2] != b"\xff\xd8":
+        raise ValueError("no JPEG")
+    return Image.open(path).convert("RGB")
 
 
 class OwnReader(Own):
@@ -151,7 +147,7 @@ class OwnReader(Own):
 
 READERS = {
     "attribute": lambda root: OwnReader(root, lambda path: [read_or_none(path).size]),
-    "step": lambda root: OwnReader(root, v2.Compose([ReadStep(), v2.ToImage()])),
+    "step": lambda root: OwnReader(root, v2.Compose([read_step, v2.ToImage()])),
     "loader": lambda root: datasets.ImageFolder(root, v2.ToImage(), loader=read_or_none),
     "v1 loader": lambda root: datasets.ImageFolder(root, ToTensor(), loader=read_or_none),
 }
@@ -170,14 +166,6 @@ def test_broken_file_is_not_called_fine_if_own_code_reads_it(tmp_path, name, wor
         assert "the file is fine" not in told(caught.value)
 
 
-class Refuse:
-    def __init__(self, error):
-        self.error = error
-
-    def __call__(self, image):
-        raise self.error("refused")
-
-
 @pytest.mark.parametrize(
     ("error", "sample", "is_fine"),
     [
@@ -192,7 +180,10 @@ class Refuse:
     ],
 )
 def test_transform_of_a_decoded_image_shows_that_its_file_is_fine(error, sample, is_fine):
-    steps = v2.Compose([Refuse(error)])
+    def refuse(image):
+        raise error("refused")
+
+    steps = v2.Compose([refuse])
     with DataLoader(Made(1, lambda _: steps(sample))) as loader:
         with pytest.raises(error) as caught:
             list(loader)

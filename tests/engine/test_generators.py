@@ -75,12 +75,11 @@ def by_name():
 class Photos(Dataset[Any]):
     """A sample is its index, transformed."""
 
-    def __init__(self, transform, rows=ROWS):
+    def __init__(self, transform):
         self.transform = transform
-        self.rows = rows
 
     def __len__(self):
-        return self.rows
+        return ROWS
 
     def __getitem__(self, index):
         return self.transform(index)
@@ -304,22 +303,14 @@ def test_search_for_generators_runs_no_user_code():
     for _ in range(20):
         deep = [deep]
     assert find_generators(deep) == []
-    assert (
-        len(find_generators([[deep, [random.Random(k) for k in range(1000)]] for _ in range(15)]))
-        < 10_001
-    )
+    many = [[deep, [random.Random(k) for k in range(1000)]] for _ in range(15)]
+    assert len(find_generators(many)) < 10_001
 
 
 def test_all_draws_are_determined_by_seed():
     state = np.random.RandomState(0)
-    generators = [
-        state,
-        np.random.default_rng(0),
-        *map(
-            np.random.Generator,
-            (np.random.PCG64DXSM(0), np.random.Philox(0), np.random.SFC64(0)),
-        ),
-    ]
+    kinds = np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64
+    generators = [state, *(np.random.Generator(kind(0)) for kind in kinds)]
     found = find_generators(generators)
     assert len(found) == len(generators)
     seen = []

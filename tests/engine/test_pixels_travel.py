@@ -26,28 +26,21 @@ def root(tmp_path_factory):
     return write_images(tmp_path_factory.mktemp("pixels-travel"))
 
 
-class Prompt(ModelDevice):
-    """A device that does its copies at once: values are made of them by torch itself."""
-
-    def copy(self, tensor):
-        made = super().copy(tensor)
-        self.synchronize()
-        return made
-
-    def record_stream(self, tensor, stream):
-        """Nothing is used again before its time."""
-
-
 @pytest.fixture
 def sent(monkeypatch):
     """dtypes of the images that are transferred to a simulated device, which replaces "cuda"."""
     seen = []
 
-    class Watched(Prompt):
+    class Watched(ModelDevice):
         def copy(self, tensor):
             if tensor.ndim == 4:
                 seen.append(tensor.dtype)
-            return super().copy(tensor)
+            made = super().copy(tensor)
+            self.synchronize()  # values are made of it by torch itself
+            return made
+
+        def record_stream(self, tensor, stream):
+            """Nothing is used again before its time."""
 
     there = torch.device("cuda", 0)
     monkeypatch.setattr("feedline.loader.options.resolve_device", lambda device: there)
