@@ -118,8 +118,8 @@ def test_any_dataset_can_be_read_in_windows_and_frameworks_see_a_sampler_that_sh
     sampler = rows.sampler
     assert isinstance(sampler, DistributedSampler)
     assert sampler.shuffle is True
-    labels = [labels.tolist() for _, labels in rows]
-    assert list(sampler) == [label for part in labels for label in part]
+    order, labels = list(sampler), [labels.tolist() for _, labels in rows]
+    assert order == [label for part in labels for label in part]
     with DataLoader(torch.arange(1100), 128, num_workers=1, **options) as made:
         assert [batch.tolist() for batch in made] == labels
 
