@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
-from feeds import feed_on, order_of, planned, slot_bytes, take, working
+from contextlib import contextmanager
+from itertools import islice
+from math import inf
 
+from feedline.engine.buffers import RowBuffers, batch_bytes
 from feedline.engine.defaults import LiveSettings
+from feedline.engine.feed import Feed
 from feedline.engine.messages import Task
 from feedline.engine.pool import InProcessPool, WorkerDeath
+from feedline.engine.tasks import RowTasks
+from feedline.loader.position import PlannedPosition
+from feedline.order.sample_order import Order
+from feedline.order.schedule import Schedule
 from row_sources import Rows
 
 SOURCE = Rows(150)
+
+
+@contextmanager
+def working(source, batch_size, *, slots=4, pool=InProcessPool):
+    """A feed of shuffled batches in this process."""
+    slot_bytes = batch_bytes(source.fields(4), batch_size)
+    pool = pool(source, slots * slot_bytes)
+    buffers = RowBuffers(pool.block, slot_bytes, slots)
+    feed = Feed(RowTasks(buffers, source.fields), pool, LiveSettings(workers=0), timeout_s=inf)
+    try:
+        yield feed
+    finally:
+        feed.close()
+
+
+def planned(source, batch_size):
+    order = Order(length=len(source), schedule=Schedule.parse("4x1"), batch_size=batch_size, seed=3)
+    return PlannedPosition(order, endless=False).upcoming()
+
+
+def take(feed, batches=None):
+    """Receive the next batches; all remaining ones by default."""
+    for in_flight in islice(iter(feed.next_batch, None), batches):
+        assert not in_flight.failures
+        feed.slots.release(in_flight.slot)
 
 
 def free_slots(feed):
@@ -23,17 +56,17 @@ def free_slots(feed):
 
 
 def test_prefetched_batches_do_not_exceed_request_or_slots():
-    with working(SOURCE, 5, slots=4, workers=0) as feed:
+    with working(SOURCE, 5) as feed:
         feed.apply(LiveSettings(workers=0, prefetch=2))
-        feed.start(planned(order_of(SOURCE, 5)))
+        feed.start(planned(SOURCE, 5))
         assert free_slots(feed) == 2
-        take(feed, SOURCE, 3)
+        take(feed, 3)
         assert free_slots(feed) == 2
         feed.apply(LiveSettings(workers=0, prefetch=3))
         assert free_slots(feed) == 1
         feed.apply(LiveSettings(workers=0, prefetch=1))
         assert free_slots(feed) == 1  # batches under way are finished
-        take(feed, SOURCE, 2)
+        take(feed, 2)
         assert free_slots(feed) == 3
         feed.apply(LiveSettings(workers=0, prefetch=100))
         assert free_slots(feed) == 0
@@ -45,12 +78,12 @@ def test_a_shorter_task_time_makes_more_tasks():
     def tasks(feed):
         return sum(spent.tasks for spent in feed.stage_timings().values())
 
-    with working(Rows(96), 16, slots=1, workers=0) as feed:
-        feed.start(planned(order_of(Rows(96), 16)))
-        take(feed, SOURCE, 3)
+    with working(Rows(96), 16, slots=1) as feed:
+        feed.start(planned(Rows(96), 16))
+        take(feed, 3)
         assert tasks(feed) == 3
         feed.apply(LiveSettings(workers=0, task_ns=1))
-        take(feed, SOURCE)
+        take(feed)
         assert tasks(feed) == 3 + 3 * 16
 
 
@@ -68,13 +101,12 @@ class Noting(Rows):
 
 def test_the_oldest_batch_is_made_first_after_a_change():
     source = Noting(60)
-    order = order_of(source, 6)
-    with working(source, 6, slots=4, workers=0) as feed:
-        feed.start(planned(order))
-        take(feed, source, 1)
+    with working(source, 6) as feed:
+        feed.start(planned(source, 6))
+        take(feed, 1)
         feed.apply(LiveSettings(workers=0, task_ns=1))
-        take(feed, source)
-    assert source.made == [int(sample) for batch in planned(order) for sample in batch.samples]
+        take(feed)
+    assert source.made == [int(k) for batch in planned(source, 6) for k in batch.samples]
 
 
 class LosingPool(InProcessPool):
@@ -96,13 +128,10 @@ class LosingPool(InProcessPool):
 
 def test_a_lost_task_is_repeated_before_those_of_later_batches():
     source = Noting(60)
-    order = order_of(source, 6)
-    pool = LosingPool(source, 4 * slot_bytes(source, 6))
-    feed = feed_on(pool, source, 6, slots=4, workers=0)
-    feed.start(planned(order))
-    take(feed, source)
-    feed.close()
-    assert source.made == [int(sample) for batch in planned(order) for sample in batch.samples]
+    with working(source, 6, pool=LosingPool) as feed:
+        feed.start(planned(source, 6))
+        take(feed)
+    assert source.made == [int(k) for batch in planned(source, 6) for k in batch.samples]
 
 
 def test_there_are_never_more_batches_under_way_than_slots():

@@ -14,9 +14,7 @@ import psutil
 import pytest
 import torch
 from faulty import Deadly, Steady
-from feeds import expected, feed_on, order_of, planned, slot_bytes, take
 
-from feedline.engine.start_pool import start_pool
 from feedline.loader import DataLoader
 from loader_reading import planned_epoch, read
 from processes import eventually, newcomers, own_family
@@ -257,28 +255,24 @@ class TestWorkersOfOneEpoch:
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
 @pytest.mark.parametrize(
-    ("method", "is_for_epoch"),
+    ("method", "ends_with_epoch"),
     [("spawn", False), ("forkserver", False), ("fork", False), ("fork", True)],
 )
-def test_the_task_of_a_worker_that_the_pool_kills_is_repeated(method, is_for_epoch, tmp_path):
-    order = order_of(Steady(96), 6)
-    first = int(order.batch(0, 0).samples[0])
+def test_the_task_of_a_worker_that_the_pool_kills_is_repeated(method, ends_with_epoch, tmp_path):
+    options = {"image_size": 4, "shuffle": True, "seed": 3}
+    first = int(DataLoader(Steady(96), 6, num_workers=0, **options).order.batch(0, 0).samples[0])
+    options |= {"worker_init_fn": abs} if ends_with_epoch else {"persistent_workers": True}
+    options["start_method"] = method
     source = Deadly({first: "hang"}, tmp_path)
-    pool = start_pool(
-        source,
-        slots_bytes=4 * slot_bytes(source, 6),
-        workers=2,
-        method=method,
-        is_for_epoch=is_for_epoch,
-    )
-    with contextlib.closing(feed_on(pool, source, 6, slots=4, workers=2)) as feed:
-        feed.start(planned(order))
+    with DataLoader(source, 6, num_workers=2, **options) as loader:
+        batches = iter(loader)
+        pool = loader._runtime.stream.engine.feed._pool
         assert eventually((tmp_path / str(first)).exists)
         assert eventually(lambda: len(pool.busy()) == 1)
         (worker_id,) = pool.busy()
         pool.kill(worker_id, "it was stuck")
-        assert take(feed, source) == expected(Steady(96), order)
-        assert feed.deaths == ["it was stuck"]
+        assert read(batches) == planned_epoch(loader, 0)
+        assert loader.worker_deaths == ["it was stuck"]
 
 
 @contextlib.contextmanager
