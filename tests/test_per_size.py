@@ -56,8 +56,6 @@ def two_views(size):
 
 
 class Shifted:
-    """A user-defined transform."""
-
     def __call__(self, image):
         return image + feedline.image_size()
 
@@ -262,8 +260,6 @@ def test_function_not_recognised_at_all_sizes_runs_unchanged(root, make, why, sh
 
 
 class Photos(Dataset[Any]):
-    """A user-defined dataset."""
-
     def __init__(self, transform):
         self.transform = transform
 
@@ -292,7 +288,6 @@ def test_user_defined_dataset_uses_sample_engine():
 
 
 def opened(path):
-    """A user-defined image loader."""
     return Image.open(path).convert("RGB")
 
 

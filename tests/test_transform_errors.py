@@ -45,8 +45,6 @@ def pipeline(step):
 
 
 class Opaque:
-    """A transform that is not compiled."""
-
     def __init__(self, steps):
         self.steps = steps
 

@@ -65,8 +65,6 @@ def brighten(image):
 
 
 class Preset:
-    """The user's own class around a pipeline."""
-
     def __init__(self, pipeline):
         self.pipeline = pipeline
 

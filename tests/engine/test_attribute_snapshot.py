@@ -61,8 +61,6 @@ def test_another_part_or_key_differs():
 
 
 class Views:
-    """A user-defined transform."""
-
     def __init__(self, transform, number):
         self.transform, self.number = transform, number
 

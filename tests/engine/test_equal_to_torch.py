@@ -184,8 +184,6 @@ def test_distributed_epochs(workers):
 
 
 class Together(Made):
-    """Fetches a batch at once."""
-
     def __getitems__(self, keys):
         return [f"{type(keys).__name__} {key!r}" for key in keys]
 

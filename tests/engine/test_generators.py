@@ -27,8 +27,6 @@ BATCH = 3
 
 
 class Jitter:
-    """A transform with its own generator."""
-
     def __init__(self):
         self.rng = np.random.default_rng(0)
 

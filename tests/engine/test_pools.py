@@ -58,8 +58,6 @@ def rows(request):
 
 
 class PoolTests:
-    """Tests of a pool."""
-
     options: ClassVar[dict[str, Any]] = {}
 
     def loader(self, dataset, **options):

@@ -49,8 +49,6 @@ class Seeds(Dataset[Any]):
 
 
 class Streamed(IterableDataset[Any]):
-    """Returns some draws of its worker's stream."""
-
     def __iter__(self):
         yield from ((float(np.random.rand()), random.random()) for _ in range(3))
 
@@ -69,7 +67,6 @@ def seed_worker(worker):
 
 
 def seed_as_lightning(worker):
-    """Like `pl_worker_init_function`."""
     sequence = np.random.SeedSequence([torch.initial_seed() - worker, worker, 0])
     np.random.seed(sequence.generate_state(4))
     torch_sequence, python_sequence = sequence.spawn(2)
@@ -79,7 +76,6 @@ def seed_as_lightning(worker):
 
 
 def seed_numpy(worker):
-    """Seed numpy with a constant."""
     np.random.seed(40 + worker)
 
 
@@ -90,7 +86,6 @@ def make_generator(worker):
 
 
 def plain(batches):
-    """Batches as lists."""
     return [[part.tolist() for part in batch] for batch in batches]
 
 

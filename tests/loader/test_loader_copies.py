@@ -23,8 +23,6 @@ COPIES = [copy.copy, copy.deepcopy, through_pickle]
 
 
 class Named(DataLoader[Any]):
-    """A subclass with its own constructor and attributes."""
-
     def __init__(self, name, **options):
         self.name = name
         super().__init__(list(range(12)), 4, **options)

@@ -41,7 +41,6 @@ def whole(workers, **options):
 
 
 def change(loader, chance):
-    """Change something, in some way or other."""
     backend = loader._runtime.stream.engine
     changes = [("num_workers", [1, 2, 3])] if loader.num_workers else []
     if isinstance(loader.dataset, Rows):

@@ -165,7 +165,6 @@ def test_decoding_follows_settings_of_the_source(tmp_path):
 
 
 def steps_before():
-    """A transform that is not recognised."""
     return v1.Compose([v1.ColorJitter(0.4), v1.RandomCrop(24), v1.ToTensor()])
 
 
@@ -342,8 +341,6 @@ def test_a_worker_init_fn_sees_the_subset(jpeg_folder):
 
 
 class Named(ImageFolder):
-    """A user-defined source with unknown behaviour."""
-
     def name(self, sample):
         return f"mine {super().name(sample)}"
 

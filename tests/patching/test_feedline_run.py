@@ -72,14 +72,12 @@ def run(command, folder, environment=None):
 
 
 def script(folder, text, name="script.py"):
-    """Write a script."""
     path = folder / name
     path.write_text(text)
     return path
 
 
 def summary_of(result):
-    """Lines of the summary."""
     lines = result.stderr.splitlines()
     starts = [k for k, line in enumerate(lines) if line.startswith("feedline run:")]
     assert len(starts) == 1, result.stderr

@@ -37,8 +37,6 @@ def generator(seed):
 
 
 class Batches:
-    """A batch sampler whose batches come from a function."""
-
     def __init__(self, length, draw):
         self.length, self.draw = length, draw
 
@@ -67,8 +65,6 @@ def batch_by_batch(samples=23):
 
 
 class ShuffledBatches(BatchSampler):
-    """Draws the order of its batches from torch's random state."""
-
     def __iter__(self):
         batches = list(super().__iter__())
         return (batches[k] for k in torch.randperm(len(batches)).tolist())
@@ -374,8 +370,6 @@ def test_a_rejected_state_leaves_sampler_and_generator_unchanged(make):
 
 
 class Turning(RandomSampler):
-    """Shuffles, and rotates the result by its epoch."""
-
     epoch = 0
 
     def set_epoch(self, epoch):
