@@ -22,14 +22,16 @@ LIMIT_S = 3.5
 
 
 class Workers:
-    """Workers as seen by `HangDetector`, with tasks set by hand."""
+    """Workers as seen by their `HangDetector`, with tasks set by hand."""
 
-    def __init__(self):
-        self.rows = {}
-        self.ready = set()
-        self.reading = set()
-        self.killed = []
+    def __init__(self, rows, ready, reading=(), limit_s=LIMIT_S):
+        self.rows, self.ready, self.reading, self.killed = rows, ready, reading, []
         self.pids = {0: 1, 1: 2}
+        self.detector = HangDetector(self, limit_s, self.locate_row)
+
+    def locate_row(self, task_id, row):
+        """Each task is a row of one batch, by its id."""
+        return RowLocation(0, task_id % 100, task_id, f"sample {task_id}")
 
     def busy(self):
         return self.rows
@@ -43,41 +45,28 @@ class Workers:
     def kill(self, worker_id, why):
         self.killed.append(worker_id)
 
-
-def patience_on(workers, limit_s=LIMIT_S):
-    """Each task is a row of one batch, by its id."""
-
-    def locate_row(task_id, row):
-        return RowLocation(0, task_id % 100, task_id, f"sample {task_id}")
-
-    return HangDetector(workers, limit_s, locate_row)
-
-
-def check(patience, seconds=6):
-    for _ in range(seconds):
-        patience.record_wait(1.0)
+    def wait(self, seconds=6):
+        for _ in range(seconds):
+            self.detector.record_wait(1.0)
 
 
 def test_single_stuck_worker_is_replaced_when_others_are_idle():
-    workers = Workers()
-    patience = patience_on(workers)
-    workers.rows, workers.ready = {0: CurrentRow(7, 0, since_ns=10)}, {1}
-    patience.record_finished_task(1, 20)
-    check(patience)
+    workers = Workers({0: CurrentRow(7, 0, since_ns=10)}, {1})
+    workers.detector.record_finished_task(1, 20)
+    workers.wait()
     assert workers.killed == [0]
     # Again, on another worker, with no other task left.
     workers.rows, workers.ready = {1: CurrentRow(107, 0, since_ns=30)}, {0}
-    check(patience)
+    workers.wait()
     assert workers.killed == [0, 1]
 
 
 def test_workers_that_are_all_stuck_cause_one_warning(caplog):
-    workers = Workers()
-    patience = patience_on(workers)
-    workers.rows = {0: CurrentRow(7, 0, since_ns=10), 1: CurrentRow(8, 0, since_ns=15)}
-    patience.record_finished_task(1, 12)
+    rows = {0: CurrentRow(7, 0, since_ns=10), 1: CurrentRow(8, 0, since_ns=15)}
+    workers = Workers(rows, set())
+    workers.detector.record_finished_task(1, 12)
     with caplog.at_level(logging.WARNING, "feedline"):
-        check(patience, 100)
+        workers.wait(100)
     assert workers.killed == []
     assert len(caplog.records) == 1
     assert "sample 7" in caplog.text
@@ -97,42 +86,34 @@ def test_workers_that_are_all_stuck_cause_one_warning(caplog):
 def test_a_worker_is_replaced_only_if_it_is_known_to_be_stuck(
     ready, reading, finished, limit_s, seconds, killed
 ):
-    workers = Workers()
-    patience = patience_on(workers, limit_s)
-    workers.rows, workers.ready, workers.reading = {0: CurrentRow(7, 0, 10)}, ready, reading
+    workers = Workers({0: CurrentRow(7, 0, 10)}, ready, reading, limit_s)
     if finished is not None:
-        patience.record_finished_task(*finished)
-    check(patience, seconds)
+        workers.detector.record_finished_task(*finished)
+    workers.wait(seconds)
     assert workers.killed == killed
 
 
 def test_ready_workers_that_start_nothing_raise():
-    workers = Workers()
-    workers.ready = {0, 1}
     with pytest.raises(WorkerError):
-        check(patience_on(workers), 100)
+        Workers({}, {0, 1}).wait(100)
 
 
 def test_a_worker_that_begins_row_after_row_of_a_task_is_not_stuck():
-    workers = Workers()
-    patience = patience_on(workers)
-    workers.ready = {1}
-    patience.record_finished_task(1, 10_000)
+    workers = Workers({}, {1})
+    workers.detector.record_finished_task(1, 10_000)
     for second in range(100):
         workers.rows = {0: CurrentRow(7, second, since_ns=10 * second)}
-        patience.record_wait(1.0)
+        workers.wait(1)
     workers.rows = {}
-    patience.record_wait(1.0)
+    workers.wait(1)
     assert workers.killed == []
 
 
 def test_workers_whose_tasks_all_end_between_two_checks_are_not_stuck():
-    workers = Workers()
-    patience = patience_on(workers)
-    workers.ready = {0, 1}
+    workers = Workers({}, {0, 1})
     for second in range(100):
-        patience.record_finished_task(1, second)
-        patience.record_wait(1.0)
+        workers.detector.record_finished_task(1, second)
+        workers.wait(1)
 
 
 @pytest.fixture
