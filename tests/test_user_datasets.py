@@ -280,15 +280,7 @@ def test_unknown_size_raises_or_uses_default():
 # IterableDataset, and unsupported datasets
 
 
-def test_iterable_dataset_reports_torch_engine():
-    made = loader(Counting(10), num_workers=1)
-    next(iter(made))
-    assert "torch's engine" in made.explain()
-    with pytest.raises(StateError, match="num_workers was 1, is 0"):
-        loader(Counting(10), num_workers=0).load_state_dict(made.state_dict())
-
-
-def test_workers_of_torch_engine_are_torch_objects_even_after_their_end():
+def test_iterable_dataset_uses_torchs_engine_and_workers_even_after_their_end():
     with loader(Counting(10), num_workers=2) as made:
         epoch = iter(made)
         workers = epoch._workers
@@ -296,6 +288,9 @@ def test_workers_of_torch_engine_are_torch_objects_even_after_their_end():
         for process in workers:
             process.join()
         assert [process.exitcode for process in epoch._workers] == [0, 0]
+        assert "torch's engine" in made.explain()
+    with pytest.raises(StateError, match="num_workers was 2, is 0"):
+        loader(Counting(10), num_workers=0).load_state_dict(made.state_dict())
 
 
 # Frameworks

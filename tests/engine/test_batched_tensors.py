@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import collate_str_fn, default_collate_fn_map
 
 import feedline
-from comparisons import by_both
+from comparisons import same_as_torch
 from feedline.engine.tensor_dataset import MAX_BATCH_BYTES, batched_tensors
 
 ROWS = 40
@@ -32,9 +32,8 @@ def refused(dataset, collate_fn=default_collate, rows=7):
     return found.reason
 
 
-def both(make, **given):
-    """Results, or exceptions, of torch and feedline for a dataset."""
-    return by_both(make, **{"batch_size": 7, "shuffle": True, **given})
+def assert_same(make, **given):
+    same_as_torch(make, **{"batch_size": 7, "shuffle": True, **given})
 
 
 KINDS = ["uint8", "int8", "int16", "int32", "int64", "bool", "complex64"]
@@ -57,8 +56,7 @@ TAKEN = {
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_match_torch_without_workers(kind, workers):
     data = TAKEN[kind]()
-    theirs, ours = both(partial(copy, data), num_workers=workers)
-    assert ours == theirs
+    assert_same(partial(copy, data), num_workers=workers)
     assert refused(data) == ""
     with feedline.DataLoader(data, num_workers=workers) as loader:
         next(iter(loader))
@@ -129,8 +127,7 @@ REFUSED = {
 def test_other_datasets_use_sample_engine(kind):
     make, why = REFUSED[kind]
     assert why in refused(make())
-    theirs, ours = both(make)
-    assert ours == theirs
+    assert_same(make)
 
 
 def test_largest_supported_batch_is_accepted_and_unknown_size_is_not():
@@ -166,8 +163,7 @@ def test_mapped_tensors_large_batches_and_a_worker_init_fn_use_workers(tmp_path)
         changed.tensors[0].set_(tensor)
         assert "mapped from a file" in refused(changed), name
     data = TensorDataset(mapped(tmp_path)["numpy"])
-    theirs, ours = both(lambda: data, num_workers=2)
-    assert ours == theirs
+    assert_same(lambda: data, num_workers=2)
     large = TensorDataset(torch.arange(9), torch.zeros(9, 1 << 20, dtype=torch.uint8))
     for dataset, init in ((data, None), (large, None), (pair(), print)):
         with feedline.DataLoader(dataset, 4, num_workers=1, worker_init_fn=init) as loader:
@@ -186,8 +182,7 @@ def test_boolean_and_list_indices_are_passed_to_dataset():
     mask = torch.arange(20) % 3 == 0
     for indices in ([True, False], mask, torch.nonzero(mask), mask.to(torch.uint8), [[1], [2]]):
         data = Subset(pair(), indices)
-        theirs, ours = both(partial(copy, data))
-        assert ours == theirs
+        assert_same(partial(copy, data))
 
 
 def test_keys_other_than_plain_integers_are_passed_to_dataset():
@@ -207,8 +202,7 @@ def test_keys_other_than_plain_integers_are_passed_to_dataset():
         {1, 2},
         [],
     ):
-        theirs, ours = both(pair, batch_size=1, shuffle=False, batch_sampler=[keys])
-        assert ours == theirs
+        assert_same(pair, batch_size=1, shuffle=False, batch_sampler=[keys])
 
 
 def test_one_shot_keys_are_available_to_samples():
@@ -280,5 +274,4 @@ def test_registered_collate_function_is_used(kind, monkeypatch):
     function = collate_str_fn if kind is torch.Tensor else lambda batch, *, collate_fn_map: "mine"
     monkeypatch.setitem(default_collate_fn_map, kind, function)
     assert "collate_fn" in refused(pair())
-    theirs, ours = both(pair)
-    assert ours == theirs
+    assert_same(pair)

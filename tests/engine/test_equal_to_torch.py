@@ -20,16 +20,16 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data._utils import collate as torch_collate
 
-from comparisons import anew, by_both
+from comparisons import anew, same_as_torch
 from feedline.loader import DataLoader
 from processes import eventually
 from sets import Made, as_it_is, plain, worker_of, worker_of_batch
 from slow import slow
 
 
-def both(dataset, epochs=1, **options):
-    """Batches of torch and feedline for a dataset, and the draw that follows them."""
-    return by_both(lambda: dataset, epochs=epochs, **options)
+def assert_same(dataset, epochs=1, **options):
+    """Batches that torch and feedline have in common, and the draw that follows them."""
+    return same_as_torch(lambda: dataset, epochs=epochs, **options)
 
 
 class Pair(NamedTuple):
@@ -82,8 +82,7 @@ SENT = ("nested", "default", "channels_last", "expanded", "bfloat16", "arrays", 
     ],
 )
 def test_default_collate_results(name, workers):
-    theirs, ours = both(Made(11, SAMPLES[name]), batch_size=4, shuffle=True, num_workers=workers)
-    assert ours == theirs
+    ours = assert_same(Made(11, SAMPLES[name]), batch_size=4, shuffle=True, num_workers=workers)
     assert len(ours) == 4
 
 
@@ -119,16 +118,14 @@ COLLATED = {
 @pytest.mark.parametrize("name", COLLATED)
 def test_user_collate_results(name, workers):
     make, collate = COLLATED[name]
-    theirs, ours = both(Made(11, make), batch_size=4, collate_fn=collate, num_workers=workers)
-    assert ours == theirs
+    assert_same(Made(11, make), batch_size=4, collate_fn=collate, num_workers=workers)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_samples_without_batches(workers):
     data = Made(9, lambda i: (i, np.arange(3) + i, "x", {"k": torch.ones(2) * i}))
     for options in ({}, {"shuffle": True}, {"collate_fn": lambda sample: {"it": sample}}):
-        theirs, ours = both(data, batch_size=None, num_workers=workers, **options)
-        assert ours == theirs
+        ours = assert_same(data, batch_size=None, num_workers=workers, **options)
         assert len(ours) == 10
 
 
@@ -167,8 +164,7 @@ IN_WORKERS = ("generator", "batches", *PERSISTENT)
     ],
 )
 def test_the_order_over_epochs(name, workers):
-    theirs, ours = both(DATA, 3, num_workers=workers, **ORDERS[name])
-    assert ours == theirs
+    assert_same(DATA, 3, num_workers=workers, **ORDERS[name])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -194,8 +190,7 @@ def test_keys_of_any_kind(kind, workers):
     data = kind(9, repr)
     for keys in ([(1, 2), (3, "a"), (5,)], ["a", "b", "c"], [np.int64(1), 2, None]):
         for options in ({"sampler": keys, "batch_size": 2}, {"batch_sampler": [keys]}):
-            theirs, ours = both(data, num_workers=workers, **options)
-            assert ours == theirs
+            assert_same(data, num_workers=workers, **options)
 
 
 class Filled:
@@ -232,8 +227,7 @@ def test_collate_functions_registered_by_users(monkeypatch):
     mine = {**torch_collate.default_collate_fn_map, Word: words, torch.Tensor: first}
     monkeypatch.setattr(torch_collate, "default_collate_fn_map", mine)
     data = Made(8, lambda i: (Word(i), torch.ones(3) * i))
-    theirs, ours = both(data, batch_size=4, num_workers=2)
-    assert ours == theirs
+    ours = assert_same(data, batch_size=4, num_workers=2)
     assert ours[0][1][0] == plain("0 1 2 3")
 
 
