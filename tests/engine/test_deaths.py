@@ -19,6 +19,7 @@ from feedline.engine.pool import MAX_CONSECUTIVE_DEATHS
 from feedline.errors import LoadTimeoutError, SampleError, WorkerError
 from feedline.loader import DataLoader
 from feedline.system import oom_kills
+from loader_reading import planned_epoch, read
 from processes import Child, descendants, eventually, gone, newcomers, own_family
 from sets import Slow, plain
 from slow import slow
@@ -27,19 +28,6 @@ from slow import slow
 def loader_of(source, workers, **options):
     """A loader of batches of 16 rows of 8 px."""
     return DataLoader(source, 16, num_workers=workers, image_size=8, seed=0, **options)
-
-
-def take(loader, epochs):
-    return [
-        (images.numpy().tobytes(), labels.numpy().tobytes())
-        for _ in range(epochs)
-        for images, labels in loader
-    ]
-
-
-def expected(source, epochs, **options):
-    with DataLoader(source, num_workers=0, **options) as loader:
-        return take(loader, epochs)
 
 
 class Killer(threading.Thread):
@@ -71,7 +59,7 @@ def test_progress_before_death_counts_without_message_of_fork_server(monkeypatch
             next(iter(loader))
             [pid] = loader.worker_pids
         os.kill(pid, signal.SIGKILL)
-        assert len(take(loader, 1)) == 4
+        assert len(list(loader)) == 4
         assert len(loader.worker_deaths) == 1
 
 
@@ -111,10 +99,10 @@ def test_workers_killed_at_random_moments_do_not_change_a_byte(data, still, opti
 def test_kills_of_idle_workers_have_no_limit(method):
     options = {"persistent_workers": True, "shuffle": False, "start_method": method}
     with loader_of(Steady(64), MAX_CONSECUTIVE_DEATHS + 1, **options) as loader:
-        assert len(take(loader, 1)) == 4
+        assert len(list(loader)) == 4
         for pid in loader.worker_pids:
             os.kill(pid, signal.SIGKILL)
-        assert take(loader, 1) == expected(Steady(64), 2, batch_size=16, image_size=8, seed=0)[4:]
+        assert read(loader) == planned_epoch(loader, 1)
 
 
 @pytest.mark.parametrize("method", ["forkserver", *slow("fork", "spawn")])
@@ -128,7 +116,7 @@ def test_workers_that_die_before_their_first_row_cost_no_sample(
     source = DeadlyStart(tmp_path, deaths, way, step)
     options = {"shuffle": False, "on_error": "skip", "start_method": method}
     with loader_of(source, 2, **options) as loader:
-        assert take(loader, 1) == expected(Steady(96), 1, batch_size=16, image_size=8, seed=0)
+        assert read(loader) == planned_epoch(loader, 0)
         assert not loader.skipped
         # The other worker may finish the epoch before the last death of a worker without a task is
         # reported.
@@ -171,27 +159,26 @@ def test_kills_on_one_sample_after_another_have_no_limit(tmp_path):
     source = Deadly(kills, first_time_only=tmp_path)
     # Each row is a task, so that the row of each kill is known to be alone.
     with loader_of(source, 2, shuffle=False, task_ms=1e-6) as loader:
-        assert take(loader, 1) == expected(Steady(96), 1, batch_size=16, image_size=8, seed=0)
+        assert read(loader) == planned_epoch(loader, 0)
         assert len(loader.worker_deaths) == len(kills)
 
 
 @pytest.mark.own_fork_server
 @pytest.mark.parametrize("method", ["fork", *slow("forkserver")])
 def test_a_killed_fork_server_is_replaced_and_does_not_change_a_byte(method):
-    options = {"batch_size": 16, "image_size": 8, "shuffle": True, "seed": 0}
     source = Steady(200, row_s=0.002)
-    with DataLoader(source, num_workers=2, start_method=method, **options) as loader:
+    with loader_of(source, 2, shuffle=True, start_method=method) as loader:
         seen = []
         for epoch in range(3):
-            for step, (images, labels) in enumerate(loader):
-                seen.append((images.numpy().tobytes(), labels.numpy().tobytes()))
+            for step, batch in enumerate(loader):
+                seen += read([batch])
                 if step == 3 + epoch:
                     old = loader.worker_pids
                     server = os.getpid()
                     for child in descendants(server):
                         if child.pid not in old and child.children():
                             child.kill()
-        assert seen == expected(Steady(200), 3, **options)
+        assert seen == [each for epoch in range(3) for each in planned_epoch(loader, epoch)]
         assert any("fork server" in how for how in loader.worker_deaths)
 
 
@@ -200,9 +187,8 @@ def test_sample_that_kills_worker_once_is_redone(way, tmp_path):
     # Of two workers that hang at the same time neither is known to be at fault.
     ways = {7: way} if way == "hang" else {7: way, 50: way}
     source = Deadly(ways, first_time_only=tmp_path)
-    options = {"batch_size": 16, "image_size": 8, "shuffle": True, "seed": 0}
-    with DataLoader(source, num_workers=2, timeout=1.5, **options) as loader:
-        assert take(loader, 1) == expected(Steady(96), 1, **options)
+    with loader_of(source, 2, shuffle=True, timeout=1.5) as loader:
+        assert read(loader) == planned_epoch(loader, 0)
         assert len(loader.worker_deaths) == len(ways)
 
 
@@ -237,7 +223,7 @@ def test_sample_that_kills_worker_twice_is_named(way, words):
     timeout = 3.0 if way == "hang" else 0  # on a busy machine any worker may stand still for one
     loader = loader_of(source, 2, timeout=timeout)
     with loader, pytest.raises(SampleError, match=f"(?s)sample-41.*{words}"):
-        take(loader, 1)
+        list(loader)
 
 
 @pytest.mark.parametrize("method", ["forkserver", *slow("spawn")])
