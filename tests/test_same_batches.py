@@ -67,6 +67,10 @@ SEEDED = {
     ),
     "windows": (lambda root, tmp: list(range(600)), {"shuffle": "window:256", "batch_size": 90}),
     "weights": (lambda root, tmp: pixels(), {"weights": np.arange(20) + 0.5, "image_size": 8}),
+    "weights and a schedule": (
+        lambda root, tmp: list(range(20)),
+        {"weights": torch.arange(20) + 0.5, "schedule": "ownx2", "seed": None},
+    ),
     "fused pipeline": (lambda root, tmp: ImageFolder(root, colours()), {}),
     "drawing collate_fn": (
         lambda root, tmp: ImageFolder(root, FLOATS, target_transform=negative),

@@ -1,10 +1,9 @@
-"""`weights=`: one weighted draw for any number of ranks and workers, and errors."""
+"""`weights=`: states of other weights, and warnings of samplers that draw on each rank."""
 
 import warnings
 
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -26,21 +25,6 @@ def images(batch_size, workers=0, **options):
     options = {"weights": WEIGHTS, "seed": 3, "image_size": 16, **options}
     source = ImageArray(PIXELS, np.arange(ROWS))
     return DataLoader(source, batch_size, num_workers=workers, **options)
-
-
-@pytest.mark.parametrize("options", [{"seed": 1}, {"schedule": "ownx3"}])
-@pytest.mark.parametrize("kind", [list, torch.tensor, tuple])
-def test_any_dataset_has_the_same_samples_in_each_run(kind, options):
-    def epochs(workers):
-        given = kind(WEIGHTS.tolist())
-        with DataLoader(NUMBERS, 5, weights=given, num_workers=workers, **options) as loader:
-            return [[int(x) for batch in loader for x in batch] for _ in range(2)]
-
-    first, second = epochs(0)
-    assert [first, second] == epochs(1)
-    assert first != second
-    assert len(first) == ROWS
-    assert set(first + second) <= set(NUMBERS)
 
 
 def test_state_of_other_weights_is_rejected_by_name():
