@@ -12,31 +12,27 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from feedline import DataLoader, ImageArray
+from feedline import DataLoader
 from feedline.errors import StateError
 
 ROWS = 22
 WEIGHTS = np.arange(ROWS) % 4 + 0.5
-PIXELS = np.random.default_rng(0).integers(0, 255, (ROWS, 24, 24, 3), dtype=np.uint8)
 NUMBERS = list(range(ROWS))
 
 
-def images(batch_size, workers=0, **options):
-    options = {"weights": WEIGHTS, "seed": 3, "image_size": 16, **options}
-    source = ImageArray(PIXELS, np.arange(ROWS))
-    return DataLoader(source, batch_size, num_workers=workers, **options)
+def weighted(**options):
+    return DataLoader(NUMBERS, 4, **{"weights": WEIGHTS, "seed": 3, **options})
 
 
 def test_state_of_other_weights_is_rejected_by_name():
-    with images(4) as loader:
-        state = loader.state_dict()
-        for options, named in (
-            ({"weights": WEIGHTS + 1}, "weights was"),
-            ({"replacement": False}, "order was 'weighted'"),
-            ({"weights": None}, "order was 'weighted'"),
-        ):
-            with images(4, **options) as other, pytest.raises(StateError, match=named):
-                other.load_state_dict(state)
+    state = weighted().state_dict()
+    for options, named in (
+        ({"weights": WEIGHTS + 1}, "weights was"),
+        ({"replacement": False}, "order was 'weighted'"),
+        ({"weights": None}, "order was 'weighted'"),
+    ):
+        with pytest.raises(StateError, match=named):
+            weighted(**options).load_state_dict(state)
 
 
 SAMPLERS = {
