@@ -164,6 +164,14 @@ def test_broken_file_is_not_called_fine_if_own_code_reads_it(tmp_path, name, wor
         assert "the file is fine" not in told(caught.value)
 
 
+class Refuse:
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, image):
+        raise self.error("refused")
+
+
 @pytest.mark.parametrize(
     ("error", "sample", "is_fine"),
     [
@@ -178,10 +186,7 @@ def test_broken_file_is_not_called_fine_if_own_code_reads_it(tmp_path, name, wor
     ],
 )
 def test_transform_of_a_decoded_image_shows_that_its_file_is_fine(error, sample, is_fine):
-    def refuse(image):
-        raise error("refused")
-
-    steps = v2.Compose([refuse])
+    steps = v2.Compose([Refuse(error)])
     with DataLoader(Made(1, lambda _: steps(sample))) as loader:
         with pytest.raises(error) as caught:
             list(loader)
