@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+from math import inf
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,10 +14,18 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 import torch
-from faulty import Deadly, Steady
+from faulty import Deadly
 
+from feedline.engine.buffers import RowBuffers, batch_bytes
+from feedline.engine.defaults import LiveSettings
+from feedline.engine.feed import Feed
+from feedline.engine.start_pool import start_pool
+from feedline.engine.tasks import RowTasks
 from feedline.loader import DataLoader
-from loader_reading import planned_epoch, read
+from feedline.loader.position import PlannedPosition
+from feedline.order.sample_order import Order
+from feedline.order.schedule import Schedule
+from loader_reading import planned, planned_epoch, read, seen
 from processes import eventually, newcomers, own_family
 from row_sources import Breaking, Numbers, Rows, lists
 
@@ -253,24 +262,31 @@ class TestWorkersOfOneEpoch:
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
 @pytest.mark.parametrize(
-    ("method", "ends_with_epoch"),
+    ("method", "is_for_epoch"),
     [("spawn", False), ("forkserver", False), ("fork", False), ("fork", True)],
 )
-def test_the_task_of_a_worker_that_the_pool_kills_is_repeated(method, ends_with_epoch, tmp_path):
-    options = {"image_size": 4, "shuffle": True, "seed": 3}
-    first = int(DataLoader(Steady(96), 6, num_workers=0, **options).order.batch(0, 0).samples[0])
-    options |= {"worker_init_fn": abs} if ends_with_epoch else {"persistent_workers": True}
-    options["start_method"] = method
+def test_the_task_of_a_worker_that_the_pool_kills_is_repeated(method, is_for_epoch, tmp_path):
+    order = Order(length=96, schedule=Schedule.parse("4x1"), batch_size=6, seed=3)
+    first = int(order.batch(0, 0).samples[0])
     source = Deadly({first: "hang"}, tmp_path)
-    with DataLoader(source, 6, num_workers=2, **options) as loader:
-        batches = iter(loader)
-        pool = loader._runtime.stream.engine.feed._pool
+    fields = source.fields(4)
+    nbytes = batch_bytes(fields, 6)
+    options = {"workers": 2, "method": method, "is_for_epoch": is_for_epoch}
+    pool = start_pool(source, slots_bytes=4 * nbytes, **options)
+    slots = RowBuffers(pool.block, nbytes, 4)
+    feed = Feed(RowTasks(slots, source.fields), pool, LiveSettings(workers=2), timeout_s=inf)
+    with contextlib.closing(feed):
+        feed.start(PlannedPosition(order, endless=False).upcoming())
         assert eventually((tmp_path / str(first)).exists)
         assert eventually(lambda: len(pool.busy()) == 1)
         (worker_id,) = pool.busy()
         pool.kill(worker_id, "it was stuck")
-        assert read(batches) == planned_epoch(loader, 0)
-        assert loader.worker_deaths == ["it was stuck"]
+        for step, in_flight in enumerate(iter(feed.next_batch, None)):
+            images, labels = map(torch.from_numpy, slots.view(in_flight.slot, fields, 6))
+            assert seen((images.permute(0, 3, 1, 2), labels)) == planned(order, 0, step)
+            slots.release(in_flight.slot)
+        assert step == 15
+        assert feed.deaths == ["it was stuck"]
 
 
 @contextlib.contextmanager
