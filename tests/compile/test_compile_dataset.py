@@ -160,15 +160,13 @@ def test_scales_ratios_and_probabilities_are_those_of_pipeline(root):
     assert recognition.pipeline.fused.crop == WindowCrop(40, (32, 32), False, 0.1, False)
 
 
-def test_totensor_follows_torch_default_dtype(root):
+def test_another_default_dtype_of_torch_is_named_in_a_refusal(root):
     torch.set_default_dtype(torch.float64)
     try:
-        _, recognition = compiled_folder(root, v1.RandomResizedCrop(48), *V1_FLOATS)
         refused = compile_dataset(
             ImageFolder(str(root), v1.Compose([v1.RandomResizedCrop(9), v1.ToTensor(), np.sin]))
         )
     finally:
         torch.set_default_dtype(torch.float32)
-    assert recognition.pipeline.fields(48)[0].dtype == "float64"
     assert refused.pipeline is None
     assert "torch's default dtype is torch.float64" in refused.reasons[0]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from feedline import DataLoader, ImageFolder, ImageList
-from feedline.errors import FeedlineError
+from feedline.errors import FeedlineError, UsageError
 from processes import all_workers
 from range_server import (
     OPTIONS,
@@ -255,5 +255,7 @@ def test_a_password_in_a_url_is_not_shown(kind, server, tmp_path, caplog):
     with pytest.raises(FeedlineError) as refused:
         row(kind.create(f"{url}/nowhere", local_dir=tmp_path), 0, 24, 0)
     assert f"{server.url}/{kind.folder}/nowhere" in str(refused.value)
-    shown += [str(refused.value), caplog.text, *map(str, tmp_path.rglob("*"))]
+    with pytest.raises(UsageError) as unknown:
+        ImageFolder("nonsense://me:secret@host/x")
+    shown += [str(refused.value), str(unknown.value), caplog.text, *map(str, tmp_path.rglob("*"))]
     assert all("secret" not in text for text in shown)
