@@ -7,7 +7,6 @@ import feedline
 from feedline import EvalCrop, ImageArray, ImageFolder, TrainCrop
 from feedline.images.crops import without_addresses
 from feedline.order.batch_spec import Field
-from feedline.sources.arrays import ArrayStore
 from slow import slow
 
 
@@ -38,6 +37,7 @@ LABELS = {
     "masks": np.arange(6 * 5 * 4, dtype=np.uint8).reshape(6, 5, 4),
     "another byte order": np.arange(12, dtype=">f4").reshape(6, 2),
     "every other": np.arange(24, dtype=np.int16).reshape(6, 4)[:, ::2],
+    **{f"classes, {dtype}": np.array([0, 2, 1] * 2, dtype) for dtype in ("u1", "i2", "u8", ">i4")},
 }
 
 
@@ -49,23 +49,17 @@ LABELS = {
         *slow(*((case, 2) for case in sorted(LABELS.keys() - {"every other"}))),
     ],
 )
-def test_labels_keep_their_shape_and_dtype(tmp_path, case, workers):
+def test_labels_keep_their_shape_and_dtype_and_class_numbers_become_int64(tmp_path, case, workers):
     images = np.random.default_rng(0).integers(0, 256, (6, 30, 30, 3), np.uint8)
     labels = LABELS[case]
+    dtype = np.dtype("int64" if case.startswith("classes") else labels.dtype.newbyteorder("="))
     np.save(tmp_path / "labels.npy", labels)
     for given in (labels, tmp_path / "labels.npy"):
         data = ImageArray(images, given)
-        assert data.fields(24)[1] == Field("label", labels.dtype.name, labels.shape[1:])
+        assert data.fields(24)[1] == Field("label", dtype.name, labels.shape[1:])
         with feedline.DataLoader(
             data, 4, image_size=24, num_workers=workers, shuffle=False
         ) as all_:
             got = np.concatenate([labels.numpy().copy() for _, labels in all_])
-        assert got.dtype == labels.dtype.newbyteorder("=")
+        assert got.dtype == dtype
         assert np.array_equal(got, labels)
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint64, ">i4"])
-def test_class_numbers_become_int64(dtype):
-    store = ArrayStore(np.zeros((3, 2, 2, 3), np.uint8), np.array([0, 2, 1], dtype))
-    assert store.label_field == Field("label", "int64", ())
-    assert store.labels.tolist() == [0, 2, 1]
