@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
@@ -51,15 +52,6 @@ BUILDS = {
 }
 
 
-def tensors(batch):
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    parts = batch.values() if isinstance(batch, dict) else batch
-    if isinstance(batch, int | np.ndarray):
-        return []
-    return [tensor for part in parts for tensor in tensors(part)]
-
-
 @pytest.mark.filterwarnings("ignore:.*cannot be shared with worker processes")
 def test_datasets_of_many_tensors_reach_workers_with_any_default_device():
     numbers = [torch.full((3,), float(k), device="cpu") for k in range(200)]
@@ -82,7 +74,7 @@ def test_batches_are_on_the_cpu_for_any_default_device(name, workers, jpeg_folde
             made = list(batches)
         finally:
             torch.set_default_device(None)
-    found = [tensor for batch in made for tensor in tensors(batch)]
+    found = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
     assert len(made) >= 4
     assert found
     assert {tensor.device.type for tensor in found} == {"cpu"}

@@ -21,12 +21,13 @@ NEEDS = {  # an example, and the packages that it needs
 }
 
 
-@pytest.mark.skipif(not EXAMPLES.exists(), reason="tests run apart from the repository")
+pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="tests run apart from the repository")
+
+
 def test_every_example_is_run():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, "progressive"}
 
 
-@pytest.mark.skipif(not EXAMPLES.exists(), reason="tests run apart from the repository")
 def test_progressive_resizing_by_hand(jpeg_folder, tmp_path, capsys):
     (tmp_path / "train").symlink_to(jpeg_folder)
     example = runpy.run_path(str(EXAMPLES / "progressive.py"))
@@ -37,7 +38,6 @@ def test_progressive_resizing_by_hand(jpeg_folder, tmp_path, capsys):
 
 
 @pytest.mark.timeout(420)  # importing a framework may take most of it on a busy machine
-@pytest.mark.skipif(not EXAMPLES.exists(), reason="tests run apart from the repository")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(NEEDS))
 def test_an_example_resumes(name, tmp_path):

@@ -58,11 +58,21 @@ def own(trained, tmp_path):
     return tmp_path / "run"
 
 
-def test_resume_needs_only_the_run_folder(feedline, trained, own, monkeypatch):
+def test_resume_needs_only_the_run_folder_and_reads_its_checkpoint_once(
+    feedline, trained, own, monkeypatch
+):
     """From any working directory: images, validation, processes and checkpoints are restored."""
+    real, read = torch.load, []
+
+    def load(file, **settings):
+        read.append(file)
+        return real(file, **settings)
+
     monkeypatch.chdir(own.parent)
+    monkeypatch.setattr(torch, "load", load)
     ended = feedline("train", "--resume", own, "--schedule", "32x3,48x1")
     assert ended.status == 0, ended.err
+    assert read == [own / "last.pt"]
     assert "16 images of 2 classes, 4 for validation" in ended.out
     assert epochs_kept(own) == ["epoch-0002.pt", "epoch-0003.pt", "epoch-0004.pt"]
     known = load_checkpoint(own)["run"]
@@ -123,18 +133,6 @@ def test_printed_resume_command_resumes(feedline, trained, tmp_path, monkeypatch
     assert epochs_kept(out) == ["epoch-0002.pt"]
 
 
-def test_a_checkpoint_is_read_once(feedline, own, monkeypatch):
-    real, read = torch.load, []
-
-    def load(file, **settings):
-        read.append(file)
-        return real(file, **settings)
-
-    monkeypatch.setattr(torch, "load", load)
-    assert feedline("train", "--resume", own).status == 0
-    assert read == [own / "last.pt"]
-
-
 def hinted(ended):
     """The arguments of the first command in the hint."""
     assert "hint: " in ended.err, ended.err
@@ -191,14 +189,14 @@ def test_precision_may_change_on_resume_and_other_settings_may_not(feedline, own
     assert "lr was" not in refused.err
 
 
-@pytest.mark.parametrize("more", [(), ("--amp",)])
-def test_precision_of_another_device_is_rejected_on_resume_by_default(feedline, own, more):
+def test_precision_of_another_device_is_rejected_on_resume_by_default(feedline, own):
     content = torch.load(own / "last.pt", weights_only=True)
     torch.save(content | {"precision": "float16"}, own / "last.pt")  # as on an older GPU
     longer = ("train", "--resume", own, "--schedule", "32x4")
-    refused = feedline(*longer, *more)
-    assert_refused(refused, "float16")
-    assert "--amp-dtype float16" in refused.err.partition("hint: ")[2]
+    for more in ((), ("--amp",)):
+        refused = feedline(*longer, *more)
+        assert_refused(refused, "float16")
+        assert "--amp-dtype float16" in refused.err.partition("hint: ")[2]
     assert feedline(*longer, "--no-amp").status == 0
 
 

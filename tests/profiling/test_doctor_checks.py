@@ -131,13 +131,12 @@ def test_every_check_is_documented():
     assert rows == list(CHECK_IDS)
 
 
-def test_machine_without_proc_and_sys_is_examined(jpeg_folder, tmp_path):
+def test_machine_without_proc_and_sys_is_examined_and_quota_and_limit_detected(
+    jpeg_folder, tmp_path
+):
     found = examine(str(jpeg_folder), root=tmp_path).checks
     assert list(found) == list(CHECK_IDS)
     assert (found["disk"].status, found["gpu"].status) == ("unknown", "note")
-
-
-def test_quota_and_limit_are_detected_and_threads_warned_of(tmp_path):
     root = write_files(
         tmp_path,
         {

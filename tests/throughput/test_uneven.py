@@ -55,14 +55,8 @@ def test_controller_settles_in_a_steady_hour(work, seed):
 @pytest.mark.parametrize("seed", [*range(2), *slow(*range(2, 8))])
 def test_smaller_tasks_divide_uneven_rows_among_many_workers(seed):
     def training(task_ms):
-        return Stepped(
-            own_ms=25.0,
-            work=varied(320.0, rows=64),
-            cores=16,
-            workers=16,
-            seed=seed,
-            task_ms=task_ms,
-        )
+        more = {"cores": 16, "workers": 16, "seed": seed, "task_ms": task_ms}
+        return Stepped(own_ms=25.0, work=varied(320.0, rows=64), **more)
 
     adapted = training(50.0)
     adapted.run(60)
