@@ -1,9 +1,11 @@
+import json
+from dataclasses import replace
 from itertools import islice
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from orders import batch_equals
+from orders import batch_equals, every_rank, global_rows, orders
 
 from feedline.loader.position import PlannedPosition
 from feedline.loader.state import Position
@@ -147,3 +149,52 @@ def test_start_beyond_prefetched_batches_raises():
             assert position.begin() != endless
             position.upcoming()
             position.finish()
+
+
+def at_state(order, state):
+    """Position of an order with the loader state `state`, as it is after JSON."""
+    position = PlannedPosition(order, endless=False)
+    position.load_state(json.loads(json.dumps(state, allow_nan=False)))
+    return position
+
+
+@given(st.data(), orders())
+def test_resume_anywhere_gives_exact_remainder(data, order):
+    order = replace(order, rank=data.draw(st.integers(0, order.world_size - 1)))
+    position = PlannedPosition(order, endless=False)
+    whole = list(position.upcoming())
+    done = data.draw(st.integers(0, len(whole) - 1))
+    position.begin()
+    for batch in whole[:done]:
+        position.record_delivery(batch)
+    size = data.draw(st.none() | st.integers(1, 512))
+    position.set_image_size(size)
+    resumed = at_state(order, position.state())
+    assert resumed.current == position.current
+    for found, planned in zip(resumed.upcoming(), whole[done:], strict=True):
+        sized = planned if size is None else planned._replace(image_size=size)
+        assert batch_equals(found, sized)
+
+
+@given(st.integers(32, 200), st.booleans(), st.data())
+def test_a_state_resumes_on_other_ranks_at_the_same_global_batch(length, drop_last, data):
+    schedule = Schedule.parse("8x1@8,16x2@4")
+    four = Order(length=length, schedule=schedule, batch_size=8, drop_last=drop_last, world_size=4)
+    two = replace(four, schedule=Schedule.parse("8x1@16,16x2@8"), world_size=2)
+    assert four.identity("data") == two.identity("data")
+    epoch = data.draw(st.integers(0, 2))
+    step = data.draw(st.integers(0, four.steps(epoch)))
+    before, after = every_rank(four), every_rank(two)
+    positions = [PlannedPosition(order, endless=False) for order in before]
+    for position in positions:
+        position.restore(Position(epoch=epoch, step=step))
+    states = [position.state() for position in positions]
+    assert all(state == states[0] for state in states)
+    found = [at_state(order, states[0]).current for order in after]
+    assert found == [Position(epoch=epoch, step=step)] * 2
+    delivered = [row for k in range(step) for row in global_rows(before, epoch, k).tolist()]
+    rest = [
+        row for k in range(step, two.steps(epoch)) for row in global_rows(after, epoch, k).tolist()
+    ]
+    dropped = length % four.global_batch_size(four.schedule.phase_at(epoch)) if drop_last else 0
+    assert len(delivered + rest) == len(set(delivered + rest)) == length - dropped
