@@ -116,7 +116,8 @@ from torch.utils.data import DataLoader
 
 def read(queue, way):
     loader = DataLoader(list(range(8)), 4)
-    queue.put((way, type(loader).__module__.split(".")[0], [batch.tolist() for batch in loader]))
+    library = type(loader).mro()[1].__module__.split(".")[0]
+    queue.put((way, library, [batch.tolist() for batch in loader]))
 
 if __name__ == "__main__":
     for way in sys.argv[1:]:
@@ -266,6 +267,30 @@ def test_arguments_options_and_search_path_are_those_of_python(as_module, tmp_pa
     assert argv[1:] == arguments[len(target) :]
     assert "optimize=1" in flags[0]
     assert not loads_torch
+
+
+CODE = "import sys; print(sys.argv, sys.path[0], __name__)"
+
+
+@pytest.mark.parametrize("target", [["-c", CODE, "x"], ["-", "x"]])
+def test_code_and_standard_input_are_programs(target, tmp_path):
+    plain, own = (
+        subprocess.run(
+            [*command, *target], cwd=tmp_path, input=CODE, capture_output=True, text=True
+        )
+        for command in ([sys.executable], FEEDLINE)
+    )
+    assert own.stdout == plain.stdout
+    assert plain.stdout, plain.stderr
+    assert own.stderr.startswith("feedline run: the program iterated")
+
+
+def test_a_profiler_that_would_miss_the_program_is_named(tmp_path):
+    path, profiler = script(tmp_path, ""), ["-m", "cProfile"]
+    around = run([sys.executable, *profiler, *FEEDLINE[1:], path], tmp_path)
+    within = run([*FEEDLINE, *profiler, path], tmp_path)
+    assert "`feedline run -m cProfile train.py`" in around.stderr
+    assert "cProfile" not in within.stderr
 
 
 def test_the_sitecustomize_of_the_user_runs(tmp_path):

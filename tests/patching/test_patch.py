@@ -131,6 +131,7 @@ def test_every_name_of_the_class_builds_loaders_of_feedline():
             loader = kind(NUMBERS, 4)
             assert is_replaced(loader)
             assert isinstance(loader, EarlyLoader)
+            assert repr(loader).startswith("<torch.utils.data.dataloader.DataLoader object at ")
             assert batches(loader) == BATCHES
         assert list(inspect.signature(EarlyLoader).parameters) == parameters
     assert type(EarlyLoader(NUMBERS, 4)) is EarlyLoader

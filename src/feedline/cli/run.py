@@ -16,7 +16,10 @@ OPTIONS_FIRST = {"allow_interspersed_args": False, "ignore_unknown_options": Tru
 def run(
     program: Annotated[
         list[str],
-        typer.Argument(metavar="SCRIPT ARGS", help="Script and its arguments, or -m MODULE ARGS."),
+        typer.Argument(
+            metavar="SCRIPT ARGS",
+            help="Script, -m MODULE, -c CODE or - (stdin), and its arguments.",
+        ),
     ],
     watch: Annotated[bool, typer.Option(help="Measure torch's own loaders; replace none.")] = False,
     off: Annotated[

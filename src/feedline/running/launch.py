@@ -59,7 +59,8 @@ class PatchSettings:
 
 
 def python_command(target: Sequence[str]) -> list[str]:
-    """Return the arguments for Python that run a target: a script, or -m and a module.
+    """Return the arguments for Python that run a target: a script, -m and a module, -c and code,
+    or - for a script from standard input.
 
     A command on PATH that is a Python script, such as torchrun, may be named like a script. A
     UsageError if there is no such script, it is not for Python, or this Python ignores PYTHONPATH,
@@ -72,9 +73,9 @@ def python_command(target: Sequence[str]) -> list[str]:
             hint="use a complete Python, or remove that file",
         )
     first = target[0]
-    if first == "-m":
-        if len(target) < 2:
-            raise UsageError("-m needs the name of a module")
+    if first in ("-m", "-c", "-"):
+        if first != "-" and len(target) < 2:
+            raise UsageError(f"{first} needs {'the name of a module' if first == '-m' else 'code'}")
         return list(target)
     path = first if os.path.exists(first) else shutil.which(first)
     if path is None and first.startswith("-"):
@@ -115,6 +116,13 @@ def start_program(target: Sequence[str], settings: PatchSettings) -> NoReturn:
     environment[VARIABLE] = json.dumps(asdict(settings))
     search_path = [str(_HOOK), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, search_path))
+    if _is_traced():
+        print(
+            "feedline run: the program runs in a new Python process, which a profiler, debugger or "
+            "coverage tool of this process may not measure. Start the tool there, e.g. "
+            "`feedline run -m cProfile train.py`.",
+            file=sys.stderr,
+        )
     flush_standard_streams()
     if sys.platform != "win32":
         os.execve(program, [program, *options, *command], environment)
@@ -126,11 +134,19 @@ def start_program(target: Sequence[str], settings: PatchSettings) -> NoReturn:
                 continue  # the console sends Ctrl-C to the program, too
 
 
+def _is_traced() -> bool:
+    """Return True if a profiler, debugger or coverage tool has hooks in this process."""
+    monitoring = getattr(sys, "monitoring", None)  # Python 3.12 and newer
+    tools = () if monitoring is None else map(monitoring.get_tool, range(6))
+    return bool(sys.gettrace() or sys.getprofile() or any(tools))
+
+
 def _folder_name(target: Sequence[str]) -> str:
     """Name of the folder of a run: all ranks of a launcher such as torchrun get the same one."""
     from feedline.system import launched_rank
 
-    name = target[1] if target[0] == "-m" else Path(target[0]).stem
+    first = target[0]
+    name = target[1] if first == "-m" else {"-c": "code", "-": "stdin"}.get(first, Path(first).stem)
     if launched_rank() is not None:
         environ = os.environ
         if environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":

@@ -259,6 +259,11 @@ class ReplacedLoader(DataLoader[Any]):
             name = Path(str(find_attribute(options.dataset, "root", "cache"))).name
             bound.arguments["cache"] = str(folder / f"{name}-{fingerprint_of(options.dataset)[:8]}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles name the class that the program called."""
+        rebuild, (_, arguments), *rest = super().__reduce__()
+        return _rebuild, (rebuild, self.torch_class, arguments), *rest
+
     def _get_iterator(self) -> Any:
         patched = _active
         if patched is not None:
@@ -268,6 +273,10 @@ class ReplacedLoader(DataLoader[Any]):
                 patched.compare(self)
         return super()._get_iterator()
 
+
+# In logs, and for code that compares names, as in `repr(loader)`.
+ReplacedLoader.__module__ = TorchDataLoader.__module__
+ReplacedLoader.__name__ = ReplacedLoader.__qualname__ = TorchDataLoader.__name__
 
 for _name, _member in vars(DataLoader).items():
     if isinstance(_member, property) and _member.fget is not None and _member.fset is None:
@@ -287,7 +296,7 @@ def _replacement(kind: type[TorchDataLoader[Any]]) -> type[TorchDataLoader[Any]]
         "__doc__": kind.__doc__,
         "torch_class": kind,
         "_names_of_subclass": frozenset(name for name in _FREE_NAMES if hasattr(kind, name)),
-        "__reduce__": _reduce,
+        "__reduce__": ReplacedLoader.__reduce__,
     }
     try:
         made: Any = types.new_class(
@@ -332,12 +341,6 @@ def _why_stays_torch() -> str:
 def _module_of(function: Any) -> str:
     """Module of a function's code; "" for any other object."""
     return str(getattr(function, "__globals__", {}).get("__name__", ""))
-
-
-def _reduce(self: Any) -> tuple[Any, ...]:
-    """Reduce a loader of a class that `_replacement` made: pickles name the program's class."""
-    rebuild, (_, arguments), *rest = super(self.torch_class, self).__reduce__()
-    return _rebuild, (rebuild, self.torch_class, arguments), *rest
 
 
 def _rebuild(rebuild: Callable[..., Any], kind: Any, arguments: dict[str, Any]) -> Any:
