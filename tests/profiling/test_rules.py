@@ -526,7 +526,9 @@ def test_unknown_causes_are_inconclusive():
     run = a_run(SLOW, loader=opaque, tasks=0, tasks_ms=0.0, timed=0, stages={})
     reported(run, "inconclusive")
     short = one_pass(wait=90.0, compute=10.0, steps=8, ended="left")
-    reported(a_run(short, work=100.0), "inconclusive", fix="workers")
+    reported(a_run(short, work=100.0), "inconclusive", fix="more workers")
+    starts = a_run(*epochs(2, steps=4, start=1000.0))
+    reported(starts, "inconclusive", fix="persistent_workers=True")
     # A run ends in one state, and is bound by its input to some degree.
     runs = (a_run(one_pass()), busy(), busy(work=40.0), a_run(one_pass(steps=8)))
     states = [diagnose(each).state for each in runs]

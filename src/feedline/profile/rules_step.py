@@ -276,7 +276,10 @@ def inconclusive(facts: RunFacts) -> Finding | None:
         causes = {"left": "the loop ended early", "raised": "the loader raised"}
         waited = facts.wait_pct / 100
         hint = ""
-        if facts.steps and waited >= 0.5:
+        if facts.starts_ms > facts.total_ms / 2:
+            hint = " So far starts of epochs take most of the time: persistent_workers=True keeps "
+            hint += "the workers."
+        elif facts.steps and waited >= 0.5:
             hint = " So far the loader is too slow: try more workers, and look at its transform."
         found = (
             "There are too few steps for a diagnosis.",
