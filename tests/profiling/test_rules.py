@@ -527,8 +527,10 @@ def test_unknown_causes_are_inconclusive():
     reported(run, "inconclusive")
     short = one_pass(wait=90.0, compute=10.0, steps=8, ended="left")
     reported(a_run(short, work=100.0), "inconclusive", fix="more workers")
-    starts = a_run(*epochs(2, steps=4, start=1000.0))
-    reported(starts, "inconclusive", fix="persistent_workers=True")
+    for persistent, fix in ((False, "persistent_workers=True"), (True, "more workers")):
+        loader = {"persistent_workers": persistent}
+        starts = a_run(*epochs(2, steps=4, start=1000.0), loader=loader)
+        reported(starts, "inconclusive", fix=fix)
     # A run ends in one state, and is bound by its input to some degree.
     runs = (a_run(one_pass()), busy(), busy(work=40.0), a_run(one_pass(steps=8)))
     states = [diagnose(each).state for each in runs]

@@ -276,9 +276,9 @@ def inconclusive(facts: RunFacts) -> Finding | None:
         causes = {"left": "the loop ended early", "raised": "the loader raised"}
         waited = facts.wait_pct / 100
         hint = ""
-        if facts.starts_ms > facts.total_ms / 2:
-            hint = " So far starts of epochs take most of the time: persistent_workers=True keeps "
-            hint += "the workers."
+        restarts = facts.workers and facts.loader.persistent_workers is False
+        if restarts and facts.starts_ms - facts.rebuilt_ms > facts.total_ms / 2:
+            hint = " So far most of the time starts workers: set persistent_workers=True."
         elif facts.steps and waited >= 0.5:
             hint = " So far the loader is too slow: try more workers, and look at its transform."
         found = (
