@@ -233,6 +233,17 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     return None
 
 
+def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Name that all ranks of a launch share, on one machine if the launcher is not srun; None for a
+    process on its own.
+    """
+    if launched_rank(environ) is None:
+        return None
+    if (_number(environ.get("SLURM_STEP_NUM_TASKS")) or 0) > 1:
+        return f"{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
+    return str(os.getppid())
+
+
 def affinity_cores() -> int:
     """Cores the scheduler may run this process on; all cores of the machine if unknown."""
     if hasattr(os, "sched_getaffinity"):

@@ -143,16 +143,11 @@ def _is_traced() -> bool:
 
 def _folder_name(target: Sequence[str]) -> str:
     """Name of the folder of a run: all ranks of a launcher such as torchrun get the same one."""
-    from feedline.system import launched_rank
+    from feedline.system import launch_id
 
     first = target[0]
     name = target[1] if first == "-m" else {"-c": "code", "-": "stdin"}.get(first, Path(first).stem)
-    if launched_rank() is not None:
-        environ = os.environ
-        if environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
-            return f"{name}-{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
-        return f"{name}-{os.getppid()}"
-    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return f"{name}-{launch_id() or time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def read_settings() -> PatchSettings:

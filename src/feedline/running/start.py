@@ -36,14 +36,15 @@ def start_in_process() -> None:
 
 
 def _print_summary(settings: PatchSettings) -> None:
-    from feedline.system import launched_rank
-
-    if os.getpid() != settings.root or launched_rank():
+    if os.getpid() != settings.root:  # a fork
         return
     try:
-        from feedline.running.summary import print_summary
+        from feedline.system import launched_rank
 
-        print_summary(settings)
+        if not launched_rank():
+            from feedline.running.summary import print_summary
+
+            print_summary(settings)
     except Exception as error:
         print(f"feedline run: no summary: {type(error).__name__}: {error}", file=sys.stderr)
     if getattr(sys, "last_type", None) is KeyboardInterrupt:
