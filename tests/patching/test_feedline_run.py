@@ -237,6 +237,18 @@ def test_ctrl_c_ends_a_program_as_without_feedline(tmp_path):
     assert sum(each.batches for each in read_run(folder).passes) == 1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C goes to a whole console there")
+def test_ctrl_c_ends_a_rank_that_prints_no_summary_as_without_feedline(tmp_path):
+    path = script(tmp_path, "import time\nprint('started', flush=True)\ntime.sleep(1000)\n")
+    environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2"}
+    with subprocess.Popen(
+        [*FEEDLINE, str(path)], cwd=tmp_path, env=environment, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"started\n"
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == -signal.SIGINT
+
+
 FACTS = """
 import json
 import sys
